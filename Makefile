@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target sets up what it needs. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')" 2>/dev/null \
+	  || grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST)
+
+# Debian splits venv off its Python: where it is missing and we may, install it; else say what to do.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; found: $$($(PYTHON) --version). Name one: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) (once, about a minute)"
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; } || \
+	  { echo "python3 has no venv: install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+.PHONY: run
+run: $(VENV)/.ready ## Local mode over manifests/examples; stays up. ARGS=--once ends with a table
+	@$(BIN)/slicekeeper local $(ARGS)
+
+.PHONY: test
+test: check unit functional vcuda-test cluster-test ## Every suite that this machine can carry
+
+.PHONY: check
+check: $(VENV)/.ready ## Format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: unit
+unit: $(VENV)/.ready ## Unit tests and golden pairs
+	$(BIN)/pytest tests/unit tests/golden $(ARGS)
+
+.PHONY: functional
+functional: $(VENV)/.ready ## Parts as processes, local mode, the built wheel
+	$(BIN)/pytest tests/functional $(ARGS)
+
+.PHONY: vcuda-test
+vcuda-test: ## The limiter and the arbiter on the fake driver
+	@command -v gcc >/dev/null || { apt-get update -qq && apt-get install -y -qq gcc libc6-dev >/dev/null; }
+	$(MAKE) -C vcuda test
+
+.PHONY: cluster-test
+cluster-test: $(VENV)/.ready ## Everything on a real Kubernetes; the first run builds it, about 10 minutes
+	$(BIN)/pytest tests/cluster $(ARGS)
+
+.PHONY: cluster-test-oldest
+cluster-test-oldest: $(VENV)/.ready ## The same on Kubernetes 1.30, the oldest that is supported
+	SLICEKEEPER_CLUSTER_OLDEST=1 $(BIN)/pytest tests/cluster $(ARGS)
+
+.PHONY: cluster
+cluster: $(VENV)/.ready ## A Kubernetes with fake GPUs and Slicekeeper to play with; prints its KUBECONFIG
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness up
+
+.PHONY: cluster-down
+cluster-down: $(VENV)/.ready ## End it
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness down
+
+BENCHMARKS := webhook/reviews webhook/growth timekeeper/ledger scheduler/run sidecar/run limiter/bench gpu/suite
+
+.PHONY: bench
+bench: $(VENV)/.ready ## All benchmarks; each prints its table and the command that makes it
+	@for name in $(BENCHMARKS); do echo "## benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py"; done
+
+.PHONY: clean
+clean: ## Remove what the targets above made in the checkout
+	rm -rf $(VENV) .slicekeeper .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	$(MAKE) -C vcuda clean
