@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper pods` and `slicekeeper nodes`: who holds which GPU, what it costs, what is free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from slicekeeper import inventory, names
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.errors import RequestRefused
+from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
+from slicekeeper.request import PodRequest, annotations_of, parse_pod
+from slicekeeper.settings import Resources, Settings
+from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.units import CORES_PER_GPU, format_duration
+from slicekeeper.wire.timekeeper import Workload
+
+_SELECTOR = f"{names.MANAGED_LABEL}={names.MANAGED_VALUE}"
+
+
+@click.command()
+@click.option("-n", "--namespace", default="", help="Only this namespace.")
+@output_option()
+@click.pass_obj
+def pods(context: Context, namespace: str, output: str) -> None:
+    """Show GPU pods: budget state, class, GPU, and time charged."""
+    settings = context.loaded.settings
+    objects, _ = KubeClient(settings.kubernetes).list(PODS, namespace=namespace, label_selector=_SELECTOR)
+    known = {w.pod_uid: w for w in TimekeeperClient(settings.timekeeper_client).workloads(namespace)}
+    rows = [_pod_row(pod, known.pop(pod["metadata"]["uid"], None), settings) for pod in objects]
+    rows += [_gone_row(workload) for workload in known.values()]
+    rows.sort(key=lambda row: (row["namespace"], row["name"]))
+    head = ("NAMESPACE", "NAME", "PHASE", "BUDGET-STATE", "CLASS", "NODE", "GPU", "CHARGED", "OVER-BUDGET")
+    keys = ("namespace", "name", "phase", "budgetState", "priorityClass", "node", "gpus")
+    show(
+        rows,
+        output,
+        lambda: table(
+            head,
+            [(*(row[key] or "-" for key in keys), _time(row["chargedMs"]), _time(row["overBudgetMs"])) for row in rows],
+        ),
+    )
+
+
+def _time(ms: int | None) -> str:
+    return "-" if ms is None else format_duration(ms)
+
+
+def _pod_row(pod: Object, workload: Workload | None, settings: Settings) -> dict[str, Any]:
+    metadata, spec = pod["metadata"], pod["spec"]
+    return {
+        "namespace": metadata["namespace"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "phase": pod.get("status", {}).get("phase", "Unknown"),
+        "budgetState": annotations_of(pod).get(names.BUDGET_STATE, ""),
+        "priorityClass": spec.get("priorityClassName", ""),
+        "node": spec.get("nodeName", ""),
+        "gpus": _placement(pod, settings.resources),
+        "chargedMs": workload.charged_ms if workload else None,
+        "overBudgetMs": workload.over_budget_ms if workload else None,
+        "usedMs": workload.used_ms if workload else None,
+    }
+
+
+def _gone_row(workload: Workload) -> dict[str, Any]:
+    return {
+        "namespace": workload.namespace,
+        "name": workload.pod_name,
+        "uid": workload.pod_uid,
+        "phase": "Gone",
+        "budgetState": workload.budget_state,
+        "priorityClass": "",
+        "node": workload.node,
+        "gpus": ",".join(workload.gpus),
+        "chargedMs": workload.charged_ms,
+        "overBudgetMs": workload.over_budget_ms,
+        "usedMs": workload.used_ms,
+    }
+
+
+def read_request(pod: Object, resources: Resources) -> PodRequest:
+    """Return what an admitted pod asks for, nothing where it was never checked and would not pass."""
+    try:
+        return parse_pod(pod, resources)
+    except RequestRefused:
+        return PodRequest()
+
+
+def _placement(pod: Object, resources: Resources) -> str:
+    annotations = annotations_of(pod)
+    parts = [
+        f"{annotations.get(names.gpu_annotation(r.container), '?')} ({r.core}%)"
+        for r in read_request(pod, resources).requests
+        if names.gpu_annotation(r.container) in annotations
+    ]
+    return " ".join(parts)
+
+
+@click.command()
+@output_option()
+@click.pass_obj
+def nodes(context: Context, output: str) -> None:
+    """Show nodes' GPUs: model, memory, and the share that is given out."""
+    settings = context.loaded.settings
+    client = KubeClient(settings.kubernetes)
+    objects, _ = client.list(NODES)
+    held, _ = client.list(PODS, label_selector=_SELECTOR)
+    shares = _shares(held, settings.resources)
+    rows = [
+        {
+            "node": node["metadata"]["name"],
+            "gpu": gpu.uuid,
+            "model": gpu.model,
+            "memoryMib": gpu.memory_mib,
+            "healthy": gpu.healthy,
+            "coreAllocated": sum(core for _, core in shares.get(gpu.uuid, [])),
+            "pods": [name for name, _ in shares.get(gpu.uuid, [])],
+        }
+        for node in objects
+        for gpu in inventory.of_node(node)
+    ]
+    head = ("NODE", "GPU", "MODEL", "MEMORY-MIB", "HEALTHY", "ALLOCATED", "PODS")
+    show(
+        rows,
+        output,
+        lambda: table(
+            head,
+            [
+                (r["node"], r["gpu"], r["model"], r["memoryMib"], r["healthy"], f"{r['coreAllocated']}%",
+                 ",".join(r["pods"]) or "-")
+                for r in rows
+            ],
+        ),
+    )  # fmt: skip
+
+
+def _shares(pods: list[Object], resources: Resources) -> dict[str, list[tuple[str, int]]]:
+    """Return for each GPU the running pods that hold a share of it, in percent."""
+    shares: dict[str, list[tuple[str, int]]] = {}
+    for pod in pods:
+        if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        for request in read_request(pod, resources).requests:
+            chosen = annotations_of(pod).get(names.gpu_annotation(request.container), "")
+            for uuid in filter(None, chosen.split(",")):
+                shares.setdefault(uuid, []).append((name, min(request.core, CORES_PER_GPU)))
+    return shares

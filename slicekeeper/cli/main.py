@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one command. Parts add sub-commands by entry point; an image shows what it carries."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from slicekeeper import __version__
+from slicekeeper.errors import SlicekeeperError
+from slicekeeper.settings import Loaded, load
+
+GROUP = "slicekeeper.commands"
+
+EXIT_FAILED = 1
+"""What was asked for did not come about: refused, not found, no answer."""
+
+EXIT_USAGE = 2
+"""The command line or a setting is wrong."""
+
+
+def home() -> Path:
+    """Return the folder in which local mode keeps its state: `$SLICEKEEPER_HOME`, or `.slicekeeper` here."""
+    return Path(os.environ.get("SLICEKEEPER_HOME", ".slicekeeper"))
+
+
+def config_file(given: Path | None) -> Path | None:
+    """Return the settings file: the one given, `$SLICEKEEPER_CONFIG`, /etc's, local mode's, or none."""
+    named = given or (Path(os.environ["SLICEKEEPER_CONFIG"]) if os.environ.get("SLICEKEEPER_CONFIG") else None)
+    if named is not None:
+        return named
+    usual = (Path("/etc/slicekeeper/config.yaml"), home() / "config.yaml")
+    return next((file for file in usual if file.is_file()), None)
+
+
+class Context:
+    """What every sub-command gets: the settings, read when first asked for."""
+
+    def __init__(self, config: Path | None) -> None:
+        self.config = config
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """Settings and where they came from."""
+        return load(config_file(self.config), os.environ)
+
+
+class Parts(click.Group):
+    """A group whose commands are entry points, each imported when it is called."""
+
+    @cached_property
+    def _points(self) -> dict[str, EntryPoint]:
+        # An image carries one part: a command whose package is not installed is not there.
+        return {
+            point.name: point
+            for point in entry_points(group=GROUP)
+            if find_spec(point.module.partition(".")[0]) is not None
+        }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands that are installed, in alphabetical order."""
+        return sorted({*super().list_commands(ctx), *self._points})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command; one whose extra is not installed says so."""
+        point = self._points.get(cmd_name)
+        if point is None:
+            return super().get_command(ctx, cmd_name)
+        try:
+            command = point.load()
+        except ModuleNotFoundError as error:
+            part = point.module.partition(".")[0]
+            extra = "local" if part == "simulator" else part
+            return _missing(cmd_name, f"{error.name} is not installed: pip install 'slicekeeper[{extra}]'")
+        if not isinstance(command, click.Command):
+            raise TypeError(f"entry point {cmd_name} is no command")
+        return command
+
+
+def _missing(name: str, message: str) -> click.Command:
+    def fail() -> None:
+        raise click.ClickException(message)
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, context_settings=anything, callback=fail, short_help=f"(not installed) {message}")
+
+
+@click.group(cls=Parts, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="slicekeeper")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Settings (YAML). Default: $SLICEKEEPER_CONFIG, /etc/slicekeeper/config.yaml, or local mode's.",
+)
+@click.pass_context
+def cli(ctx: click.Context, config: Path | None) -> None:
+    """GPU sharing with GPU-time budgets for Kubernetes."""
+    ctx.obj = Context(config)
+
+
+def main() -> None:
+    """Run the command line; errors of ours are one line and an exit code, never a traceback."""
+    try:
+        cli(standalone_mode=True)
+    except SlicekeeperError as error:
+        click.echo(f"slicekeeper: {error}", err=True)
+        sys.exit(EXIT_USAGE if error.code == "settings-invalid" else EXIT_FAILED)

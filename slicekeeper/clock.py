@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one clock. Every part is given it; none reads the system's time itself.
+
+Local mode runs time faster than the wall does: `origin` is the real instant from which time is scaled, and
+`speed` how many of our seconds pass in a real one. All processes with the same two settings agree.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from slicekeeper.errors import SettingsError
+from slicekeeper.settings import ClockSettings
+from slicekeeper.units import parse_instant
+
+SHORTEST_WAIT_SECONDS: Final = 0.05
+"""Real seconds: at a high speed a loop that waits 2 s of scaled time would otherwise spin."""
+
+
+class Clock(Protocol):
+    """What a part may know of time."""
+
+    def now_ms(self) -> int:
+        """Return the instant, in milliseconds since the epoch."""
+
+    def monotonic_ns(self) -> int:
+        """Return a reading that never runs backwards, in nanoseconds of this clock's time."""
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait until `event` is set or `seconds` of this clock's time have passed; return whether it is set."""
+
+
+@dataclass(frozen=True)
+class SystemClock:
+    """The system's clock, scaled: at `speed` 1 it is the system's clock itself."""
+
+    origin_ms: int = 0
+    speed: float = 1.0
+
+    def now_ms(self) -> int:
+        """Return the instant, in milliseconds since the epoch."""
+        real = time.time_ns() // 1_000_000
+        if self.speed == 1.0:
+            return real
+        return self.origin_ms + int((real - self.origin_ms) * self.speed)
+
+    def monotonic_ns(self) -> int:
+        """Return a monotonic reading, in nanoseconds of this clock's time."""
+        return int(time.monotonic_ns() * self.speed)
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait in scaled time; scaled down no further than `SHORTEST_WAIT_SECONDS`."""
+        if self.speed == 1.0:
+            return event.wait(max(seconds, 0.0))
+        return event.wait(max(seconds / self.speed, SHORTEST_WAIT_SECONDS))
+
+
+@dataclass
+class ManualClock:
+    """A clock that only its owner moves, for what-if planning and tests."""
+
+    ms: int = 0
+    _steps_ns: int = field(default=0, repr=False)
+
+    def now_ms(self) -> int:
+        """Return the instant that was set."""
+        return self.ms
+
+    def monotonic_ns(self) -> int:
+        """Return what `advance` has added up to, whatever `ms` was set to."""
+        return self._steps_ns
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Advance at once by `seconds`."""
+        self.advance(int(seconds * 1000))
+        return event.is_set()
+
+    def advance(self, ms: int) -> None:
+        """Move both readings forward by `ms` milliseconds."""
+        self.ms += ms
+        self._steps_ns += ms * 1_000_000
+
+
+def from_settings(settings: ClockSettings) -> SystemClock:
+    """Return the clock that all parts with these settings share.
+
+    Raises SettingsError where `clock.origin` is no instant, or missing though time is scaled.
+    """
+    if settings.speed == 1.0 and not settings.origin:
+        return SystemClock()
+    try:
+        origin_ms = parse_instant(settings.origin)
+    except ValueError as error:
+        raise SettingsError(
+            f"clock.origin is {settings.origin!r}: scaled time needs an RFC 3339 instant, "
+            "for example 2026-01-01T00:00:00Z"
+        ) from error
+    return SystemClock(origin_ms, settings.speed)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors with stable codes. A code never changes its meaning; a message may be improved any time.
+
+SlicekeeperError                 anything that a caller may catch
+├── SettingsError                a setting, a policy file or a command line is wrong: fix it and start again
+├── RequestRefused               a manifest breaks a rule; carries the violations
+└── ServiceError                 another process answered with an error, or not at all
+    ├── Unavailable              no answer: worth a retry
+    ├── NotFound                 404
+    ├── Conflict                 409: somebody else wrote first, or it exists
+    ├── Gone                     410: the resource version is too old, list again
+    └── Forbidden                401 and 403
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+
+class SlicekeeperError(Exception):
+    """Base of all errors that Slicekeeper raises on purpose."""
+
+    code: ClassVar[str] = "error"
+
+
+class SettingsError(SlicekeeperError):
+    """A setting is unknown, missing or out of range; the message names it, its value and the remedy."""
+
+    code = "settings-invalid"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule of one manifest.
+
+    `code` is stable. `container` is empty where the pod as a whole is at fault; `field` is the path a user
+    finds in the manifest; `example` is a line that would pass.
+    """
+
+    code: str
+    container: str
+    field: str
+    value: str
+    rule: str
+    example: str
+
+    def __str__(self) -> str:
+        where = f"container {self.container!r}: " if self.container else ""
+        return f"{where}{self.field} is {self.value}: {self.rule}; for example {self.example}"
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the violation as a JSON object."""
+        return asdict(self)
+
+
+class RequestRefused(SlicekeeperError):
+    """A manifest that must not pass. The message holds every violation, the first one first."""
+
+    code = "request-refused"
+
+    def __init__(self, violations: list[Violation]) -> None:
+        if not violations:
+            raise ValueError("a refusal needs a violation")
+        super().__init__("; ".join(map(str, violations)))
+        self.violations = tuple(violations)
+
+
+class ServiceError(SlicekeeperError):
+    """Another process answered with an error. `status` is 0 where there was no answer."""
+
+    code = "service-error"
+
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class Unavailable(ServiceError):
+    """No answer, or one that says to try again later (429, 5xx)."""
+
+    code = "service-unavailable"
+
+
+class NotFound(ServiceError):
+    """404."""
+
+    code = "not-found"
+
+
+class Conflict(ServiceError):
+    """409."""
+
+    code = "conflict"
+
+
+class Gone(ServiceError):
+    """410: the watch's resource version is no longer held; list again."""
+
+    code = "gone"
+
+
+class Forbidden(ServiceError):
+    """401 or 403: who asked is unknown or may not do this."""
+
+    code = "forbidden"
+
+
+_BY_STATUS: dict[int, type[ServiceError]] = {
+    401: Forbidden, 403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone, 429: Unavailable,
+}  # fmt: skip
+
+
+def service_error(status: int, message: str, reason: str = "") -> ServiceError:
+    """Return the error of the right type for an HTTP status."""
+    kind = _BY_STATUS.get(status, Unavailable if status >= 500 else ServiceError)
+    return kind(message, status, reason)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs of a node as its agent publishes them: the annotation `slicekeeper.io/gpus`, a JSON list."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from slicekeeper import names
+
+
+class Gpu(msgspec.Struct, frozen=True, rename="camel"):
+    """One GPU.
+
+    `numa_node` is −1 where the machine has no such notion; `links` maps another GPU's UUID to the number of
+    direct links (NVLink) to it; `healthy` is False for a GPU that must get no new slice.
+    """
+
+    uuid: str
+    model: str
+    memory_mib: Annotated[int, msgspec.Meta(gt=0)]
+    numa_node: int = -1
+    links: dict[str, int] = {}
+    healthy: bool = True
+
+
+def encode(gpus: list[Gpu]) -> str:
+    """Return the annotation's value."""
+    return msgspec.json.encode(gpus).decode()
+
+
+def decode(value: str) -> list[Gpu]:
+    """Return the GPUs of an annotation's value.
+
+    Raises ValueError where it is not what an agent writes.
+    """
+    try:
+        return msgspec.json.decode(value, type=list[Gpu])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"annotation {names.NODE_GPUS}: {error}") from error
+
+
+def of_node(node: Mapping[str, Any]) -> list[Gpu]:
+    """Return the GPUs of a Node object, none where no agent has published any.
+
+    Raises ValueError where the annotation is damaged.
+    """
+    value = (node.get("metadata", {}).get("annotations") or {}).get(names.NODE_GPUS)
+    return decode(value) if value else []

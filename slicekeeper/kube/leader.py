@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leader election on a Lease (`coordination.k8s.io/v1`), by the algorithm of client-go's leaderelection.
+
+A candidate judges another's lease by its own clock alone: the lease has expired when it has not seen it change for
+the lease's duration. So clocks need not agree. A leader that cannot renew in time stops being one before
+anybody else may take over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from slicekeeper.clock import Clock
+from slicekeeper.errors import Conflict, NotFound, ServiceError
+from slicekeeper.kube.client import LEASES, KubeClient, Object
+from slicekeeper.units import format_instant
+
+log = logging.getLogger(__name__)
+
+
+class LeaderElection:
+    """Holds, or waits for, one named lease. Durations are real seconds, whatever the clock's speed."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        clock: Clock,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        duration_seconds: float = 15.0,
+        renew_seconds: float = 2.0,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._duration = duration_seconds
+        self._renew = renew_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leader-election", daemon=True)
+        self._renewed_at = float("-inf")
+        self._seen: tuple[str, float] = ("", 0.0)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process may act now; two thirds of the duration leave room for a slow action."""
+        return not self._stop.is_set() and time.monotonic() - self._renewed_at < self._duration * 2 / 3
+
+    def start(self) -> None:
+        """Start to campaign, in a daemon thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and let the lease expire at once if it is ours."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(self._duration)  # or a renewal under way would take back what is released here
+        try:
+            lease = self._client.get(LEASES, self._name, self._namespace)
+            spec = lease.get("spec") or {}
+            if spec.get("holderIdentity") == self._identity:
+                self._client.replace(LEASES, {**lease, "spec": {**spec, "holderIdentity": ""}})
+        except ServiceError as error:
+            log.info("lease %s was not released, it expires: %s", self._name, error)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.campaign()
+            except ServiceError as error:
+                log.warning("lease %s: %s", self._name, error)
+            self._stop.wait(self._renew)
+
+    def campaign(self) -> None:
+        """Take or renew the lease if it is free, ours, or expired."""
+        asked_at = time.monotonic()
+        try:
+            lease = self._client.get(LEASES, self._name, self._namespace)
+        except NotFound:
+            lease = {"metadata": {"name": self._name, "namespace": self._namespace}}
+            self._write(lease, asked_at, transitions=0, create=True)
+            return
+        spec = lease.get("spec") or {}
+        version = str(lease["metadata"].get("resourceVersion", ""))
+        if version != self._seen[0]:
+            self._seen = (version, asked_at)
+        holder = spec.get("holderIdentity") or ""
+        expired = asked_at - self._seen[1] >= self._duration
+        if holder in ("", self._identity) or expired:
+            changed = holder != self._identity
+            self._write(lease, asked_at, transitions=int(spec.get("leaseTransitions") or 0) + changed)
+
+    def _write(self, lease: Object, asked_at: float, *, transitions: int, create: bool = False) -> None:
+        now = format_instant(self._clock.now_ms())[:-1] + "000Z"
+        before = lease.get("spec") or {}
+        mine = before.get("holderIdentity") == self._identity
+        spec = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": max(int(self._duration), 1),
+            "acquireTime": before.get("acquireTime") if mine else now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": lease["metadata"],
+            "spec": spec,
+        }
+        try:
+            written = (
+                self._client.create(LEASES, body, self._namespace) if create else self._client.replace(LEASES, body)
+            )
+        except Conflict:
+            return  # somebody else was faster
+        self._seen = (str(written["metadata"].get("resourceVersion", "")), asked_at)
+        self._renewed_at = asked_at

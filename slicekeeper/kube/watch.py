@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A watch that does not end: lists, follows, resumes after a break, lists again after `410 Gone`.
+
+What a handler sees is the state of objects, never a history: after a gap `on_list` brings the whole state, so a
+handler must cope with an object that changed or vanished unseen.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from slicekeeper.errors import Gone, ServiceError
+from slicekeeper.kube.client import KubeClient, Object, Resource
+
+log = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """Where a watch brings what it sees, always from one thread, in order."""
+
+    def on_list(self, objects: list[Object]) -> None:
+        """All objects that exist, at the start and after a gap."""
+
+    def on_event(self, kind: str, obj: Object) -> None:
+        """One object was ADDED, MODIFIED or DELETED."""
+
+
+class Watch:
+    """Keeps one handler up to date, in a daemon thread."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        resource: Resource,
+        handler: Handler,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        retry_seconds: float = 0.2,
+        longest_retry_seconds: float = 10.0,
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._handler = handler
+        self._labels = label_selector
+        self._fields = field_selector
+        self._retry = retry_seconds
+        self._longest_retry = longest_retry_seconds
+        self._on_error = on_error
+        self._stop = threading.Event()
+        self._random = random.Random()  # noqa: S311 - spreads retries, keeps no secret
+        self._version = ""
+        self.synced = threading.Event()
+        """Set once the first list has been handled; cleared never."""
+        self.failures = 0
+        """Tries in a row that ended in an error; 0 while the watch is up."""
+
+    def start(self) -> None:
+        """Start following."""
+        threading.Thread(target=self.run, name=f"watch-{self._resource.plural}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop after the event at hand."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Follow until `stop`."""
+        while not self._stop.is_set():
+            try:
+                if not self._version:
+                    self._list()
+                self._follow()
+                pause = self._retry
+            except Gone:
+                self._version = ""
+                pause = self._retry
+            except Exception as error:  # noqa: BLE001 - a watch outlives every error of one event
+                pause = self._failed(error)
+            self._stop.wait(pause * self._random.uniform(0.5, 1.0))
+
+    def _failed(self, error: Exception) -> float:
+        """Tell an error; return how long to wait."""
+        self.failures += 1
+        level = logging.WARNING if isinstance(error, ServiceError) else logging.ERROR
+        log.log(level, "watch %s broke: %s", self._resource.plural, error, exc_info=level == logging.ERROR)
+        if self._on_error is not None:
+            self._on_error(error)
+        return float(min(self._retry * (1 << min(self.failures - 1, 10)), self._longest_retry))
+
+    def _list(self) -> None:
+        objects, version = self._client.list(self._resource, label_selector=self._labels, field_selector=self._fields)
+        self._handler.on_list(objects)
+        self._version = version
+        self.failures = 0
+        self.synced.set()
+
+    def _follow(self) -> None:
+        """Follow one connection until it ends."""
+        with self._client.watch(
+            self._resource, self._version, label_selector=self._labels, field_selector=self._fields
+        ) as events:
+            for kind, obj in events:
+                if self._stop.is_set():
+                    return
+                if kind != "BOOKMARK":
+                    # A handler that fails half-way has lost its place: then list again, it takes the whole state.
+                    self._version = ""
+                    self._handler.on_event(kind, obj)
+                self._version = obj["metadata"]["resourceVersion"]
+                self.failures = 0

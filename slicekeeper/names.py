@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that several parts rely on: annotations, labels, the finalizer, the container and its paths.
+
+Resource names are not here: they are settings (`slicekeeper.settings.Resources`), because a cluster may
+already use others.
+"""
+
+from typing import Final
+
+GROUP: Final = "slicekeeper.io"
+
+# Written by the webhook.
+MANAGED_LABEL: Final = "slicekeeper.io/managed"
+MANAGED_VALUE: Final = "true"
+FINALIZER: Final = "slicekeeper.io/charge"
+SIDECAR: Final = "gpu-sidecar"
+ENV_PREFIX: Final = "SLICEKEEPER_"
+LIBRARY_PATH: Final = "/usr/local/slicekeeper/lib/libvcuda.so"
+
+# Written by the scheduler, in the Binding.
+GPU_PREFIX: Final = "gpu.slicekeeper.io/"
+BOUND_AT: Final = "slicekeeper.io/bound-at"
+SHARING_MODE: Final = "slicekeeper.io/sharing-mode"
+
+# Written by the webhook at admission and by the timekeeper while the pod runs.
+BUDGET_STATE: Final = "slicekeeper.io/budget-state"
+IN_BUDGET: Final = "in-budget"
+OVER_BUDGET: Final = "over-budget"
+
+# Written by the node agent.
+NODE_GPUS: Final = "slicekeeper.io/gpus"
+
+# Written by users.
+CORE_LIMIT: Final = "tencent.com/vcuda-core-limit"
+CONTAINER_LIMIT_PREFIX: Final = "limit.slicekeeper.io/"
+GPU_CLASS: Final = "slicekeeper.io/gpu-class"
+GPU_AFFINITY: Final = "slicekeeper.io/gpu-affinity"
+GPU_ANTI_AFFINITY: Final = "slicekeeper.io/gpu-anti-affinity"
+GPU_EXCLUSION: Final = "slicekeeper.io/gpu-exclusion"
+GPU_UUID: Final = "slicekeeper.io/gpu-uuid"
+GPU_MODEL: Final = "slicekeeper.io/gpu-model"
+SHARING: Final = "slicekeeper.io/sharing"
+
+STANDARD: Final = "standard"
+BACKGROUND: Final = "background"
+GPU_CLASSES: Final = (STANDARD, BACKGROUND)
+
+SHARING_MODES: Final = ("adaptive", "exclusive", "shared", "mig")
+
+# Annotations that only the scheduler writes: a user's pod may not bring them.
+SCHEDULER_ANNOTATIONS: Final = (BOUND_AT, SHARING_MODE)
+
+
+def gpu_annotation(container: str) -> str:
+    """Return the pod annotation that carries the GPUs chosen for `container`."""
+    return GPU_PREFIX + container
+
+
+def limit_annotation(container: str) -> str:
+    """Return the pod annotation that carries the elastic ceiling of `container`."""
+    return CONTAINER_LIMIT_PREFIX + container
+
+
+def image(part: str, version: str) -> str:
+    """Return the image of one part, for example `slicekeeper/sidecar:0.1.0`."""
+    return f"slicekeeper/{part}:{version}"

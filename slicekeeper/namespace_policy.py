@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the administrator decided for each namespace: one YAML file outside the code, reloaded when it changes.
+
+Exact names win over patterns, patterns are tried in the file's order, then the file's `default` holds, then the
+defaults below. A file that cannot be read or breaks a rule changes nothing: the policy before it stays in force.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from slicekeeper import names
+from slicekeeper.errors import SettingsError
+from slicekeeper.settings import Name, PolicySettings, Section, about, check_keys, convert, read_yaml
+from slicekeeper.units import parse_duration, parse_quantity
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["enforce", "observe", "off"]
+StaleMode = Literal["allow-in-budget", "over-budget", "deny"]
+Sharing = Literal["adaptive", "exclusive", "shared", "mig"]
+Period = Literal["none", "hour", "day", "week", "month", "year"]
+
+
+class BudgetPolicy(Section, frozen=True):
+    """The budget that a namespace has until somebody gives it one of its own by REST."""
+
+    amount: Annotated[str, about("GPU time per period, for example 20h or 90m.")] = "20h"
+    period: Annotated[Period, about("How often the amount is granted anew; none: once.")] = "month"
+    time_zone: Annotated[str, about("IANA name of the zone in which periods begin.")] = "UTC"
+    thresholds: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=100)], ...],
+        about("Percent of the budget used; the lowest warns."),
+    ] = (80, 95)
+
+    @property
+    def amount_ms(self) -> int:
+        """The amount in GPU-milliseconds."""
+        return parse_duration(self.amount)
+
+
+class SidecarPolicy(Section, frozen=True):
+    """The reporting sidecar's image and resources; requests equal limits, so a pod's QoS class stays.
+
+    The CPU is for its start: 0.17 s of it are needed before it can hear that its pod has ended.
+    """
+
+    image: Annotated[str, about("Image; empty: that of this release.")] = ""
+    cpu: Annotated[str, about("CPU, as requests and limits.")] = "50m"
+    memory: Annotated[str, about("Memory, as requests and limits.")] = "48Mi"
+
+
+class NamespacePolicy(Section, frozen=True):
+    """What holds for one namespace."""
+
+    mode: Annotated[Mode, about("enforce, observe (meter and warn) or off.")] = "enforce"
+    budget: BudgetPolicy = BudgetPolicy()
+    background_rate: Annotated[str, about("Rate of `gpu-class: background` work, for example 1/2.")] = "1/2"
+    ceiling: Annotated[int, Meta(ge=1, le=100), about("Elastic maximum of a share, percent of a GPU.")] = 100
+    sharing: Annotated[tuple[Sharing, ...], about("Sharing modes that users may ask for.")] = names.SHARING_MODES
+    in_budget_class: Annotated[str, about("PriorityClass in budget; empty: the cluster's setting.")] = ""
+    over_budget_class: Annotated[str, about("PriorityClass over budget; empty: the cluster's setting.")] = ""
+    allowed_priority_classes: Annotated[
+        tuple[str, ...], about("PriorityClasses that a user may name on a GPU pod, kept while in budget.")
+    ] = ()
+    stale: Annotated[StaleMode, about("What holds while the budget's state is not known.")] = "allow-in-budget"
+    sidecar: SidecarPolicy = SidecarPolicy()
+    nvidia_gpu: Annotated[
+        Literal["metered", "refused", "ignored"], about("Pods that ask NVIDIA's plugin for whole GPUs.")
+    ] = "metered"
+
+    @property
+    def background_fraction(self) -> Fraction:
+        """The rate of background work as an exact fraction."""
+        return parse_rate(self.background_rate)
+
+
+class NamespaceRule(Section, frozen=True):
+    """Whom one entry of the file is for; its other keys are those of `NamespacePolicy`."""
+
+    match: tuple[Name, ...]
+
+
+def parse_rate(text: str) -> Fraction:
+    """Return a rate (`1`, `0.5`, `3/2`) as an exact fraction.
+
+    Raises ValueError where it is no number, negative, or finer than a millionth.
+    """
+    numerator, slash, denominator = text.strip().partition("/")
+    rate = parse_quantity(numerator.strip()) / (parse_quantity(denominator.strip()) if slash else 1)
+    if not 0 <= rate <= 1_000_000 or rate.denominator > 1_000_000:
+        raise ValueError("a rate lies between 0 and 1,000,000 with a denominator up to 1,000,000")
+    return rate
+
+
+class PolicyBook:
+    """All namespaces' policies of one file. Immutable: a changed file makes a new book."""
+
+    def __init__(
+        self,
+        default: NamespacePolicy | None = None,
+        exact: Mapping[str, NamespacePolicy] | None = None,
+        patterns: tuple[tuple[str, NamespacePolicy], ...] = (),
+        exempt: tuple[str, ...] = PolicySettings().exempt_namespaces,
+    ) -> None:
+        self.default = default or NamespacePolicy()
+        self.exact = dict(exact or {})
+        self.patterns = patterns
+        self.exempt = exempt
+        self._off = msgspec.structs.replace(self.default, mode="off")
+
+    def of(self, namespace: str) -> NamespacePolicy:
+        """Return the policy of a namespace; an exempt one is always off."""
+        if any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.exempt):
+            return self._off
+        found = self.exact.get(namespace)
+        if found is not None:
+            return found
+        for pattern, policy in self.patterns:
+            if fnmatch.fnmatchcase(namespace, pattern):
+                return policy
+        return self.default
+
+
+def read_book(settings: PolicySettings) -> PolicyBook:
+    """Return the book of the settings' file.
+
+    Raises SettingsError naming the file, the key, the value and what is allowed.
+    """
+    if not settings.file:
+        return PolicyBook(exempt=settings.exempt_namespaces)
+    file = Path(settings.file)
+    tree = read_yaml(file)
+    unknown = sorted(str(key) for key in set(tree) - {"default", "namespaces"})
+    if unknown:
+        raise SettingsError(f"{file}: unknown key {unknown[0]}; known here: default, namespaces")
+    base = tree.get("default") or {}
+    default = _policy({}, base, f"{file}: default")
+    exact: dict[str, NamespacePolicy] = {}
+    patterns: list[tuple[str, NamespacePolicy]] = []
+    entries = tree.get("namespaces") or []
+    if not isinstance(entries, list):
+        raise SettingsError(f"{file}: namespaces must be a list of entries with `match`")
+    for index, entry in enumerate(entries):
+        where = f"{file}: namespaces[{index}]"
+        if not isinstance(entry, dict) or "match" not in entry:
+            raise SettingsError(f"{where}: `match` is missing; for example match: [team-a, research-*]")
+        matches = [entry["match"]] if isinstance(entry["match"], str) else entry["match"]
+        rule = convert({"match": matches}, NamespaceRule, where)
+        policy = _policy(base, {k: v for k, v in entry.items() if k != "match"}, where)
+        for match in rule.match:
+            if any(sign in match for sign in "*?["):
+                patterns.append((match, policy))
+            elif match in exact:
+                raise SettingsError(f"{where}: match {match} stands in an entry above; keep one of them")
+            else:
+                exact[match] = policy
+    return PolicyBook(default, exact, tuple(patterns), settings.exempt_namespaces)
+
+
+def _policy(base: Mapping[str, Any], own: Any, where: str) -> NamespacePolicy:
+    if not isinstance(own, dict):
+        raise SettingsError(f"{where}: must be a mapping, not a {type(own).__name__}")
+    if own.get("mode") is False:
+        own = {**own, "mode": "off"}  # YAML 1.1 reads a bare `off` as false
+    check_keys(own, NamespacePolicy, where)
+    policy = convert(_merge(base, own), NamespacePolicy, where)
+    checks: tuple[tuple[str, str, Callable[[], object]], ...] = (
+        ("budget.amount", "for example 20h", lambda: policy.budget.amount_ms),
+        ("backgroundRate", "for example 1/2", lambda: policy.background_fraction),
+        ("sidecar.cpu", "for example 10m", lambda: _check_amount(policy.sidecar.cpu)),
+        ("sidecar.memory", "for example 48Mi", lambda: _check_amount(policy.sidecar.memory)),
+        ("budget.timeZone", "for example Europe/Berlin", lambda: _check_zone(policy.budget.time_zone)),
+    )
+    for key, example, check in checks:
+        try:
+            check()
+        except (ValueError, ArithmeticError) as error:
+            raise SettingsError(f"{where}: {key}: {error}; {example}") from error
+    return policy
+
+
+def _check_amount(quantity: str) -> None:
+    if parse_quantity(quantity) <= 0:
+        raise ValueError(f"{quantity!r} is not above zero")
+
+
+def _check_zone(name: str) -> None:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - only here, and not in a sidecar
+
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, OSError) as error:
+        raise ValueError(f"{name!r} is no IANA time zone") from error
+
+
+def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in own.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+class PolicyFile:
+    """The book in force, kept up to date by a thread that looks at the file."""
+
+    def __init__(self, settings: PolicySettings, last: PolicyBook | None = None) -> None:
+        """Read the file; where it is broken, `last` stays in force.
+
+        Raises SettingsError where the file is broken and there is no `last`.
+        """
+        self._settings = settings
+        self._stop = threading.Event()
+        self._seen = self._mark()
+        self.error = ""
+        """Why the file as it stands now is not in force; empty while it is."""
+        try:
+            self.book = read_book(settings)
+        except SettingsError as error:
+            if last is None:
+                raise
+            self.book = last
+            self._refuse(error)
+
+    def of(self, namespace: str) -> NamespacePolicy:
+        """Return the policy in force for a namespace."""
+        return self.book.of(namespace)
+
+    def start(self) -> None:
+        """Start looking at the file, in a daemon thread."""
+        if self._settings.file:
+            threading.Thread(target=self._run, name="policy-file", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._stop.set()
+
+    def refresh(self) -> bool:
+        """Read the file if it changed; return whether a new book is in force."""
+        mark = self._mark()
+        if mark == self._seen:
+            return False
+        self._seen = mark
+        try:
+            self.book = read_book(self._settings)
+        except SettingsError as error:
+            self._refuse(error)
+            return False
+        self.error = ""
+        log.info("policy file loaded: %s", self._settings.file)
+        return True
+
+    def _refuse(self, error: SettingsError) -> None:
+        self.error = str(error)
+        log.error("policy file refused, the old policy stays in force: %s", error)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._settings.reload_seconds):
+            self.refresh()
+
+    def _mark(self) -> tuple[int, int, int]:
+        """Return what changes when the file does; a ConfigMap swaps a link, so the inode counts too."""
+        if not self._settings.file:
+            return (0, 0, 0)
+        try:
+            stat = Path(self._settings.file).stat()
+        except OSError:
+            return (0, 0, 0)
+        return (stat.st_ino, stat.st_mtime_ns, stat.st_size)

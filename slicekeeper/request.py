@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod asks of GPUs, read from its manifest with exact integers, or the rules it breaks.
+
+Every part that needs to know what a pod asks for calls `parse_pod`: the webhook to refuse, the scheduler to
+place, the timekeeper to charge. The rules are those of `docs/requests.md`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.errors import RequestRefused, Violation
+from slicekeeper.settings import Resources
+from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity
+
+MAX_GPUS: Final = 64
+"""No node carries more; a larger count is a mistake in the unit."""
+
+MAX_BLOCKS: Final = 1 << 20
+"""256 TiB: far above any GPU, far below what would overflow anybody's integers."""
+
+_CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {CORES_PER_GPU} for whole GPUs"
+_SHOWN: Final = 80
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """What one container asks for.
+
+    `core` is percent of one GPU, 1…99, or n × 100 for n whole GPUs. `memory_blocks` counts blocks of 256 MiB
+    and is None where whole GPUs were asked without it. `limit` is the elastic ceiling in percent, None for
+    whole GPUs and where neither the user nor the webhook has set one.
+    """
+
+    container: str
+    core: int
+    memory_blocks: int | None
+    limit: int | None = None
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether this is a share of one GPU and not one or more whole ones."""
+        return self.core < CORES_PER_GPU
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the container holds, a shared one counted as one."""
+        return 1 if self.is_fraction else self.core // CORES_PER_GPU
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory asked for in MiB, 0 where none was named."""
+        return (self.memory_blocks or 0) * MIB_PER_BLOCK
+
+
+@dataclass(frozen=True)
+class PodRequest:
+    """What a pod asks for: its containers' requests in the manifest's order, and the pod-wide wishes."""
+
+    requests: tuple[GpuRequest, ...] = ()
+    gpu_class: str = names.STANDARD
+    sharing: str = "adaptive"
+    affinity: str = ""
+    anti_affinity: str = ""
+    exclusion: str = ""
+    gpu_uuid: str = ""
+    gpu_models: tuple[str, ...] = ()
+    whole_device_gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs asked from NVIDIA's own plugin, by container."""
+
+    @property
+    def core(self) -> int:
+        """Sum of the containers' `vcuda-core`."""
+        return sum(r.core for r in self.requests)
+
+    @property
+    def memory_blocks(self) -> int:
+        """Sum of the containers' `vcuda-memory`."""
+        return sum(r.memory_blocks or 0 for r in self.requests)
+
+    @property
+    def has_fraction(self) -> bool:
+        """Whether any container asks for a share of a GPU."""
+        return any(r.is_fraction for r in self.requests)
+
+
+def show(value: object) -> str:
+    """Return a value as it stands in a manifest, short enough for a message."""
+    try:
+        text = json.dumps(value, ensure_ascii=True)
+    except (TypeError, ValueError, RecursionError):
+        text = repr(type(value).__name__)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def as_map(value: object) -> Mapping[str, Any]:
+    """Return `value` if it is a JSON object, else an empty one: a hostile body reads as an absent field."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """Return `value` if it is a JSON array, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def is_native_sidecar(container: Mapping[str, Any]) -> bool:
+    """Whether an init container stays up beside the app containers (KEP-753)."""
+    return container.get("restartPolicy") == "Always"
+
+
+def containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield `(field path, kind, container)` of every container: kind is `init`, `sidecar`, `app`, `ephemeral`."""
+    for key in ("initContainers", "containers", "ephemeralContainers"):
+        for index, entry in enumerate(as_list(spec.get(key))):
+            container = as_map(entry)
+            kind = {"containers": "app", "ephemeralContainers": "ephemeral"}.get(
+                key, "sidecar" if is_native_sidecar(container) else "init"
+            )
+            yield f"spec.{key}[{index}]", kind, container
+
+
+def container_name(container: Mapping[str, Any]) -> str:
+    """Return a container's name, empty where the manifest has none or no string."""
+    name = container.get("name")
+    return name if isinstance(name, str) else ""
+
+
+def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a pod's annotations, empty where it has none."""
+    return as_map(as_map(pod.get("metadata")).get("annotations"))
+
+
+def asks_for(pod: Mapping[str, Any], resources: Iterable[str]) -> bool:
+    """Whether any container names one of `resources`, in requests or limits, with any value at all."""
+    wanted = tuple(resources)
+    return any(_names_any(container, wanted) for _, _, container in containers(as_map(pod.get("spec"))))
+
+
+def _names_any(container: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
+    declared = as_map(container.get("resources"))
+    limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
+    return any(resource in limits or resource in requests for resource in resources)
+
+
+def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CORES_PER_GPU) -> PodRequest:
+    """Return what `pod` asks for; `ceiling` is the namespace's elastic maximum in percent.
+
+    Raises RequestRefused with every rule that the manifest breaks.
+    """
+    reader = _Reader(resources, ceiling)
+    request = reader.pod(pod)
+    if reader.violations:
+        raise RequestRefused(reader.violations)
+    return request
+
+
+class _Reader:
+    """Reads one manifest, collecting violations instead of stopping at the first."""
+
+    def __init__(self, resources: Resources, ceiling: int) -> None:
+        self.resources = resources
+        self.ceiling = ceiling
+        self.violations: list[Violation] = []
+        self.paths: dict[str, str] = {}
+        """Field path of each container that asks for a GPU, by its name."""
+
+    def refuse(self, code: str, container: str, path: str, value: object, rule: str, example: str) -> None:
+        self.violations.append(Violation(code, container, path, show(value), rule, example))
+
+    def pod(self, pod: Mapping[str, Any]) -> PodRequest:
+        annotations = annotations_of(pod)
+        found: list[GpuRequest] = []
+        devices: dict[str, int] = {}
+        known: list[str] = []
+        for path, kind, container in containers(as_map(pod.get("spec"))):
+            name = container_name(container)
+            known.append(name)
+            request = self.container(path, kind, name, container)
+            if request is not None:
+                found.append(request)
+            count = self.devices(path, name, container)
+            if count:
+                devices[name] = count
+        requests = tuple(self.with_limit(request, annotations) for request in found)
+        if requests:
+            self.check_limit_annotations(requests, known, annotations)
+        return PodRequest(
+            requests=requests,
+            whole_device_gpus=devices,
+            **(self.wishes(annotations, requests) if requests or devices else {}),
+        )
+
+    def container(self, path: str, kind: str, name: str, container: Mapping[str, Any]) -> GpuRequest | None:
+        if not _names_any(container, (self.resources.core, self.resources.memory)):
+            return None
+        self.paths[name] = path
+        core_field = f"{path}.resources.limits[{self.resources.core}]"
+        if kind in ("init", "ephemeral"):
+            self.refuse(
+                f"gpu-in-{kind}-container", name, core_field, self.declared(container, self.resources.core),
+                "a plain init container cannot hold a GPU, because kubelet hands its devices on to the app "
+                "containers; move the work to an app container or make it a native sidecar"
+                if kind == "init" else "an ephemeral container cannot hold a GPU; ask for it in spec.containers",
+                "restartPolicy: Always" if kind == "init" else f"{self.resources.core}: 50 in spec.containers[0]",
+            )  # fmt: skip
+            return None
+        core = self.quantity(path, name, container, self.resources.core, "50")
+        blocks = self.quantity(path, name, container, self.resources.memory, "15")
+        if not core:
+            if blocks and self.declared(container, self.resources.core) is None:
+                self.refuse(
+                    "memory-without-core", name, f"{path}.resources.limits[{self.resources.memory}]", blocks,
+                    f"memory of a GPU comes only with compute: {self.resources.core} is missing",
+                    f"{self.resources.core}: 50 beside {self.resources.memory}: {blocks}",
+                )  # fmt: skip
+            return None
+        if core > CORES_PER_GPU and core % CORES_PER_GPU:
+            lower = core // CORES_PER_GPU * CORES_PER_GPU
+            self.refuse(
+                "core-not-whole", name, core_field, core,
+                _CORE_RULE,
+                f"{self.resources.core}: {lower}",
+            )  # fmt: skip
+            return None
+        if core > MAX_GPUS * CORES_PER_GPU:
+            self.refuse(
+                "core-too-large", name, core_field, core,
+                f"a container can hold at most {MAX_GPUS} GPUs", f"{self.resources.core}: {CORES_PER_GPU}",
+            )  # fmt: skip
+            return None
+        if core < CORES_PER_GPU and not blocks:
+            if self.declared(container, self.resources.memory) is None:
+                self.refuse(
+                    "memory-missing", name, f"{path}.resources.limits[{self.resources.memory}]", None,
+                    f"a share of a GPU needs its share of memory too, in blocks of {MIB_PER_BLOCK} MiB",
+                    f"{self.resources.memory}: 15 beside {self.resources.core}: {core}",
+                )  # fmt: skip
+            return None
+        return GpuRequest(name, core, blocks)
+
+    def declared(self, container: Mapping[str, Any], resource: str) -> object:
+        """Return what the manifest says of a resource, limits first; None where it says nothing."""
+        declared = as_map(container.get("resources"))
+        return as_map(declared.get("limits")).get(resource, as_map(declared.get("requests")).get(resource))
+
+    def devices(self, path: str, name: str, container: Mapping[str, Any]) -> int | None:
+        """Return how many of NVIDIA's own devices a container asks for; 0, as charts write it, asks for none."""
+        device = self.resources.device
+        if not _names_any(container, (device,)):
+            return None
+        try:
+            none = parse_quantity(self.declared(container, device)) == 0
+        except ValueError:
+            none = False
+        return None if none else self.quantity(path, name, container, device, "1")
+
+    def quantity(self, path: str, name: str, container: Mapping[str, Any], resource: str, example: str) -> int | None:
+        """Return a resource's positive integer amount; None where it is absent or refused; 0 never."""
+        declared = as_map(container.get("resources"))
+        limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
+        if resource not in limits and resource not in requests:
+            return None
+        example = f"{resource}: {example}"
+        where = f"{path}.resources.limits[{resource}]"
+        if resource not in limits:
+            self.refuse(
+                "limit-missing", name, where, None,
+                "an extended resource is asked for in limits; requests alone are not enough", example,
+            )  # fmt: skip
+            return None
+        value = limits[resource]
+        maximum = MAX_BLOCKS if resource == self.resources.memory else 10**6
+        try:
+            amount = parse_quantity(value)
+        except ValueError:
+            amount = parse_quantity(-1)
+        if amount.denominator != 1 or not 0 < amount <= maximum:
+            rule = f"it must be a whole number from 1 to {maximum}"
+            if resource == self.resources.core:
+                rule = _CORE_RULE
+            self.refuse("quantity-invalid", name, where, value, rule, example)
+            return None
+        if resource in requests:
+            try:
+                same = parse_quantity(requests[resource]) == amount
+            except ValueError:
+                same = False
+            if not same:
+                self.refuse(
+                    "request-differs", name, f"{path}.resources.requests[{resource}]", requests[resource],
+                    f"requests and limits of an extended resource must be equal (limits say {amount})",
+                    f"{resource}: {amount} in both",
+                )  # fmt: skip
+                return None
+        return int(amount)
+
+    def with_limit(self, request: GpuRequest, annotations: Mapping[str, Any]) -> GpuRequest:
+        """Return the request with its ceiling: the container's own annotation, else the pod's."""
+        if not request.is_fraction:
+            return request
+        own = names.limit_annotation(request.container)
+        key = own if own in annotations else names.CORE_LIMIT
+        where = f"metadata.annotations[{key}]"
+        example = f'{key}: "{self.ceiling}"'
+        if request.core > self.ceiling:
+            self.refuse(
+                "core-above-ceiling", request.container,
+                f"{self.paths[request.container]}.resources.limits[{self.resources.core}]", request.core,
+                f"this namespace's ceiling for a share is {self.ceiling} percent of a GPU",
+                f"{self.resources.core}: {self.ceiling}",
+            )  # fmt: skip
+            return request
+        if key not in annotations:
+            return request
+        value = annotations[key]
+        if not (isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 3):
+            self.refuse(
+                "limit-invalid", request.container, where, value,
+                "the ceiling is a whole number of percent of one GPU, as a string", example,
+            )  # fmt: skip
+            return request
+        limit = int(value)
+        if not request.core <= limit <= self.ceiling:
+            self.refuse(
+                "limit-out-of-range", request.container, where, value,
+                f"the ceiling lies between the container's request ({request.core}) "
+                f"and the namespace's ceiling ({self.ceiling})", example,
+            )  # fmt: skip
+            return request
+        return GpuRequest(request.container, request.core, request.memory_blocks, limit)
+
+    def check_limit_annotations(
+        self, requests: tuple[GpuRequest, ...], known: list[str], annotations: Mapping[str, Any]
+    ) -> None:
+        """Refuse a ceiling for a container that is not there or holds whole GPUs: it would do nothing."""
+        fractions = {r.container for r in requests if r.is_fraction}
+        for key, value in annotations.items():
+            container = key.removeprefix(names.CONTAINER_LIMIT_PREFIX)
+            if container == key or container in fractions:
+                continue
+            near = difflib.get_close_matches(container, sorted(fractions), 1, 0.0)
+            self.refuse(
+                "limit-without-share", container if container in known else "", f"metadata.annotations[{key}]", value,
+                "the ceiling belongs to a container that asks for a share of a GPU (1 to 99 percent)",
+                f'{names.limit_annotation(near[0])}: "{self.ceiling}"' if near else "no such annotation",
+            )  # fmt: skip
+
+    def wishes(self, annotations: Mapping[str, Any], requests: tuple[GpuRequest, ...]) -> dict[str, Any]:
+        sharing = self.choice(annotations, names.SHARING, names.SHARING_MODES, "adaptive")
+        if sharing == "shared" and any(not r.is_fraction for r in requests):
+            self.refuse(
+                "shared-whole-gpu", "", f"metadata.annotations[{names.SHARING}]", sharing,
+                "whole GPUs are not shared; ask for 1 to 99 percent or choose another mode",
+                f"{names.SHARING}: exclusive",
+            )  # fmt: skip
+        models = self.text(annotations, names.GPU_MODEL, "A100,H100")
+        return {
+            "gpu_class": self.choice(annotations, names.GPU_CLASS, names.GPU_CLASSES, names.STANDARD),
+            "sharing": sharing,
+            "affinity": self.label(annotations, names.GPU_AFFINITY),
+            "anti_affinity": self.label(annotations, names.GPU_ANTI_AFFINITY),
+            "exclusion": self.label(annotations, names.GPU_EXCLUSION),
+            "gpu_uuid": self.text(annotations, names.GPU_UUID, "GPU-8f6e…"),
+            "gpu_models": tuple(model.strip() for model in models.split(",") if model.strip()),
+        }
+
+    def choice(self, annotations: Mapping[str, Any], key: str, allowed: tuple[str, ...], default: str) -> str:
+        value = annotations.get(key, default)
+        if value in allowed and isinstance(value, str):
+            return value
+        reason = " (remote is planned and not there yet)" if value == "remote" else ""
+        self.refuse(
+            "choice-unknown", "", f"metadata.annotations[{key}]", value,
+            f"it must be one of {', '.join(allowed)}{reason}", f"{key}: {default}",
+        )  # fmt: skip
+        return default
+
+    def label(self, annotations: Mapping[str, Any], key: str) -> str:
+        value = annotations.get(key, "")
+        if value == "" or (isinstance(value, str) and _LABEL.fullmatch(value)):
+            return str(value)
+        self.refuse(
+            "label-invalid", "", f"metadata.annotations[{key}]", value,
+            "it must be a label: up to 63 letters, digits, '-', '_' or '.', a letter or digit at both ends",
+            f"{key}: training",
+        )  # fmt: skip
+        return ""
+
+    def text(self, annotations: Mapping[str, Any], key: str, example: str) -> str:
+        value = annotations.get(key, "")
+        if (
+            isinstance(value, str)
+            and len(value) <= 1024
+            and value.isprintable()
+            and (value.strip() or key not in annotations)
+        ):
+            return value.strip()
+        self.refuse(
+            "text-invalid", "", f"metadata.annotations[{key}]", value,
+            "it must be a non-empty line of at most 1,024 printable characters", f"{key}: {example}",
+        )  # fmt: skip
+        return ""

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a WSGI application under gunicorn (gthread) in this process, with certificates that may change.
+
+gunicorn makes a TLS context for every connection; ours makes one per version of the files, so rotation needs no
+restart and costs one `stat` per connection. While the files don't fit together, the last context stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slicekeeper.settings import TlsSettings
+
+log = logging.getLogger(__name__)
+
+App = Callable[..., Any]
+
+
+class ReloadingContext:
+    """Hands out a server-side TLS context of the newest certificate that works."""
+
+    def __init__(self, tls: TlsSettings) -> None:
+        self._tls = tls
+        self._seen: tuple[int, int] | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def get(self) -> ssl.SSLContext:
+        """Return the context.
+
+        Raises ssl.SSLError or OSError where no version of the files has worked yet.
+        """
+        try:
+            seen = self._stamp()
+            if seen != self._seen or self._context is None:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.minimum_version = ssl.TLSVersion.TLSv1_2
+                context.load_cert_chain(self._tls.certificate_file, self._tls.key_file)
+                self._context, self._seen = context, seen
+        except (OSError, ssl.SSLError) as error:
+            if self._context is None:
+                raise
+            log.warning("certificate %s not loaded, the old one stays: %s", self._tls.certificate_file, error)
+        return self._context
+
+    def _stamp(self) -> tuple[int, int]:
+        return (
+            Path(self._tls.certificate_file).stat().st_mtime_ns,
+            Path(self._tls.key_file).stat().st_mtime_ns,
+        )
+
+
+def serve(
+    make_app: Callable[[], App],
+    *,
+    bind: str,
+    threads: int,
+    workers: int = 1,
+    tls: TlsSettings | None = None,
+    **options: Any,
+) -> None:
+    """Serve until SIGTERM. `make_app` runs once in every worker, after the fork: threads may start there.
+
+    `options` are gunicorn settings (server hooks such as `child_exit`).
+    """
+    from gunicorn.app.base import BaseApplication  # noqa: PLC0415 - an extra: only servers have it
+    from gunicorn.glogging import Logger  # noqa: PLC0415
+
+    class RootLogger(Logger):
+        """Hands gunicorn's messages to the process's own logging; a request is counted, not logged."""
+
+        def __init__(self, cfg: Any) -> None:
+            super().__init__(cfg)
+            self.error_log.propagate = True
+
+    class Server(BaseApplication):
+        def load_config(self) -> None:
+            settings: dict[str, Any] = {
+                "bind": bind,
+                "worker_class": "gthread",
+                "workers": workers,
+                "threads": threads,
+                "keepalive": 75,
+                "graceful_timeout": 10,
+                "control_socket_disable": True,
+                "worker_tmp_dir": "/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108
+                "logger_class": RootLogger,
+                "errorlog": None,
+                "accesslog": None,
+                **options,
+            }
+            if tls is not None and tls.certificate_file:
+                contexts = ReloadingContext(tls)
+                contexts.get()
+                settings |= {
+                    "certfile": tls.certificate_file,
+                    "keyfile": tls.key_file,
+                    "ssl_context": lambda _config, _default: contexts.get(),
+                }
+            for key, value in settings.items():
+                self.cfg.set(key, value)
+
+        def load(self) -> App:
+            return make_app()
+
+    Server().run()

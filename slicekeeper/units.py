@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units, all exact: Kubernetes quantities, instants in milliseconds, GPU-milliseconds, MiB.
+
+Nothing here is ever a float on the way in or out: what is owed is integer arithmetic from the manifest to
+the ledger. Instants are integer milliseconds since the Unix epoch, UTC; intervals are half-open.
+"""
+
+import re
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Final
+
+MIB_PER_BLOCK: Final = 256
+"""`vcuda-memory` counts blocks of this many MiB."""
+
+CORES_PER_GPU: Final = 100
+"""`vcuda-core` counts percent: this many are one GPU."""
+
+MS_PER_SECOND: Final = 1_000
+MS_PER_MINUTE: Final = 60_000
+MS_PER_HOUR: Final = 3_600_000
+
+_QUANTITY = re.compile(
+    r"([+-]?)(?=\.?\d)(\d{0,40})(?:\.(\d{0,40}))?(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII
+)
+_SUFFIX: Final[dict[str, Fraction]] = {
+    "": Fraction(1),
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 10**3),
+    "k": Fraction(10**3),
+    **{letter: Fraction(1000 ** (power + 2)) for power, letter in enumerate("MGTPE")},
+    **{f"{letter}i": Fraction(1024 ** (power + 1)) for power, letter in enumerate("KMGTPE")},
+}
+
+
+def parse_quantity(value: object) -> Fraction:
+    """Return a Kubernetes quantity (`50`, `"50"`, `"1k"`, `"5e1"`, `"500m"`, `"2Gi"`) as an exact fraction.
+
+    Raises ValueError for anything that Kubernetes would not take either, booleans among them.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("not a quantity")
+    text = str(value)
+    if len(text) <= 40 and text.isascii() and text.isdigit():  # nearly all of them
+        return Fraction(int(text))
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError("not a quantity")
+    sign, whole, decimals, exponent, suffix = match.groups()
+    number = Fraction(int(whole + (decimals or "")), 10 ** len(decimals or ""))
+    number *= Fraction(10) ** int(exponent) if exponent else _SUFFIX[suffix or ""]
+    return -number if sign == "-" else number
+
+
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?", re.ASCII)
+_DURATION_MS: Final = (86_400_000, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, 1)
+
+
+def parse_duration(value: str) -> int:
+    """Return a duration or an amount of GPU time (`20h`, `1h30m`, `90s`, `250ms`, `2d`) in milliseconds.
+
+    Raises ValueError for anything else, a bare number among them: a unit left out is a mistake by 3,600.
+    """
+    match = _DURATION.fullmatch(value.strip())
+    if match is None or not match[0]:
+        raise ValueError("not a duration")
+    return sum(int(group) * ms for group, ms in zip(match.groups(), _DURATION_MS, strict=True) if group)
+
+
+def format_duration(ms: int) -> str:
+    """Return milliseconds as a person writes them: `1h30m`, `12.345s`, `-4m2s`, `0s`."""
+    sign, ms = ("-", -ms) if ms < 0 else ("", ms)
+    hours, ms = divmod(ms, MS_PER_HOUR)
+    minutes, ms = divmod(ms, MS_PER_MINUTE)
+    seconds, ms = divmod(ms, MS_PER_SECOND)
+    text = (f"{hours}h" if hours else "") + (f"{minutes}m" if minutes else "")
+    if ms:
+        return f"{sign}{text}{seconds}.{ms:03}s"
+    if seconds or not text:
+        return f"{sign}{text}{seconds}s"
+    return sign + text
+
+
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def parse_instant(value: str) -> int:
+    """Return an RFC 3339 instant as milliseconds since the epoch, cut (not rounded) at the millisecond.
+
+    Raises ValueError where the text is not RFC 3339 or carries no zone.
+    """
+    match = _INSTANT.fullmatch(value)
+    if match is None:
+        raise ValueError(f"not an RFC 3339 instant with a zone: {value!r}")
+    date, time, decimals, zone = match.groups()
+    moment = datetime.fromisoformat(f"{date}T{time}{'+00:00' if zone in 'Zz' else zone}")
+    whole = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (whole.days * 86_400 + whole.seconds) * MS_PER_SECOND + int((decimals or "0")[:3].ljust(3, "0"))
+
+
+def format_instant(ms: int) -> str:
+    """Return milliseconds since the epoch as RFC 3339 in UTC with exactly three decimals."""
+    seconds, rest = divmod(ms, MS_PER_SECOND)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"
+
+
+def format_seconds(ms: int) -> str:
+    """Return milliseconds since the epoch as kubelet writes instants: RFC 3339, whole seconds, UTC."""
+    return f"{datetime.fromtimestamp(ms // MS_PER_SECOND, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AdmissionReview `admission.k8s.io/v1`, as the API server sends it and as we answer."""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
+
+JsonPatch = list[dict[str, Any]]
+"""RFC 6902 operations; we use `add`, `replace` and `test`."""
+
+
+class GroupVersionKind(TypedDict):
+    """The kind of the object under review."""
+
+    group: str
+    version: str
+    kind: str
+
+
+class AdmissionRequest(TypedDict):
+    """The `request` of a review; what we do not read is left out."""
+
+    uid: str
+    kind: GroupVersionKind
+    operation: Literal["CREATE", "UPDATE", "DELETE", "CONNECT"]
+    namespace: NotRequired[str]
+    name: NotRequired[str]
+    subResource: NotRequired[str]
+    object: NotRequired[dict[str, Any] | None]
+    oldObject: NotRequired[dict[str, Any] | None]
+    dryRun: NotRequired[bool]
+    userInfo: NotRequired[dict[str, Any]]
+
+
+class Status(TypedDict):
+    """Why a review was refused."""
+
+    code: int
+    message: str
+    reason: NotRequired[str]
+    details: NotRequired[dict[str, Any]]
+
+
+class AdmissionResponse(TypedDict):
+    """The `response`; `patch` is a JSON patch in base64."""
+
+    uid: str
+    allowed: bool
+    status: NotRequired[Status]
+    patchType: NotRequired[Literal["JSONPatch"]]
+    patch: NotRequired[str]
+    warnings: NotRequired[list[str]]
+
+
+class AdmissionReview(TypedDict):
+    """The envelope of both."""
+
+    apiVersion: str
+    kind: str
+    request: NotRequired[AdmissionRequest]
+    response: NotRequired[AdmissionResponse]

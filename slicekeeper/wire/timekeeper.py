@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes over the wire to and from the timekeeper under `/api/v1`.
+
+All GPU time is integer GPU-milliseconds, all instants RFC 3339 with milliseconds, UTC.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["ok", "warning", "overdraft", "exhausted", "suspended"]
+
+
+class Wire(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=False):
+    """Base: camelCase names; unknown fields of a newer peer are passed over."""
+
+
+class Decision(Wire, frozen=True, kw_only=True):
+    """What a namespace may do now. Pods of a namespace in `exhausted` or `suspended` are over budget."""
+
+    namespace: str
+    state: State
+    balance_ms: int
+    """GPU-milliseconds left; never below zero under `debt: forgive`."""
+    used_ms: int
+    """Charged to the budget in this period."""
+    over_budget_ms: int = 0
+    """Metered over budget in this period."""
+    reserved_ms: int = 0
+    enforcement: str = "soft"
+    priority_class_name: str
+    as_of: str
+    since: str
+    """When the state was last entered: the zero-crossing, the grant, the period's begin."""
+    stale_after: str
+    run_out_at: str | None = None
+    """When the balance reaches zero if the pods that run now go on."""
+    reason: str = ""
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether new pods get the lower class."""
+        return self.state in ("exhausted", "suspended")
+
+
+class DecisionList(Wire, frozen=True, kw_only=True):
+    """All namespaces' decisions; a namespace that is not in it is in budget with its policy's default."""
+
+    items: list[Decision]
+    as_of: str
+
+
+class UsageReport(Wire, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One container's cumulative counter. Loss, repeat and reorder of reports change nothing."""
+
+    namespace: str
+    pod_name: str
+    pod_uid: str
+    container: str
+    epoch: int
+    """Life of the counter: one that began anew has a greater epoch. Usage is the sum of the epochs' newest values."""
+    seq: int
+    """Counts up by one within an epoch, from 1."""
+    used_ms: int | None
+    """GPU-milliseconds used since the epoch began; None: unknown."""
+    monotonic_ns: int
+    """The reporter's monotonic clock when the counter was read."""
+    source: str = "unknown"
+    """Where `used_ms` comes from: `simulator`, `node`, `unknown`."""
+    final: bool = False
+    """The reporter is stopping."""
+
+
+class ReportBatch(Wire, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Reports of one pod, oldest first."""
+
+    reports: list[UsageReport]
+
+
+class ReportOutcome(Wire, frozen=True, kw_only=True):
+    """The fate of one report of a batch: `accepted`, `duplicate` (changes nothing) or `refused`."""
+
+    outcome: Literal["accepted", "duplicate", "refused"]
+    reason: str = ""
+    """Stable code where refused, for example `counter-ran-backwards`."""
+
+
+class ReportAnswer(Wire, frozen=True, kw_only=True):
+    """The answer to a batch, in its order."""
+
+    outcomes: list[ReportOutcome]
+    terminate: bool = False
+    """All other containers of the pod have ended, so the sidecar may leave."""
+
+
+class Budget(Wire, frozen=True, kw_only=True):
+    """A namespace's budget as it stands."""
+
+    namespace: str
+    amount_ms: int
+    period: str
+    time_zone: str
+    balance_ms: int
+    used_ms: int
+    over_budget_ms: int
+    granted_ms: int
+    """Grants booked in this period, beside the amount."""
+    state: State
+    period_start: str | None = None
+    period_end: str | None = None
+    run_out_at: str | None = None
+    source: Literal["policy", "own"] = "policy"
+    credit_ms: int = 0
+    """How far the balance may go below zero."""
+    rollover_ms: int = 0
+    status: Literal["active", "suspended", "closed"] = "active"
+
+
+class BudgetList(Wire, frozen=True, kw_only=True):
+    """A page of budgets."""
+
+    items: list[Budget]
+    next_cursor: str | None = None
+
+
+class Workload(Wire, frozen=True, kw_only=True):
+    """One pod as the ledger has it."""
+
+    namespace: str
+    pod_name: str
+    pod_uid: str
+    node: str
+    gpus: list[str]
+    gpu_class: str
+    state: Literal["running", "closed"]
+    budget_state: Literal["in-budget", "over-budget"]
+    start: str
+    end: str | None
+    charged_ms: int
+    """To the budget; for a running pod: up to `as_of`."""
+    over_budget_ms: int
+    used_ms: int | None
+    """Reported; None: unknown."""
+    flags: list[str] = []
+
+
+class WorkloadList(Wire, frozen=True, kw_only=True):
+    """A page of workloads."""
+
+    items: list[Workload]
+    as_of: str
+    next_cursor: str | None = None
