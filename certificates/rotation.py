@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides what to renew, from what is there and the time alone.
+
+A new CA is trusted for `overlap` before anything is signed by it, and the old one stays trusted until it expires:
+whoever still shows the old certificate, or has not seen the new CA yet, is never refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from certificates.authority import KeyPair, expires_at, is_for, made_at, make_ca, sign_server, signed_by
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long certificates live. Each is renewed when two thirds of its life are over."""
+
+    ca_life: timedelta
+    server_life: timedelta
+    overlap: timedelta
+
+
+@dataclass(frozen=True)
+class State:
+    """All that is kept. `authorities` is newest first; the newest's key is `ca_key`, the signing one's `old_key`."""
+
+    authorities: tuple[bytes, ...] = ()
+    ca_key: bytes = b""
+    old_key: bytes = b""
+    """Key of the CA before the newest, which signs until the newest one's overlap is over."""
+    server: KeyPair | None = None
+
+    @property
+    def bundle(self) -> bytes:
+        """Every CA that is trusted."""
+        return b"".join(self.authorities)
+
+
+def advance(state: State, hosts: tuple[str, ...], now: datetime, schedule: Schedule) -> State:
+    """Return the state that should be, the same one where nothing is due."""
+    state = _with_ca(state, now, schedule)
+    signing = _signing(state, now, schedule)
+    if state.server is None or _server_due(state.server.certificate, signing.certificate, hosts, now):
+        server = sign_server(signing, hosts, now, schedule.server_life)
+        state = State(state.authorities, state.ca_key, state.old_key, server)
+    return state
+
+
+def _with_ca(state: State, now: datetime, schedule: Schedule) -> State:
+    alive = tuple(ca for ca in state.authorities if expires_at(ca) > now)
+    if state.ca_key and alive and alive[0] == state.authorities[0] and not _over_two_thirds(alive[0], now):
+        return State(alive, state.ca_key, state.old_key, state.server)
+    fresh = make_ca(now, schedule.ca_life)
+    kept = bool(alive) and alive[0] == state.authorities[0]
+    return State((fresh.certificate, *alive), fresh.key, state.ca_key if kept else b"", state.server)
+
+
+def _signing(state: State, now: datetime, schedule: Schedule) -> KeyPair:
+    newest = KeyPair(state.authorities[0], state.ca_key)
+    young = now - made_at(newest.certificate) < schedule.overlap
+    if young and state.old_key and len(state.authorities) > 1:
+        return KeyPair(state.authorities[1], state.old_key)
+    return newest
+
+
+def _server_due(certificate: bytes, ca: bytes, hosts: tuple[str, ...], now: datetime) -> bool:
+    return not signed_by(certificate, ca) or not is_for(certificate, hosts) or _over_two_thirds(certificate, now)
+
+
+def _over_two_thirds(certificate: bytes, now: datetime) -> bool:
+    begin, end = made_at(certificate), expires_at(certificate)
+    return now >= begin + (end - begin) * 2 / 3

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper webhook serve` and `slicekeeper review`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from typing import IO, Any
+
+import click
+from flask import Flask
+
+from slicekeeper import log
+from slicekeeper.cli.main import EXIT_FAILED, Context
+from slicekeeper.cli.output import output_option
+from slicekeeper.errors import SettingsError
+from slicekeeper.namespace_policy import PolicyBook, read_book
+from slicekeeper.serving import serve
+from slicekeeper.settings import Settings
+from webhook import offline
+from webhook.flips import FlipBoard
+
+
+@click.group()
+def webhook() -> None:
+    """Run the admission webhook."""
+
+
+@webhook.command("serve")
+@click.pass_obj
+def serve_webhook(context: Context) -> None:
+    """Serve /mutate and /validate until SIGTERM."""
+    settings = context.loaded.settings
+    if not settings.timekeeper_client.url:
+        raise SettingsError("timekeeperClient.url is empty: name the timekeeper, for example http://127.0.0.1:8444")
+    book = read_book(settings.policy)  # at the start a broken file is refused, and not by each worker
+    log.configure(settings.log.level, settings.log.style)
+    board = FlipBoard()
+    # In memory where there is such a place: each count is written to a file, and the root may be read-only.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    folder = tempfile.mkdtemp(prefix="slicekeeper-webhook-metrics-", dir=memory)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    serve(
+        lambda: _make_app(settings, board, book),
+        bind=settings.webhook.bind,
+        workers=settings.webhook.workers,
+        threads=settings.webhook.threads,
+        tls=settings.webhook.tls,
+        child_exit=_forget_worker,
+        # A hook and no `finally`, which would run in each worker that ends, too.
+        on_exit=lambda _server: shutil.rmtree(folder, ignore_errors=True),
+    )
+
+
+def _make_app(settings: Settings, board: FlipBoard, book: PolicyBook) -> Flask:
+    """Make a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
+    from webhook.app import make_app  # noqa: PLC0415
+
+    return make_app(settings, board, book)
+
+
+def _forget_worker(_server: object, worker: Any) -> None:
+    """Drop the live gauges of a worker that has ended; its counts stay."""
+    from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415 - reads $PROMETHEUS_MULTIPROC_DIR
+
+    mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+
+
+@click.command()
+@click.option(
+    "-f",
+    "--filename",
+    "file",
+    required=True,
+    type=click.File("rb"),
+    help="Manifests, YAML or JSON; - is standard input.",
+)
+@click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of objects that name none.")
+@click.option("--over-budget", is_flag=True, help="Show what holds once the namespace's budget has run out.")
+@output_option("yaml", "json", "diff")
+@click.pass_obj
+def review(context: Context, file: IO[bytes], namespace: str, over_budget: bool, output: str) -> None:
+    """Print manifests as they would be admitted, or the refusal; asks no server.
+
+    A workload is shown with the pods that would be made from it. Exit code 1: something was refused.
+    """
+    settings = context.loaded.settings
+    outcomes = offline.review(
+        offline.read(file, getattr(file, "name", "standard input")),
+        namespace,
+        settings,
+        read_book(settings.policy),
+        over_budget=over_budget,
+    )
+    write = {"yaml": offline.as_yaml, "json": offline.as_json, "diff": offline.as_diff}[output]
+    click.echo(write(outcomes), nl=False)
+    for outcome in outcomes:
+        for warning in outcome.verdict.warnings:
+            click.echo(f"{outcome.name}: warning: {warning}", err=True)
+        for violation in outcome.verdict.violations:
+            click.echo(f"{outcome.name}: refused: {violation} [{violation.code}]", err=True)
+    if not all(outcome.verdict.allowed for outcome in outcomes):
+        sys.exit(EXIT_FAILED)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the timekeeper has decided for each namespace, kept at hand by a thread of our own.
+
+A review reads a snapshot and never waits. When the timekeeper has not answered for `staleSeconds` the standing is
+unknown, and the namespace's policy says what holds meanwhile. Every change of a standing (a flip, going stale,
+coming back) is remembered for `flipGraceSeconds`: a pod may be mutated before it and validated after.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from slicekeeper.clock import Clock
+from slicekeeper.errors import ServiceError
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.settings import WebhookSettings
+from slicekeeper.wire.timekeeper import Decision, DecisionList
+from webhook.facts import Standing
+from webhook.flips import FlipBoard
+
+log = logging.getLogger(__name__)
+
+_NS: Final = 1_000_000_000
+_LEAST_REAL_SECONDS: Final = 5.0
+"""However fast local mode's clock runs: the answers that are waited for come over a real network."""
+
+_LEAST_REAL_PAUSE: Final = 0.05
+_NEVER: Final = -(1 << 62)
+
+
+class Timekeeper(Protocol):
+    """What is asked of the timekeeper's client."""
+
+    def decisions(self, etag: str = "") -> tuple[DecisionList | None, str]:
+        """Return all decisions and their ETag, None where nothing changed."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a review needs, replaced as a whole."""
+
+    fetched_ns: int = _NEVER
+    """When the last answer was asked for."""
+    returned_ns: int = _NEVER
+    """When the timekeeper was last heard of again after the decisions had been stale."""
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    flipped_ns: dict[str, int] = field(default_factory=dict)
+    """When a namespace's standing last changed; namespaces that flipped long ago are dropped."""
+
+
+class Decisions:
+    """The decision cache of one worker."""
+
+    def __init__(
+        self,
+        timekeeper: Timekeeper,
+        clock: Clock,
+        settings: WebhookSettings,
+        *,
+        speed: float = 1.0,
+        board: FlipBoard | None = None,
+        on_refresh: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._timekeeper = timekeeper
+        self._clock = clock
+        self._board = board or FlipBoard()
+        self._stale_ns = int(max(settings.stale_seconds, _LEAST_REAL_SECONDS * speed) * _NS)
+        self._grace_ns = int(max(settings.flip_grace_seconds, _LEAST_REAL_SECONDS * speed) * _NS)
+        self._pause = max(settings.refresh_seconds, _LEAST_REAL_PAUSE * speed)
+        self._on_refresh = on_refresh
+        self._snapshot = Snapshot()
+        self._etag = ""
+        self._stop = threading.Event()
+        self.tried = threading.Event()
+        """Set once the timekeeper has been asked, whatever it said."""
+        self.failures = 0
+        """Fetches in a row that failed."""
+
+    def start(self) -> None:
+        """Start refreshing, in a daemon thread."""
+        threading.Thread(target=self._run, name="decisions", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop refreshing."""
+        self._stop.set()
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Age of the decisions, None where there are none yet."""
+        fetched = self._snapshot.fetched_ns
+        return None if fetched == _NEVER else (self._clock.monotonic_ns() - fetched) / _NS
+
+    @property
+    def stale(self) -> bool:
+        """Whether the decisions are too old to go by."""
+        return self._clock.monotonic_ns() - self._snapshot.fetched_ns > self._stale_ns
+
+    def standing(self, namespace: str, policy: NamespacePolicy) -> Standing:
+        """Return how a namespace stands now. A namespace without a decision is in budget."""
+        now, snapshot = self._clock.monotonic_ns(), self._snapshot
+        grace = now - self._grace_ns
+        if now - snapshot.fetched_ns > self._stale_ns:
+            settled = snapshot.fetched_ns + self._stale_ns < grace
+            return Standing(over_budget=policy.stale == "over-budget", unknown=True, settled=settled)
+        decision = snapshot.decisions.get(namespace)
+        settled = (
+            snapshot.flipped_ns.get(namespace, _NEVER) < grace
+            and snapshot.returned_ns < grace
+            and self._board.newest_ns <= snapshot.fetched_ns
+        )
+        if decision is None:
+            return Standing(settled=settled)
+        return Standing(over_budget=decision.over_budget, hard=decision.enforcement == "hard", settled=settled)
+
+    def refresh(self) -> None:
+        """Fetch the decisions once.
+
+        Raises ServiceError where the timekeeper does not answer.
+        """
+        asked = self._clock.monotonic_ns()
+        fetched, self._etag = self._timekeeper.decisions(self._etag)
+        before = self._snapshot
+        back = asked - before.fetched_ns > self._stale_ns
+        decisions = before.decisions
+        flipped = {ns: at for ns, at in before.flipped_ns.items() if at >= asked - self._grace_ns}
+        changed = back
+        if fetched is not None:
+            decisions = {decision.namespace: decision for decision in fetched.items}
+            for namespace in before.decisions.keys() | decisions.keys():
+                if _state(before.decisions.get(namespace)) != _state(decisions.get(namespace)):
+                    flipped[namespace] = asked
+                    changed = True
+        if changed:
+            self._board.post(self._clock.monotonic_ns())
+        returned = asked if back else before.returned_ns
+        self._snapshot = Snapshot(asked, returned, decisions, flipped)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.refresh()
+            except Exception as error:  # the thread outlives every error, and says so
+                self.failures += 1
+                if not isinstance(error, ServiceError):
+                    log.exception("decisions not fetched")
+                elif self.failures == 1:
+                    log.warning("decisions not fetched, the last ones stay until they are stale: %s", error)
+            else:
+                if self.failures:
+                    log.info("decisions fetched again after %d failures", self.failures)
+                self.failures = 0
+            self.tried.set()
+            self._on_refresh()
+            self._clock.wait(self._stop, self._pause)
+
+
+def _state(decision: Decision | None) -> tuple[bool, bool]:
+    return (False, False) if decision is None else (decision.over_budget, decision.enforcement == "hard")

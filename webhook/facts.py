@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a review is decided from: the settings, the PriorityClasses, the namespace's policy and its budget's standing.
+
+`Cluster` is the same for all reviews and works out once what would be worked out for each; `Case` is one review's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from slicekeeper import names
+from slicekeeper.namespace_policy import NamespacePolicy, SidecarPolicy
+from slicekeeper.request import PodRequest
+from slicekeeper.settings import PriorityClassSettings, Settings
+from webhook.sidecar_container import sidecar_container, volumes
+
+
+class ClassSource(Protocol):
+    """The cluster's PriorityClasses, as far as they are known."""
+
+    def get(self, name: str) -> PriorityClassSettings | None:
+        """Return a class with its exact value; None where it is not known."""
+
+    def is_default(self, name: str) -> bool:
+        """Whether the API server gives this class to pods that name none."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a namespace stands with its budget, as far as this process knows."""
+
+    over_budget: bool = False
+    unknown: bool = False
+    """The timekeeper has not been heard of for too long: `over_budget` is what the policy's stale mode says."""
+    hard: bool = False
+    """The budget is enforced hard: over it, no new pod is admitted."""
+    settled: bool = True
+    """No flip in the grace period: one state alone is right."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One review's facts."""
+
+    namespace: str
+    policy: NamespacePolicy
+    standing: Standing = Standing()
+
+
+class Cluster:
+    """The settings and PriorityClasses, with what follows from them."""
+
+    def __init__(self, settings: Settings, classes: ClassSource) -> None:
+        self.webhook = settings.webhook
+        self.resources = settings.resources
+        self.classes = classes
+        self.without_device = msgspec.structs.replace(settings.resources, device="")
+        """For namespaces that ignore NVIDIA's plugin: no container asks for a resource without a name."""
+        self.ours = (settings.resources.core, settings.resources.memory)
+        self._default_classes = settings.classes
+        self._settings = settings
+        self._sidecars: dict[SidecarPolicy, dict[str, Any]] = {}
+        self.volumes = volumes(settings)
+
+    def sidecar(self, policy: SidecarPolicy, containers: str) -> dict[str, Any]:
+        """Return the sidecar that reports for `containers`; everything but its `env` is shared by all pods."""
+        template = self._sidecars.get(policy)
+        if template is None:
+            template = self._sidecars[policy] = sidecar_container(self._settings, policy)
+        reported = {"name": names.ENV_PREFIX + "SIDECAR_CONTAINERS", "value": containers}
+        return {**template, "env": [*template["env"], reported]}
+
+    def class_name(self, case: Case, *, over: bool) -> str:
+        """Return the name of the class that GPU pods get, in or over budget."""
+        if over:
+            return case.policy.over_budget_class or self._default_classes.over_budget.name
+        return case.policy.in_budget_class or self._default_classes.in_budget.name
+
+    def wants_preload(self, case: Case, request: PodRequest) -> bool:
+        """Whether the pod's fractions get the limiter: an observed namespace is not limited, MIG limits itself."""
+        return self.webhook.injection == "limiter" and case.policy.mode == "enforce" and request.sharing != "mig"

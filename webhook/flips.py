@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instant of the last flip that any worker has seen, in memory that all workers of one pod share.
+
+Workers fetch the decisions each for itself, so one may mutate by a flip that the other has not heard of when it
+validates. A worker that knows of a newer flip than its own last fetch takes the class of either state.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import Final
+
+_INSTANT: Final = struct.Struct("q")
+
+
+class FlipBoard:
+    """One instant of the machine's monotonic clock; made before the workers are forked."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _INSTANT.size)
+
+    @property
+    def newest_ns(self) -> int:
+        """When a flip was last seen; 0 before the first."""
+        return int(_INSTANT.unpack_from(self._memory)[0])
+
+    def post(self, now_ns: int) -> None:
+        """Tell the others of a flip, before acting on it."""
+        _INSTANT.pack_into(self._memory, 0, now_ns)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the webhook counts. With several workers the values lie in files that any of them can sum up.
+
+prometheus-client decides at import whether it works with files: `$PROMETHEUS_MULTIPROC_DIR` must be set before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    make_wsgi_app,
+    multiprocess,
+)
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+
+_reviews = Counter("slicekeeper_webhook_reviews", "Reviews answered.", ["endpoint", "outcome"])
+_refusals = Counter("slicekeeper_webhook_refusals", "Refusals by the code of the first broken rule.", ["code"])
+_bad_requests = Counter("slicekeeper_webhook_bad_requests", "Bodies that were no review.", ["code"])
+_seconds = Histogram(
+    "slicekeeper_webhook_review_seconds",
+    "Time to decide a review, without TLS and HTTP.",
+    ["endpoint"],
+    buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.25, 1.0),
+)
+decisions_age = Gauge(
+    "slicekeeper_webhook_decisions_age_seconds",
+    "Age of the budget decisions; -1 before the first.",
+    multiprocess_mode="livemax",
+)
+decisions_stale = Gauge(
+    "slicekeeper_webhook_decisions_stale", "1 while the decisions are stale.", multiprocess_mode="livemax"
+)
+policy_refused = Gauge(
+    "slicekeeper_webhook_policy_file_refused",
+    "1 while the policy file as it stands is refused and the policy before it is in force.",
+    multiprocess_mode="livemax",
+)
+
+
+class EndpointMetrics:
+    """One endpoint's counters, their label sets looked up once and not at every review."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._outcomes = {o: _reviews.labels(endpoint, o) for o in ("allowed", "mutated", "refused")}
+        self._seconds = _seconds.labels(endpoint)
+
+    def count(self, outcome: str, seconds: float, code: str = "") -> None:
+        """Count one review; `code` is that of a refusal."""
+        self._outcomes[outcome].inc()
+        self._seconds.observe(seconds)
+        if code:
+            _refusals.labels(code).inc()
+
+
+def count_bad_request(code: str) -> None:
+    """Count a body that was no review."""
+    _bad_requests.labels(code).inc()
+
+
+def registry() -> CollectorRegistry:
+    """Return what to scrape: all workers' values, or this process's where it is alone."""
+    if DIRECTORY not in os.environ:
+        return REGISTRY
+    merged = CollectorRegistry()
+    multiprocess.MultiProcessCollector(merged)  # type: ignore[no-untyped-call]
+    return merged
+
+
+def exposition() -> bytes:
+    """Return all metrics in Prometheus' text format."""
+    return generate_latest(registry())
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Every worker listens, on one port: any of them can tell for all."""
+
+    allow_reuse_port = True
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Say nothing: a scrape is no event."""
+
+
+def serve(bind: str) -> None:
+    """Serve /metrics in plain HTTP on `bind`, in a daemon thread."""
+    host, _, port = bind.rpartition(":")
+    server = _Server((host.strip("[]"), int(port)), _Handler)
+    server.set_app(make_wsgi_app(registry()))
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the webhook writes into a pod, as the smallest patch: a value that is there already is not written again.
+
+`rules` has judged the pod before, so what is found here under a reserved name is what we would write. Nothing is
+insisted on that another mutator may rightly change: our sidecar is found by name, wherever it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.request import GpuRequest, PodRequest, as_list, as_map, container_name
+from slicekeeper.wire.admission import JsonPatch
+from webhook.facts import Case, Cluster
+from webhook.patch import PatchBuilder, escape
+from webhook.sidecar_container import CONTAINERS_VARIABLE
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+PRELOAD: Final = "LD_PRELOAD"
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+
+
+def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> JsonPatch:
+    """Return what is missing in a pod that holds GPUs; empty where it is as it should be."""
+    patch = PatchBuilder()
+    enforced = case.policy.mode == "enforce"
+    _metadata(patch, pod, request, case)
+    spec = as_map(pod.get("spec"))
+    if enforced:
+        _priority(patch, spec, request, case, cluster)
+    if request.requests:
+        if not spec.get("nodeName") and spec.get("schedulerName") in (None, "", DEFAULT_SCHEDULER):
+            patch.member(spec, "/spec", "schedulerName", cluster.webhook.scheduler_name)
+        _gpu_containers(patch, spec, request, case, cluster)
+        _sidecar(patch, spec, request, case, cluster)
+    return patch.operations
+
+
+def _metadata(patch: PatchBuilder, pod: Mapping[str, Any], request: PodRequest, case: Case) -> None:
+    metadata = pod.get("metadata")
+    if not isinstance(metadata, dict):
+        patch.add("/metadata", {})
+        metadata = {}
+    annotations = {}
+    if case.policy.mode == "enforce":
+        annotations[names.BUDGET_STATE] = names.OVER_BUDGET if case.standing.over_budget else names.IN_BUDGET
+        if any(r.is_fraction and r.limit is None for r in request.requests):
+            annotations[names.CORE_LIMIT] = str(case.policy.ceiling)
+    patch.members(metadata.get("labels"), "/metadata/labels", {names.MANAGED_LABEL: names.MANAGED_VALUE})
+    patch.members(metadata.get("annotations"), "/metadata/annotations", annotations)
+    finalizers = metadata.get("finalizers")
+    if names.FINALIZER not in as_list(finalizers):
+        patch.append(finalizers, "/metadata/finalizers", [names.FINALIZER])
+
+
+def _priority(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> None:
+    """Set the class with its exact numbers: the API server refuses a name whose numbers it did not write itself."""
+    over = case.standing.over_budget or request.gpu_class == names.BACKGROUND
+    named = spec.get("priorityClassName")
+    kept = not over and named in case.policy.allowed_priority_classes
+    name = named if kept else cluster.class_name(case, over=over)
+    patch.member(spec, "/spec", "priorityClassName", name)
+    known = cluster.classes.get(str(name))
+    if known is not None:
+        patch.member(spec, "/spec", "priority", known.value)
+        patch.member(spec, "/spec", "preemptionPolicy", known.preemption_policy)
+
+
+def _gpu_containers(
+    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster
+) -> None:
+    by_name = {r.container: r for r in request.requests}
+    preload = cluster.wants_preload(case, request)
+    seat = cluster.resources.seat if cluster.webhook.injection != "meter" else ""
+    for key in ("initContainers", "containers"):
+        for index, entry in enumerate(as_list(spec.get(key))):
+            container = as_map(entry)
+            gpu = by_name.get(container_name(container))
+            if gpu is not None:
+                pointer = f"/spec/{key}/{index}"
+                if seat:
+                    _seat(patch, container["resources"], f"{pointer}/resources", seat)
+                _env(patch, container, f"{pointer}/env", gpu, preload=preload and gpu.is_fraction)
+
+
+def _seat(patch: PatchBuilder, resources: Mapping[str, Any], pointer: str, seat: str) -> None:
+    for section in ("limits", "requests"):
+        declared = resources.get(section)
+        if not isinstance(declared, dict):
+            patch.add(f"{pointer}/{section}", {seat: "1"})
+        elif seat not in declared:
+            patch.add(f"{pointer}/{section}/{escape(seat)}", "1")
+
+
+def _env(patch: PatchBuilder, container: Mapping[str, Any], pointer: str, gpu: GpuRequest, *, preload: bool) -> None:
+    entries = as_list(container.get("env"))
+    added: list[dict[str, Any]] = []
+    devices, last_preload = False, -1
+    for index, entry in enumerate(entries):
+        name = entry.get("name")
+        devices = devices or name == VISIBLE_DEVICES
+        last_preload = index if name == PRELOAD else last_preload
+    if not devices:
+        field = f"metadata.annotations['{names.gpu_annotation(gpu.container)}']"
+        added.append({"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": field}}})
+    if preload and last_preload < 0:
+        added.append({"name": PRELOAD, "value": names.LIBRARY_PATH})
+    elif preload:
+        # The last of several entries is the one that counts; another injector may have put its library first.
+        own = entries[last_preload].get("value") or ""
+        if names.LIBRARY_PATH not in own.replace(" ", ":").split(":"):
+            value = f"{names.LIBRARY_PATH}:{own}" if own else names.LIBRARY_PATH
+            patch.member(entries[last_preload], f"{pointer}/{last_preload}", "value", value)
+    patch.append(container.get("env"), pointer, added)
+
+
+def _sidecar(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> None:
+    present = {as_map(volume).get("name") for volume in as_list(spec.get("volumes"))}
+    missing = [volume for volume in cluster.volumes if volume["name"] not in present]
+    patch.append(spec.get("volumes"), "/spec/volumes", missing)
+    # Sorted, so that an injector that moves containers changes nothing here.
+    reported = ",".join(sorted(r.container for r in request.requests))
+    init = as_list(spec.get("initContainers"))
+    for index, container in enumerate(init):
+        if container_name(as_map(container)) == names.SIDECAR:
+            _reported_containers(patch, container, f"/spec/initContainers/{index}/env", reported)
+            return
+    # Last of all, because it moves the others on by one.
+    sidecar = cluster.sidecar(case.policy.sidecar, reported)
+    if init:
+        patch.add("/spec/initContainers/0", sidecar)
+    else:
+        patch.add("/spec/initContainers", [sidecar])
+
+
+def _reported_containers(patch: PatchBuilder, sidecar: Mapping[str, Any], pointer: str, reported: str) -> None:
+    """Write the list of GPU containers anew: since the pass before, another injector may have added one."""
+    entries = as_list(sidecar.get("env"))
+    found = False
+    for index, entry in enumerate(entries):
+        if entry.get("name") == CONTAINERS_VARIABLE:
+            found = True
+            patch.member(entry, f"{pointer}/{index}", "value", reported)
+    if not found:
+        patch.append(entries, pointer, [{"name": CONTAINERS_VARIABLE, "value": reported}])

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper review`: manifests as they would be admitted, by the same code and without a server.
+
+A workload is shown as if the pods made from it stood in it: the API server leaves the template alone and the webhook
+changes each pod, which is what a user wants to see.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+import yaml
+
+from slicekeeper.errors import SettingsError
+from slicekeeper.namespace_policy import PolicyBook
+from slicekeeper.request import as_map
+from slicekeeper.settings import Settings
+from webhook.classes import SettingsClasses
+from webhook.facts import Case, Standing
+from webhook.patch import apply
+from webhook.policy import Admission, Verdict
+from webhook.review import status_of
+from webhook.workloads import template_of, template_path, with_template
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one object: what it is called, how it was written, and the verdict with the object admitted."""
+
+    name: str
+    before: Document
+    verdict: Verdict
+    admitted: Document
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a value out each time it occurs: an anchor would puzzle a reader."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
+        """Say that nothing is written as an alias."""
+        return True
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: a date is a string."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read(file: IO[bytes], name: str) -> list[Document]:
+    """Return the documents of a YAML or JSON file; `name` is for messages.
+
+    Raises SettingsError where it holds something else than Kubernetes objects.
+    """
+    try:
+        documents = [document for document in yaml.load_all(file, _Loader) if document is not None]
+        # JSON is what the API server gets: keys are strings, and an alias is a copy.
+        plain = json.loads(json.dumps(documents))
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
+        raise SettingsError(f"{name}: not YAML or JSON: {error}") from error
+    for document in plain:
+        if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+            raise SettingsError(f"{name}: every document must be a Kubernetes object with a kind")
+    return plain  # type: ignore[no-any-return]
+
+
+def review(
+    documents: list[Document], namespace: str, settings: Settings, book: PolicyBook, *, over_budget: bool
+) -> list[Outcome]:
+    """Review all objects as new ones, those in Lists one by one; `namespace` is for objects that name none."""
+    admission = Admission(settings, SettingsClasses(settings.classes))
+    standing = Standing(over_budget=over_budget)
+    outcomes = []
+    for document in _objects(documents):
+        metadata = as_map(document.get("metadata"))
+        own = metadata.get("namespace")
+        place = own if isinstance(own, str) and own else namespace
+        name = metadata.get("name") or metadata.get("generateName") or ""
+        case = Case(place, book.of(place), standing)
+        verdict, admitted = _admit(admission, document, case)
+        outcomes.append(Outcome(f"{document['kind']} {place}/{name}", document, verdict, admitted))
+    return outcomes
+
+
+def _objects(documents: list[Document]) -> Iterator[Document]:
+    for document in documents:
+        if document["kind"].endswith("List") and isinstance(document.get("items"), list):
+            yield from _objects([item for item in document["items"] if isinstance(as_map(item).get("kind"), str)])
+        else:
+            yield document
+
+
+def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdict, Document]:
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    if document["kind"] == "Pod" and not group:
+        verdict = admission.mutate(document, case)
+        return verdict, apply(document, verdict.patch)
+    path = template_path(group, document["kind"])
+    if path is None:
+        return Verdict(), document
+    template = template_of(document, path)
+    verdict = admission.validate_template(template, case, ".".join(path))
+    if not verdict.allowed:
+        return verdict, document
+    verdict = admission.mutate(template, case)
+    return verdict, with_template(document, path, apply(dict(template), verdict.patch))
+
+
+def as_yaml(outcomes: list[Outcome]) -> str:
+    """Return the objects admitted as a stream of YAML documents."""
+    return "---\n".join(_yaml(outcome.admitted) for outcome in outcomes if outcome.verdict.allowed)
+
+
+def as_json(outcomes: list[Outcome]) -> str:
+    """Return the object, or a List of several; in a refused one's place the Status that the API server answers."""
+    items = [o.admitted if o.verdict.allowed else _status(o) for o in outcomes]
+    shown = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
+    return json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_diff(outcomes: list[Outcome]) -> str:
+    """Return what the webhook would change, as a unified diff of the YAML."""
+    lines: list[str] = []
+    for outcome in outcomes:
+        if outcome.verdict.allowed:
+            before, after = (_yaml(d).splitlines(keepends=True) for d in (outcome.before, outcome.admitted))
+            lines += difflib.unified_diff(before, after, outcome.name, f"{outcome.name} (admitted)")
+    return "".join(lines)
+
+
+def _yaml(document: Document) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _status(outcome: Outcome) -> Document:
+    head = {"apiVersion": "v1", "kind": "Status", "status": "Failure"}
+    return {**head, **status_of(outcome.verdict, outcome.verdict.status)}

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RFC 6902 patches that only ever add: what a user wrote is neither removed nor moved.
+
+The builder writes the fewest operations that bring a missing value into being; `apply` is what the API server
+does with them, for `slicekeeper review` and for a second look at our own work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slicekeeper.wire.admission import JsonPatch
+
+
+def escape(member: str) -> str:
+    """Return a member's name as it stands in a JSON pointer (RFC 6901)."""
+    return member.replace("~", "~0").replace("/", "~1")
+
+
+class PatchBuilder:
+    """Collects operations, in the order in which they must be applied."""
+
+    def __init__(self) -> None:
+        self.operations: JsonPatch = []
+
+    def add(self, pointer: str, value: Any) -> None:
+        """Add a member or a list's element that is not there."""
+        self.operations.append({"op": "add", "path": pointer, "value": value})
+
+    def replace(self, pointer: str, value: Any) -> None:
+        """Give a member that is there another value."""
+        self.operations.append({"op": "replace", "path": pointer, "value": value})
+
+    def member(self, parent: Mapping[str, Any], pointer: str, key: str, value: Any) -> None:
+        """Make `key` of a map that is there have `value`."""
+        if key not in parent:
+            self.add(f"{pointer}/{escape(key)}", value)
+        elif parent[key] != value:
+            self.replace(f"{pointer}/{escape(key)}", value)
+
+    def members(self, parent: object, pointer: str, values: Mapping[str, Any]) -> None:
+        """Make a map that may not be there have all of `values`."""
+        if isinstance(parent, dict):
+            for key, value in values.items():
+                self.member(parent, pointer, key, value)
+        elif values:
+            self.add(pointer, dict(values))
+
+    def append(self, parent: object, pointer: str, values: Sequence[Any]) -> None:
+        """Put `values` at the end of a list that may not be there."""
+        if isinstance(parent, list) and parent:
+            for value in values:
+                self.add(f"{pointer}/-", value)
+        elif values:
+            self.add(pointer, list(values))
+
+
+def parts(pointer: str) -> list[str]:
+    """Return the members that a JSON pointer names, from the top down."""
+    return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+
+
+def value_at(document: Mapping[str, Any], pointer: str) -> tuple[Any, str]:
+    """Return what stands at a pointer, None where nothing does, and its path as people write it."""
+    node: Any = document
+    path = ""
+    for part in parts(pointer):
+        if isinstance(node, list):
+            node = node[int(part)] if part != "-" and int(part) < len(node) else None
+            path += "[]" if part == "-" else f"[{part}]"
+        else:
+            node = node.get(part) if isinstance(node, dict) else None
+            path += f"[{part}]" if "/" in part else f".{part}"
+    return node, path.removeprefix(".")
+
+
+def apply(document: dict[str, Any], patch: JsonPatch) -> dict[str, Any]:
+    """Return `document` patched. What the patch does not touch is shared with `document`, which stays as it was."""
+    result = dict(document)
+    for operation in patch:
+        *parents, last = parts(operation["path"])
+        node: Any = result
+        for part in parents:
+            key: Any = int(part) if isinstance(node, list) else part
+            node[key] = node = node[key].copy()
+        value = operation["value"]
+        if isinstance(node, dict):
+            node[last] = value
+        elif operation["op"] == "replace":
+            node[int(last)] = value
+        else:
+            node.insert(len(node) if last == "-" else int(last), value)
+    return result

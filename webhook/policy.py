@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The webhook's rules as a pure function: (pod, namespace policy, budget's standing) → patch and warnings, or refusal.
+
+Nothing here reads a file, a clock or the network: the same input gives the same answer, so a dry run, a second pass
+and `slicekeeper review` all say what a real admission says. `rules` judges what the user wrote, `mutation` writes
+what is missing; here the two are put together for each kind of review.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.errors import Violation
+from slicekeeper.request import PodRequest, show
+from slicekeeper.settings import Settings
+from slicekeeper.wire.admission import JsonPatch
+from webhook import mutation, rules
+from webhook.facts import Case, ClassSource, Cluster, Standing
+from webhook.patch import value_at
+
+__all__ = ["Admission", "Case", "Standing", "Verdict"]
+
+WARNING_CHARACTERS: Final = 256
+"""The API server cuts longer ones."""
+
+_STATUS: Final = {
+    "budget-unknown": 503,
+    "priority-class-unknown": 503,
+    **dict.fromkeys(
+        (
+            "budget-exhausted", "device-refused", "host-pid", "node-name", "priority-class-not-allowed", "privileged",
+            "reserved-annotation", "reserved-container", "reserved-env", "reserved-finalizer", "reserved-label",
+            "reserved-resource", "reserved-volume", "scheduler-name", "sharing-not-allowed", "not-as-admitted",
+        ),
+        403,
+    ),
+}  # fmt: skip
+"""Refusals of a rule of the cluster are 403, of a state that passes 503, all others (the manifest is wrong) 422."""
+
+_CHECKED_BY_API_SERVER: Final = ("/spec/priority", "/spec/preemptionPolicy")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What comes of a review: a patch and warnings, or violations."""
+
+    patch: JsonPatch = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
+    violations: tuple[Violation, ...] = ()
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the object passes."""
+        return not self.violations
+
+    @property
+    def status(self) -> int:
+        """HTTP-like status of a refusal: the first violation's."""
+        return _STATUS.get(self.violations[0].code, 422) if self.violations else 200
+
+
+class Admission:
+    """Judges pods and pod templates; immutable, shared by all threads."""
+
+    def __init__(self, settings: Settings, classes: ClassSource) -> None:
+        self._cluster = Cluster(settings, classes)
+
+    def mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
+        """Return the patch that makes a new pod what its namespace's policy asks for, or the refusal."""
+        if self._untouched(pod, case):
+            return Verdict()
+        request, violations = rules.check_pod(pod, case, self._cluster)
+        if case.policy.mode == "observe":
+            warnings = tuple(cut(f"observed, not refused: {violation}") for violation in violations)
+            usable = not any(v.code.startswith("reserved-") for v in violations)
+            if request is None or not usable or not _holds_gpus(request):
+                return Verdict(warnings=warnings)
+            return Verdict(mutation.patch_pod(pod, request, case, self._cluster), warnings)
+        if not violations and request is not None:
+            violations = _refused_by_budget(case)
+        if violations or request is None:
+            return Verdict(violations=tuple(violations))
+        if not _holds_gpus(request):
+            return Verdict()
+        patch = mutation.patch_pod(pod, request, case, self._cluster)
+        return Verdict(patch, _warnings(pod, request, case, self._cluster))
+
+    def validate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
+        """Return whether a new pod is as `mutate` would make it, in the budget's state or, after a flip, the other."""
+        if self._untouched(pod, case) or case.policy.mode == "observe":
+            return Verdict()
+        request, violations = rules.check_pod(pod, case, self._cluster)
+        if not violations and case.standing.settled:
+            violations = _refused_by_budget(case)
+        if violations or request is None:
+            return Verdict(violations=tuple(violations))
+        if not _holds_gpus(request):
+            return Verdict()
+        standing = case.standing
+        missing = self._missing(pod, request, case)
+        if missing and not standing.settled:
+            other = replace(case, standing=replace(standing, over_budget=not standing.over_budget))
+            if not self._missing(pod, request, other):
+                return Verdict()
+        return Verdict(violations=tuple(_not_as_admitted(pod, operation) for operation in missing[:1]))
+
+    def validate_template(self, template: Mapping[str, Any], case: Case, prefix: str) -> Verdict:
+        """Return whether pods made from a workload's template at `prefix` would pass."""
+        if self._untouched(template, case):
+            return Verdict()
+        request, violations = rules.check_pod(template, case, self._cluster)
+        violations = [replace(violation, field=f"{prefix}.{violation.field}") for violation in violations]
+        if case.policy.mode == "observe":
+            return Verdict(warnings=tuple(cut(f"observed, not refused: {violation}") for violation in violations))
+        if violations or request is None:
+            return Verdict(violations=tuple(violations))
+        return Verdict(warnings=_warnings(template, request, case, self._cluster) if _holds_gpus(request) else ())
+
+    def validate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
+        """Return whether the ephemeral containers that were added to a running pod pass."""
+        if case.policy.mode != "enforce":
+            return Verdict()
+        return Verdict(violations=tuple(rules.check_ephemeral(pod, old, case, self._cluster)))
+
+    def _untouched(self, pod: Mapping[str, Any], case: Case) -> bool:
+        return case.policy.mode == "off" or rules.is_mirror(pod) or not rules.concerns(pod, case, self._cluster)
+
+    def _missing(self, pod: Mapping[str, Any], request: PodRequest, case: Case) -> JsonPatch:
+        """Return what `mutate` would still write. The API server itself compares the class's numbers with its name."""
+        patch = mutation.patch_pod(pod, request, case, self._cluster)
+        return [operation for operation in patch if operation["path"] not in _CHECKED_BY_API_SERVER]
+
+
+def _holds_gpus(request: PodRequest) -> bool:
+    return bool(request.requests or request.whole_device_gpus)
+
+
+def _refused_by_budget(case: Case) -> list[Violation]:
+    standing = case.standing
+    if standing.unknown and case.policy.stale == "deny":
+        return [
+            Violation(
+                "budget-unknown", "", "metadata.namespace", show(case.namespace),
+                "the namespace's budget is not known at present, and its policy admits no GPU pod meanwhile",
+                "the same manifest, once the timekeeper answers again",
+            )
+        ]  # fmt: skip
+    if standing.hard and standing.over_budget:
+        return [
+            Violation(
+                "budget-exhausted", "", "metadata.namespace", show(case.namespace),
+                "the namespace has no GPU budget left, and its budget is enforced hard",
+                "the same manifest, after a grant or in the next period",
+            )
+        ]  # fmt: skip
+    return []
+
+
+def _not_as_admitted(pod: Mapping[str, Any], operation: dict[str, Any]) -> Violation:
+    found, path = value_at(pod, operation["path"])
+    return Violation(
+        "not-as-admitted", "", path, show(found),
+        "a GPU pod must be as the mutating webhook makes it; it was bypassed, or another one undid its work",
+        f"{path}: {show(operation['value'])}",
+    )  # fmt: skip
+
+
+def _warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> tuple[str, ...]:
+    found = []
+    namespace, standing = case.namespace, case.standing
+    over = standing.over_budget
+    if standing.unknown:
+        taken = "over budget" if over else "in budget"
+        found.append(f"the GPU budget of namespace {namespace} is not known at present; the pod is taken as {taken}")
+    if over and request.gpu_class != names.BACKGROUND:
+        name = cluster.class_name(case, over=True)
+        found.append(
+            f"namespace {namespace} is over its GPU budget: the pod gets priority class {name} "
+            "and leftover GPU time, and may be evicted for pods in budget"
+        )
+        named = rules.named_class(pod)
+        if named in case.policy.allowed_priority_classes:
+            found.append(f"priority class {named} is not kept while namespace {namespace} is over its GPU budget")
+    return tuple(map(cut, found))
+
+
+def cut(text: str) -> str:
+    """Return a warning that the API server takes whole."""
+    return text if len(text) <= WARNING_CHARACTERS else text[: WARNING_CHARACTERS - 3] + "..."

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AdmissionReview `admission.k8s.io/v1` in and out, as bytes: finds what is under review and asks `policy`.
+
+Whatever comes in, either a review goes out or `BadReview` says why the body is none. A body that names its `uid`
+gets its answer in a review, so that the API server can tell its user; one that does not is answered by HTTP 400.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from slicekeeper.errors import Violation
+from slicekeeper.request import as_map, show
+from slicekeeper.wire.admission import API_VERSION, KIND, AdmissionResponse, Status
+from webhook.policy import Admission, Case, Verdict
+from webhook.workloads import template_of, template_path
+
+_REASON: Final = {400: "BadRequest", 403: "Forbidden", 422: "Invalid", 503: "ServiceUnavailable"}
+_MOST_VIOLATIONS: Final = 20
+"""A hostile manifest must not get an answer as long as itself."""
+
+_OPERATIONS: Final = ("CREATE", "UPDATE", "DELETE", "CONNECT")
+
+CaseOf = Callable[[str], Case]
+"""Returns the facts about a namespace, at once."""
+
+
+class BadReview(Exception):
+    """The body is no AdmissionReview that can be answered; `code` is stable."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is read of a review's request."""
+
+    uid: str
+    kind: str
+    group: str
+    operation: str
+    namespace: str
+    subresource: str
+    object: Mapping[str, Any]
+    old: Mapping[str, Any]
+
+    @property
+    def is_pod(self) -> bool:
+        """Whether a pod, or a subresource that carries one, is under review."""
+        return self.kind == "Pod" and not self.group
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A review's answer and what is counted and logged of it."""
+
+    body: bytes
+    outcome: str
+    """`allowed`, `mutated` or `refused`."""
+    request: Request
+    verdict: Verdict
+
+
+class Reviewer:
+    """Answers the two endpoints."""
+
+    def __init__(self, admission: Admission, case_of: CaseOf) -> None:
+        self._admission = admission
+        self._case_of = case_of
+
+    def mutate(self, body: bytes) -> Answer:
+        """Answer `/mutate`: a patch for a new pod, nothing for all else."""
+        request, fault = parse(body)
+        if fault is not None:
+            return answer(request, Verdict(violations=(fault,)), 400)
+        if not request.is_pod or request.operation != "CREATE" or request.subresource:
+            return answer(request, Verdict())
+        return answer(request, self._admission.mutate(request.object, self._case_of(request.namespace)))
+
+    def validate(self, body: bytes) -> Answer:
+        """Answer `/validate`: new pods, ephemeral containers, and workloads' templates."""
+        request, fault = parse(body)
+        if fault is not None:
+            return answer(request, Verdict(violations=(fault,)), 400)
+        return answer(request, self._validate(request))
+
+    def _validate(self, request: Request) -> Verdict:
+        if request.operation not in ("CREATE", "UPDATE"):
+            return Verdict()
+        if request.is_pod:
+            if request.subresource == "ephemeralcontainers":
+                return self._admission.validate_ephemeral(request.object, request.old, self._case_of(request.namespace))
+            if request.operation == "CREATE" and not request.subresource:
+                return self._admission.validate(request.object, self._case_of(request.namespace))
+            # Most of a pod cannot change, and who may change what is ours is the API server's own policy.
+            return Verdict()
+        path = template_path(request.group, request.kind)
+        if path is None or request.subresource:
+            return Verdict()
+        template = template_of(request.object, path)
+        if request.operation == "UPDATE" and template == template_of(request.old, path):
+            return Verdict()  # what is there already can be scaled, annotated and deleted
+        return self._admission.validate_template(template, self._case_of(request.namespace), ".".join(path))
+
+
+def parse(body: bytes) -> tuple[Request, Violation | None]:
+    """Return the request of a review, and what is wrong with it where it can be told in an answer.
+
+    Raises BadReview where there is nothing to answer to.
+    """
+    try:
+        review = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadReview("body-not-json", f"the body is not JSON: {error.msg} at byte {error.pos}") from error
+    if not isinstance(review, dict) or review.get("kind") != KIND:
+        raise BadReview("not-admission-review", f"the body must be an object of kind {KIND}")
+    if review.get("apiVersion") != API_VERSION:
+        found = show(review.get("apiVersion"))
+        raise BadReview("review-version", f"apiVersion is {found}: only {API_VERSION} is spoken here")
+    raw = review.get("request")
+    if not isinstance(raw, dict):
+        raise BadReview("request-missing", "request must be an object")
+    uid = raw.get("uid")
+    if not isinstance(uid, str) or not uid:
+        raise BadReview("uid-missing", "request.uid must be a non-empty string")
+    return _request(uid, raw)
+
+
+def _request(uid: str, raw: Mapping[str, Any]) -> tuple[Request, Violation | None]:
+    kind = as_map(raw.get("kind"))
+    obj = raw.get("object")
+    namespace = raw.get("namespace")
+    if namespace is None:
+        namespace = as_map(as_map(obj).get("metadata")).get("namespace", "")
+    request = Request(
+        uid=uid,
+        kind=_text(kind.get("kind")),
+        group=_text(kind.get("group")),
+        operation=_text(raw.get("operation")),
+        namespace=_text(namespace),
+        subresource=_text(raw.get("subResource")),
+        object=as_map(obj),
+        old=as_map(raw.get("oldObject")),
+    )
+    if not request.kind:
+        return request, _bad("request.kind.kind", kind.get("kind"), "it must name the object's kind", "kind: Pod")
+    if request.operation not in _OPERATIONS:
+        rule = f"it must be one of {', '.join(_OPERATIONS)}"
+        return request, _bad("request.operation", raw.get("operation"), rule, "operation: CREATE")
+    if not isinstance(namespace, str):
+        return request, _bad("request.namespace", namespace, "it must be a string", "namespace: team-a")
+    if request.operation in ("CREATE", "UPDATE") and not isinstance(obj, dict):
+        return request, _bad("request.object", obj, "it must be an object", 'object: {"metadata": {}, "spec": {}}')
+    return request, None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _bad(field: str, value: object, rule: str, example: str) -> Violation:
+    return Violation("request-malformed", "", field, show(value), rule, example)
+
+
+def answer(request: Request, verdict: Verdict, status: int = 0) -> Answer:
+    """Return a verdict as a review; `status` where it is not the verdict's own."""
+    response: AdmissionResponse = {"uid": request.uid, "allowed": verdict.allowed}
+    outcome = "allowed"
+    if verdict.violations:
+        outcome = "refused"
+        response["status"] = status_of(verdict, status or verdict.status)
+    elif verdict.patch:
+        outcome = "mutated"
+        response["patchType"] = "JSONPatch"
+        response["patch"] = b64encode(orjson.dumps(verdict.patch)).decode("ascii")
+    if verdict.warnings:
+        response["warnings"] = list(verdict.warnings)
+    body = orjson.dumps({"apiVersion": API_VERSION, "kind": KIND, "response": response})
+    return Answer(body, outcome, request, verdict)
+
+
+def status_of(verdict: Verdict, code: int) -> Status:
+    """Return a refusal as the API server hands it to its user."""
+    shown = verdict.violations[:_MOST_VIOLATIONS]
+    causes = [{"reason": v.code, "field": v.field, "message": str(v)} for v in shown]
+    more = len(verdict.violations) - len(shown)
+    return {
+        "code": code,
+        "reason": _REASON[code],
+        "message": "; ".join(cause["message"] for cause in causes) + (f"; and {more} more" if more else ""),
+        "details": {"causes": causes},
+    }

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user may not write on a GPU pod, beyond the request itself (`slicekeeper.request`).
+
+A name that is ours is refused only where its value is not the one that we would write: a second pass, or a
+manifest from `kubectl get -o yaml`, brings our own values back. Every rule that is broken is told, not the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.errors import RequestRefused, Violation
+from slicekeeper.request import (
+    GpuRequest,
+    PodRequest,
+    annotations_of,
+    as_list,
+    as_map,
+    asks_for,
+    container_name,
+    containers,
+    parse_pod,
+    show,
+)
+from webhook.facts import Case, Cluster
+from webhook.mutation import DEFAULT_SCHEDULER, PRELOAD, VISIBLE_DEVICES
+from webhook.shape import malformed
+from webhook.sidecar_container import covers, is_ours
+
+MIRROR: Final = "kubernetes.io/config.mirror"
+_NO_DEVICES: Final = ("", "none", "void")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def is_mirror(pod: Mapping[str, Any]) -> bool:
+    """Whether kubelet made this object to show a static pod: it runs whatever anybody says."""
+    return MIRROR in annotations_of(pod)
+
+
+def concerns(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
+    """Whether a pod asks for GPUs, or carries a name that only GPU pods have."""
+    asked = cluster.ours if case.policy.nvidia_gpu == "ignored" else (*cluster.ours, cluster.resources.device)
+    if asks_for(pod, (*asked, cluster.resources.seat)):
+        return True
+    metadata = as_map(pod.get("metadata"))
+    return (
+        names.MANAGED_LABEL in as_map(metadata.get("labels"))
+        or names.FINALIZER in as_list(metadata.get("finalizers"))
+        or any(_is_written_by_us(key) for key in as_map(metadata.get("annotations")))
+    )
+
+
+def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[PodRequest | None, list[Violation]]:
+    """Return what a pod asks for, None where that cannot be told, and every rule that it breaks."""
+    violations = list(malformed(pod))
+    if violations:
+        return None, violations
+    policy = case.policy
+    resources = cluster.without_device if policy.nvidia_gpu == "ignored" else cluster.resources
+    try:
+        request = parse_pod(pod, resources, ceiling=policy.ceiling)
+    except RequestRefused as error:
+        return None, list(error.violations)
+    violations += _reserved_metadata(pod, request)
+    violations += _containers(pod, request, case, cluster)
+    if request.requests or request.whole_device_gpus:
+        violations += _pod_fields(as_map(pod.get("spec")), request, case, cluster)
+    return request, violations
+
+
+def check_ephemeral(
+    pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: Cluster
+) -> Iterator[Violation]:
+    """Yield what is wrong with ephemeral containers that `old` has not: they must not reach a running pod's GPUs."""
+    violations = list(malformed(pod))
+    yield from violations
+    if violations:
+        return
+    there = {container_name(as_map(c)) for c in as_list(as_map(old.get("spec")).get("ephemeralContainers"))}
+    asked = (*cluster.ours, *(() if case.policy.nvidia_gpu == "ignored" else (cluster.resources.device,)))
+    on_gpu_pod = asks_for(pod, asked)
+    for path, kind, container in containers(as_map(pod.get("spec"))):
+        name = container_name(container)
+        if kind != "ephemeral" or name in there:
+            continue
+        if asks_for({"spec": {"containers": [container]}}, asked):
+            yield Violation(
+                "gpu-in-ephemeral-container", name, f"{path}.resources", show(container.get("resources")),
+                "an ephemeral container cannot hold a GPU", f"{cluster.resources.core}: 50 in spec.containers[0]",
+            )  # fmt: skip
+        if on_gpu_pod:
+            yield from _privileged(path, name, container, cluster)
+            yield from _env(path, name, container, None, preload=False)
+
+
+def named_class(pod: Mapping[str, Any]) -> str:
+    """Return the PriorityClass that a pod names, empty where it names none."""
+    name = as_map(pod.get("spec")).get("priorityClassName")
+    return name if isinstance(name, str) else ""
+
+
+def _is_written_by_us(annotation: str) -> bool:
+    return (
+        annotation == names.BUDGET_STATE
+        or annotation in names.SCHEDULER_ANNOTATIONS
+        or annotation.startswith(names.GPU_PREFIX)
+    )
+
+
+def _reserved_metadata(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:
+    metadata = as_map(pod.get("metadata"))
+    on_gpu_pod = bool(request.requests or request.whole_device_gpus)
+    only = "" if on_gpu_pod else " only on pods that ask for GPUs"
+    label = as_map(metadata.get("labels")).get(names.MANAGED_LABEL)
+    if label is not None and not (on_gpu_pod and label == names.MANAGED_VALUE):
+        yield Violation(
+            "reserved-label", "", f"metadata.labels[{names.MANAGED_LABEL}]", show(label),
+            f"the label is reserved; the webhook writes it{only}",
+            f'{names.MANAGED_LABEL}: "{names.MANAGED_VALUE}", or no such label' if on_gpu_pod else "no such label",
+        )  # fmt: skip
+    if not on_gpu_pod and names.FINALIZER in as_list(metadata.get("finalizers")):
+        yield Violation(
+            "reserved-finalizer", "", "metadata.finalizers", show(names.FINALIZER),
+            f"the finalizer is reserved; the webhook writes it{only}", "no such finalizer",
+        )  # fmt: skip
+    for key, value in as_map(metadata.get("annotations")).items():
+        if not _is_written_by_us(key):
+            continue
+        if key == names.BUDGET_STATE and on_gpu_pod and value in (names.IN_BUDGET, names.OVER_BUDGET):
+            continue
+        yield Violation(
+            "reserved-annotation", "", f"metadata.annotations[{key}]", show(value),
+            "the annotation is reserved; Slicekeeper writes it when the pod is admitted or bound",
+            "no such annotation",
+        )  # fmt: skip
+
+
+def _containers(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> Iterator[Violation]:
+    spec = as_map(pod.get("spec"))
+    by_name = {r.container: r for r in request.requests}
+    preload = cluster.wants_preload(case, request)
+    seats = cluster.webhook.injection != "meter"
+    seen: set[str] = set()
+    for path, kind, container in containers(spec):
+        name = container_name(container)
+        gpu = by_name.get(name)
+        if gpu is not None:
+            yield from _gpu_container_name(path, name, seen)
+        seen.add(name)
+        yield from _seat(path, name, container, cluster, allowed=seats and gpu is not None)
+        if request.requests or request.whole_device_gpus:
+            yield from _privileged(path, name, container, cluster)
+        if name in request.whole_device_gpus and case.policy.nvidia_gpu == "refused":
+            yield _device_refused(path, name, request.whole_device_gpus[name], cluster)
+        if request.requests:
+            if name == names.SIDECAR:
+                yield from _sidecar(path, kind, container, case, cluster, holds_gpu=gpu is not None)
+            else:
+                yield from _env(path, name, container, gpu, preload=preload)
+    if request.requests:
+        yield from _volumes(spec, cluster)
+
+
+def _device_refused(path: str, name: str, count: int, cluster: Cluster) -> Violation:
+    device, core = cluster.resources.device, cluster.resources.core
+    return Violation(
+        "device-refused", name, f"{path}.resources.limits[{device}]", show(count),
+        "this namespace may not ask NVIDIA's plugin for whole GPUs, past its scheduler and its budget",
+        f"{core}: {count * 100}",
+    )  # fmt: skip
+
+
+def _gpu_container_name(path: str, name: str, seen: set[str]) -> Iterator[Violation]:
+    """Check a name that becomes part of an annotation's key, and must stand for one container."""
+    if name in seen or not _NAME.fullmatch(name):
+        yield Violation(
+            "container-name-invalid", name, f"{path}.name", show(name),
+            "a container that holds a GPU needs a name of its own: up to 63 lower-case letters, digits and '-'",
+            "name: trainer",
+        )  # fmt: skip
+
+
+def _seat(
+    path: str, name: str, container: Mapping[str, Any], cluster: Cluster, *, allowed: bool
+) -> Iterator[Violation]:
+    seat = cluster.resources.seat
+    resources = as_map(container.get("resources"))
+    for section in ("limits", "requests"):
+        value = as_map(resources.get(section)).get(seat)
+        if value is None or (allowed and str(value) == "1"):
+            continue
+        yield Violation(
+            "reserved-resource", name, f"{path}.resources.{section}[{seat}]", show(value),
+            "the webhook gives each container that holds a GPU one seat, and others none", f"no {seat}",
+        )  # fmt: skip
+
+
+def _privileged(path: str, name: str, container: Mapping[str, Any], cluster: Cluster) -> Iterator[Violation]:
+    if as_map(container.get("securityContext")).get("privileged") and not cluster.webhook.allow_privileged:
+        yield Violation(
+            "privileged", name, f"{path}.securityContext.privileged", "true",
+            "a privileged container sees all GPUs of its node, so no GPU pod may have one", "privileged: false",
+        )  # fmt: skip
+
+
+def _env(
+    path: str, name: str, container: Mapping[str, Any], gpu: GpuRequest | None, *, preload: bool
+) -> Iterator[Violation]:
+    for index, entry in enumerate(as_list(container.get("env"))):
+        variable = entry.get("name")
+        where = f"{path}.env[{index}]"
+        if variable == VISIBLE_DEVICES:
+            yield from _visible_devices(where, name, entry, gpu)
+        elif variable == PRELOAD:
+            indirect = entry.get("valueFrom")
+            if preload and gpu is not None and gpu.is_fraction and indirect:
+                yield Violation(
+                    "preload-not-literal", name, f"{where}.valueFrom", show(indirect),
+                    f"the limiter is put before your {PRELOAD}, which needs a literal value", "value: /opt/lib/own.so",
+                )  # fmt: skip
+        elif variable.startswith(names.ENV_PREFIX):
+            yield Violation(
+                "reserved-env", name, where, show(variable),
+                f"variables that begin with {names.ENV_PREFIX} are reserved", "no such variable",
+            )  # fmt: skip
+
+
+def _visible_devices(where: str, name: str, entry: Mapping[str, Any], gpu: GpuRequest | None) -> Iterator[Violation]:
+    if gpu is None:
+        if entry.get("value") in _NO_DEVICES and not entry.get("valueFrom"):
+            return
+        example = f"value: void, or no {VISIBLE_DEVICES}"
+        rule = "in a container that asks for no GPU the variable would show it other containers' GPUs"
+    else:
+        field = f"metadata.annotations['{names.gpu_annotation(gpu.container)}']"
+        if not entry.get("value") and covers(entry.get("valueFrom"), {"fieldRef": {"fieldPath": field}}):
+            return
+        example = f"no {VISIBLE_DEVICES}"
+        rule = "the variable is reserved; the webhook sets it to the GPUs that the scheduler chooses"
+    yield Violation("reserved-env", name, where, show(entry.get("valueFrom") or entry.get("value")), rule, example)
+
+
+def _sidecar(
+    path: str, kind: str, container: Mapping[str, Any], case: Case, cluster: Cluster, *, holds_gpu: bool
+) -> Iterator[Violation]:
+    ours = cluster.sidecar(case.policy.sidecar, "")
+    known = {entry["name"] for entry in ours["env"]}
+    strange = [
+        entry["name"]
+        for entry in as_list(container.get("env"))
+        if entry["name"].startswith(names.ENV_PREFIX) and entry["name"] not in known
+    ]
+    if kind != "sidecar" or holds_gpu or strange or not is_ours(container, ours):
+        yield Violation(
+            "reserved-container", names.SIDECAR, path, show(strange[0] if strange else container),
+            "the name is reserved; the webhook adds this container itself, and here it is another one",
+            "no container of this name",
+        )  # fmt: skip
+
+
+def _volumes(spec: Mapping[str, Any], cluster: Cluster) -> Iterator[Violation]:
+    ours = {volume["name"]: volume for volume in cluster.volumes}
+    for index, entry in enumerate(as_list(spec.get("volumes"))):
+        own = ours.get(entry.get("name"))
+        if own is not None and not covers(entry, own):
+            yield Violation(
+                "reserved-volume", "", f"spec.volumes[{index}]", show(entry),
+                "the name is reserved; the webhook adds this volume itself, and here it is another one",
+                "no volume of this name",
+            )  # fmt: skip
+
+
+def _pod_fields(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> Iterator[Violation]:
+    webhook, policy = cluster.webhook, case.policy
+    if spec.get("hostPID") and not webhook.allow_host_pid:
+        yield Violation(
+            "host-pid", "", "spec.hostPID", show(spec["hostPID"]),
+            "a GPU pod in the node's process namespace could reach other pods' GPU processes", "hostPID: false",
+        )  # fmt: skip
+    if spec.get("nodeName") and not webhook.allow_node_name:
+        yield Violation(
+            "node-name", "", "spec.nodeName", show(spec["nodeName"]),
+            "a GPU pod is placed by the scheduler, which keeps GPUs from being given away twice",
+            "nodeSelector: {kubernetes.io/hostname: NODE}",
+        )  # fmt: skip
+    scheduler = spec.get("schedulerName")
+    if request.requests and scheduler not in (None, "", DEFAULT_SCHEDULER, webhook.scheduler_name):
+        yield Violation(
+            "scheduler-name", "", "spec.schedulerName", show(scheduler),
+            "shares of GPUs are placed by Slicekeeper's scheduler alone", f"schedulerName: {webhook.scheduler_name}",
+        )  # fmt: skip
+    if request.requests and request.sharing not in policy.sharing:
+        allowed = ", ".join(policy.sharing)
+        yield Violation(
+            "sharing-not-allowed", "", f"metadata.annotations[{names.SHARING}]", show(request.sharing),
+            f"this namespace's policy allows {allowed or 'no sharing mode at all'}",
+            f"{names.SHARING}: {policy.sharing[0]}" if policy.sharing else "a namespace that allows one",
+        )  # fmt: skip
+    if policy.mode == "enforce":
+        yield from _priority_class(spec, case, cluster)
+
+
+def _priority_class(spec: Mapping[str, Any], case: Case, cluster: Cluster) -> Iterator[Violation]:
+    ours = (cluster.class_name(case, over=False), cluster.class_name(case, over=True))
+    allowed = case.policy.allowed_priority_classes
+    named = spec.get("priorityClassName")
+    if named and named not in ours and named not in allowed and not cluster.classes.is_default(named):
+        yield Violation(
+            "priority-class-not-allowed", "", "spec.priorityClassName", show(named),
+            "the webhook sets a GPU pod's priority class; this namespace's policy allows users "
+            + (", ".join(allowed) if allowed else "no other"),
+            f"priorityClassName: {allowed[0]}" if allowed else "no priorityClassName",
+        )  # fmt: skip
+    for name in ours:
+        if cluster.classes.get(name) is None:
+            yield Violation(
+                "priority-class-unknown", "", "spec.priorityClassName", show(name),
+                "the policy names a PriorityClass whose value the webhook does not know; an administrator must "
+                "create it in the cluster or correct the policy", f"kubectl get priorityclass {name}",
+            )  # fmt: skip

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reporting sidecar as a native sidecar: passes Pod Security `restricted`, keeps a pod's QoS class, asks no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import __version__, names
+from slicekeeper.namespace_policy import SidecarPolicy
+from slicekeeper.settings import Settings
+
+TOKEN_VOLUME: Final = "slicekeeper-token"  # noqa: S105 - a volume's name
+SPOOL_VOLUME: Final = "slicekeeper-spool"
+VOLUMES: Final = (TOKEN_VOLUME, SPOOL_VOLUME)
+TOKEN_FOLDER: Final = "/var/run/secrets/slicekeeper"  # noqa: S105 - a folder
+CONTAINERS_VARIABLE: Final = names.ENV_PREFIX + "SIDECAR_CONTAINERS"
+
+_TOKEN_SECONDS: Final = 3600
+_USER: Final = 65532
+
+_BY_FIELD: Final = (
+    (names.ENV_PREFIX + "SIDECAR_NAMESPACE", "metadata.namespace"),
+    (names.ENV_PREFIX + "SIDECAR_POD_NAME", "metadata.name"),
+    (names.ENV_PREFIX + "SIDECAR_POD_UID", "metadata.uid"),
+)
+
+
+def sidecar_container(settings: Settings, policy: SidecarPolicy) -> dict[str, Any]:
+    """Return the container without the variable that names the GPU containers, which each pod has its own."""
+    literal = {
+        names.ENV_PREFIX + "SIDECAR_REPORT_SECONDS": f"{settings.webhook.report_seconds:g}",
+        names.ENV_PREFIX + "TIMEKEEPER_CLIENT_URL": settings.timekeeper_client.url,
+        names.ENV_PREFIX + "TIMEKEEPER_CLIENT_TOKEN_FILE": f"{TOKEN_FOLDER}/token",
+    }
+    resources = {"cpu": policy.cpu, "memory": policy.memory}
+    return {
+        "name": names.SIDECAR,
+        "image": policy.image or names.image("sidecar", __version__),
+        "args": ["sidecar", "run"],
+        "restartPolicy": "Always",
+        "env": [
+            *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _BY_FIELD),
+            *({"name": name, "value": value} for name, value in literal.items()),
+        ],
+        "resources": {"limits": resources, "requests": resources},
+        "volumeMounts": [
+            {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True},
+            {"name": SPOOL_VOLUME, "mountPath": settings.sidecar.spool_dir},
+        ],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsGroup": _USER,
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def volumes(settings: Settings) -> list[dict[str, Any]]:
+    """Return the volumes that the sidecar alone mounts."""
+    token = {
+        "audience": settings.timekeeper.audience,
+        "expirationSeconds": _TOKEN_SECONDS,
+        "path": "token",
+    }
+    return [
+        {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
+        {"name": SPOOL_VOLUME, "emptyDir": {}},
+    ]
+
+
+def is_ours(container: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether a container by the sidecar's name does what ours does.
+
+    Image, resources and security context may be another mutator's (a registry mirror, defaults, a security
+    policy), and so may further variables and mounts; the list of GPU containers is written anew at each pass.
+    """
+    fixed = {key: ours[key] for key in ("args", "restartPolicy", "volumeMounts")}
+    env = [entry for entry in ours["env"] if entry["name"] != CONTAINERS_VARIABLE]
+    return not container.get("command") and covers(container, {**fixed, "env": env})
+
+
+def covers(theirs: object, ours: object) -> bool:
+    """Whether `theirs` has all that `ours` has; lists of named things are compared by name, in any order."""
+    if isinstance(ours, dict):
+        return isinstance(theirs, dict) and all(key in theirs and covers(theirs[key], ours[key]) for key in ours)
+    if isinstance(ours, list):
+        if not isinstance(theirs, list):
+            return False
+        if ours and isinstance(ours[0], dict) and "name" in ours[0]:
+            return all(_covered_by_name(theirs, entry) for entry in ours)
+        return len(theirs) == len(ours) and all(map(covers, theirs, ours))
+    return theirs == ours
+
+
+def _covered_by_name(theirs: list[Any], ours: Mapping[str, Any]) -> bool:
+    same = [entry for entry in theirs if isinstance(entry, dict) and entry.get("name") == ours["name"]]
+    return bool(same) and all(covers(entry, ours) for entry in same)
