@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The application: database, books, controller and routes put together from settings."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import msgspec
+from flask import Flask
+
+from slicekeeper.clock import Clock
+from slicekeeper.errors import SettingsError
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.namespace_policy import PolicyFile, parse_rate
+from slicekeeper.settings import Settings
+from timekeeper import movements
+from timekeeper.api import openapi, openapi_answer, problems
+from timekeeper.api.routes import ROUTES
+from timekeeper.api.service import EXTENSION, Service
+from timekeeper.books import Books
+from timekeeper.controller import Controller
+from timekeeper.identity import Identity
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+
+MAX_BODY_BYTES = 4 << 20
+
+
+def make_app(settings: Settings, clock: Clock) -> Flask:
+    """Return the application, its controller started. Call it in the process that serves: threads begin here."""
+    mine = settings.timekeeper
+    client = KubeClient(settings.kubernetes)
+    identity = Identity(client, mine.audience, mine.operator_token_file)
+    policy = PolicyFile(settings.policy)
+    rates = rates_of(mine.rates)
+    database = Database(make_engine(mine.database))
+    books = Books(database, mine.cluster, carry=mine.debt == "carry")
+    movements.follow_settings(books, rates, clock.now_ms())
+    controller = Controller(settings, clock, client, books, policy, identity.forget)
+    app = routed(Service(settings, clock, books, policy, controller, identity))
+    policy.start()
+    controller.start()
+    return app
+
+
+def routed(service: Service) -> Flask:
+    """Return the application of a service, with nothing started."""
+    app = Flask("timekeeper", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.extensions[EXTENSION] = service
+    app.extensions[openapi_answer.DOCUMENT] = msgspec.json.encode(openapi.document())
+    problems.register(app)
+    for route in ROUTES:
+        rule = re.sub(r"{(\w+)}", r"<\1>", route.path)
+        app.add_url_rule(
+            rule, f"{route.method} {route.path}", route.handler, methods=[route.method], provide_automatic_options=False
+        )
+    return app
+
+
+def rates_of(rates: dict[str, str]) -> dict[str, Fraction]:
+    """Return the rates by GPU model.
+
+    Raises SettingsError where one is no rate.
+    """
+    found = {}
+    for model, text in rates.items():
+        try:
+            found[model] = parse_rate(text)
+        except (ValueError, ArithmeticError) as error:
+            raise SettingsError(f"timekeeper.rates.{model} is {text!r}: {error}; for example 3/2") from error
+    return found

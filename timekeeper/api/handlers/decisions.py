@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions: what namespaces may do now, all in one answer that pollers get as 304 while nothing changes."""
+
+from __future__ import annotations
+
+from flask import Response
+
+from slicekeeper.errors import NotFound
+from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import DecisionList
+from timekeeper import views
+from timekeeper.api import requests
+from timekeeper.api.service import service
+
+
+def listed() -> Response:
+    """Return all namespaces' decisions."""
+    it = service()
+    it.allow("list")
+    now = it.clock.now_ms()
+    items = [views.decision(p, it.policy.of(p.known.name), it.settings, now) for p in it.books.positions()]
+    etag = views.decisions_tag(items)
+    return requests.not_modified(etag) or requests.answer(
+        DecisionList(items=items, as_of=format_instant(now)), etag=etag
+    )
+
+
+def shown(namespace: str) -> Response:
+    """Return one namespace's decision."""
+    it, name = service(), requests.namespace(namespace)
+    it.allow("get", name)
+    position = it.books.position(name)
+    if position is None:
+        raise NotFound(f"namespace {name} has no account yet: it is in budget", 404, "namespace-unknown")
+    decision = views.decision(position, it.policy.of(name), it.settings, it.clock.now_ms())
+    etag = views.decisions_tag([decision])
+    return requests.not_modified(etag) or requests.answer(decision, etag=etag)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes, metrics, and the interface's own description. They need no identity."""
+
+from __future__ import annotations
+
+from flask import Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from sqlalchemy.exc import SQLAlchemyError
+
+from timekeeper.api import metrics, requests
+from timekeeper.api.schemas import Health
+from timekeeper.api.service import service
+from timekeeper.store import migrate
+
+
+def live() -> Response:
+    """Return whether the server does its work; a restart may help where it does not."""
+    it = service()
+    reason = it.controller.trouble() or ("" if it.books.database.alive else "the ledger's writer has stopped")
+    return _answer(reason)
+
+
+def ready() -> Response:
+    """Return whether the server may be asked."""
+    it = service()
+    try:
+        reason = "" if migrate.is_current(it.books.database.engine) else "the database is not migrated"
+    except SQLAlchemyError:
+        reason = "the database does not answer"
+    return _answer(reason or ("" if it.controller.synced else "the cluster's pods have not been listed yet"))
+
+
+def _answer(reason: str) -> Response:
+    if reason:
+        return requests.answer(Health("failing", reason), 503)
+    return requests.answer(Health("ok"))
+
+
+def measured() -> Response:
+    """Return metrics as Prometheus reads them."""
+    return Response(generate_latest(metrics.registry(service())), content_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three routes of the service that Slicekeeper replaces, with its payloads. Minutes are GPU-minutes."""
+
+from __future__ import annotations
+
+import uuid
+
+from flask import Response, request
+
+from slicekeeper.units import MS_PER_MINUTE
+from timekeeper import movements
+from timekeeper.api import requests
+from timekeeper.api.handlers import budgets, reports
+from timekeeper.api.handlers.movements import place
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas import IncreaseBody, OriginalBudget, SignOfLife, Terminate
+from timekeeper.api.service import Service, service
+from timekeeper.movements import Order
+from timekeeper.store import workloads
+
+
+def shown(namespace: str) -> Response:
+    """Return a budget; a namespace never seen has the full default."""
+    it, name = service(), requests.namespace(namespace)
+    it.allow("get", name)
+    return _answer(it, name)
+
+
+def _answer(it: Service, name: str) -> Response:
+    budget, _ = budgets.current(it, name)
+    return requests.answer(
+        OriginalBudget(
+            budget_available=budget.state not in ("exhausted", "suspended"),
+            budget=(budget.amount_ms + budget.granted_ms) / MS_PER_MINUTE,
+            budget_remaining=budget.balance_ms / MS_PER_MINUTE,
+        )
+    )
+
+
+def report(namespace: str) -> Response:
+    """Take a sign of life; it charges nothing."""
+    it, name = service(), requests.namespace(namespace)
+    caller = reports.speaker(it)
+    given = requests.body(SignOfLife)
+    if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
+        raise Problem(403, "wrong-pod", "a pod reports for itself alone", "pod_name")
+    pod = it.controller.pods.find(caller.pod_uid) if caller.pod_uid else it.controller.pods.named(name, given.pod_name)
+    if pod is None:
+        raise Problem(404, "pod-unknown", f"no GPU pod {given.pod_name} is known in {name}", "pod_name")
+    uid, now = pod["metadata"]["uid"], it.clock.now_ms()
+    it.books.database.write(lambda session: workloads.heard(session, uid, now))
+    return requests.answer(Terminate(reports.may_leave(it, {uid})))
+
+
+def increase(namespace: str) -> Response:
+    """Book a grant of some minutes; with an Idempotency-Key only once."""
+    it, name = service(), requests.namespace(namespace)
+    caller = it.allow("create", name, "grants")
+    given = requests.body(IncreaseBody)
+    now = it.clock.now_ms()
+    key = request.headers.get("Idempotency-Key", "").strip()[:255] or uuid.uuid4().hex
+    order = Order(given.minutes * MS_PER_MINUTE, given.reason, key, request.get_data(), caller.name, now)
+    movements.grant(it.books, place(it, name), order, valid_from=now, valid_to=None)
+    it.controller.nudge()
+    return _answer(it, name)

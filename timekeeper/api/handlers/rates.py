@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prices of GPU models, and the audit log: what concerns all namespaces."""
+
+from __future__ import annotations
+
+import msgspec
+from flask import Response, request
+
+from slicekeeper.namespace_policy import parse_rate
+from slicekeeper.units import format_instant
+from timekeeper import movements
+from timekeeper.api import requests
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas import AuditEntry, AuditList, GpuRate, GpuRateList, RateBody
+from timekeeper.api.service import service
+from timekeeper.store import audit, prices
+
+
+def listed() -> Response:
+    """Return a page of prices, of one model where it is named."""
+    it = service()
+    it.allow("list", "", "rates")
+    limit, after = requests.limit(), requests.cursor(int)
+    with it.books.database.reading() as session:
+        rows = prices.listed(session, requests.plain("model"), after or 0, limit + 1)
+    items = [
+        GpuRate(
+            id=row.id, model=row.model, rate=str(row.rate), effective_at=format_instant(row.effective_at),
+            source=row.source,
+        )
+        for row in rows[:limit]
+    ]  # fmt: skip
+    more = requests.next_cursor(items[-1].id) if len(rows) > limit else None
+    return requests.answer(GpuRateList(items=items, next_cursor=more))
+
+
+def put() -> Response:
+    """Have a GPU model cost something else from an instant on, never from one that is past."""
+    it = service()
+    caller = it.allow("create", "", "rates")
+    given = requests.body(RateBody)
+    try:
+        rate = parse_rate(given.rate)
+    except (ValueError, ArithmeticError) as error:
+        raise Problem(422, "rate-invalid", f"rate: {error}; for example 3/2", "rate") from error
+    now = it.clock.now_ms()
+    since = now if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
+    if since < now:
+        raise Problem(422, "instant-past", "effectiveAt lies in the past: what was charged stands", "effectiveAt")
+    made = movements.set_price(
+        it.books, given.model, rate, since=since, reason=given.reason, actor=caller.name, now=now
+    )
+    it.controller.nudge()
+    with it.books.database.reading() as session:
+        row = prices.at(session, given.model, since)
+    if row is None:
+        raise Problem(503, "database-unavailable", "the rate was set and cannot be read; ask again")
+    answer = GpuRate(
+        id=row.id, model=row.model, rate=str(row.rate), effective_at=format_instant(since), source=row.source
+    )
+    return requests.answer(answer, 201 if made else 200)
+
+
+def audited() -> Response:
+    """Return a page of the audit log, of one namespace where it is named."""
+    it = service()
+    named = request.args.get("namespace", "")
+    name = requests.namespace(named) if named else ""
+    it.allow("list", name, "audit")
+    limit, after = requests.limit(), requests.cursor(int)
+    with it.books.database.reading() as session:
+        rows = audit.page(session, it.books.cluster, name, after or 0, limit + 1)
+    items = [
+        AuditEntry(
+            id=row.id, at=format_instant(row.at), actor=row.actor, action=row.action, namespace=row.namespace,
+            detail=msgspec.json.decode(row.detail, type=dict[str, str | int]),
+            prev_hash=row.prev_hash, hash=row.hash,
+        )
+        for row in rows[:limit]
+    ]  # fmt: skip
+    more = requests.next_cursor(items[-1].id) if len(rows) > limit else None
+    return requests.answer(AuditList(items=items, next_cursor=more))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sidecars' reports."""
+
+from __future__ import annotations
+
+from flask import Response
+
+from slicekeeper.wire.timekeeper import ReportAnswer, ReportBatch
+from timekeeper import reports
+from timekeeper.api import requests
+from timekeeper.api.problems import Problem
+from timekeeper.api.service import Service, service
+from timekeeper.identity import Caller
+from timekeeper.interval import others_ended
+
+MOST_AT_ONCE = 1_000
+
+
+def taken() -> Response:
+    """Take in one pod's reports."""
+    it = service()
+    caller = speaker(it)
+    given = requests.body(ReportBatch)
+    if len(given.reports) > MOST_AT_ONCE:
+        raise Problem(422, "batch-too-large", f"send at most {MOST_AT_ONCE} reports at once", "reports")
+    outcomes = reports.take(it.books.database, caller, given.reports, it.clock.now_ms())
+    uids = {caller.pod_uid} if caller.pod_uid else {report.pod_uid for report in given.reports}
+    return requests.answer(ReportAnswer(outcomes=outcomes, terminate=may_leave(it, uids)))
+
+
+def speaker(it: Service) -> Caller:
+    """Return who speaks: a pod, by a token that is bound to it, or the operator."""
+    caller = it.caller()
+    if not caller.pod_uid and not caller.operator:
+        raise Problem(403, "token-not-bound", "a report needs a token that is bound to its pod")
+    return caller
+
+
+def may_leave(it: Service, uids: set[str]) -> bool:
+    """Whether all other containers have ended, of every one of the pods."""
+    pods = [it.controller.pods.find(uid) for uid in uids]
+    return bool(pods) and all(pod is not None and others_ended(pod) for pod in pods)

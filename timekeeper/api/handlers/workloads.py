@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods as the ledger has them, and a namespace's usage."""
+
+from __future__ import annotations
+
+from flask import Response, request
+
+from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import WorkloadList
+from timekeeper import views
+from timekeeper.api import requests
+from timekeeper.api.schemas import Usage
+from timekeeper.api.service import service
+from timekeeper.store import workloads
+
+
+def listed() -> Response:
+    """Return a page of workloads, newest first."""
+    it = service()
+    name = requests.namespace(request.args["namespace"]) if request.args.get("namespace") else ""
+    it.allow("list", name)
+    limit, before = requests.limit(), requests.cursor(tuple[int, str])
+    with it.books.database.reading() as session:
+        rows = workloads.page(session, it.books.cluster, name, before, limit + 1)
+    now = it.clock.now_ms()
+    items = views.workload_views(it.books, rows[:limit], now)
+    last = rows[limit - 1][0] if len(rows) > limit else None
+    more = None if last is None else requests.next_cursor((last.opened_at, last.pod_uid))
+    return requests.answer(WorkloadList(items=items, as_of=format_instant(now), next_cursor=more))
+
+
+def usage(namespace: str) -> Response:
+    """Return what a namespace was charged in this period, and what its pods used."""
+    it, name = service(), requests.namespace(namespace)
+    it.allow("get", name)
+    now = it.clock.now_ms()
+    position = it.books.position(name)
+    state = views.standing(position, it.policy.of(name), now)
+    rows = []
+    if position is not None:
+        with it.books.database.reading() as session:
+            rows = workloads.of_namespace(session, position.known.id, state.period_start or 0)
+    seen = views.workload_views(it.books, [(row, name) for row in rows], now)
+    known = [one.used_ms for one in seen if one.used_ms is not None]
+    return requests.answer(
+        Usage(
+            namespace=name,
+            period_start=None if state.period_start is None else format_instant(state.period_start),
+            charged_ms=state.used,
+            over_budget_ms=state.over,
+            workloads=len(seen),
+            used_ms=sum(known) if known else None,
+            unknown_workloads=len(seen) - len(known),
+            as_of=format_instant(now),
+        )
+    )

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsing requests and serialising answers, the same for all handlers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+from flask import Response, request
+
+from slicekeeper.units import parse_instant
+from timekeeper.api.problems import Problem
+
+T = TypeVar("T")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""An escaped NUL: JSON allows it, PostgreSQL's text does not."""
+
+_LARGEST = 2**62
+MOST_PER_PAGE = 500
+
+
+def body(kind: type[T]) -> T:
+    """Return the request's body.
+
+    Raises Problem naming the field where it is not what is expected.
+    """
+    if request.mimetype not in ("application/json", ""):
+        raise Problem(415, "media-type-unsupported", "send application/json", "Content-Type")
+    data = request.get_data()
+    if _NUL.search(data):
+        raise Problem(422, "body-invalid", "texts must not contain the character NUL")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at ")
+        field = place.strip("`").removeprefix("$").removeprefix(".")
+        raise Problem(422, "body-invalid", f"{field}: {message}" if field else message, field) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Problem(400, "body-not-json", "the body is not valid JSON") from error
+
+
+def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
+    """Return a value as JSON."""
+    made = Response(msgspec.json.encode(value), status, content_type="application/json")
+    if etag:
+        made.headers["ETag"] = etag
+    return made
+
+
+def not_modified(etag: str) -> Response | None:
+    """Return 304 where the caller has what is there; tags are compared weakly."""
+    given = [tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")]
+    if "*" not in given and etag.removeprefix("W/") not in given:
+        return None
+    made = Response(status=304)
+    made.headers["ETag"] = etag
+    return made
+
+
+def namespace(name: str) -> str:
+    """Return a namespace's name from a path or a query.
+
+    Raises Problem where it can be none.
+    """
+    if not _NAMESPACE.fullmatch(name):
+        raise Problem(422, "namespace-invalid", "a namespace's name is up to 63 of a-z, 0-9 and '-'", "namespace")
+    return name
+
+
+def time_zone(name: str) -> str:
+    """Return the name of a time zone.
+
+    Raises Problem where there is no such zone.
+    """
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise Problem(
+            422, "time-zone-unknown", f"{name!r} is no IANA time zone; for example Europe/Berlin", "timeZone"
+        ) from error
+    return name
+
+
+def instant(value: str, field: str) -> int:
+    """Return an instant of a body in milliseconds.
+
+    Raises Problem where it is none.
+    """
+    try:
+        return parse_instant(value)
+    except (ValueError, OverflowError) as error:
+        raise Problem(
+            422, "instant-invalid", f"{field} must be RFC 3339, for example 2026-11-30T12:00:00Z", field
+        ) from error
+
+
+def plain(name: str, most: int = 253) -> str:
+    """Return a text of the query, empty where there is none.
+
+    Raises Problem where it cannot be one of ours.
+    """
+    text = request.args.get(name, "")
+    if len(text) > most or not text.isprintable():
+        raise Problem(422, "query-invalid", f"{name} has at most {most} printable characters", name)
+    return text
+
+
+def limit(default: int = 100) -> int:
+    """Return how many items a page may have.
+
+    Raises Problem where the query says something else than 1 to 500.
+    """
+    text = request.args.get("limit", str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_PER_PAGE):
+        raise Problem(422, "limit-invalid", f"limit is a whole number from 1 to {MOST_PER_PAGE}", "limit")
+    return int(text)
+
+
+def cursor(kind: type[T]) -> T | None:
+    """Return where a page goes on; None at the beginning.
+
+    Raises Problem where the cursor is not one of ours.
+    """
+    text = request.args.get("cursor", "")
+    if not text:
+        return None
+    refusal = Problem(422, "cursor-invalid", "use the cursor that the page before gave", "cursor")
+    try:
+        place = msgspec.json.decode(base64.urlsafe_b64decode(text.encode("ascii")), type=kind)
+    except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
+        raise refusal from error
+    parts = place if isinstance(place, tuple) else (place,)
+    if any(part > _LARGEST or part < 0 if isinstance(part, int) else "\0" in str(part) for part in parts):
+        raise refusal
+    return place
+
+
+def next_cursor(place: object) -> str:
+    """Return a cursor, which tells callers nothing."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode()
+
+
+def etag_of(header: str) -> str | None:
+    """Return the entity tag of a condition, None where there is no condition."""
+    value = request.headers.get(header)
+    return None if value is None or value.strip() == "*" else value.strip()

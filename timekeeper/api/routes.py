@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All routes, in one table. The OpenAPI document is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from flask import Response
+
+from slicekeeper.wire import timekeeper as wire
+from timekeeper.api import openapi_answer, schemas
+from timekeeper.api.handlers import budgets, decisions, health, movements, original, rates, reports, workloads
+
+Kind = type[msgspec.Struct]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method of one path; `problems` are the statuses that it may answer beside those all may."""
+
+    method: str
+    path: str
+    handler: Callable[..., Response]
+    summary: str
+    answer: Kind | None = None
+    body: Kind | None = None
+    status: tuple[int, ...] = (200,)
+    query: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    problems: tuple[int, ...] = ()
+    public: bool = False
+
+
+_NS = "/api/v1/budgets/{namespace}"
+_PAGE = ("cursor", "limit")
+_IF_NONE = ("If-None-Match",)
+_ONCE = ("Idempotency-Key",)
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/api/v1/decisions", decisions.listed, "All namespaces' decisions", wire.DecisionList,
+          status=(200, 304), headers=_IF_NONE),
+    Route("GET", "/api/v1/decisions/{namespace}", decisions.shown, "One namespace's decision", wire.Decision,
+          status=(200, 304), headers=_IF_NONE, problems=(404,)),
+    Route("GET", "/api/v1/budgets", budgets.listed, "Budgets, page by page", wire.BudgetList, query=_PAGE),
+    Route("GET", _NS, budgets.shown, "One budget as it stands", wire.Budget, status=(200, 304), headers=_IF_NONE),
+    Route("PUT", _NS, budgets.put, "Give a namespace a budget of its own", wire.Budget, schemas.BudgetBody,
+          headers=("If-Match",), problems=(404, 409, 412)),
+    Route("GET", f"{_NS}/grants", movements.grants, "Grants, newest first", schemas.GrantList, query=_PAGE),
+    Route("POST", f"{_NS}/grants", movements.grant, "Book a grant", wire.Budget, schemas.GrantBody, status=(200, 201),
+          headers=_ONCE, problems=(404, 409)),
+    Route("GET", f"{_NS}/refunds", movements.refunds, "Refunds, newest first", schemas.MovementList, query=_PAGE),
+    Route("POST", f"{_NS}/refunds", movements.refund, "Give back what an ended pod was charged", wire.Budget,
+          schemas.RefundBody, status=(200, 201), headers=_ONCE, problems=(404, 409)),
+    Route("GET", f"{_NS}/adjustments", movements.adjustments, "Adjustments, newest first", schemas.MovementList,
+          query=_PAGE),
+    Route("POST", f"{_NS}/adjustments", movements.adjust, "Put GPU time right by hand", wire.Budget,
+          schemas.AdjustmentBody, status=(200, 201), headers=_ONCE, problems=(404, 409)),
+    Route("GET", f"{_NS}/transfers", movements.transfers, "Transfers in and out, newest first", schemas.MovementList,
+          query=_PAGE),
+    Route("POST", f"{_NS}/transfers", movements.transfer, "Move GPU time into another namespace's budget", wire.Budget,
+          schemas.TransferBody, status=(200, 201), headers=_ONCE, problems=(404, 409)),
+    Route("PUT", f"{_NS}/status", budgets.status, "Suspend a budget, close it, or have it go on", wire.Budget,
+          schemas.StatusBody, problems=(404, 409)),
+    Route("GET", "/api/v1/rates", rates.listed, "Prices of GPU models, in the order of setting", schemas.GpuRateList,
+          query=("model", *_PAGE)),
+    Route("POST", "/api/v1/rates", rates.put, "Set a GPU model's price from an instant on", schemas.GpuRate,
+          schemas.RateBody, status=(200, 201), problems=(409,)),
+    Route("GET", "/api/v1/audit", rates.audited, "Who did what and why, in order", schemas.AuditList,
+          query=("namespace", *_PAGE)),
+    Route("GET", f"{_NS}/entries", budgets.entries, "Ledger entries, in the order of booking", schemas.EntryList,
+          query=_PAGE, problems=(404,)),
+    Route("POST", "/api/v1/reports", reports.taken, "One pod's usage counters", wire.ReportAnswer, wire.ReportBatch),
+    Route("GET", "/api/v1/workloads", workloads.listed, "Pods as the ledger has them, newest first",
+          wire.WorkloadList, query=("namespace", *_PAGE)),
+    Route("GET", "/api/v1/usage/{namespace}", workloads.usage, "Charges and usage of this period", schemas.Usage),
+    Route("GET", "/api/v1/openapi.json", openapi_answer.shown, "This document", public=True),
+    Route("GET", "/budget/{namespace}", original.shown, "Budget in GPU-minutes (the original's route)",
+          schemas.OriginalBudget),
+    Route("POST", "/budget/{namespace}/report", original.report, "Sign of life (the original's route)",
+          schemas.Terminate, schemas.SignOfLife, problems=(404,)),
+    Route("POST", "/budget/{namespace}/increase", original.increase, "Grant minutes (the original's route)",
+          schemas.OriginalBudget, schemas.IncreaseBody, headers=("Idempotency-Key",), problems=(404, 409)),
+    Route("GET", "/healthz", health.live, "Whether the server does its work", schemas.Health, problems=(503,),
+          public=True),
+    Route("GET", "/readyz", health.ready, "Whether the server may be asked", schemas.Health, problems=(503,),
+          public=True),
+    Route("GET", "/metrics", health.measured, "Prometheus metrics", public=True),
+)  # fmt: skip

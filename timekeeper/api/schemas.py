@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies that are taken and answers that are given, beside the types that other parts share (`slicekeeper.wire`).
+
+Unknown fields of a body are refused. The OpenAPI document is made of these types, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from slicekeeper.wire.timekeeper import Wire
+from timekeeper.books import MAX_AMOUNT_MS
+
+Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS, description="GPU-milliseconds.")]
+Reason = Annotated[str, Meta(min_length=1, max_length=1024)]
+Instant = Annotated[str, Meta(max_length=40, description="RFC 3339 with a zone.")]
+
+
+class Body(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbid_unknown_fields=True):
+    """Base of bodies."""
+
+
+class BudgetBody(Body, frozen=True, kw_only=True):
+    """A namespace's own budget."""
+
+    amount_ms: Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="GPU-milliseconds per period.")]
+    period: Literal["none", "hour", "day", "week", "month", "year"]
+    time_zone: Annotated[str, Meta(min_length=1, max_length=64, description="IANA name.")] = "UTC"
+    credit_ms: Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="How far the balance may go below zero.")] = 0
+    rollover_ms: Annotated[
+        int, Meta(ge=0, le=MAX_AMOUNT_MS, description="The most that a period leaves to the next one.")
+    ] = 0
+
+
+class GrantBody(Body, frozen=True, kw_only=True):
+    """GPU time beside the budget; without `validFrom` from now on, without `validTo` until it is used up."""
+
+    amount_ms: Amount
+    reason: Reason
+    valid_from: Instant | None = None
+    valid_to: Instant | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Low is used first; the budget itself has 0.")] = 0
+
+
+class RefundBody(Body, frozen=True, kw_only=True):
+    """What an ended pod gets back of its charge."""
+
+    pod_uid: Annotated[str, Meta(min_length=1, max_length=64)]
+    amount_ms: Amount
+    reason: Reason
+
+
+class AdjustmentBody(Body, frozen=True, kw_only=True):
+    """GPU time put right by hand; a negative amount takes it away."""
+
+    amount_ms: Annotated[int, Meta(ge=-MAX_AMOUNT_MS, le=MAX_AMOUNT_MS, description="GPU-milliseconds, not 0.")]
+    reason: Reason
+
+
+class TransferBody(Body, frozen=True, kw_only=True):
+    """GPU time for another namespace's budget; without `validTo` until it is used up there."""
+
+    to: Annotated[str, Meta(min_length=1, max_length=63, description="The namespace that gets it.")]
+    amount_ms: Amount
+    reason: Reason
+    valid_to: Instant | None = None
+
+
+class StatusBody(Body, frozen=True, kw_only=True):
+    """Whether a budget may be spent; `closed` is for good."""
+
+    status: Literal["active", "suspended", "closed"]
+    reason: Reason
+
+
+class RateBody(Body, frozen=True, kw_only=True):
+    """A GPU model's price; without `effectiveAt` from now on."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=253)]
+    rate: Annotated[str, Meta(min_length=1, max_length=32, description="An integer or a ratio such as 3/2.")]
+    reason: Reason
+    effective_at: Instant | None = None
+
+
+class IncreaseBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The original service's increase, with what it lacked: how much, and why."""
+
+    minutes: Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS // 60_000)]
+    reason: Reason
+
+
+class SignOfLife(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The original sidecar's report: it says that the pod is alive, and charges nothing."""
+
+    pod_name: Annotated[str, Meta(min_length=1, max_length=253)]
+    usage_factor: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class OriginalBudget(msgspec.Struct, frozen=True):
+    """The original service's budget, in GPU-minutes."""
+
+    budget_available: bool
+    budget: float
+    budget_remaining: float
+
+
+class Terminate(msgspec.Struct, frozen=True):
+    """The original service's answer to a report."""
+
+    terminate: bool
+
+
+class Grant(Wire, frozen=True, kw_only=True):
+    """A grant as it was booked."""
+
+    id: int
+    amount_ms: int
+    reason: str
+    valid_from: str
+    valid_to: str | None
+    actor: str
+    booked_at: str
+    priority: int = 0
+
+
+class GrantList(Wire, frozen=True, kw_only=True):
+    """A page of grants, newest first."""
+
+    items: list[Grant]
+    next_cursor: str | None = None
+
+
+class Movement(Wire, frozen=True, kw_only=True):
+    """A refund, an adjustment or one side of a transfer, as it was booked. A negative amount went."""
+
+    id: int
+    amount_ms: int
+    reason: str
+    counterpart: str
+    """The pod's UID of a refund, the other namespace of a transfer."""
+    valid_to: str | None
+    actor: str
+    booked_at: str
+
+
+class MovementList(Wire, frozen=True, kw_only=True):
+    """A page of movements, newest first."""
+
+    items: list[Movement]
+    next_cursor: str | None = None
+
+
+class GpuRate(Wire, frozen=True, kw_only=True):
+    """A GPU model's price from an instant on."""
+
+    id: int
+    model: str
+    rate: str
+    effective_at: str
+    source: str
+
+
+class GpuRateList(Wire, frozen=True, kw_only=True):
+    """A page of prices, in the order in which they were set."""
+
+    items: list[GpuRate]
+    next_cursor: str | None = None
+
+
+class AuditEntry(Wire, frozen=True, kw_only=True):
+    """What somebody did. `hash` covers all of it and the hash before."""
+
+    id: int
+    at: str
+    actor: str
+    action: str
+    namespace: str
+    detail: dict[str, str | int]
+    prev_hash: str
+    hash: str
+
+
+class AuditList(Wire, frozen=True, kw_only=True):
+    """A page of the audit log, in its order."""
+
+    items: list[AuditEntry]
+    next_cursor: str | None = None
+
+
+class LedgerEntry(Wire, frozen=True, kw_only=True):
+    """One side of a transaction. Charges cover [`start`, `effectiveAt`)."""
+
+    id: int
+    transaction: int
+    kind: str
+    account: str
+    amount_ms: int
+    subject: str
+    """The pod's UID of a charge, else the allowance."""
+    start: str
+    effective_at: str
+    booked_at: str
+    reverses: int | None
+
+
+class EntryList(Wire, frozen=True, kw_only=True):
+    """A page of ledger entries, in the order of booking."""
+
+    items: list[LedgerEntry]
+    next_cursor: str | None = None
+
+
+class Usage(Wire, frozen=True, kw_only=True):
+    """What a namespace was charged and what its pods used, over the current period."""
+
+    namespace: str
+    period_start: str | None
+    charged_ms: int
+    over_budget_ms: int
+    workloads: int
+    """Pods that held GPUs in the period."""
+    used_ms: int | None
+    """Reported by those pods over their whole life; None: nothing is known."""
+    unknown_workloads: int
+    """Pods of which nothing is known."""
+    as_of: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the server is well."""
+
+    status: Literal["ok", "failing"]
+    reason: str = ""

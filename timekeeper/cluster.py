@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the timekeeper sees of the cluster: pods, nodes' GPUs and namespaces' UIDs, kept by watches.
+
+Handlers only keep what they are brought and mark what changed; the controller decides, in its own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from slicekeeper import inventory
+from slicekeeper.inventory import Gpu
+from slicekeeper.kube.client import Object
+
+
+class Pods:
+    """The managed pods, by UID. A deleted one is kept, in its last state, until the controller is done with it."""
+
+    def __init__(self, wake: threading.Event) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._pods: dict[str, Object] = {}
+        self._gone: dict[str, Object] = {}
+        self._dirty: set[str] = set()
+        self.lists = 0
+        """How often all pods have been listed: after each, intervals without a pod must be looked into."""
+
+    def on_list(self, objects: list[Object]) -> None:
+        """Take the whole state; what vanished unseen has no last state worth believing."""
+        listed = {pod["metadata"]["uid"]: pod for pod in objects}
+        with self._lock:
+            self._dirty |= set(listed) | (set(self._pods) - set(listed))
+            self._pods = listed
+            self.lists += 1
+        self._wake.set()
+
+    def on_event(self, kind: str, obj: Object) -> None:
+        """Take one change."""
+        uid = obj["metadata"]["uid"]
+        with self._lock:
+            if kind == "DELETED":
+                self._pods.pop(uid, None)
+                self._gone[uid] = obj
+            else:
+                self._pods[uid] = obj
+            self._dirty.add(uid)
+        self._wake.set()
+
+    def take(self) -> tuple[dict[str, Object], dict[str, Object]]:
+        """Return the pods that changed since the last call: those that are there, and those that were deleted."""
+        with self._lock:
+            dirty, self._dirty = self._dirty, set()
+            there = {uid: self._pods[uid] for uid in dirty if uid in self._pods}
+            gone, self._gone = self._gone, {}
+            return there, {uid: pod for uid, pod in gone.items() if uid not in self._pods}
+
+    def mark(self, uids: Iterable[str], gone: Iterable[Object] = ()) -> None:
+        """Have pods looked at again."""
+        with self._lock:
+            self._dirty |= set(uids)
+            self._gone |= {pod["metadata"]["uid"]: pod for pod in gone}
+
+    def find(self, uid: str) -> Object | None:
+        """Return a pod that is there."""
+        with self._lock:
+            return self._pods.get(uid)
+
+    def named(self, namespace: str, name: str) -> Object | None:
+        """Return a pod that is there by its name."""
+        return next(
+            (p for p in self.all() if (p["metadata"]["namespace"], p["metadata"]["name"]) == (namespace, name)), None
+        )
+
+    def all(self) -> list[Object]:
+        """Return all pods that are there."""
+        with self._lock:
+            return list(self._pods.values())
+
+
+class Nodes:
+    """The GPUs that nodes publish."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_node: dict[str, list[Gpu]] = {}
+        self._labels: dict[str, str] = {}
+        self._changed: dict[str, Gpu] = {}
+
+    def on_list(self, objects: list[Object]) -> None:
+        """Take the whole state."""
+        for node in objects:
+            self.on_event("ADDED", node)
+
+    def on_event(self, kind: str, obj: Object) -> None:
+        """Take one node; a deleted one's GPUs stay known, because its pods are still charged."""
+        if kind == "DELETED":
+            return
+        name = obj["metadata"]["name"]
+        try:
+            gpus = inventory.of_node(obj)
+        except ValueError:
+            return  # what the agent wrote before stays true; a damaged annotation is the agent's to repair
+        with self._lock:
+            known = self._by_node.get(name, [])
+            self._changed |= {gpu.uuid: gpu for gpu in gpus if gpu not in known}
+            self._by_node[name] = gpus
+            self._labels[name] = (obj["metadata"].get("labels") or {}).get("nvidia.com/gpu.product", "")
+
+    def take(self) -> list[Gpu]:
+        """Return the GPUs that are new or described anew since the last call."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+            return list(changed.values())
+
+    def device_model(self, node: str) -> str:
+        """Return the model of the GPUs that NVIDIA's plugin hands out on a node, empty where it is not one."""
+        with self._lock:
+            models = {gpu.model for gpu in self._by_node.get(node, [])}
+            return models.pop() if len(models) == 1 else self._labels.get(node, "")
+
+
+class Namespaces:
+    """Namespaces' UIDs, by name."""
+
+    def __init__(self) -> None:
+        self._uids: dict[str, str] = {}
+
+    def on_list(self, objects: list[Object]) -> None:
+        """Take the whole state."""
+        self._uids = {namespace["metadata"]["name"]: namespace["metadata"]["uid"] for namespace in objects}
+
+    def on_event(self, kind: str, obj: Object) -> None:
+        """Take one change."""
+        name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
+        if kind != "DELETED":
+            self._uids[name] = uid
+        elif self._uids.get(name) == uid:
+            del self._uids[name]
+
+    def uid(self, name: str) -> str | None:
+        """Return a namespace's UID; None where it is not there."""
+        return self._uids.get(name)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a pod as the watch brings it to what the books need to know: whether it is charged, since when, for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slicekeeper.errors import NotFound, RequestRefused, Unavailable
+from slicekeeper.inventory import Gpu
+from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.request import PodRequest, parse_pod
+from slicekeeper.settings import Settings
+from timekeeper import interval, metering
+from timekeeper.books import Opening
+from timekeeper.cluster import Namespaces, Nodes
+from timekeeper.counters import CLOCK_SKEW_MS
+from timekeeper.store import workloads
+from timekeeper.store.database import Database
+
+
+def namespace_of(pod: Object) -> str:
+    """Return the namespace's name."""
+    return str(pod["metadata"]["namespace"])
+
+
+def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) -> PodRequest:
+    """Return what a pod is charged for: nothing in a namespace that is off, or where nothing of it is valid."""
+    if policy.mode == "off":
+        return PodRequest()
+    try:
+        request = parse_pod(pod, settings.resources)
+    except RequestRefused:
+        return PodRequest()  # the webhook admitted it under other rules, or never saw it: no charge is guessed
+    if policy.nvidia_gpu != "metered" and request.whole_device_gpus:
+        request = PodRequest(request.requests, request.gpu_class)
+    return request
+
+
+class Intake:
+    """Makes openings. Asks the API server only for what no watch has brought."""
+
+    def __init__(
+        self, settings: Settings, client: KubeClient, database: Database, nodes: Nodes, namespaces: Namespaces
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._database = database
+        self._nodes = nodes
+        self._namespaces = namespaces
+        with database.reading() as session:
+            self._inventory: dict[str, Gpu] = workloads.gpus(session)
+
+    def keep_inventory(self) -> None:
+        """Note the GPUs that nodes have published since the last call."""
+        seen = self._nodes.take()
+        if seen:
+            self._database.write(lambda session: workloads.keep_gpus(session, seen))
+            self._inventory |= {gpu.uuid: gpu for gpu in seen}
+
+    def opening(self, pod: Object, start: interval.Start, policy: NamespacePolicy, now: int) -> Opening | None:
+        """Return the opening of a bound pod; None where it is not charged.
+
+        Raises Unavailable where the API server has to be asked and does not answer, or knows less than we do yet.
+        """
+        request = charged_request(pod, policy, self._settings)
+        if not request.requests and not request.whole_device_gpus:
+            return None
+        found = self._meter(pod, request, policy)
+        if metering.GPU_UNKNOWN in found.flags and self._look_at(pod["spec"]["nodeName"]):
+            found = self._meter(pod, request, policy)
+        flags = {*found.flags}
+        if not start.exact:
+            flags.add("bound-elsewhere")
+        if start.at > now + CLOCK_SKEW_MS:
+            flags.add("clock-skew")
+        holders = {r.container: r.gpus for r in request.requests}
+        for container, count in request.whole_device_gpus.items():
+            holders[container] = holders.get(container, 0) + count
+        return Opening(
+            pod_uid=pod["metadata"]["uid"],
+            pod_name=pod["metadata"]["name"],
+            namespace=namespace_of(pod),
+            namespace_uid=self.namespace_uid(namespace_of(pod)),
+            node=pod["spec"]["nodeName"],
+            gpus=found.gpus,
+            holders=msgspec.json.encode(holders).decode(),
+            gpu_class=request.gpu_class,
+            shares=found.shares,
+            start=start.at,
+            flags=tuple(sorted(flags)),
+        )
+
+    def namespace_uid(self, name: str) -> str:
+        """Return a namespace's UID.
+
+        Raises Unavailable where it is not known yet.
+        """
+        uid = self._namespaces.uid(name)
+        if uid is None:
+            raise Unavailable(f"namespace {name} is not known yet")
+        return uid
+
+    def _meter(self, pod: Object, request: PodRequest, policy: NamespacePolicy) -> metering.Metering:
+        weight = self._settings.timekeeper.weight
+        quota = self._quota(namespace_of(pod)) if weight == "quota" else None
+        return metering.meter(
+            pod,
+            request,
+            inventory=self._inventory,
+            weight=weight,
+            background=policy.background_fraction,
+            quota=quota,
+            device_model=self._nodes.device_model(pod["spec"]["nodeName"]),
+        )
+
+    def _quota(self, namespace: str) -> metering.Quota | None:
+        quotas, _ = self._client.list(RESOURCE_QUOTAS, namespace=namespace)
+        return metering.quota_of(quotas, self._settings.resources)
+
+    def _look_at(self, node: str) -> bool:
+        """Ask for a node whose GPUs the watch has not brought; return whether it told anything new."""
+        try:
+            self._nodes.on_event("MODIFIED", self._client.get(NODES, node))
+        except NotFound:
+            return False
+        before = len(self._inventory)
+        self.keep_inventory()
+        return len(self._inventory) > before
+
+
+def holders_of(text: str) -> Mapping[str, int]:
+    """Return the GPUs that a workload's containers hold."""
+    return msgspec.json.decode(text, type=dict[str, int])

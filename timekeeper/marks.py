@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two marks that the timekeeper writes on pods: our finalizer goes, the budget state flips.
+
+JSON patches that first test the pod's UID and what they replace: a pod of the same name, or a list that somebody
+changed meanwhile, makes the API server refuse, and the controller looks again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slicekeeper import names
+from slicekeeper.clock import Clock
+from slicekeeper.errors import NotFound
+from slicekeeper.kube import events
+from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
+from slicekeeper.request import annotations_of, as_list
+
+REPORTER = "slicekeeper-timekeeper"
+
+
+def holds_finalizer(pod: Object) -> bool:
+    """Whether the pod waits for us."""
+    return names.FINALIZER in as_list(pod["metadata"].get("finalizers"))
+
+
+def release(client: KubeClient, pod: Object) -> None:
+    """Remove our finalizer.
+
+    Raises ServiceError where that did not happen; a pod that is gone needs nothing.
+    """
+    index = as_list(pod["metadata"].get("finalizers")).index(names.FINALIZER)
+    path = f"/metadata/finalizers/{index}"
+    _patch(client, pod, [{"op": "test", "path": path, "value": names.FINALIZER}, {"op": "remove", "path": path}])
+
+
+def state_of(pod: Object) -> str:
+    """Return the budget state that the pod bears, empty where it has none."""
+    value = annotations_of(pod).get(names.BUDGET_STATE, "")
+    return value if isinstance(value, str) else ""
+
+
+def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) -> None:
+    """Write the budget state, and an event that says why.
+
+    Raises ServiceError where it was not written.
+    """
+    if annotations_of(pod):
+        key = names.BUDGET_STATE.replace("~", "~0").replace("/", "~1")
+        change: dict[str, Any] = {"op": "add", "path": f"/metadata/annotations/{key}", "value": state}
+    else:
+        change = {"op": "add", "path": "/metadata/annotations", "value": {names.BUDGET_STATE: state}}
+    _patch(client, pod, [change])
+    over = state == names.OVER_BUDGET
+    events.tell(
+        client, clock, pod,
+        kind="Warning" if over else "Normal",
+        reason="BudgetExhausted" if over else "BudgetAvailable",
+        action="SetBudgetState", note=why, reporter=REPORTER,
+    )  # fmt: skip
+
+
+def _patch(client: KubeClient, pod: Object, operations: list[dict[str, Any]]) -> None:
+    metadata = pod["metadata"]
+    test = {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]}
+    try:
+        client.patch(PODS, metadata["name"], [test, *operations], metadata["namespace"], content_type=JSON_PATCH)
+    except NotFound:
+        return

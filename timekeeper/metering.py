@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What part of the GPUs a pod is charged for, by model: prices come later. Pure, exact fractions.
+
+`max`: per GPU the larger of the pod's share of compute and of memory there · `mean`: their mean · `core`: compute
+alone · `quota`: the mean of its shares of the namespace's ResourceQuota, as the original service had it; without a
+quota `max`, flagged. A whole GPU counts as one under the first three, whatever memory was named, and so does one that
+the scheduler keeps for the pod alone (`sharing: exclusive`): what it leaves is of no use to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from slicekeeper import names
+from slicekeeper.inventory import Gpu
+from slicekeeper.request import GpuRequest, PodRequest, annotations_of, as_map
+from slicekeeper.settings import Resources
+from slicekeeper.units import CORES_PER_GPU, parse_quantity
+
+Weight = Literal["max", "mean", "core", "quota"]
+
+GPU_UNKNOWN = "gpu-unknown"
+"""Flag: no inventory has the GPU, so its memory is not known and compute alone is charged."""
+
+QUOTA_MISSING = "quota-missing"
+"""Flag: weight `quota`, but the namespace has no ResourceQuota of both resources."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """A namespace's ResourceQuota of compute (percent) and memory (blocks)."""
+
+    core: Fraction
+    memory: Fraction
+
+
+@dataclass(frozen=True)
+class Metering:
+    """What a pod is charged per millisecond before prices, by GPU model; for which GPUs, and what was assumed."""
+
+    shares: Mapping[str, Fraction]
+    gpus: tuple[str, ...]
+    held: int
+    """How many GPUs it holds, shared ones counted whole: more than this nobody can use."""
+    flags: tuple[str, ...]
+
+
+@dataclass
+class _Share:
+    core: Fraction = Fraction(0)
+    memory: Fraction | None = Fraction(0)
+    model: str = ""
+
+    def fraction(self, weight: Weight) -> Fraction:
+        if self.memory is None or weight == "core":
+            return self.core
+        return (self.core + self.memory) / 2 if weight == "mean" else max(self.core, self.memory)
+
+
+def quota_of(quotas: list[dict[str, Any]], resources: Resources) -> Quota | None:
+    """Return the tightest ResourceQuota of both resources; None where no quota limits both."""
+    found: dict[str, Fraction] = {}
+    for quota in quotas:
+        hard = as_map(as_map(quota.get("spec")).get("hard"))
+        for resource in (resources.core, resources.memory):
+            try:
+                amount = parse_quantity(hard.get(f"requests.{resource}"))
+            except ValueError:
+                continue
+            if amount > 0:
+                found[resource] = min(amount, found.get(resource, amount))
+    if len(found) < 2:
+        return None
+    return Quota(found[resources.core], found[resources.memory])
+
+
+def meter(
+    pod: Mapping[str, Any],
+    request: PodRequest,
+    *,
+    inventory: Mapping[str, Gpu],
+    weight: Weight,
+    background: Fraction,
+    quota: Quota | None = None,
+    device_model: str = "",
+) -> Metering:
+    """Return what a bound pod is charged.
+
+    `device_model` is the model of the GPUs that NVIDIA's own plugin hands out on the pod's node, empty where that is
+    not known. A GPU of no known model counts under the empty name.
+    """
+    shares, flags = _shares(pod, request, inventory)
+    devices = sum(request.whole_device_gpus.values())
+    if weight == "quota" and quota is None and request.requests:
+        flags.add(QUOTA_MISSING)
+    if weight == "quota" and quota is not None:
+        by_model = _spread(_quota_factor(request, quota), shares)
+    else:
+        by_model = {}
+        for share in shares.values():
+            by_model[share.model] = by_model.get(share.model, Fraction(0)) + share.fraction(weight)
+    if devices:
+        by_model[device_model] = by_model.get(device_model, Fraction(0)) + devices
+    if request.gpu_class == names.BACKGROUND:
+        by_model = {model: share * background for model, share in by_model.items()}
+    held = sum(r.gpus for r in request.requests) + devices
+    known = tuple(uuid for uuid in shares if not uuid.startswith("?"))
+    return Metering(by_model, known, held, tuple(sorted(flags)))
+
+
+def _shares(
+    pod: Mapping[str, Any], request: PodRequest, inventory: Mapping[str, Gpu]
+) -> tuple[dict[str, _Share], set[str]]:
+    """Return the pod's share of each of its GPUs; one that nobody named stands under a name with `?`."""
+    annotations = annotations_of(pod)
+    alone = str(annotations.get(names.SHARING_MODE, "")).partition(":")[0] == "exclusive"
+    shares: dict[str, _Share] = {}
+    flags: set[str] = set()
+    for wanted in request.requests:
+        value = annotations.get(names.gpu_annotation(wanted.container), "")
+        chosen = [uuid for uuid in str(value).split(",") if uuid][: wanted.gpus]
+        chosen += [f"?{wanted.container}/{index}" for index in range(len(chosen), wanted.gpus)]
+        for uuid in chosen:
+            gpu = inventory.get(uuid)
+            share = shares.setdefault(uuid, _Share(model=gpu.model if gpu else ""))
+            if gpu is None:
+                flags.add(GPU_UNKNOWN)
+            if alone:
+                share.core = share.memory = Fraction(1)
+                continue
+            share.core += Fraction(min(wanted.core, CORES_PER_GPU), CORES_PER_GPU)
+            _add_memory(share, wanted, gpu)
+    return shares, flags
+
+
+def _add_memory(share: _Share, wanted: GpuRequest, gpu: Gpu | None) -> None:
+    if not wanted.is_fraction:
+        part = Fraction(1)
+    elif gpu is not None:
+        part = Fraction(wanted.memory_mib, gpu.memory_mib)
+    else:
+        share.memory = None
+        return
+    share.memory = None if share.memory is None else share.memory + part
+
+
+def _quota_factor(request: PodRequest, quota: Quota) -> Fraction:
+    core, memory = request.core / quota.core, request.memory_blocks / quota.memory
+    return (core + memory) / 2 if request.memory_blocks else core
+
+
+def _spread(factor: Fraction, shares: Mapping[str, _Share]) -> dict[str, Fraction]:
+    """Return a factor that no GPU has by itself, spread over the GPUs' models by compute."""
+    core = sum((s.core for s in shares.values()), Fraction(0))
+    if not core:
+        return {"": factor}
+    spread: dict[str, Fraction] = {}
+    for share in shares.values():
+        spread[share.model] = spread.get(share.model, Fraction(0)) + factor * share.core / core
+    return spread

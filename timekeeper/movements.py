@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU time moved by hand: grants, refunds, adjustments, transfers; and prices. All of it is in the audit log.
+
+A movement is a record like a pod's interval: it is appended and its namespace settled in one transaction. What takes
+time out is refused where less is left. Where late knowledge finds afterwards that less was left, the balance is
+below zero until the next allowance: a movement that was acknowledged stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final, Literal
+
+from sqlalchemy.orm import Session
+
+from slicekeeper.errors import Conflict, NotFound
+from slicekeeper.namespace_policy import NamespacePolicy
+from timekeeper.books import MAX_AMOUNT_MS, Books
+from timekeeper.periods import bounds
+from timekeeper.store import bookings, namespaces, prices, workloads
+from timekeeper.store.namespaces import Known
+
+Kind = Literal["grant", "refund", "adjustment", "transfer"]
+
+REFUND_ABOVE_CHARGE: Final = "refund-above-charge"
+BALANCE_INSUFFICIENT: Final = "balance-insufficient"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A namespace by its UID, with the policy that it starts with."""
+
+    uid: str
+    name: str
+    policy: NamespacePolicy
+
+
+@dataclass(frozen=True)
+class Order:
+    """What somebody wants moved. `key` and `body` tell a repeated request from another one."""
+
+    amount: int
+    reason: str
+    key: str
+    body: bytes
+    actor: str
+    now: int
+
+    def digest(self, kind: Kind) -> str:
+        """Return what tells this request from another under the same key."""
+        return hashlib.sha256((b"" if kind == "grant" else kind.encode() + b"\0") + self.body).hexdigest()
+
+
+def grant(
+    books: Books, place: Place, order: Order, *, valid_from: int, valid_to: int | None, priority: int = 0
+) -> bool:
+    """Book a grant; return False where the same request was booked before under its key.
+
+    Raises Conflict where the key was used for another request, the budget is closed, or sums grow beyond all bounds.
+    """
+
+    def change(session: Session) -> bool:
+        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, known, order, "grant"):
+            return False
+        _append(
+            books, session, known, order, "grant",
+            valid_from=valid_from, valid_to=valid_to, priority=priority,
+        )  # fmt: skip
+        return True
+
+    return books.database.write(change)
+
+
+def refund(books: Books, place: Place, order: Order, *, pod_uid: str) -> bool:
+    """Give back what an ended pod was charged, or part of it; it must be used before the period ends.
+
+    Raises NotFound where the namespace had no such pod, Conflict where more than its charge would be refunded.
+    """
+
+    def change(session: Session) -> bool:
+        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, known, order, "refund"):
+            return False
+        pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
+        if pod is None or pod.namespace_id != known.id:
+            raise NotFound(f"namespace {place.name} had no pod {pod_uid} that held GPUs", 404, "pod-unknown")
+        if pod.ended_at is None:
+            raise Conflict(f"pod {pod_uid} still runs: refund it when it has ended", 409, "pod-running")
+        books.settle_in(session, known.id, None, order.now)
+        charged, _ = bookings.booked_by_pod(session, [pod_uid]).get(pod_uid, (0, 0))
+        left = charged - namespaces.refunded(session, known.id, pod_uid)
+        if order.amount > left:
+            raise Conflict(
+                f"amountMs is {order.amount}: of what pod {pod_uid} was charged at most {left} may be refunded",
+                409, REFUND_ABOVE_CHARGE,
+            )  # fmt: skip
+        rule = namespaces.rules(session, known.id)[-1].rule
+        around = bounds(order.now, rule.period, rule.zone)
+        _append(books, session, known, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
+        return True
+
+    return books.database.write(change)
+
+
+def adjust(books: Books, place: Place, order: Order) -> bool:
+    """Put GPU time right by hand: a negative amount takes it away.
+
+    Raises Conflict where more would be taken than is left.
+    """
+
+    def change(session: Session) -> bool:
+        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, known, order, "adjustment"):
+            return False
+        if order.amount < 0:
+            _need(books, session, known, -order.amount, order.now)
+        _append(books, session, known, order, "adjustment")
+        return True
+
+    return books.database.write(change)
+
+
+def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_to: int | None) -> bool:
+    """Move GPU time from one namespace's budget to another's, both or neither.
+
+    Raises Conflict where less is left; credit cannot be handed on.
+    """
+
+    def change(session: Session) -> bool:
+        giver = books.ensure(session, source.uid, source.name, source.policy, order.now)
+        if _repeated(session, giver, order, "transfer"):
+            return False
+        taker = books.ensure(session, target.uid, target.name, target.policy, order.now)
+        _need(books, session, giver, order.amount, order.now)
+        _append(books, session, giver, order, "transfer", amount=-order.amount, counterpart=taker.name)
+        key = namespaces.other_side(giver.id, order.key)
+        _append(books, session, taker, order, "transfer", key=key, counterpart=giver.name, valid_to=valid_to)
+        return True
+
+    return books.database.write(change)
+
+
+def set_price(books: Books, model: str, rate: Fraction, *, since: int, reason: str, actor: str, now: int) -> bool:
+    """Have a GPU model cost something else from an instant on; pods that run then are split there, exactly.
+
+    Returns False where that price holds from then on already. Raises Conflict where another does.
+    """
+
+    def change(session: Session) -> bool:
+        there = prices.at(session, model, since)
+        if there is not None and there.rate == rate:
+            return False
+        if there is not None:
+            raise Conflict(f"{model} has the rate {there.rate} from that instant on: name another", 409, "rate-exists")
+        prices.add(session, {model: rate}, since, "rest")
+        detail = {"model": model, "rate": str(rate), "effectiveAt": since, "reason": reason}
+        books.note(session, actor=actor, action="rate", namespace="", detail=detail, now=now)
+        for namespace in namespaces.touched_by(session, since):
+            books.settle_in(session, namespace, since, now)
+        return True
+
+    return books.database.write(change)
+
+
+def follow_settings(books: Books, rates: dict[str, Fraction], now: int) -> None:
+    """Have the settings' prices hold where they have changed; the first that are ever set hold from the start."""
+
+    def change(session: Session) -> None:
+        changed = prices.changed_settings(session, rates)
+        since = 0 if prices.is_empty(session) else now
+        prices.add(session, changed, since, "settings")
+        for namespace in namespaces.touched_by(session, since) if changed else ():
+            books.settle_in(session, namespace, since, now)
+
+    books.database.write(change)
+
+
+def _repeated(session: Session, known: Known, order: Order, kind: Kind) -> bool:
+    before = namespaces.grant_under(session, known.id, order.key)
+    if before is not None and before.request_hash != order.digest(kind):
+        raise Conflict(f"Idempotency-Key {order.key!r} was used for another request", 409, "idempotency-key-reused")
+    return before is not None
+
+
+def _need(books: Books, session: Session, known: Known, amount: int, now: int) -> None:
+    left = books.settle_in(session, known.id, None, now).balance
+    if amount > left:
+        raise Conflict(
+            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.name} has left",
+            409, BALANCE_INSUFFICIENT,
+        )  # fmt: skip
+
+
+def _append(
+    books: Books, session: Session, known: Known, order: Order, kind: Kind, *,
+    amount: int | None = None, key: str = "", valid_from: int | None = None, valid_to: int | None = None,
+    priority: int = 0, counterpart: str = "",
+) -> None:  # fmt: skip
+    """Append a movement and settle its namespace."""
+    given = order.amount if amount is None else amount
+    if namespaces.rules(session, known.id)[-1].status == "closed":
+        raise Conflict(f"the budget of {known.name} is closed", 409, "budget-closed")
+    if namespaces.granted_in_all(session, known.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
+        raise Conflict(f"movements of {known.name} would exceed what the ledger can hold", 409, "amount-overflow")
+    since = order.now if valid_from is None else valid_from
+    values: dict[str, Any] = {
+        "namespace_id": known.id,
+        "amount_ms": given,
+        "reason": order.reason,
+        "valid_from": since,
+        "valid_to": valid_to,
+        "idempotency_key": key or order.key,
+        "request_hash": order.digest(kind),
+        "actor": order.actor,
+        "booked_at": order.now,
+        "kind": kind,
+        "priority": priority,
+        "counterpart": counterpart,
+    }
+    row = namespaces.add_grant(session, values)
+    detail = {"id": row, "amountMs": given, "reason": order.reason, "counterpart": counterpart}
+    books.note(session, actor=order.actor, action=kind, namespace=known.name, detail=detail, now=order.now)
+    books.settle_in(session, known.id, since, order.now)

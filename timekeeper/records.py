@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a namespace's time line is made of, and the postings that come of it. Instants are milliseconds, UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from timekeeper.periods import PeriodName
+
+PostingKind = Literal[
+    "charge", "over-budget", "allowance", "expiry", "adjustment", "debt", "refund", "withdrawal", "transfer-in",
+    "transfer-out",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One pod: its interval, and GPU-milliseconds per millisecond as `num / den`. `end` None: it goes on.
+
+    `turns` are the instants after `start` at which a price changes, each with the `num` and `den` from then on.
+    """
+
+    key: str
+    start: int
+    end: int | None
+    num: int
+    den: int
+    turns: tuple[tuple[int, int, int], ...] = ()
+
+    def gross(self, at: int) -> int:
+        """Return the cumulative charge at an instant, rounded half up."""
+        last = at if self.end is None or at < self.end else self.end
+        if last <= self.start:
+            return 0
+        if not self.turns:
+            return (2 * self.num * (last - self.start) + self.den) // (2 * self.den)
+        exact = self.exact(last)
+        return (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
+
+    def exact(self, at: int) -> Fraction:
+        """Return the cumulative charge at an instant, unrounded."""
+        last = at if self.end is None or at < self.end else self.end
+        total, since, rate = Fraction(0), self.start, Fraction(self.num, self.den)
+        for turn, num, den in self.turns:
+            if turn >= last:
+                break
+            total += rate * (turn - since)
+            since, rate = turn, Fraction(num, den)
+        return total + rate * max(last - since, 0)
+
+    def rate(self, at: int) -> Fraction:
+        """Return the rate in force from an instant on."""
+        found = Fraction(self.num, self.den)
+        for turn, num, den in self.turns:
+            if turn <= at:
+                found = Fraction(num, den)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A budget rule, in force from `since` until the next one. The first rule of a time line holds from the start.
+
+    `credit` is how far the balance may go below zero, `rollover` the most that a period leaves to the next one. While
+    a rule is not `open` nothing may be spent.
+    """
+
+    since: int
+    amount: int
+    period: PeriodName
+    zone: str
+    credit: int = 0
+    rollover: int = 0
+    open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """GPU time beside the budget; what is left of it at `until` expires (None: never). Low `priority` is used first."""
+
+    key: str
+    amount: int
+    since: int
+    until: int | None
+    kind: PostingKind = "allowance"
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """GPU time taken out of a budget: by hand, or into another namespace's."""
+
+    key: str
+    amount: int
+    at: int
+    kind: PostingKind
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """All that a namespace's time line depends on. `carry`: time over budget is taken from the next allowance."""
+
+    claims: Sequence[Claim]
+    rules: Sequence[Rule]
+    grants: Sequence[Grant] = ()
+    carry: bool = False
+    withdrawals: Sequence[Withdrawal] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Posting:
+    """What the ledger must hold: `amount` GPU-milliseconds, settled at `at`; charges cover [start, at)."""
+
+    at: int
+    kind: PostingKind
+    key: str
+    start: int
+    amount: int

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who did what and why, as a chain: each record's hash covers its content and the hash before it.
+
+A record is appended in the transaction of what it tells of. Of two processes that append at once one loses, by the
+unique key on the hash before, and runs again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from timekeeper.store.models import AuditRecord
+
+FIRST: Final = "0" * 64
+
+
+def append(
+    session: Session, *, cluster: str, actor: str, action: str, namespace: str, detail: Mapping[str, Any], now: int
+) -> None:
+    """Append what somebody has done."""
+    previous = session.execute(select(AuditRecord.hash).order_by(AuditRecord.id.desc()).limit(1)).scalar_one_or_none()
+    text = msgspec.json.encode(detail, order="sorted").decode()
+    values = {
+        "at": now, "cluster": cluster, "actor": actor, "action": action, "namespace": namespace, "detail": text,
+        "prev_hash": previous or FIRST,
+    }  # fmt: skip
+    session.execute(insert(AuditRecord).values(**values, hash=_hash(values)))
+
+
+def _hash(values: Mapping[str, Any]) -> str:
+    parts = [values[key] for key in ("prev_hash", "at", "cluster", "actor", "action", "namespace", "detail")]
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def page(session: Session, cluster: str, namespace: str, after: int, limit: int) -> list[AuditRecord]:
+    """Return a cluster's records in their order, of one namespace where it is named, from the one after an id on."""
+    query = select(AuditRecord).where(AuditRecord.cluster == cluster, AuditRecord.id > after)
+    if namespace:
+        query = query.where(AuditRecord.namespace == namespace)
+    return list(session.scalars(query.order_by(AuditRecord.id).limit(limit)))
+
+
+def broken(session: Session) -> Iterator[str]:
+    """Yield where the chain does not hold."""
+    previous = FIRST
+    for row in session.scalars(select(AuditRecord).order_by(AuditRecord.id).execution_options(yield_per=1000)):
+        values = {key: getattr(row, key) for key in ("at", "cluster", "actor", "action", "namespace", "detail")}
+        if row.prev_hash != previous:
+            yield f"audit record {row.id}: it does not follow the record before it"
+        elif _hash({**values, "prev_hash": row.prev_hash}) != row.hash:
+            yield f"audit record {row.id}: it was changed"
+        previous = row.hash

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walks the migrations, which travel in the wheel as the package `migrations`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+
+from timekeeper.store.engine import WRITES, is_sqlite
+
+# It tells of every look at the revision, and readiness probes look every few seconds.
+logging.getLogger("alembic.runtime.migration").setLevel(logging.WARNING)
+
+_LOCK = 0x51CE_1EDA
+"""Any number, the same in all processes: the lock that lets one of them migrate at a time."""
+
+
+def upgrade(engine: Engine, revision: str = "head") -> str:
+    """Bring the database up to a revision; return the one it has then."""
+    return _walk(engine, revision, up=True)
+
+
+def downgrade(engine: Engine, revision: str) -> str:
+    """Take the database back to a revision (`base`: to nothing); return the one it has then."""
+    return _walk(engine, revision, up=False)
+
+
+def _walk(engine: Engine, revision: str, *, up: bool) -> str:
+    writing = engine.execution_options(**{WRITES: True})
+    with writing.connect() as connection, _without_foreign_keys(connection), connection.begin():
+        _lock(connection)
+        config = _config(connection)
+        (command.upgrade if up else command.downgrade)(config, revision)
+        _check_foreign_keys(connection)
+        return current(connection)
+
+
+@contextmanager
+def _without_foreign_keys(connection: Connection) -> Iterator[None]:
+    """Bear with references that lead nowhere meanwhile: SQLite changes a table by making it anew."""
+    driver = connection.connection.driver_connection
+    if driver is None or connection.dialect.name != "sqlite":
+        yield
+        return
+    driver.execute("PRAGMA foreign_keys=OFF")
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA foreign_keys=ON")
+
+
+def _check_foreign_keys(connection: Connection) -> None:
+    """Raise where a migration left a reference that leads nowhere."""
+    if connection.dialect.name == "sqlite":
+        broken = connection.execute(text("PRAGMA foreign_key_check")).all()
+        if broken:
+            raise RuntimeError(f"the migration breaks references of {sorted({row[0] for row in broken})}")
+
+
+def _lock(connection: Connection) -> None:
+    """Let nobody else migrate meanwhile; SQLite's BEGIN IMMEDIATE has done it already."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL lock_timeout = '60s'"))
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+
+
+def current(connection: Connection) -> str:
+    """Return the revision that a database has, empty where it has none."""
+    return MigrationContext.configure(connection).get_current_revision() or ""
+
+
+def head() -> str:
+    """Return the newest revision that this release knows."""
+    return ScriptDirectory.from_config(_config(None)).get_current_head() or ""
+
+
+def is_current(engine: Engine) -> bool:
+    """Whether the database has the newest revision."""
+    with engine.connect() as connection:
+        return current(connection) == head()
+
+
+def may_migrate_at_start(engine: Engine) -> bool:
+    """Whether a server may migrate by itself: only the embedded default, which has one process."""
+    return is_sqlite(engine)
+
+
+def _config(connection: Connection | None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config

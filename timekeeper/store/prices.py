@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prices of GPU models, versioned: what a pod is charged per millisecond, and when that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from timekeeper.records import Claim
+from timekeeper.store.models import Rate
+
+Source = Literal["settings", "rest"]
+_ONE = Fraction(1)
+
+
+def encode_shares(shares: Mapping[str, Fraction]) -> str:
+    """Return a pod's GPUs by model as they are stored."""
+    texts = {model: f"{share.numerator}/{share.denominator}" for model, share in sorted(shares.items())}
+    return msgspec.json.encode(texts).decode()
+
+
+class PriceBook:
+    """All prices that ever were."""
+
+    def __init__(self, rows: Sequence[tuple[str, int, Fraction]]) -> None:
+        self._by_model: dict[str, list[tuple[int, Fraction]]] = {}
+        for model, since, rate in sorted(rows):
+            self._by_model.setdefault(model, []).append((since, rate))
+        self._shares: dict[str, dict[str, Fraction]] = {}
+
+    def rate(self, model: str, at: int) -> Fraction:
+        """Return a model's rate at an instant; 1 where nobody has set one."""
+        return next((rate for since, rate in reversed(self._by_model.get(model, [])) if since <= at), _ONE)
+
+    def claim(self, key: str, start: int, end: int | None, shares: str) -> Claim:
+        """Return a pod's claim, with the prices of its models from its start on."""
+        mine = self._shares.get(shares)
+        if mine is None:
+            found = msgspec.json.decode(shares, type=dict[str, str])
+            mine = self._shares[shares] = {model: Fraction(text) for model, text in found.items()}
+        turns = {since for model in mine for since, _ in self._by_model.get(model, ()) if since > start}
+        first, *later = [(at, self._total(mine, at)) for at in (start, *sorted(turns))]
+        told = []
+        last = first[1]
+        for at, rate in later:
+            if rate != last and (end is None or at < end):
+                told.append((at, rate.numerator, rate.denominator))
+                last = rate
+        return Claim(key, start, end, first[1].numerator, first[1].denominator, tuple(told))
+
+    def _total(self, shares: Mapping[str, Fraction], at: int) -> Fraction:
+        return sum((share * self.rate(model, at) for model, share in shares.items()), Fraction(0))
+
+
+def read(session: Session) -> PriceBook:
+    """Return all prices."""
+    rows = session.execute(select(Rate.model, Rate.effective_at, Rate.numerator, Rate.denominator))
+    return PriceBook([(model, since, Fraction(num, den)) for model, since, num, den in rows])
+
+
+@dataclass(frozen=True)
+class Priced:
+    """One price as it was set."""
+
+    id: int
+    model: str
+    rate: Fraction
+    effective_at: int
+    source: str
+
+
+def listed(session: Session, model: str, after: int, limit: int) -> list[Priced]:
+    """Return prices in the order in which they were set, of one model where it is named."""
+    query = select(Rate).where(Rate.id > after)
+    if model:
+        query = query.where(Rate.model == model)
+    return [_priced(row) for row in session.scalars(query.order_by(Rate.id).limit(limit))]
+
+
+def _priced(row: Rate) -> Priced:
+    return Priced(row.id, row.model, Fraction(row.numerator, row.denominator), row.effective_at, row.source)
+
+
+def add(session: Session, rates: Mapping[str, Fraction], since: int, source: Source) -> None:
+    """Append prices."""
+    if rates:
+        session.execute(
+            insert(Rate),
+            [
+                {"model": model, "numerator": rate.numerator, "denominator": rate.denominator,
+                 "effective_at": since, "source": source}
+                for model, rate in rates.items()
+            ],
+        )  # fmt: skip
+
+
+def at(session: Session, model: str, since: int) -> Priced | None:
+    """Return the price of a model that holds from exactly an instant on."""
+    row = session.scalars(select(Rate).where(Rate.model == model, Rate.effective_at == since)).one_or_none()
+    return _priced(row) if row else None
+
+
+def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Return the prices that the settings name otherwise than they did; a model that is named no more has 1 again."""
+    query = select(Rate).where(Rate.source == "settings").order_by(Rate.effective_at)
+    before = {row.model: Fraction(row.numerator, row.denominator) for row in session.scalars(query)}
+    now = {**dict.fromkeys(before, _ONE), **wanted}
+    return {model: rate for model, rate in now.items() if before.get(model, _ONE) != rate}
+
+
+def is_empty(session: Session) -> bool:
+    """Whether nobody has ever set a price."""
+    return session.execute(select(Rate.id).limit(1)).first() is None

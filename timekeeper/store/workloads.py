@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that hold or held GPUs, their counters, and the GPUs themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import and_, bindparam, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from slicekeeper.inventory import Gpu
+from timekeeper.counters import Watermark
+from timekeeper.store.models import GpuSeen, Namespace, WatchMark, WatermarkRow, Workload
+
+_CHUNK = 500
+
+
+def _chunks(keys: Iterable[str]) -> Iterable[list[str]]:
+    ordered = sorted(keys)
+    return (ordered[start : start + _CHUNK] for start in range(0, len(ordered), _CHUNK))
+
+
+def by_uid(session: Session, uids: Collection[str]) -> dict[str, Workload]:
+    """Return the workloads of pods."""
+    found: dict[str, Workload] = {}
+    for chunk in _chunks(uids):
+        found |= {w.pod_uid: w for w in session.scalars(select(Workload).where(Workload.pod_uid.in_(chunk)))}
+    return found
+
+
+def namespace_names(session: Session, ids: Collection[int]) -> dict[int, str]:
+    """Return namespaces' names."""
+    rows = session.execute(select(Namespace.id, Namespace.name).where(Namespace.id.in_(ids)))
+    return {key: name for key, name in rows}  # noqa: C416 - rows are no plain tuples
+
+
+def add(session: Session, rows: list[dict[str, Any]]) -> None:
+    """Append workloads."""
+    if rows:
+        session.execute(insert(Workload), rows)
+
+
+def close(session: Session, ends: list[dict[str, Any]]) -> None:
+    """Note the ends (`uid`, `end`, `source`, `flags`) of workloads; an end that stands is never moved."""
+    table = Workload.__table__
+    statement = (
+        update(Workload)
+        .where(table.c.pod_uid == bindparam("uid"), table.c.ended_at.is_(None))
+        .values(ended_at=bindparam("end"), end_source=bindparam("source"), flags=bindparam("flags"))
+    )
+    if ends:
+        session.connection().execute(statement, ends)
+
+
+def heard(session: Session, uid: str, now: int) -> None:
+    """Note a sign of life."""
+    session.execute(update(Workload).where(Workload.pod_uid == uid).values(heard_at=now))
+
+
+def open_ones(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
+    """Return the pods of a cluster whose interval is open: namespace and name by UID."""
+    query = select(Workload.pod_uid, Namespace.name, Workload.pod_name).join(
+        Namespace, Namespace.id == Workload.namespace_id
+    )
+    rows = session.execute(query.where(Workload.ended_at.is_(None), Namespace.cluster == cluster))
+    return {uid: (namespace, name) for uid, namespace, name in rows}
+
+
+def page(
+    session: Session, cluster: str, namespace: str, before: tuple[int, str] | None, limit: int
+) -> list[tuple[Workload, str]]:
+    """Return workloads with their namespaces' names, newest first, from the one before a place on."""
+    query = select(Workload, Namespace.name).join(Namespace, Namespace.id == Workload.namespace_id)
+    query = query.where(Namespace.cluster == cluster)
+    if namespace:
+        query = query.where(Namespace.name == namespace)
+    if before is not None:
+        at, uid = before
+        query = query.where(
+            or_(Workload.opened_at < at, and_(Workload.opened_at == at, Workload.pod_uid < uid))
+        )  # fmt: skip
+    query = query.order_by(Workload.opened_at.desc(), Workload.pod_uid.desc()).limit(limit)
+    return [(workload, name) for workload, name in session.execute(query)]
+
+
+def of_namespace(session: Session, namespace: int, since: int) -> list[Workload]:
+    """Return the workloads of a namespace that were open at an instant or later."""
+    query = select(Workload).where(
+        Workload.namespace_id == namespace, or_(Workload.ended_at.is_(None), Workload.ended_at > since)
+    )
+    return list(session.scalars(query))
+
+
+# Counters
+
+
+def watermarks(session: Session, uids: Collection[str]) -> dict[tuple[str, str], dict[int, Watermark]]:
+    """Return the watermarks of pods: by pod and container, by epoch."""
+    found: dict[tuple[str, str], dict[int, Watermark]] = {}
+    for chunk in _chunks(uids):
+        for row in session.scalars(select(WatermarkRow).where(WatermarkRow.pod_uid.in_(chunk))):
+            mark = Watermark(row.epoch, row.seq, row.used_ms, row.monotonic_ns)
+            found.setdefault((row.pod_uid, row.container), {})[row.epoch] = mark
+    return found
+
+
+def keep_watermarks(
+    session: Session,
+    changed: Mapping[tuple[str, str, int], Watermark],
+    known: Collection[tuple[str, str, int]],
+    now: int,
+) -> None:
+    """Write watermarks; `known` are those that have a row."""
+    rows = [
+        {
+            "pod_uid": uid,
+            "container": container,
+            "epoch": epoch,
+            "seq": mark.seq,
+            "used_ms": mark.used_ms,
+            "monotonic_ns": mark.monotonic_ns,
+            "received_at": now,
+        }
+        for (uid, container, epoch), mark in changed.items()
+    ]
+    old = [row for row in rows if (row["pod_uid"], row["container"], row["epoch"]) in known]
+    new = [row for row in rows if (row["pod_uid"], row["container"], row["epoch"]) not in known]
+    if new:
+        session.execute(insert(WatermarkRow), new)
+    if old:
+        session.execute(update(WatermarkRow), old)
+
+
+def last_heard(session: Session, uids: Sequence[str]) -> dict[str, int]:
+    """Return when each of some pods last reported counters."""
+    found: dict[str, int] = {}
+    for chunk in _chunks(uids):
+        query = select(WatermarkRow.pod_uid, func.max(WatermarkRow.received_at))
+        query = query.where(WatermarkRow.pod_uid.in_(chunk)).group_by(WatermarkRow.pod_uid)
+        found |= {uid: at for uid, at in session.execute(query)}  # noqa: C416 - rows are no plain tuples
+    return found
+
+
+def unobserved_ms(session: Session, cluster: str) -> dict[str, int]:
+    """Return by namespace for how long closed pods ran of which no sidecar ever spoke."""
+    spoke = select(WatermarkRow.pod_uid).where(WatermarkRow.pod_uid == Workload.pod_uid).exists()
+    query = (
+        select(Namespace.name, func.sum(Workload.ended_at - Workload.started_at))
+        .join(Namespace, Namespace.id == Workload.namespace_id)
+        .where(Workload.ended_at.is_not(None), Workload.heard_at.is_(None), Namespace.cluster == cluster, ~spoke)
+        .group_by(Namespace.name)
+    )
+    return {name: int(total or 0) for name, total in session.execute(query)}
+
+
+# GPUs
+
+
+def gpus(session: Session) -> dict[str, Gpu]:
+    """Return every GPU that was ever published."""
+    rows = session.execute(select(GpuSeen.uuid, GpuSeen.model, GpuSeen.memory_mib))
+    return {uuid: Gpu(uuid=uuid, model=model, memory_mib=memory) for uuid, model, memory in rows}
+
+
+def keep_gpus(session: Session, seen: Collection[Gpu]) -> None:
+    """Note GPUs and how they are described now."""
+    known = gpus(session)
+    rows = [{"uuid": g.uuid, "model": g.model, "memory_mib": g.memory_mib} for g in seen]
+    new = [row for row in rows if row["uuid"] not in known]
+    if new:
+        session.execute(insert(GpuSeen), new)
+    old = [row for row in rows if row["uuid"] in known]
+    if old:
+        session.execute(update(GpuSeen), old)
+
+
+# The watch
+
+
+def confirm(session: Session, cluster: str, at: int) -> None:
+    """Note that the watch of a cluster's pods is complete up to an instant."""
+    changed = session.execute(update(WatchMark).where(WatchMark.cluster == cluster).values(confirmed_at=at))
+    if not changed.rowcount:  # type: ignore[attr-defined]
+        session.execute(insert(WatchMark).values(cluster=cluster, confirmed_at=at))
+
+
+def confirmed(session: Session, cluster: str) -> int | None:
+    """Return the last instant at which the watch was known to be complete."""
+    return session.execute(select(WatchMark.confirmed_at).where(WatchMark.cluster == cluster)).scalar_one_or_none()

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the books hold, as the wire shows it: decisions, budgets, workloads, usage."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from slicekeeper import names
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.settings import Settings
+from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import Budget, Decision, State, Workload
+from timekeeper import counters, timeline
+from timekeeper.books import Books, Position, policy_rule
+from timekeeper.intake import holders_of
+from timekeeper.periods import bounds
+from timekeeper.records import Records
+from timekeeper.store import bookings, workloads
+from timekeeper.store.models import Workload as Row
+
+STALE_MS = 60_000
+"""How long a decision may be believed after `asOf`."""
+
+
+def standing(position: Position | None, policy: NamespacePolicy, now: int) -> timeline.State:
+    """Return a namespace's state; one without an account stands at the beginning of its policy's budget."""
+    if position is not None:
+        return position.at(now)
+    return timeline.begin(Records([], [policy_rule(policy.budget, 0)]), now)
+
+
+def state_name(position: Position | None, state: timeline.State, policy: NamespacePolicy) -> State:
+    """Return the state's name on the wire."""
+    if position is not None and position.rule.status != "active":
+        return "suspended"
+    if state.exhausted:
+        return "exhausted"
+    if state.balance <= 0:
+        return "overdraft"
+    percent = min(policy.budget.thresholds, default=0)
+    limit = state.period.amount + state.granted
+    return "warning" if percent and state.used * 100 >= limit * percent else "ok"
+
+
+def decision(position: Position, policy: NamespacePolicy, settings: Settings, now: int) -> Decision:
+    """Return what a namespace may do now."""
+    state = position.at(now)
+    run_out = position.run_out(now)
+    name = state_name(position, state, policy)
+    if state.exhausted:
+        chosen = policy.over_budget_class or settings.classes.over_budget.name
+    else:
+        chosen = policy.in_budget_class or settings.classes.in_budget.name
+    return Decision(
+        namespace=position.known.name,
+        state=name,
+        balance_ms=state.balance,
+        used_ms=state.used,
+        over_budget_ms=state.over,
+        priority_class_name=chosen,
+        as_of=format_instant(now),
+        since=format_instant(state.since),
+        stale_after=format_instant(now + STALE_MS),
+        run_out_at=None if run_out is None else format_instant(run_out),
+        reason=_reason(name, position, state, policy),
+    )
+
+
+def _reason(name: State, position: Position, state: timeline.State, policy: NamespacePolicy) -> str:
+    since = format_instant(state.since)
+    if name == "suspended":
+        return f"the budget is {position.rule.status} since {since}"
+    if name == "exhausted":
+        return f"nothing is left of the budget since {since}"
+    if name == "overdraft":
+        return f"the budget is used up; {position.rule.rule.credit + state.balance} GPU-ms of credit are left"
+    if name == "warning":
+        return f"more than {min(policy.budget.thresholds)} % of the budget are used"
+    return ""
+
+
+def decisions_tag(decisions: Sequence[Decision]) -> str:
+    """Return the entity tag of decisions: it changes when one is decided otherwise, not with each millisecond spent."""
+    digest = hashlib.sha256()
+    for one in decisions:
+        parts = (one.namespace, one.state, one.since, one.priority_class_name, one.enforcement, one.run_out_at or "")
+        digest.update("\0".join(parts).encode() + b"\n")
+    return f'W/"{digest.hexdigest()[:32]}"'
+
+
+def budget(name: str, position: Position | None, policy: NamespacePolicy, now: int) -> Budget:
+    """Return a namespace's budget as it stands."""
+    state = standing(position, policy, now)
+    rule = position.rule.rule if position else policy_rule(policy.budget, 0)
+    around = bounds(now, rule.period, rule.zone)
+    run_out = position.run_out(now) if position else None
+    return Budget(
+        namespace=name,
+        amount_ms=rule.amount,
+        period=rule.period,
+        time_zone=rule.zone,
+        balance_ms=state.balance,
+        used_ms=state.used,
+        over_budget_ms=state.over,
+        granted_ms=state.granted,
+        state=state_name(position, state, policy),
+        period_start=None if around is None else format_instant(around[0]),
+        period_end=None if around is None else format_instant(around[1]),
+        run_out_at=None if run_out is None else format_instant(run_out),
+        source="own" if position and position.rule.source == "own" else "policy",
+        credit_ms=rule.credit,
+        rollover_ms=rule.rollover,
+        status=position.rule.status if position else "active",
+    )
+
+
+def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> list[Workload]:
+    """Return pods as the ledger has them; running ones with what they have come to by now."""
+    uids = [row.pod_uid for row, _ in rows]
+    with books.database.reading() as session:
+        booked = bookings.booked_by_pod(session, uids)
+        marks = workloads.watermarks(session, uids)
+    positions = {name: books.position(name) for name in {name for row, name in rows if row.ended_at is None}}
+    return [_workload(row, name, booked, marks, positions.get(name), now) for row, name in rows]
+
+
+def _workload(
+    row: Row,
+    namespace: str,
+    booked: dict[str, tuple[int, int]],
+    marks: dict[tuple[str, str], dict[int, counters.Watermark]],
+    position: Position | None,
+    now: int,
+) -> Workload:
+    charged, over = booked.get(row.pod_uid, (0, 0))
+    exhausted = over > 0
+    if row.ended_at is None and position is not None:
+        state = position.at(now)
+        claim = position.claim(row.pod_uid, row.started_at, row.shares)
+        running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, row.started_at))
+        exhausted = state.exhausted
+        charged, over = (charged, over + running) if exhausted else (charged + running, over)
+    used = [counters.used(marks.get((row.pod_uid, container), {})) for container in holders_of(row.holders)]
+    known = [ms for ms in used if ms is not None]
+    flags = [flag for flag in row.flags.split(",") if flag]
+    if row.ended_at is not None and row.heard_at is None and not any(uid == row.pod_uid for uid, _ in marks):
+        flags.append("unobserved")
+    return Workload(
+        namespace=namespace,
+        pod_name=row.pod_name,
+        pod_uid=row.pod_uid,
+        node=row.node,
+        gpus=[uuid for uuid in row.gpus.split(",") if uuid],
+        gpu_class=row.gpu_class,
+        state="running" if row.ended_at is None else "closed",
+        budget_state=names.OVER_BUDGET if exhausted else names.IN_BUDGET,
+        start=format_instant(row.started_at),
+        end=None if row.ended_at is None else format_instant(row.ended_at),
+        charged_ms=charged,
+        over_budget_ms=over,
+        used_ms=sum(known) if known else None,
+        flags=flags,
+    )
