@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a pod really has the GPUs that its annotations name, judged by all pods bound to the node.
+
+The scheduler decides; this is the second look at the place where it counts, against another scheduler or another
+plugin that booked the same GPU. The later Binding loses, whichever of the two pods starts first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slicekeeper import names
+from slicekeeper.errors import RequestRefused, SlicekeeperError
+from slicekeeper.inventory import Gpu
+from slicekeeper.request import annotations_of, parse_pod
+from slicekeeper.settings import Resources
+from slicekeeper.units import CORES_PER_GPU
+
+
+class SeatRefused(SlicekeeperError):
+    """A container does not get its seat; the message is shown in the pod's events."""
+
+    code = "seat-refused"
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What one container holds of each of its GPUs."""
+
+    container: str
+    gpus: tuple[str, ...]
+    core: int
+    memory_mib: int
+    """On each GPU; 0 for a whole GPU without a stated amount, which holds all of it."""
+
+
+def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, Hold]:
+    """Return the holds of a bound pod by container; containers without chosen GPUs are left out."""
+    annotations = annotations_of(pod)
+    try:
+        requests = parse_pod(pod, resources).requests
+    except RequestRefused:
+        return {}
+    found = {}
+    for request in requests:
+        chosen = annotations.get(names.gpu_annotation(request.container), "")
+        gpus = tuple(filter(None, chosen.split(","))) if isinstance(chosen, str) else ()
+        if gpus:
+            core = request.core if request.is_fraction else CORES_PER_GPU
+            found[request.container] = Hold(request.container, gpus, core, request.memory_mib // len(gpus))
+    return found
+
+
+def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: list[Gpu], resources: Resources) -> None:
+    """Check that every GPU of `pod` exists, is healthy, and is not given out twice.
+
+    Raises SeatRefused saying which GPU is at fault and who holds it.
+    """
+    known = {gpu.uuid: gpu for gpu in gpus}
+    rank = _rank(pod)
+    earlier = [other for other in others if _alive(other) and _rank(other) < rank]
+    mine = list(holds(pod, resources).values())
+    for uuid in dict.fromkeys(uuid for hold in mine for uuid in hold.gpus):
+        gpu = known.get(uuid)
+        if gpu is None:
+            raise SeatRefused(f"GPU {uuid} is not on this node; delete the pod, so that it is scheduled again")
+        if not gpu.healthy:
+            raise SeatRefused(f"GPU {uuid} is not healthy; delete the pod, so that it is scheduled again")
+        there = {_name(other): _sum(holds(other, resources).values(), gpu) for other in earlier}
+        there = {name: share for name, share in there.items() if share != (0, 0)}
+        own_core, own_memory = _sum(mine, gpu)
+        core = own_core + sum(share[0] for share in there.values())
+        memory = own_memory + sum(share[1] for share in there.values())
+        if core > CORES_PER_GPU or memory > gpu.memory_mib:
+            raise SeatRefused(
+                f"GPU {uuid} is booked twice: with {', '.join(sorted(there)) or 'this pod alone'} it would carry "
+                f"{core}% compute and {memory} of {gpu.memory_mib} MiB; delete the pod, so that it is scheduled again"
+            )
+
+
+def _sum(held: Iterable[Hold], gpu: Gpu) -> tuple[int, int]:
+    core = memory = 0
+    for hold in held:
+        if gpu.uuid in hold.gpus:
+            core += hold.core
+            whole = hold.core == CORES_PER_GPU
+            memory += gpu.memory_mib if whole else hold.memory_mib
+    return core, memory
+
+
+def _alive(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _rank(pod: Mapping[str, Any]) -> tuple[str, str]:
+    # RFC 3339 in UTC with milliseconds sorts as text; a pod that carries no instant came past our scheduler.
+    bound_at = annotations_of(pod).get(names.BOUND_AT)
+    return (bound_at if isinstance(bound_at, str) else "9", pod["metadata"]["uid"])
+
+
+def _name(pod: Mapping[str, Any]) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

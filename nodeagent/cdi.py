@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what a seat puts into its container: a CDI spec under a name used once, and the seat's folder.
+
+containerd rescans its CDI folder in the background, so a name that changed its content could be served stale.
+Hence a spec is written once and never changed; what changes during a container's life lies behind the folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from nodeagent.gpus import GpuSource
+from nodeagent.store import Seat, replace_file
+
+CDI_VERSION: Final = "0.6.0"
+"""The oldest that has all we write, so containerd 1.7 takes it."""
+
+IN_CONTAINER: Final = "/run/slicekeeper"
+
+
+class SeatFiles:
+    """The files of all seats of the node."""
+
+    def __init__(self, cdi_dir: Path, run_dir: Path, kind: str, source: GpuSource) -> None:
+        self._cdi_dir = cdi_dir
+        self._run_dir = run_dir / "seats"
+        self._kind = kind
+        self._source = source
+        self._cdi_dir.mkdir(parents=True, exist_ok=True)
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+
+    def device(self, seat: Seat) -> str:
+        """Return the seat's fully qualified CDI name."""
+        return f"{self._kind}={seat.name}"
+
+    def write(self, seat: Seat) -> None:
+        """Write the seat's folder, then its spec; what is there already stays as it is."""
+        folder = self._run_dir / seat.name
+        folder.mkdir(mode=0o755, exist_ok=True)
+        about = folder / "seat.json"
+        if not about.exists():
+            replace_file(about, msgspec.json.encode(seat) + b"\n", mode=0o644)
+        spec = self._spec_file(seat)
+        if not spec.exists():
+            replace_file(spec, msgspec.json.encode(self._spec(seat, folder)), mode=0o644)
+
+    def remove(self, seat: Seat) -> None:
+        """Remove what `write` wrote."""
+        self._spec_file(seat).unlink(missing_ok=True)
+        shutil.rmtree(self._run_dir / seat.name, ignore_errors=True)
+
+    def sweep(self, seats: list[Seat]) -> None:
+        """Remove the files of seats that are no longer known, left by an agent that was killed."""
+        known = {seat.name for seat in seats}
+        for folder in self._run_dir.iterdir():
+            if folder.name not in known:
+                shutil.rmtree(folder, ignore_errors=True)
+        prefix = self._prefix()
+        for file in self._cdi_dir.glob(f"{prefix}*.json"):
+            if file.name.removeprefix(prefix).removesuffix(".json") not in known:
+                file.unlink(missing_ok=True)
+
+    def _prefix(self) -> str:
+        return self._kind.replace("/", "-") + "-"
+
+    def _spec_file(self, seat: Seat) -> Path:
+        return self._cdi_dir / f"{self._prefix()}{seat.name}.json"
+
+    def _spec(self, seat: Seat, folder: Path) -> dict[str, Any]:
+        edits = self._source.edits(seat.gpus)
+        mount = {
+            "hostPath": str(folder),
+            "containerPath": IN_CONTAINER,
+            "options": ["ro", "nosuid", "nodev", "noexec", "bind"],
+        }
+        return {
+            "cdiVersion": CDI_VERSION,
+            "kind": self._kind,
+            "devices": [
+                {
+                    "name": seat.name,
+                    "containerEdits": {
+                        **edits,
+                        # The old runtime hook must add nothing beside CDI. CDI's env wins over the pod's.
+                        "env": [*edits.get("env", []), "NVIDIA_VISIBLE_DEVICES=void"],
+                        "mounts": [*edits.get("mounts", []), mount],
+                    },
+                }
+            ],
+        }

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper nodeagent run`."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+
+import click
+import msgspec
+
+from nodeagent.agent import Agent
+from nodeagent.gpus import parse_fake
+from slicekeeper import log
+from slicekeeper.cli.main import Context
+from slicekeeper.clock import SystemClock
+from slicekeeper.errors import SettingsError
+
+
+@click.group()
+def nodeagent() -> None:
+    """Run the agent of a GPU node."""
+
+
+@nodeagent.command()
+@click.option("--fake-gpus", default="", metavar="N[:MODEL]", help="Make up GPUs instead of looking for real ones.")
+@click.option("--node-name", default="", help="The Node it speaks for. Default: the setting, else the host's name.")
+@click.pass_obj
+def run(context: Context, fake_gpus: str, node_name: str) -> None:
+    """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
+    settings = context.loaded.settings
+    log.configure(settings.log.level, settings.log.style)
+    node = node_name or settings.node_agent.node_name or socket.gethostname()
+    fake = fake_gpus or settings.node_agent.fake_gpus
+    if not fake:
+        raise SettingsError("nodeAgent.fakeGpus is empty: this release knows made-up GPUs only, for example 4")
+    mine = msgspec.structs.replace(settings.node_agent, node_name=node)
+    settings = msgspec.structs.replace(settings, node_agent=mine)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    Agent(settings, SystemClock(), parse_fake(fake, node)).run(stop)

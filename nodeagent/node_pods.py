@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU pods of this node, by a watch that asks the API server for no others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from slicekeeper import names
+from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.kube.watch import Watch
+
+Key = tuple[str, str]
+
+
+class NodePods:
+    """Pods that were bound to the node, as the watch last showed them."""
+
+    def __init__(self, client: KubeClient, node: str, on_gone: Callable[[set[str]], None]) -> None:
+        self._client = client
+        self._on_gone = on_gone
+        self._pods: dict[Key, Object] = {}
+        self._changed = threading.Condition()
+        self._watch = Watch(
+            client,
+            PODS,
+            self,
+            label_selector=f"{names.MANAGED_LABEL}={names.MANAGED_VALUE}",
+            field_selector=f"spec.nodeName={node}",
+        )
+
+    @property
+    def synced(self) -> bool:
+        """Whether the pods of the node are known."""
+        return self._watch.synced.is_set()
+
+    def start(self) -> None:
+        """Start watching."""
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._watch.stop()
+
+    def all(self) -> list[Object]:
+        """Return all pods."""
+        with self._changed:
+            return list(self._pods.values())
+
+    def find(self, namespace: str, name: str, seconds: float) -> Object | None:
+        """Return a pod that kubelet knows already; waits until the watch shows it too."""
+        with self._changed:
+            self._changed.wait_for(lambda: (namespace, name) in self._pods, seconds)
+            return self._pods.get((namespace, name))
+
+    def on_list(self, objects: list[Object]) -> None:
+        """Take the whole state."""
+        with self._changed:
+            self._pods = {_key(pod): pod for pod in objects}
+            self._changed.notify_all()
+        self._on_gone({pod["metadata"]["uid"] for pod in objects})
+
+    def on_event(self, kind: str, obj: Object) -> None:
+        """Take one change; who is left is told when a pod has gone."""
+        with self._changed:
+            if kind == "DELETED":
+                self._pods.pop(_key(obj), None)
+            else:
+                self._pods[_key(obj)] = obj
+            self._changed.notify_all()
+            left = {pod["metadata"]["uid"] for pod in self._pods.values()}
+        if kind == "DELETED":
+            self._on_gone(left)
+
+
+def _key(pod: Object) -> Key:
+    return pod["metadata"]["namespace"], pod["metadata"]["name"]

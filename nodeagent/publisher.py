@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes the node's GPUs: the annotation that the scheduler reads, and the capacity that kube-scheduler counts.
+
+Both are one patch of the node's status, so no reader sees one without the other. They are compared again and
+again: a node object that is created anew has neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from nodeagent.gpus import GpuSource
+from slicekeeper import inventory, names
+from slicekeeper.errors import ServiceError
+from slicekeeper.inventory import Gpu
+from slicekeeper.kube.client import NODES, KubeClient, Object
+from slicekeeper.settings import Resources
+from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
+
+log = logging.getLogger(__name__)
+
+
+def wanted(gpus: list[Gpu], resources: Resources) -> dict[str, Any]:
+    """Return the merge patch that publishes these GPUs; what is not healthy is capacity but not allocatable."""
+    healthy = [gpu for gpu in gpus if gpu.healthy]
+    return {
+        "metadata": {"annotations": {names.NODE_GPUS: inventory.encode(gpus)}},
+        "status": {"capacity": _amounts(gpus, resources), "allocatable": _amounts(healthy, resources)},
+    }
+
+
+def _amounts(gpus: list[Gpu], resources: Resources) -> dict[str, str]:
+    return {
+        resources.core: str(CORES_PER_GPU * len(gpus)),
+        resources.memory: str(sum(gpu.memory_mib // MIB_PER_BLOCK for gpu in gpus)),
+    }
+
+
+def differs(have: Any, want: Any) -> bool:
+    """Whether a merge patch `want` would change `have`."""
+    if isinstance(want, dict):
+        return not isinstance(have, dict) or any(differs(have.get(key), value) for key, value in want.items())
+    return bool(have != want)
+
+
+class Publisher:
+    """Keeps one node's published GPUs what they are, in a daemon thread."""
+
+    def __init__(
+        self, client: KubeClient, node: str, source: GpuSource, resources: Resources, pause_seconds: float
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._source = source
+        self._resources = resources
+        self._pause = pause_seconds
+        self._stop = threading.Event()
+        self.published = threading.Event()
+        """Set once the node has shown what we publish."""
+
+    def start(self) -> None:
+        """Start publishing."""
+        threading.Thread(target=self._run, name="publisher", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop; what is published stays, so running pods keep their capacity."""
+        self._stop.set()
+
+    def reconcile(self) -> bool:
+        """Publish if the node shows something else; return whether it did.
+
+        Raises ServiceError where the API server does not answer or refuses.
+        """
+        patch = wanted(self._source.gpus(), self._resources)
+        node: Object = self._client.get(NODES, self._node)
+        changed = differs(node, patch)
+        if changed:
+            self._client.patch(NODES, self._node, patch, subresource="status")
+            log.info("published the GPUs of node %s", self._node)
+        self.published.set()
+        return changed
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.reconcile()
+            except ServiceError as error:
+                log.warning("GPUs of node %s not published: %s", self._node, error)
+            self._stop.wait(self._pause)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives seats: remembers what was allocated, and at a container's start finds out exactly whose seat it is.
+
+kubelet's PodResources names the one container that holds a seat's id, so nothing is guessed from the order of
+arrival. Knows nothing of gRPC; `plugin` brings kubelet's calls here.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import msgspec
+
+from nodeagent.booking import Hold, SeatRefused, check, holds
+from nodeagent.cdi import SeatFiles
+from nodeagent.gpus import GpuSource
+from nodeagent.node_pods import NodePods
+from nodeagent.store import Seat, SeatStore
+from slicekeeper.kube.client import Object
+from slicekeeper.settings import Resources
+
+log = logging.getLogger(__name__)
+
+Owner = tuple[str, str, str]
+"""Namespace, pod and container."""
+
+POD_SECONDS = 10.0
+"""Longest wait for the watch to show a pod that kubelet starts; kubelet gives up on the whole call after 30 s."""
+
+
+class Seats:
+    """All seats of the node."""
+
+    def __init__(
+        self,
+        store: SeatStore,
+        files: SeatFiles,
+        pods: NodePods,
+        source: GpuSource,
+        resources: Resources,
+        owners: Callable[[str], list[Owner]],
+        refused: Callable[[Object, str], None],
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._pods = pods
+        self._source = source
+        self._resources = resources
+        self._owners = owners
+        self._refused = refused
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def restore(self) -> None:
+        """Put back the files of every seat that is remembered: a reboot empties the folders they lie in."""
+        seats = self._store.all()
+        for seat in seats:
+            if seat.taken:
+                self._files.write(seat)
+        self._files.sweep(seats)
+
+    def allocate(self, seat_id: str) -> str:
+        """Return the CDI device for a seat that kubelet hands out anew."""
+        with self._locks[seat_id]:
+            seat = Seat(id=seat_id, nonce=secrets.token_hex(6))
+            before = self._store.put(seat)
+            if before is not None:
+                self._files.remove(before)  # kubelet gives an id anew only when its last container is gone
+        return self._files.device(seat)
+
+    def start(self, seat_id: str) -> Seat:
+        """Make the seat ready for the container that is about to start, at every start of it.
+
+        Raises SeatRefused where the container must not run.
+        """
+        with self._locks[seat_id]:
+            seat = self._store.get(seat_id)
+            if seat is None:
+                raise SeatRefused(f"seat {seat_id} is not known here; delete the pod, so that it gets a new one")
+            if not seat.taken:
+                seat = self._take(seat)
+            self._files.write(seat)
+        return seat
+
+    def keep_only(self, uids: set[str]) -> None:
+        """Free the seats of pods that are gone from the API server."""
+        for seat in self._store.all():
+            if seat.taken and seat.uid not in uids:
+                with self._locks[seat.id]:
+                    if self._store.drop(seat):
+                        self._files.remove(seat)
+                        log.info("seat %s of pod %s/%s is free", seat.id, seat.namespace, seat.pod)
+
+    def _take(self, seat: Seat) -> Seat:
+        began = time.monotonic()
+        owners = self._owners(seat.id)
+        if len(owners) != 1:
+            raise SeatRefused(f"kubelet names {len(owners)} containers for seat {seat.id}, exactly one is needed")
+        namespace, name, container = owners[0]
+        pod = self._pods.find(namespace, name, POD_SECONDS)
+        if pod is None:
+            raise SeatRefused(f"the API server has not shown pod {namespace}/{name} yet; kubelet tries again")
+        try:
+            hold = self._hold(pod, container)
+        except SeatRefused as error:
+            self._refused(pod, str(error))
+            raise
+        seat = msgspec.structs.replace(
+            seat,
+            namespace=namespace,
+            pod=name,
+            uid=pod["metadata"]["uid"],
+            container=container,
+            gpus=hold.gpus,
+            core=hold.core,
+            memory_mib=hold.memory_mib,
+        )
+        self._store.put(seat)
+        log.info(
+            "seat %s goes to %s/%s, container %s, in %d ms",
+            seat.id, namespace, name, container, (time.monotonic() - began) * 1000,
+        )  # fmt: skip
+        return seat
+
+    def _hold(self, pod: Object, container: str) -> Hold:
+        """Return what the container holds, after the second look at its GPUs."""
+        hold = holds(pod, self._resources).get(container)
+        if hold is None:
+            raise SeatRefused(
+                f"container {container} has a seat and no GPU: only Slicekeeper's scheduler gives out GPUs; "
+                "delete the pod and leave the seat out of its manifest"
+            )
+        check(pod, self._pods.all(), self._source.gpus(), self._resources)
+        return hold

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seats as they are remembered on disk, so that an agent's restart, an upgrade or a reboot puts them back.
+
+One file per seat id, replaced as a whole. A record without an owner was allocated and not started yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger(__name__)
+
+
+class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """One seat. `nonce` makes its CDI name one that was never used before."""
+
+    id: str
+    nonce: str
+    namespace: str = ""
+    pod: str = ""
+    uid: str = ""
+    container: str = ""
+    gpus: tuple[str, ...] = ()
+    core: int = 0
+    memory_mib: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its CDI device name, and the name of its files."""
+        return f"{self.id}-{self.nonce}"
+
+    @property
+    def taken(self) -> bool:
+        """Whether a container owns it."""
+        return bool(self.uid)
+
+
+class SeatStore:
+    """All seats of the node, in memory and in a folder; safe for use by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._seats = {seat.id: seat for seat in self._read()}
+
+    def get(self, seat_id: str) -> Seat | None:
+        """Return the seat with this id as it was last put."""
+        with self._lock:
+            return self._seats.get(seat_id)
+
+    def all(self) -> list[Seat]:
+        """Return every seat."""
+        with self._lock:
+            return list(self._seats.values())
+
+    def put(self, seat: Seat) -> Seat | None:
+        """Remember a seat, on disk first; return the one it takes the place of."""
+        with self._lock:
+            before = self._seats.get(seat.id)
+            replace_file(self._folder / f"{seat.id}.json", msgspec.json.encode(seat), durable=True)
+            self._seats[seat.id] = seat
+        return before
+
+    def drop(self, seat: Seat) -> bool:
+        """Forget a seat if it is still this one; return whether it was."""
+        with self._lock:
+            if self._seats.get(seat.id) != seat:
+                return False
+            (self._folder / f"{seat.id}.json").unlink(missing_ok=True)
+            del self._seats[seat.id]
+        return True
+
+    def _read(self) -> list[Seat]:
+        seats = []
+        for file in sorted(self._folder.glob("*.json")):
+            try:
+                seats.append(msgspec.json.decode(file.read_bytes(), type=Seat))
+            except msgspec.MsgspecError as error:
+                # Its container keeps running; a restart of it fails closed and its controller replaces it.
+                log.error("seat record %s is damaged and left out: %s", file, error)
+        return seats
+
+
+def replace_file(file: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
+    """Write a file so that a reader sees the old one or the whole new one, also after a crash if `durable`."""
+    fresh = file.with_name(f".{file.name}.new")
+    with fresh.open("wb") as out:
+        out.write(data)
+        out.flush()
+        fresh.chmod(mode)
+        if durable:
+            os.fsync(out.fileno())
+    fresh.replace(file)

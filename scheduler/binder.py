@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binds pods: chooses GPUs, writes one Binding that carries them, and finds out what became of it.
+
+The answer to a Binding may be lost after the API server has carried it out, or before. So after anything but a clear
+answer the pod itself is read: it says whether it is bound, and to which node. Where it is not bound yet, the GPUs stay
+held and a second try writes the same ones. The Binding names the pod's UID, so a pod of the same name that is made
+later cannot get it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from scheduler.extender import gpu_pod, placeable
+from scheduler.state import NoPlace, Place, State
+from slicekeeper import names
+from slicekeeper.clock import Clock
+from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
+from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.request import as_map
+from slicekeeper.units import format_instant
+from slicekeeper.wire.extender import BindingArgs
+
+log = logging.getLogger(__name__)
+
+TOO_MANY_REQUESTS: Final = 429
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one try: `node` is where the pod is bound, `message` why it is not where it should be."""
+
+    outcome: Literal["bound", "refused", "lost"]
+    node: str = ""
+    message: str = ""
+
+
+class Binder:
+    """Carries out `bind`, and looks after bindings that no watch has confirmed."""
+
+    def __init__(self, client: KubeClient, state: State, clock: Clock) -> None:
+        self._client = client
+        self._state = state
+        self._clock = clock
+
+    def bind(self, args: BindingArgs) -> str:
+        """Bind a pod; return why it is not bound to that node, empty where it is, now or before."""
+        uid, node = args["PodUID"], args["Node"]
+        try:
+            pod = self._state.pod(uid)
+            if pod is None:
+                obj = self._read(args)
+                pod = gpu_pod(self._state, obj)
+                if pod is None:
+                    return self._try(args, {}).message
+            if pod.node:
+                return "" if pod.node == node else f"the pod is bound to node {pod.node} already"
+            refusal = placeable(pod)
+            if refusal:
+                return refusal
+            place = self._state.choose(pod, node)
+        except NoPlace as error:
+            return f"node {node}: {error}"
+        except ServiceError as error:
+            return f"pod {args['PodNamespace']}/{args['PodName']} could not be read: {error}"
+        result = Result("lost")
+        try:
+            result = self._try(args, self._annotations(place))
+        finally:
+            if result.outcome == "bound":
+                self._state.bound(uid, result.node)
+            elif result.outcome == "refused":
+                self._state.refused(uid, node)
+            else:
+                self._state.lost(uid, node)
+        return result.message
+
+    def look_at_overdue(self) -> None:
+        """Ask the API server about pods whose binding no watch has shown in good time."""
+        for pod in self._state.overdue():
+            try:
+                obj: Object | None = self._client.get(PODS, pod.name, pod.namespace)
+            except NotFound:
+                obj = None
+            except ServiceError as error:
+                log.info("pod %s stays held: %s", pod.key, error)
+                continue
+            self._state.looked(pod.uid, obj)
+
+    def _annotations(self, place: Place) -> dict[str, str]:
+        demand = place.pod.demand
+        return {
+            **{names.gpu_annotation(container): ",".join(gpus) for container, gpus in place.gpus.items()},
+            names.BOUND_AT: format_instant(self._clock.now_ms()),
+            names.SHARING_MODE: f"{demand.mode}: {demand.why}",
+        }
+
+    def _try(self, args: BindingArgs, annotations: Mapping[str, str]) -> Result:
+        node = args["Node"]
+        metadata = {"name": args["PodName"], "namespace": args["PodNamespace"], "uid": args["PodUID"]}
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {**metadata, "annotations": dict(annotations)},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        try:
+            self._client.create(PODS, binding, args["PodNamespace"], name=args["PodName"], subresource="binding")
+        except Conflict as error:
+            return self._look(args, error, clear=True)
+        except Unavailable as error:
+            return self._look(args, error, clear=error.status == TOO_MANY_REQUESTS)
+        except ServiceError as error:
+            return Result("refused", message=f"the binding was refused: {error}")
+        return Result("bound", node)
+
+    def _look(self, args: BindingArgs, error: ServiceError, *, clear: bool) -> Result:
+        """Read the pod after a failed try; `clear` is whether the API server has said that it did nothing."""
+        failed: Literal["refused", "lost"] = "refused" if clear else "lost"
+        try:
+            pod = self._read(args)
+        except NotFound as gone:
+            return Result("refused", message=str(gone))
+        except ServiceError:
+            return Result(failed, message=f"the binding failed: {error}")
+        bound_to = as_map(pod.get("spec")).get("nodeName")
+        if not bound_to:
+            return Result(failed, message=f"the binding failed: {error}")
+        node = args["Node"]
+        return Result("bound", bound_to, "" if bound_to == node else f"the pod is bound to node {bound_to} already")
+
+    def _read(self, args: BindingArgs) -> Object:
+        """Return the pod. Raises NotFound where it is gone, also where another has its name now."""
+        obj = self._client.get(PODS, args["PodName"], args["PodNamespace"])
+        if as_map(obj.get("metadata")).get("uid") != args["PodUID"]:
+            raise NotFound(f"pod {args['PodNamespace']}/{args['PodName']} is not the one with UID {args['PodUID']}")
+        return obj

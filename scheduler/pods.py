@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler keeps of a pod, and what a bound pod holds, read from its manifest and annotations.
+
+Nothing here raises on a damaged pod. What cannot be read must not free a GPU that may be in use: a manifest that breaks
+a rule after the pod was bound (a user may edit an annotation) is read without the user's annotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.demand import EXCLUSIVE, Demand, demand_of
+from scheduler.fleet import MIXED, GpuRow
+from slicekeeper import names
+from slicekeeper.errors import RequestRefused
+from slicekeeper.inventory import Gpu
+from slicekeeper.request import PodRequest, annotations_of, as_map, parse_pod
+from slicekeeper.settings import Resources
+from slicekeeper.units import CORES_PER_GPU, parse_instant
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a pod holds of one GPU; a whole GPU with all its memory."""
+
+    uuid: str
+    core: int
+    memory_mib: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Hold:
+    """GPUs of one node that are taken by, or kept for, one pod."""
+
+    node: str
+    shares: tuple[Share, ...]
+    alone: bool = False
+    affinity: str = ""
+    anti_affinity: str = ""
+    exclusion: str = ""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod, as far as placing it or taking its place goes."""
+
+    uid: str
+    namespace: str
+    name: str
+    request: PodRequest
+    demand: Demand
+    node: str = ""
+    refusal: str = ""
+    """Why the request cannot be placed at all, empty where it can."""
+    managed: bool = True
+    finished: bool = False
+    leaving: bool = False
+    """Deletion has begun; the containers may still run."""
+    budget_state: str = ""
+    gpu_class: str = names.STANDARD
+    priority: int = 0
+    created_ms: int = 0
+    bound_ms: int = 0
+    waiting: Mapping[str, Any] | None = None
+    """The manifest, kept while the pod is not bound."""
+
+    @property
+    def key(self) -> str:
+        """Namespace and name, as shown to people."""
+        return f"{self.namespace}/{self.name}"
+
+
+def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
+    """Return what matters of a Pod object, None where it has no UID: nothing can be held for it."""
+    metadata, spec, status = (as_map(obj.get(key)) for key in ("metadata", "spec", "status"))
+    uid = metadata.get("uid")
+    if not isinstance(uid, str) or not uid:
+        return None
+    namespace = _text(metadata.get("namespace"))
+    request, refusal = read_request(obj, resources)
+    annotations = annotations_of(obj)
+    node = _text(spec.get("nodeName"))
+    priority = spec.get("priority")
+    return Pod(
+        uid=uid,
+        namespace=namespace,
+        name=_text(metadata.get("name")),
+        request=request,
+        demand=demand_of(request, namespace),
+        node=node,
+        refusal=refusal,
+        managed=as_map(metadata.get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE,
+        finished=status.get("phase") in ("Succeeded", "Failed"),
+        leaving=bool(metadata.get("deletionTimestamp")),
+        budget_state=_text(annotations.get(names.BUDGET_STATE)),
+        gpu_class=_text(annotations.get(names.GPU_CLASS)) or names.STANDARD,
+        priority=priority if isinstance(priority, int) else 0,
+        created_ms=_instant(metadata.get("creationTimestamp")),
+        bound_ms=_instant(annotations.get(names.BOUND_AT)),
+        waiting=None if node else obj,
+    )
+
+
+def read_request(obj: Mapping[str, Any], resources: Resources) -> tuple[PodRequest, str]:
+    """Return what a pod asks for and, where its manifest breaks a rule, why it cannot be placed."""
+    try:
+        return parse_pod(obj, resources), ""
+    except RequestRefused as error:
+        refusal = str(error)
+    bare = {**obj, "metadata": {**as_map(obj.get("metadata")), "annotations": {}}}
+    try:
+        return parse_pod(bare, resources), refusal
+    except RequestRefused:
+        return PodRequest(), refusal
+
+
+def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:
+    """Return what a bound pod holds by its annotations, None where it holds nothing.
+
+    Where not even its containers' requests can be read, it holds all GPUs that its annotations name, whole.
+    """
+    annotations = annotations_of(obj)
+    asked = {request.container: request for request in pod.request.requests}
+    shares: list[Share] = []
+    for key, value in annotations.items():
+        container = key.removeprefix(names.GPU_PREFIX)
+        if container == key or not isinstance(value, str):
+            continue
+        request = asked.get(container)
+        whole = request is None or not request.is_fraction
+        if request is None and not pod.refusal:
+            continue
+        for uuid in sorted({part.strip() for part in value.split(",")} - {""}):
+            if request is None or whole:
+                shares.append(Share(uuid, CORES_PER_GPU, 0, whole=True))
+            else:
+                shares.append(Share(uuid, request.core, request.memory_mib, whole=False))
+    mode = _text(annotations.get(names.SHARING_MODE))
+    return hold_of(pod, shares, alone=mode.startswith(EXCLUSIVE)) if shares else None
+
+
+def hold_of(pod: Pod, shares: Sequence[Share], *, alone: bool, node: str = "") -> Hold:
+    """Return a hold for `pod`. Labels count where a share is held: nobody can join a whole GPU anyway."""
+    demand = pod.demand
+    return Hold(
+        node or pod.node,
+        tuple(sorted(shares, key=lambda s: (s.uuid, s.core, s.memory_mib))),
+        alone,
+        demand.affinity,
+        demand.anti_affinity,
+        demand.exclusion,
+    )
+
+
+def chosen_hold(pod: Pod, node: str, uuids: Sequence[str]) -> tuple[Hold, dict[str, tuple[str, ...]]]:
+    """Return the hold on `node` and each container's GPUs, where `uuids` has one GPU for each slice of the demand."""
+    demand = pod.demand
+    gpus: dict[str, list[str]] = {}
+    for piece, uuid in zip(demand.slices, uuids, strict=True):
+        for container in piece.containers:
+            gpus.setdefault(container, []).append(uuid)
+    shares = [
+        Share(uuid, min(r.core, CORES_PER_GPU), r.memory_mib if r.is_fraction else 0, whole=not r.is_fraction)
+        for r in pod.request.requests
+        for uuid in gpus[r.container]
+    ]
+    hold = hold_of(pod, shares, alone=demand.alone, node=node)
+    return hold, {container: tuple(sorted(found)) for container, found in gpus.items()}
+
+
+def gpu_rows(inventory: Sequence[Gpu], holds: Iterable[Hold]) -> list[GpuRow]:
+    """Return a node's GPUs with all `holds` taken off. What is held twice leaves nothing, never less than nothing."""
+    on: dict[str, list[tuple[Hold, Share]]] = {gpu.uuid: [] for gpu in inventory}
+    for hold in holds:
+        for share in hold.shares:
+            if share.uuid in on:
+                on[share.uuid].append((hold, share))
+    return [_row(gpu, on[gpu.uuid]) for gpu in inventory]
+
+
+def _row(gpu: Gpu, here: Sequence[tuple[Hold, Share]]) -> GpuRow:
+    if not here:
+        return GpuRow(gpu.uuid, gpu.model, gpu.memory_mib, healthy=gpu.healthy)
+    full = any(share.whole or hold.alone for hold, share in here)
+    shared = [hold for hold, share in here if not share.whole]
+    labels = {hold.exclusion for hold in shared}
+    return GpuRow(
+        gpu.uuid,
+        gpu.model,
+        gpu.memory_mib,
+        core=0 if full else max(0, CORES_PER_GPU - sum(share.core for _, share in here)),
+        memory=0 if full else max(0, gpu.memory_mib - sum(share.memory_mib for _, share in here)),
+        healthy=gpu.healthy,
+        idle=False,
+        affinity=frozenset(hold.affinity for hold in shared if hold.affinity),
+        anti_affinity=frozenset(hold.anti_affinity for hold in shared if hold.anti_affinity),
+        exclusion=MIXED if len(labels) > 1 else next(iter(labels), ""),
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _instant(value: object) -> int:
+    try:
+        return parse_instant(_text(value))
+    except (ValueError, OverflowError):
+        return 0

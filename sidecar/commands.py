@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper sidecar`: the container that the webhook puts first into every GPU pod."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from pathlib import Path
+
+import click
+
+from sidecar.epoch import Counter
+from sidecar.reporter import Reporter
+from sidecar.spool import Spool
+from sidecar.usage import source_for
+from slicekeeper import clock
+from slicekeeper import log as logs
+from slicekeeper.cli.main import Context
+from slicekeeper.errors import SettingsError
+from slicekeeper.settings import Settings
+from slicekeeper.timekeeper_client import TimekeeperClient
+
+log = logging.getLogger(__name__)
+
+
+@click.group()
+def sidecar() -> None:
+    """Run the reporting sidecar."""
+
+
+@sidecar.command()
+@click.pass_obj
+def run(context: Context) -> None:
+    """Report until SIGTERM; settings come from the environment that the webhook sets."""
+    settings = context.loaded.settings
+    logs.configure(settings.log.level, settings.log.style)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    reporter = build(settings)
+    log.info("reporting for %s/%s", settings.sidecar.namespace, settings.sidecar.pod_name)
+    reporter.run(stop)
+
+
+def build(settings: Settings) -> Reporter:
+    """Return the reporter that the settings describe.
+
+    Raises SettingsError that names the setting that is missing.
+    """
+    own = settings.sidecar
+    for key in ("namespace", "pod_name", "pod_uid", "containers"):
+        if not getattr(own, key):
+            raise SettingsError(f"sidecar.{key} is empty: the webhook sets it; see docs/sidecar.md")
+    folder = Path(own.spool_dir)
+    return Reporter(
+        settings=own,
+        clock=clock.from_settings(settings.clock),
+        sink=TimekeeperClient(settings.timekeeper_client),
+        usage=source_for(own.usage_file),
+        spool=Spool(folder, own.spool_bytes),
+        counters={container: Counter(folder, container) for container in own.containers},
+    )

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecar's loop: read the counters, queue a report per container, send what waits.
+
+It reports that its pod is alive and what it used. Nothing that it says or fails to say changes what is owed, so it
+may never block or break its pod: every error is logged and waited out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sidecar.epoch import Counter
+from sidecar.spool import Spool
+from sidecar.usage import UsageSource
+from slicekeeper.clock import Clock
+from slicekeeper.errors import ServiceError
+from slicekeeper.settings import SidecarSettings
+from slicekeeper.wire.timekeeper import ReportAnswer, UsageReport
+
+log = logging.getLogger(__name__)
+
+BATCH: Final = 200
+"""Reports in one request."""
+
+FINAL_SECONDS: Final = 3.0
+"""Longest that the last report may take after SIGTERM, in real seconds: kubelet's patience is short."""
+
+
+class Sink(Protocol):
+    """Who takes reports: the timekeeper's client."""
+
+    def report(self, reports: list[UsageReport]) -> ReportAnswer:
+        """Send one batch; raises ServiceError."""
+
+
+@dataclass
+class Reporter:
+    """Reports for one pod until it is told to stop."""
+
+    settings: SidecarSettings
+    clock: Clock
+    sink: Sink
+    usage: UsageSource
+    spool: Spool
+    counters: Mapping[str, Counter]
+    """By container: those that it reports for."""
+
+    def __post_init__(self) -> None:
+        self._failures = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Report every `report_seconds` until `stop` is set or the timekeeper says to leave, then once more."""
+        while True:
+            self.observe()
+            if self.flush():
+                log.info("all other containers of the pod have ended")
+                return
+            if self.clock.wait(stop, self.pause()):
+                break
+        self.observe(final=True)
+        deadline = time.monotonic() + FINAL_SECONDS
+        while self.spool and time.monotonic() < deadline:
+            before = len(self.spool)
+            self.flush()
+            if len(self.spool) == before:
+                break
+
+    def pause(self) -> float:
+        """Return how long to wait before the next report: up to 8 intervals while the timekeeper is away."""
+        return self.settings.report_seconds * (1 << min(self._failures, 3))
+
+    def observe(self, *, final: bool = False) -> None:
+        """Queue one report for every container."""
+        for container, counter in self.counters.items():
+            reading = self.usage.read(container)
+            epoch, seq, used_ms = counter.next(reading.used_ms)
+            self.spool.put(
+                UsageReport(
+                    namespace=self.settings.namespace,
+                    pod_name=self.settings.pod_name,
+                    pod_uid=self.settings.pod_uid,
+                    container=container,
+                    epoch=epoch,
+                    seq=seq,
+                    used_ms=used_ms,
+                    monotonic_ns=self.clock.monotonic_ns(),
+                    source=reading.source,
+                    final=final,
+                )
+            )
+
+    def flush(self) -> bool:
+        """Send what waits; return whether the timekeeper says that the sidecar may leave."""
+        terminate = False
+        while self.spool:
+            batch = self.spool.head(BATCH)
+            try:
+                answer = self.sink.report(batch)
+            except ServiceError as error:
+                if 400 <= error.status < 500 and error.status not in (401, 403, 408, 429):
+                    # It will never be taken: keeping it would hold up all that follow.
+                    log.error("%d reports refused and dropped: %s", len(batch), error)
+                    self.spool.drop(len(batch))
+                    continue
+                self._failures += 1
+                self.spool.keep()
+                log.warning("timekeeper does not answer, %d reports wait: %s", len(self.spool), error)
+                return False
+            self.spool.drop(len(batch))
+            self._failures = 0
+            terminate = answer.terminate
+            for outcome in answer.outcomes:
+                if outcome.outcome == "refused":
+                    log.warning("report refused: %s", outcome.reason)
+        return terminate
