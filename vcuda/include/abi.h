@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the arbiter and the limiter share: three pages of memory and one message.
+ *
+ * The policy page is written by the arbiter alone (a memfd sealed against new writers); the usage
+ * page is the tenant's own word and is never trusted for anything but hints; the bell is one futex
+ * word per GPU on which tenants ring and the arbiter's thread of that GPU sleeps.
+ */
+#ifndef VC_ABI_H
+#define VC_ABI_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define VC_MAGIC 0x534b5643u
+#define VC_VERSION 1u
+#define VC_SLOTS 256u
+#define VC_PERMILLE 1000u
+#define VC_GRANULE (2ull << 20)
+/* A policy whose heartbeat is older than this is nobody's: the limiter limits itself. */
+#define VC_STALE_NS 100000000ull
+
+enum vc_class { VC_IN_BUDGET = 0, VC_BACKGROUND = 1 };
+
+struct vc_policy {
+  uint32_t magic, version;
+  _Atomic uint32_t gate; /* futex word; odd while the gate is open */
+  _Atomic uint32_t confirmed;
+  _Atomic uint32_t vclass;
+  _Atomic uint32_t request, limit; /* per mille of one GPU */
+  uint32_t virtual_time;           /* a fake GPU with a clock of its own */
+  _Atomic uint64_t memory;         /* bytes this seat may hold */
+  _Atomic uint64_t overhead;       /* bytes the driver holds for it beyond what it asked for */
+  _Atomic uint64_t heartbeat;
+  _Atomic uint32_t contended; /* somebody else wants this GPU */
+  _Atomic uint64_t depth_ns;  /* how much work may be in flight; 0: any amount */
+  uint64_t gate_key, bell_key;
+  uint8_t uuid[16];
+};
+
+/* One process of a seat. Its bytes are the sum of charged and pending, so that wiping a dead
+ * process's slot gives back all it held, at whatever instruction it died. */
+struct vc_slot {
+  _Alignas(128) _Atomic uint32_t live;
+  _Atomic uint32_t pid; /* as the arbiter sees it */
+  _Atomic uint64_t charged, pending;
+  _Atomic uint32_t waiting;    /* threads that want the gate */
+  _Atomic uint32_t inflight;   /* launches not yet seen to be complete */
+  _Atomic uint64_t idle_since; /* when the last one was seen complete */
+  _Atomic uint64_t busy_ns;    /* union of the intervals with work in flight */
+  _Atomic uint64_t waited_ns;  /* time threads spent at the gate */
+  _Atomic uint64_t launches;
+  _Atomic uint32_t beat;    /* counts while the process is not stopped */
+  _Atomic uint64_t unit_ns; /* how long one launch of this process takes on the GPU */
+};
+
+struct vc_usage {
+  uint32_t magic, version;
+  _Atomic uint32_t high; /* slots in use lie below this */
+  _Atomic uint64_t peak;
+  struct vc_slot slot[VC_SLOTS];
+};
+
+struct vc_bell {
+  _Atomic uint32_t word;
+};
+
+/* The one message each way on a seat's socket (SOCK_SEQPACKET); the answer carries the descriptors
+ * of policy, usage and bell. */
+struct vc_hello {
+  uint32_t magic, version;
+  int32_t slot; /* the slot held before, or -1 */
+  uint32_t reserved;
+};
+
+struct vc_welcome {
+  uint32_t magic, version;
+  int32_t slot;
+  uint32_t reserved;
+};
+
+/* The clock a fake GPU brings along; wait and wake pair on (word, key). */
+struct vc_clock {
+  uint64_t (*now)(void);
+  void (*wait)(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t deadline);
+  void (*wake)(_Atomic uint32_t *word, uint64_t key);
+};
+
+#endif

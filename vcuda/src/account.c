@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One counter per container without one word that all must get right: each process has a slot, and
+ * the counter is the sum of the slots. A process first publishes what it wants (pending), then
+ * looks at the sum; whoever comes last sees all others, so the sum of what was granted never passes
+ * the cap. A process killed at any instruction leaves nothing outside its slot, and wiping that
+ * slot gives back everything at once. A single shared total would have to be repaired by guess.
+ */
+#include "account.h"
+#include "seat.h"
+
+#include <sched.h>
+#include <stddef.h>
+
+#define SMALL (1ull << 20)
+#define YIELDS 100
+#define ROUNDS 400
+
+static struct vc_lock guard;
+static uint64_t mine;  /* what this process holds; the slot's copy can be garbled by the tenant */
+static uint64_t small; /* bytes of requests below SMALL */
+
+struct sum {
+  uint64_t charged, pending;
+};
+
+static uint64_t plus(uint64_t a, uint64_t b) {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+static struct sum add_up(void) {
+  struct vc_usage *usage = vc_seat.usage;
+  uint32_t high = atomic_load(&usage->high);
+  struct sum s = {atomic_load(&vc_seat.policy->overhead), 0};
+  if (high > VC_SLOTS) high = VC_SLOTS;
+  for (uint32_t i = 0; i < high; i++) {
+    /* Pending first: a reservation moves from pending to charged, never back. */
+    s.pending = plus(s.pending, atomic_load(&usage->slot[i].pending));
+    s.charged = plus(s.charged, atomic_load(&usage->slot[i].charged));
+  }
+  return s;
+}
+
+uint64_t vc_held(void) {
+  return add_up().charged;
+}
+
+uint64_t vc_cap(void) {
+  return atomic_load(&vc_seat.policy->memory);
+}
+
+static void note_peak(uint64_t held) {
+  _Atomic uint64_t *peak = &vc_seat.usage->peak;
+  uint64_t old = atomic_load(peak);
+  while (held > old && !atomic_compare_exchange_weak(peak, &old, held)) continue;
+}
+
+/* One try: 1 granted, 0 refused for good, -1 others are in the middle of theirs. */
+static int try_reserve(struct vc_slot *slot, uint64_t bytes) {
+  uint64_t cap = vc_cap();
+  if (!atomic_load(&vc_seat.policy->confirmed)) return 0;
+  atomic_fetch_add(&slot->pending, bytes);
+  struct sum s = add_up();
+  int verdict = plus(s.charged, s.pending) <= cap ? 1 : plus(s.charged, bytes) > cap ? 0 : -1;
+  if (verdict == 1) {
+    atomic_fetch_add(&slot->charged, bytes);
+    mine += bytes;
+    note_peak(plus(s.charged, bytes));
+  }
+  atomic_fetch_sub(&slot->pending, bytes);
+  return verdict;
+}
+
+static bool reserve_locked(uint64_t bytes) {
+  struct vc_slot *slot = atomic_load(&vc_seat.slot);
+  if (!slot) return false;
+  for (int round = 0; round < ROUNDS; round++) {
+    int verdict = try_reserve(slot, bytes);
+    if (verdict >= 0) return verdict;
+    /* Whoever is in the middle needs a few nanoseconds, or, preempted there, our processor. */
+    if (round < YIELDS)
+      sched_yield();
+    else
+      vc_machine_sleep((1 + (uint64_t)round * 7 % 13) * 10 * VC_US);
+  }
+  return false;
+}
+
+static void release_locked(uint64_t bytes) {
+  struct vc_slot *slot = atomic_load(&vc_seat.slot);
+  if (bytes > mine) bytes = mine;
+  mine -= bytes;
+  /* The slot is set, not decremented: it cannot wrap round whatever was written there. */
+  if (slot) atomic_store(&slot->charged, mine);
+}
+
+bool vc_reserve(uint64_t bytes) {
+  if (!bytes) return true;
+  vc_lock(&guard);
+  bool ok = reserve_locked(bytes);
+  vc_unlock(&guard);
+  return ok;
+}
+
+void vc_unreserve(uint64_t bytes) {
+  vc_lock(&guard);
+  release_locked(bytes);
+  vc_unlock(&guard);
+}
+
+void vc_book(uint64_t bytes) {
+  vc_lock(&guard);
+  mine += bytes;
+  struct vc_slot *slot = atomic_load(&vc_seat.slot);
+  if (slot) atomic_store(&slot->charged, mine);
+  vc_unlock(&guard);
+}
+
+bool vc_take(uint64_t bytes) {
+  if (bytes >= SMALL) return vc_reserve(vc_granules(bytes));
+  uint64_t rounded = (bytes + 511) / 512 * 512;
+  vc_lock(&guard);
+  uint64_t grow = vc_granules(small + rounded) - vc_granules(small);
+  bool ok = !grow || reserve_locked(grow);
+  if (ok) small += rounded;
+  vc_unlock(&guard);
+  return ok;
+}
+
+void vc_give(uint64_t bytes) {
+  if (bytes >= SMALL) {
+    vc_unreserve(vc_granules(bytes));
+    return;
+  }
+  uint64_t rounded = (bytes + 511) / 512 * 512;
+  vc_lock(&guard);
+  if (rounded > small) rounded = small;
+  uint64_t shrink = vc_granules(small) - vc_granules(small - rounded);
+  small -= rounded;
+  if (shrink) release_locked(shrink);
+  vc_unlock(&guard);
+}
+
+void vc_account_move(struct vc_slot *slot) {
+  vc_lock(&guard);
+  atomic_store(&slot->charged, mine);
+  atomic_store(&vc_seat.slot, slot);
+  vc_unlock(&guard);
+}
+
+void vc_account_reset(void) {
+  atomic_store(&guard.word, 0);
+  mine = small = 0;
+  atomic_store(&vc_seat.slot, NULL);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The container's memory counter: reserve, call, settle. */
+#ifndef VC_ACCOUNT_H
+#define VC_ACCOUNT_H
+
+#include "os.h"
+
+/* Take bytes from the container's cap; false when they do not fit. */
+bool vc_reserve(uint64_t bytes);
+void vc_unreserve(uint64_t bytes);
+/* Book what the driver took already; the cap cannot refuse it any more. */
+void vc_book(uint64_t bytes);
+/* The same for one request of a program: small ones share granules, as in the driver. */
+bool vc_take(uint64_t bytes);
+void vc_give(uint64_t bytes);
+/* What the container's processes hold together, and what they may hold. */
+uint64_t vc_held(void);
+uint64_t vc_cap(void);
+/* Our bytes move to another slot (a new connection), or are forgotten (a forked child). */
+void vc_account_move(struct vc_slot *slot);
+void vc_account_reset(void);
+
+#endif

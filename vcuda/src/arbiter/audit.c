@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "audit.h"
+#include "gpu.h"
+#include "nv.h"
+#include "seat.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EVERY_NS (500 * VC_MS)
+#define ROOM 512
+#define FOUND 128
+
+struct finding {
+  pid_t pid;
+  int gpu;
+  uint64_t memory, first;
+  char seat[AR_NAME], cgroup[256];
+  bool seen, named;
+};
+
+static struct finding found[FOUND];
+static int found_count;
+
+static size_t read_file(const char *path, char *out, size_t size) {
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, out, size - 1) : -1;
+  if (fd >= 0) close(fd);
+  out[n > 0 ? n : 0] = 0;
+  return n > 0 ? (size_t)n : 0;
+}
+
+static pid_t parent_of(pid_t pid) {
+  char path[64], text[512];
+  snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+  if (!read_file(path, text, sizeof text)) return 0;
+  const char *after = strrchr(text, ')'); /* a program's name may hold anything */
+  return after && strlen(after) > 4 ? (pid_t)strtol(after + 4, NULL, 10) : 0;
+}
+
+static void cgroup_of(pid_t pid, char out[256]) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/cgroup", (int)pid);
+  read_file(path, out, 256);
+  out[strcspn(out, "\n")] = 0;
+}
+
+/* The seat a process belongs to by its control group, or by descent from the seat's first one. */
+static struct ar_seat *seat_of(pid_t pid, const char *cgroup) {
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
+    if (*s->config.cgroup && strstr(cgroup, s->config.cgroup)) return s;
+  for (int depth = 0; pid > 1 && depth < 64; depth++, pid = parent_of(pid))
+    for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
+      if (s->config.root == pid) return s;
+  return NULL;
+}
+
+static struct ar_seat *connected_seat(pid_t pid) {
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
+    for (unsigned i = 0; i < VC_SLOTS; i++)
+      if (s->client[i] && s->client[i]->pid == pid) return s;
+  return NULL;
+}
+
+static void note(int gpu, const struct ar_nv_process *p, uint64_t now) {
+  struct finding *f = NULL;
+  for (int i = 0; i < found_count && !f; i++)
+    if (found[i].pid == (pid_t)p->pid && found[i].gpu == gpu) f = &found[i];
+  if (!f) {
+    if (found_count == FOUND) return;
+    f = &found[found_count++];
+    *f = (struct finding){.pid = (pid_t)p->pid, .gpu = gpu, .first = now};
+    cgroup_of(f->pid, f->cgroup);
+    struct ar_seat *s = seat_of(f->pid, f->cgroup);
+    if (s) strcpy(f->seat, s->config.name);
+  }
+  f->memory = p->memory;
+  f->seen = true;
+  /* Named at the second sight: the first may fall between a process's start and its connection. */
+  if (f->named || now == f->first) return;
+  f->named = true;
+  fprintf(stderr,
+          "arbiter: audit: process %d uses GPU %d without the limiter: seat %s, %llu bytes, %s\n",
+          (int)f->pid, gpu, *f->seat ? f->seat : "unknown", p->memory, f->cgroup);
+}
+
+/* The least of three looks: an allocation between two counters is no overhead. */
+static void set_overhead(struct ar_seat *s, uint64_t physical) {
+  uint64_t charged = ar_seat_totals(s).memory, least = UINT64_MAX;
+  s->overhead[2] = s->overhead[1];
+  s->overhead[1] = s->overhead[0];
+  s->overhead[0] = physical > charged ? physical - charged : 0;
+  for (int i = 0; i < 3; i++)
+    if (s->overhead[i] < least) least = s->overhead[i];
+  atomic_store(&s->policy->overhead, least);
+}
+
+static void look(int gpu, uint64_t now) {
+  struct ar_nv_process list[ROOM];
+  int count = ar_nv_processes(gpu, list, ROOM);
+  if (count < 0) return;
+  for (int i = 0; i < count; i++)
+    if (!connected_seat((pid_t)list[i].pid)) note(gpu, &list[i], now);
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
+    uint64_t physical = 0;
+    if (s->config.gpu != gpu) continue;
+    for (int i = 0; i < count; i++)
+      if (connected_seat((pid_t)list[i].pid) == s) physical += list[i].memory;
+    set_overhead(s, physical);
+  }
+}
+
+void ar_audit_tick(void) {
+  static uint64_t last;
+  uint64_t now = vc_machine_now();
+  if (now - last < EVERY_NS) return;
+  last = now;
+  for (int i = 0; i < found_count; i++) found[i].seen = false;
+  for (int g = 0; g < ar_gpu_count; g++) look(g, now);
+  int kept = 0;
+  for (int i = 0; i < found_count; i++)
+    if (found[i].seen) found[kept++] = found[i];
+  found_count = kept;
+}
+
+void ar_audit_write(struct ar_text *out) {
+  bool first = true;
+  for (int i = 0; i < found_count; i++) {
+    const struct finding *f = &found[i];
+    if (!f->named) continue;
+    ar_text_add(out, "%s{\"pid\":%d,\"gpu\":%d,\"memory\":%llu,\"seat\":", first ? "" : ",",
+                (int)f->pid, f->gpu, (unsigned long long)f->memory);
+    if (*f->seat)
+      ar_text_quote(out, f->seat);
+    else
+      ar_text_add(out, "null");
+    ar_text_add(out, ",\"cgroup\":");
+    ar_text_quote(out, f->cgroup);
+    ar_text_add(out, "}");
+    first = false;
+  }
+}

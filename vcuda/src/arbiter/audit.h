@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who is on the GPU without a limiter, and what the driver holds beyond what was asked for. */
+#ifndef AR_AUDIT_H
+#define AR_AUDIT_H
+
+#include "json.h"
+
+/* Called by the event loop; looks at NVML at most every half second. */
+void ar_audit_tick(void);
+void ar_audit_write(struct ar_text *out);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A GPU and the thread that shares it out. */
+#ifndef AR_GPU_H
+#define AR_GPU_H
+
+#include "os.h"
+#include "scheduler.h"
+
+#include <pthread.h>
+
+#define AR_GPUS 16
+
+struct ar_seat;
+
+struct ar_gpu {
+  int index;
+  uint8_t uuid[16];
+  char uuid_text[64], name[64];
+  uint64_t memory;
+  void *nvml;
+  pthread_t thread;
+  pthread_mutex_t lock; /* guards the scheduler and what it shows of the seats */
+  struct ar_sched sched;
+  struct vc_bell *bell;
+  int bell_fd;
+  uint64_t bell_key;
+  bool stop;
+};
+
+extern struct ar_gpu ar_gpus[AR_GPUS];
+extern int ar_gpu_count;
+
+bool ar_gpu_start(struct ar_gpu *gpu, ar_rule *rule);
+void ar_gpu_stop(struct ar_gpu *gpu);
+/* Wake the thread: something changed that no tenant rings for. */
+void ar_gpu_ring(struct ar_gpu *gpu);
+
+#endif

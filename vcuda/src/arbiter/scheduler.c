@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "scheduler.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define US 1000ull
+#define MS 1000000ull
+#define QUANTUM_NS (5 * MS)
+#define SAID_MAX_NS (1000 * MS)
+#define BEAT_NS (20 * MS)
+#define IDLE_NS (100 * US)
+#define WAKE_NS (10 * MS) /* a granted seat may take this long to wake up */
+#define DRAIN_MARGIN_NS (5 * MS)
+#define UNIT_MAX_NS (1000 * MS) /* longer claims are not believed */
+#define ALIVE_NS (50 * MS)      /* a process that gave no sign for so long is stopped */
+#define ABSENT_NS (5 * MS)      /* a pause too short to lose what is owed */
+#define CREDIT_MAX_NS (1000 * MS)
+#define CEILING_BURST_NS (4 * MS)
+#define CEILING_START_NS (1 * MS)
+#define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
+#define HUNGRY_NS (100 * MS)
+#define INTERFERENCE_PERMILLE 15
+#define INTERFERENCE_MAX_NS (20 * MS)
+#define DEPTH_ALONE_NS (10 * MS) /* so that a newcomer does not wait behind a thousand launches */
+#define DEPTH_QUIET_NS (4 * MS)
+#define DEPTH_SHARED_NS (2 * MS)
+#define DEPTH_BEHIND_NS (500 * US)
+
+void ar_sched_init(struct ar_sched *s, ar_rule *rule, uint64_t now) {
+  *s = (struct ar_sched){.rule = rule, .holder = -1, .at = now, .quantum = QUANTUM_NS};
+}
+
+void ar_sched_free(struct ar_sched *s) {
+  free(s->member);
+}
+
+bool ar_sched_add(struct ar_sched *s, struct ar_member *m, uint64_t now) {
+  struct ar_member **grown = realloc(s->member, (size_t)(s->count + 1) * sizeof *grown);
+  if (!grown) return false;
+  s->member = grown;
+  m->charged_to = m->bucket_at = m->last_active = m->served_at = now;
+  s->member[s->count++] = m;
+  return true;
+}
+
+void ar_sched_remove(struct ar_sched *s, struct ar_member *gone) {
+  for (int i = 0; i < s->count; i++) {
+    if (s->member[i] != gone) continue;
+    if (s->holder == i) {
+      s->holder = -1;
+      s->draining = false;
+    } else if (s->holder > i) {
+      s->holder--;
+    }
+    memmove(&s->member[i], &s->member[i + 1], (size_t)(s->count - i - 1) * sizeof *s->member);
+    s->count--;
+    return;
+  }
+}
+
+void ar_sched_changed(struct ar_sched *s) {
+  s->reconsider = true;
+}
+
+static bool limited(const struct ar_member *m) {
+  return m->share.limit < VC_PERMILLE;
+}
+
+/* ---- accounts ---- */
+
+static void window(struct ar_member *m, uint64_t amount, uint64_t now) {
+  const uint64_t width = AR_WINDOW_NS / AR_BUCKETS;
+  while (now - m->bucket_at >= width) {
+    if (now - m->bucket_at >= 2 * AR_WINDOW_NS) m->bucket_at = now - now % width - AR_WINDOW_NS;
+    m->bucket_at += width;
+    uint64_t *next = &m->bucket[m->bucket_at / width % AR_BUCKETS];
+    m->share.window_used -= *next < m->share.window_used ? *next : m->share.window_used;
+    *next = 0;
+  }
+  m->bucket[m->bucket_at / width % AR_BUCKETS] += amount;
+  m->share.window_used += amount;
+}
+
+/* What was left over costs nothing of what is owed, as long as nobody else is owed anything. */
+static bool spare(const struct ar_sched *s, const struct ar_member *m) {
+  if (!m->leftover) return false;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_share *o = &s->member[i]->share;
+    if (o != &m->share && o->eligible && o->vclass == VC_IN_BUDGET && o->credit > 0) return false;
+  }
+  return true;
+}
+
+static void book(const struct ar_sched *s, struct ar_member *m, uint64_t amount, uint64_t now) {
+  m->used += amount;
+  m->share.has_history = true;
+  if (spare(s, m) || m->share.vclass != VC_IN_BUDGET)
+    m->share.excess += (int64_t)(amount * VC_PERMILLE / m->share.request);
+  else
+    m->share.credit -= (int64_t)amount;
+  m->ceiling -= (int64_t)amount;
+  window(m, amount, now);
+}
+
+/* What the holder used since it was last charged. While others want the GPU that is the time it
+ * kept it; alone, it is what it says of itself. */
+static void charge(const struct ar_sched *s, struct ar_member *m, uint64_t now) {
+  uint64_t span = now - m->charged_to;
+  uint64_t said = m->seen.busy > m->busy_seen ? m->seen.busy - m->busy_seen : 0;
+  uint64_t kept = span;
+  m->busy_seen = m->seen.busy;
+  if (!m->seen.active) {
+    uint64_t end = m->seen.idle_since;
+    kept = end > m->charged_to ? (end < now ? end - m->charged_to : span) : 0;
+  }
+  if (said > SAID_MAX_NS) said = SAID_MAX_NS;
+  book(s, m, m->contended ? kept : said, now);
+  m->charged_to = now;
+}
+
+static void accrue(struct ar_member *m, uint64_t span, uint64_t now) {
+  int64_t earned = (int64_t)(span * m->share.request / VC_PERMILLE);
+  window(m, 0, now);
+  if (m->share.present) m->share.credit += earned;
+  if (m->share.vclass != VC_IN_BUDGET) m->share.credit = 0; /* nothing is owed to background */
+  if (m->share.credit > (int64_t)CREDIT_MAX_NS) m->share.credit = (int64_t)CREDIT_MAX_NS;
+  /* What it did not want to use is not owed to it later. */
+  if (m->share.present) m->present_at = now;
+  if (now - m->present_at > ABSENT_NS && m->share.credit > 0) m->share.credit = 0;
+  m->ceiling += (int64_t)(span * m->share.limit / VC_PERMILLE);
+  if (m->ceiling > (int64_t)CEILING_BURST_NS) m->ceiling = (int64_t)CEILING_BURST_NS;
+  if (m->ceiling <= 0) m->ceiling_shut = true;
+  if (m->ceiling >= (int64_t)CEILING_START_NS) m->ceiling_shut = false;
+}
+
+static void join(struct ar_sched *s, struct ar_member *m) {
+  /* A newcomer starts level with the others: it has no claim on what was left over before. */
+  int64_t least = INT64_MAX;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_member *o = s->member[i];
+    if (o != m && o->was_present && o->share.vclass == m->share.vclass && o->share.excess < least)
+      least = o->share.excess;
+  }
+  if (least != INT64_MAX && m->share.excess < least) m->share.excess = least;
+}
+
+/* ---- what is seen ---- */
+
+static bool held_by(const struct ar_sched *s, int i) {
+  return s->holder == i && !s->draining;
+}
+
+static void look(struct ar_sched *s, uint64_t now) {
+  for (int i = 0; i < s->count; i++) {
+    struct ar_member *m = s->member[i];
+    if (m->seen.active) m->last_active = now;
+    if (!m->seen.active && m->seen.idle_since > m->last_active && m->seen.idle_since <= now)
+      m->last_active = m->seen.idle_since;
+    bool lingering = now - m->last_active < IDLE_NS;
+    if (m->seen.beat != m->beat) m->beat_at = now;
+    m->beat = m->seen.beat;
+    if (m->lost && m->beat != m->lost_beat) m->lost = false;
+    m->share.present = m->seen.connected && !m->lost &&
+                       (m->seen.waiting || m->seen.active || (held_by(s, i) && lingering));
+    m->share.eligible = m->share.present && (!limited(m) || !m->ceiling_shut);
+    if (m->share.present && !m->was_present) join(s, m);
+    m->was_present = m->share.present;
+    if (m->share.present && m->share.vclass == VC_IN_BUDGET) s->in_budget_at = now;
+  }
+}
+
+/* ---- what is decided ---- */
+
+static void shut(struct ar_sched *s, uint64_t now) {
+  struct ar_member *m = s->member[s->holder];
+  m->open = false;
+  m->granted += now - m->opened_at;
+  m->closed_at = now;
+  s->draining = true;
+}
+
+static void give(struct ar_sched *s, int i, uint64_t now) {
+  struct ar_member *m = s->member[i];
+  m->open = true;
+  m->grants++;
+  m->given_at = m->opened_at = m->charged_to = now;
+  m->busy_seen = m->seen.busy;
+  m->leftover = m->share.vclass != VC_IN_BUDGET || m->share.credit <= 0;
+  s->holder = i;
+  s->draining = false;
+}
+
+static bool others_want(const struct ar_sched *s, int me) {
+  for (int i = 0; i < s->count; i++)
+    if (i != me && s->member[i]->share.eligible) return true;
+  return false;
+}
+
+static struct ar_view view(const struct ar_sched *s, struct ar_share *copy, uint64_t now) {
+  struct ar_view v = {copy, s->count, now - s->in_budget_at < RECENT_NS && s->in_budget_at,
+                      s->interference, false};
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_member *m = s->member[i];
+    copy[i] = m->share;
+    if (m->share.vclass == VC_BACKGROUND && m->share.eligible && now - m->served_at > HUNGRY_NS)
+      v.background_hungry = true;
+  }
+  return v;
+}
+
+static int pick(const struct ar_sched *s, uint64_t now) {
+  struct ar_share copy[s->count + 1];
+  struct ar_view v = view(s, copy, now);
+  int best = s->rule(&v);
+  return best >= 0 && best < s->count && copy[best].eligible ? best : -1;
+}
+
+static void drained(struct ar_sched *s, uint64_t now) {
+  struct ar_member *m = s->member[s->holder];
+  uint64_t end =
+      m->seen.idle_since > m->closed_at && m->seen.idle_since < now ? m->seen.idle_since : now;
+  uint64_t took = end > m->closed_at ? end - m->closed_at : 0;
+  /* A slow mean: one thread that woke late must not make short work look long. */
+  uint64_t *residual = &m->share.residual;
+  *residual =
+      took > *residual ? *residual + (took - *residual) / 8 : *residual - (*residual - took) / 8;
+  m->served_at = now;
+  s->holder = -1;
+  s->draining = false;
+}
+
+/* A holder that should have finished is passed by: soon if it is stopped, late if it lives, for it
+ * may run a kernel longer than any before. It is charged for all of that time. */
+static bool overdue(const struct ar_member *m, uint64_t now) {
+  uint64_t unit = m->seen.unit > m->share.residual ? m->seen.unit : m->share.residual;
+  if (unit > UNIT_MAX_NS) unit = UNIT_MAX_NS;
+  uint64_t patience = now - m->beat_at < ALIVE_NS ? UNIT_MAX_NS : DRAIN_MARGIN_NS;
+  return now - m->closed_at > 2 * unit + patience;
+}
+
+static bool idle(const struct ar_member *m, uint64_t now) {
+  uint64_t since = m->last_active > m->opened_at ? m->last_active : m->opened_at;
+  if (m->seen.active) return false;
+  /* Granted, but its thread has not woken up yet. */
+  if (m->seen.waiting) return now - m->given_at > WAKE_NS;
+  return now - since >= IDLE_NS;
+}
+
+static void lose(struct ar_member *m) {
+  m->lost = true;
+  m->lost_beat = m->seen.beat;
+}
+
+static bool must_leave(const struct ar_sched *s, uint64_t now) {
+  struct ar_member *m = s->member[s->holder];
+  if (!m->seen.connected || (limited(m) && m->ceiling_shut)) return true;
+  if (!others_want(s, s->holder)) return false;
+  if (idle(m, now)) {
+    if (m->seen.waiting) lose(m);
+    return true;
+  }
+  bool behind = m->share.vclass == VC_BACKGROUND && now - s->in_budget_at < IDLE_NS;
+  bool due = now - m->opened_at >= s->quantum;
+  if (!due && !behind && !s->reconsider) return false;
+  return pick(s, now) != s->holder;
+}
+
+static void decide(struct ar_sched *s, uint64_t now) {
+  if (s->holder >= 0 && !s->draining && must_leave(s, now)) {
+    shut(s, now); /* what is in flight is to be looked at anew once the gate shows closed */
+  } else if (s->holder >= 0 && s->draining) {
+    struct ar_member *m = s->member[s->holder];
+    bool gone = !m->seen.active || !m->seen.connected;
+    if (!gone && overdue(m, now)) lose(m);
+    if (gone || m->lost) drained(s, now);
+  }
+  if (s->holder < 0) {
+    int next = pick(s, now);
+    if (next >= 0) give(s, next, now);
+  } else if (!s->draining && now - s->member[s->holder]->opened_at >= s->quantum) {
+    /* It keeps the GPU for another quantum, maybe on another account. */
+    struct ar_member *m = s->member[s->holder];
+    m->granted += now - m->opened_at;
+    m->opened_at = now;
+    m->leftover = m->share.vclass != VC_IN_BUDGET || m->share.credit <= 0;
+  }
+  s->reconsider = false;
+}
+
+static void publish(struct ar_sched *s) {
+  int connected = 0, in_budget = 0;
+  for (int i = 0; i < s->count; i++) {
+    connected += s->member[i]->seen.connected;
+    in_budget += s->member[i]->seen.connected && s->member[i]->share.vclass == VC_IN_BUDGET;
+  }
+  for (int i = 0; i < s->count; i++) {
+    struct ar_member *m = s->member[i];
+    m->contended = others_want(s, i);
+    bool behind = m->share.vclass == VC_BACKGROUND && in_budget;
+    m->depth = behind                        ? DEPTH_BEHIND_NS
+               : m->contended                ? DEPTH_SHARED_NS
+               : connected > 1 || limited(m) ? DEPTH_QUIET_NS
+                                             : DEPTH_ALONE_NS;
+  }
+}
+
+/* Time by which background work holds up in-budget seats is taken from its allowance. */
+static void interfere(struct ar_sched *s, uint64_t span) {
+  bool held_up = false, behind = false;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_member *m = s->member[i];
+    held_up |= m->share.vclass == VC_IN_BUDGET && m->seen.waiting && i != s->holder;
+    behind |= m->share.vclass == VC_BACKGROUND && m->share.present;
+  }
+  if (behind) s->interference += (int64_t)(span * INTERFERENCE_PERMILLE / VC_PERMILLE);
+  if (s->holder >= 0 && s->member[s->holder]->share.vclass == VC_BACKGROUND && held_up)
+    s->interference -= (int64_t)span;
+  if (s->interference > (int64_t)INTERFERENCE_MAX_NS)
+    s->interference = (int64_t)INTERFERENCE_MAX_NS;
+}
+
+static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
+  uint64_t next = now + BEAT_NS;
+#define AT(t)                                                                                      \
+  do {                                                                                             \
+    uint64_t at_ = (t);                                                                            \
+    if (at_ < next) next = at_ > now ? at_ : now + 10 * US;                                        \
+  } while (0)
+  if (s->holder >= 0) {
+    const struct ar_member *m = s->member[s->holder];
+    if (s->draining) AT(now + 250 * US);
+    if (m->contended && !s->draining) AT(m->opened_at + s->quantum);
+    if (limited(m)) AT(now + 1 * MS);
+    if (m->open && m->contended && !m->seen.active && !m->seen.waiting)
+      AT(m->last_active + IDLE_NS);
+    if (m->open && m->contended && m->seen.waiting) AT(m->given_at + WAKE_NS);
+  }
+  for (int i = 0; i < s->count; i++)
+    if (s->member[i]->seen.waiting && !s->member[i]->share.eligible) AT(now + 500 * US);
+  for (int i = 0; i < s->count && s->holder < 0; i++)
+    if (s->member[i]->share.eligible) AT(now + 1 * MS);
+#undef AT
+  return next;
+}
+
+uint64_t ar_sched_step(struct ar_sched *s, uint64_t now) {
+  uint64_t span = now > s->at ? now - s->at : 0;
+  for (int i = 0; i < s->count; i++) accrue(s->member[i], span, now);
+  if (s->holder >= 0) charge(s, s->member[s->holder], now);
+  interfere(s, span);
+  s->at = now;
+  look(s, now);
+  decide(s, now);
+  publish(s);
+  return soonest(s, now);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One GPU's time: which gate is open, what its holder is charged, when the next one gets it.
+ *
+ * Pure state and arithmetic: what is seen goes in, gates come out, and time is an argument.
+ */
+#ifndef AR_SCHEDULER_H
+#define AR_SCHEDULER_H
+
+#include "rule.h"
+
+#define AR_BUCKETS 100
+
+/* What a seat's processes say of themselves at this moment. */
+struct ar_seen {
+  bool connected;
+  bool waiting;        /* a thread waits at the gate */
+  bool active;         /* work is in flight */
+  uint64_t idle_since; /* when it was last seen complete */
+  uint64_t busy;       /* nanoseconds with work in flight, ever */
+  uint64_t unit;       /* time of one launch */
+  uint64_t beat;       /* moves while its processes are not stopped */
+};
+
+/* A seat on this GPU. Lives inside the seat; the scheduler holds pointers. */
+struct ar_member {
+  struct ar_share share;
+  struct ar_seen seen;
+  /* decided */
+  bool open, contended;
+  uint64_t depth;
+  /* accounts */
+  int64_t ceiling;
+  uint64_t ceiling_at, charged_to, given_at, opened_at, closed_at, last_active, present_at,
+      served_at;
+  uint64_t used, granted, grants, busy_seen;
+  uint64_t bucket[AR_BUCKETS];
+  uint64_t bucket_at;
+  uint64_t lost_beat, beat, beat_at;
+  bool was_present, leftover, ceiling_shut;
+  bool lost; /* did not answer a grant, or never drained: passed by until it moves again */
+};
+
+struct ar_sched {
+  ar_rule *rule;
+  struct ar_member **member;
+  int count;
+  int holder; /* whose gate is open, or who still drains; -1: nobody */
+  bool draining, reconsider;
+  uint64_t at, in_budget_at;
+  int64_t interference;
+  uint64_t quantum;
+};
+
+void ar_sched_init(struct ar_sched *sched, ar_rule *rule, uint64_t now);
+/* Members come and go; `gone` may be the holder. */
+bool ar_sched_add(struct ar_sched *sched, struct ar_member *member, uint64_t now);
+void ar_sched_remove(struct ar_sched *sched, struct ar_member *gone);
+/* A class, a request or a limit changed: think again at once. */
+void ar_sched_changed(struct ar_sched *sched);
+/* With `seen` filled in: decide, and return when to come back at the latest. */
+uint64_t ar_sched_step(struct ar_sched *sched, uint64_t now);
+void ar_sched_free(struct ar_sched *sched);
+
+#endif

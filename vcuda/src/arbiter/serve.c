@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "cli.h"
+#include "door.h"
+#include "gpu.h"
+#include "nv.h"
+#include "state.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+static int fail(const char *why) {
+  fprintf(stderr, "arbiter: %s\n", why);
+  return 1;
+}
+
+static bool only_one(void) {
+  char path[AR_PATH];
+  if (!ar_path(path, "lock")) return false;
+  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  return fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0; /* held until the process ends */
+}
+
+/* A fake GPU's world lives in the arbiter's folder, unless the caller has one already. It goes
+ * with the last seat: a new arbiter that finds seats takes it up as it is. */
+static void fake_world(void) {
+  char path[AR_PATH];
+  if (!ar_path(path, "world")) return;
+  if (!ar_state_any()) unlink(path);
+  setenv("SLICEKEEPER_FAKE_WORLD", path, 0);
+}
+
+static void *wait_for_signal(void *set) {
+  int got;
+  sigwait(set, &got);
+  ar_loop_stop();
+  return NULL;
+}
+
+static bool open_gpus(bool fake, const char **why) {
+  char library[AR_PATH] = "libnvidia-ml.so.1";
+  if (fake) {
+    fake_world();
+    ar_beside(library, sizeof library, "fake/libnvidia-ml.so.1");
+  }
+  return ar_nv_open(library, why);
+}
+
+int ar_serve(const struct ar_options *o) {
+  static sigset_t set;
+  const char *why = "no such rule: slicekeeper, kubegpu or gemini";
+  char folder[AR_PATH];
+  pthread_t waiter;
+  ar_rule *rule = ar_rule_named(o->rule ? o->rule : "slicekeeper");
+  if (!rule) return fail(why);
+  if (o->folder)
+    snprintf(folder, sizeof folder, "%s", o->folder);
+  else
+    ar_default_folder(folder, sizeof folder, o->fake);
+  if (!ar_folder_open(folder, &why)) return fail(why);
+  if (!only_one()) return fail("another arbiter serves this folder");
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, NULL);
+  signal(SIGPIPE, SIG_IGN);
+  if (!open_gpus(o->fake, &why)) return fail(why);
+  for (int i = 0; i < ar_gpu_count; i++)
+    if (!ar_gpu_start(&ar_gpus[i], rule)) return fail("a GPU's thread cannot be started");
+  if (!ar_loop_start(&why)) return fail(why);
+  if (pthread_create(&waiter, NULL, wait_for_signal, &set)) return fail("no thread for signals");
+  pthread_detach(waiter);
+  ar_loop_run(o->idle_exit);
+  for (int i = 0; i < ar_gpu_count; i++) ar_gpu_stop(&ar_gpus[i]);
+  return 0;
+}

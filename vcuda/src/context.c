@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts, synchronising calls and stream capture. */
+#include "launch.h"
+#include "memory.h"
+#include "pool.h"
+#include "seat.h"
+
+#include <string.h>
+
+/* A seat is for one GPU. A context on another one, which a program can see when it changes its
+ * environment, would be outside every limit. */
+static CUresult admit(CUdevice device) {
+  static const uint8_t any[16];
+  CUuuid uuid;
+  if (!vc_seat_ready()) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (!memcmp(vc_seat.policy->uuid, any, sizeof any)) return CUDA_SUCCESS;
+  CUresult r = VC_CALL(cuDeviceGetUuid_v2)(&uuid, device);
+  if (r != CUDA_SUCCESS) return r;
+  return memcmp(uuid.bytes, vc_seat.policy->uuid, sizeof uuid.bytes) ? CUDA_ERROR_INVALID_DEVICE
+                                                                     : CUDA_SUCCESS;
+}
+
+VC_HOOK(cuCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
+  CUresult r = admit(device);
+  return r == CUDA_SUCCESS ? VC_CALL(cuCtxCreate)(out, flags, device) : r;
+}
+VC_HOOK(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
+  CUresult r = admit(device);
+  return r == CUDA_SUCCESS ? VC_CALL(cuCtxCreate_v2)(out, flags, device) : r;
+}
+VC_HOOK(cuCtxCreate_v3,
+        (CUcontext * out, CUexecAffinityParam *p, int count, unsigned flags, CUdevice device)) {
+  CUresult r = admit(device);
+  return r == CUDA_SUCCESS ? VC_CALL(cuCtxCreate_v3)(out, p, count, flags, device) : r;
+}
+VC_HOOK(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, CUdevice device)) {
+  CUresult r = admit(device);
+  return r == CUDA_SUCCESS ? VC_CALL(cuCtxCreate_v4)(out, p, flags, device) : r;
+}
+VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
+  CUresult r = admit(device);
+  return r == CUDA_SUCCESS ? VC_CALL(cuDevicePrimaryCtxRetain)(out, device) : r;
+}
+
+VC_HOOK(cuGreenCtxCreate,
+        (CUgreenCtx * out, CUdevResourceDesc resources, CUdevice device, unsigned flags)) {
+  CUresult r = admit(device);
+  return r == CUDA_SUCCESS ? VC_CALL(cuGreenCtxCreate)(out, resources, device, flags) : r;
+}
+
+static void forget(CUcontext context) {
+  vc_lane_forget(context);
+  vc_memory_forget(context);
+}
+
+VC_HOOK(cuCtxDestroy_v2, (CUcontext context)) {
+  CUresult r = VC_CALL(cuCtxDestroy_v2)(context);
+  if (r == CUDA_SUCCESS) forget(context);
+  return r;
+}
+VC_HOOK(cuCtxDestroy, (CUcontext context)) {
+  CUresult r = VC_CALL(cuCtxDestroy)(context);
+  if (r == CUDA_SUCCESS) forget(context);
+  return r;
+}
+
+/* A primary context ends with its last release; only the driver counts those. */
+static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset) {
+  CUcontext context = NULL;
+  unsigned flags;
+  int active = 0;
+  bool known = VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS &&
+               active && VC_CALL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS;
+  if (known) VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
+  CUresult r = real(device);
+  active = 0;
+  VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &active);
+  if (known && r == CUDA_SUCCESS && (reset || !active)) forget(context);
+  return r;
+}
+
+VC_HOOK(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
+  return release(device, VC_REAL(cuDevicePrimaryCtxRelease_v2), false);
+}
+VC_HOOK(cuDevicePrimaryCtxRelease, (CUdevice device)) {
+  return release(device, VC_REAL(cuDevicePrimaryCtxRelease), false);
+}
+VC_HOOK(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
+  return release(device, VC_REAL(cuDevicePrimaryCtxReset_v2), true);
+}
+VC_HOOK(cuDevicePrimaryCtxReset, (CUdevice device)) {
+  return release(device, VC_REAL(cuDevicePrimaryCtxReset), true);
+}
+
+/* ---- synchronising calls: what was launched is complete, and pools have shrunk ---- */
+
+static CUresult synced(CUresult r) {
+  if (r == CUDA_SUCCESS && atomic_load(&vc_seat.policy)) {
+    vc_launch_synced();
+    vc_pools_settle();
+  }
+  return r;
+}
+
+VC_HOOK(cuCtxSynchronize, (void)) {
+  return synced(VC_CALL(cuCtxSynchronize)());
+}
+#ifdef VC_HAVE_cuCtxSynchronize_v2
+VC_HOOK(cuCtxSynchronize_v2, (CUcontext context)) {
+  return synced(VC_CALL(cuCtxSynchronize_v2)(context));
+}
+#endif
+VC_HOOK(cuStreamSynchronize, (CUstream stream)) {
+  return synced(VC_CALL(cuStreamSynchronize)(stream));
+}
+VC_HOOK(cuStreamSynchronize_ptsz, (CUstream stream)) {
+  return synced(VC_CALL(cuStreamSynchronize_ptsz)(stream));
+}
+
+/* ---- capture ---- */
+
+static CUresult captured(CUresult r, int change) {
+  if (r == CUDA_SUCCESS) vc_launch_capture(change);
+  return r;
+}
+
+VC_HOOK(cuStreamBeginCapture, (CUstream s)) {
+  return captured(VC_CALL(cuStreamBeginCapture)(s), 1);
+}
+VC_HOOK(cuStreamBeginCapture_ptsz, (CUstream s)) {
+  return captured(VC_CALL(cuStreamBeginCapture_ptsz)(s), 1);
+}
+VC_HOOK(cuStreamBeginCapture_v2, (CUstream s, CUstreamCaptureMode mode)) {
+  return captured(VC_CALL(cuStreamBeginCapture_v2)(s, mode), 1);
+}
+VC_HOOK(cuStreamBeginCapture_v2_ptsz, (CUstream s, CUstreamCaptureMode mode)) {
+  return captured(VC_CALL(cuStreamBeginCapture_v2_ptsz)(s, mode), 1);
+}
+VC_HOOK(cuStreamBeginCaptureToGraph,
+        (CUstream s, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
+         size_t count, CUstreamCaptureMode mode)) {
+  return captured(VC_CALL(cuStreamBeginCaptureToGraph)(s, graph, after, edges, count, mode), 1);
+}
+VC_HOOK(cuStreamBeginCaptureToGraph_ptsz,
+        (CUstream s, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
+         size_t count, CUstreamCaptureMode mode)) {
+  return captured(VC_CALL(cuStreamBeginCaptureToGraph_ptsz)(s, graph, after, edges, count, mode),
+                  1);
+}
+
+/* Captures of CUDA 13: for graphics interoperation, and onto an existing graph. */
+#ifdef VC_HAVE_cuStreamBeginRecaptureToGraph
+VC_HOOK(cuStreamBeginCaptureToCig, (CUstream s, CUstreamCigCaptureParams *p)) {
+  return captured(VC_CALL(cuStreamBeginCaptureToCig)(s, p), 1);
+}
+VC_HOOK(cuStreamBeginCaptureToCig_ptsz, (CUstream s, CUstreamCigCaptureParams *p)) {
+  return captured(VC_CALL(cuStreamBeginCaptureToCig_ptsz)(s, p), 1);
+}
+VC_HOOK(cuStreamBeginRecaptureToGraph, (CUstream s, CUstreamCaptureMode mode, CUgraph graph,
+                                        CUgraphRecaptureCallback f, void *d)) {
+  return captured(VC_CALL(cuStreamBeginRecaptureToGraph)(s, mode, graph, f, d), 1);
+}
+VC_HOOK(cuStreamBeginRecaptureToGraph_ptsz, (CUstream s, CUstreamCaptureMode mode, CUgraph graph,
+                                             CUgraphRecaptureCallback f, void *d)) {
+  return captured(VC_CALL(cuStreamBeginRecaptureToGraph_ptsz)(s, mode, graph, f, d), 1);
+}
+VC_HOOK(cuStreamEndCaptureToCig, (CUstream s)) {
+  bool was = vc_launch_capturing(s);
+  CUresult r = VC_CALL(cuStreamEndCaptureToCig)(s);
+  if (was) vc_launch_capture(-1);
+  return r;
+}
+VC_HOOK(cuStreamEndCaptureToCig_ptsz, (CUstream s)) {
+  bool was = vc_launch_capturing(vc_per_thread(s));
+  CUresult r = VC_CALL(cuStreamEndCaptureToCig_ptsz)(s);
+  if (was) vc_launch_capture(-1);
+  return r;
+}
+#endif
+
+/* An end that fails has ended the capture all the same. */
+VC_HOOK(cuStreamEndCapture, (CUstream s, CUgraph *graph)) {
+  bool was = vc_launch_capturing(s);
+  CUresult r = VC_CALL(cuStreamEndCapture)(s, graph);
+  if (was) vc_launch_capture(-1);
+  return r;
+}
+VC_HOOK(cuStreamEndCapture_ptsz, (CUstream s, CUgraph *graph)) {
+  bool was = vc_launch_capturing(vc_per_thread(s));
+  CUresult r = VC_CALL(cuStreamEndCapture_ptsz)(s, graph);
+  if (was) vc_launch_capture(-1);
+  return r;
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "keeper.h"
+#include "flight.h"
+#include "launch.h"
+#include "pool.h"
+#include "seat.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#define NEAR_NS (50 * VC_US)
+#define MIDDLE_NS (200 * VC_US) /* while others sit on this GPU */
+#define ALONE_NS (10 * VC_MS)   /* the depth allowed when nobody does */
+#define FAR_NS (1 * VC_MS)
+#define LONG_NS (20 * VC_MS)
+#define IDLE_NS (100 * VC_US) /* idle for so long, the gate is offered to others */
+#define SETTLE_NS (100 * VC_MS)
+#define OWN_CREDIT_NS (10 * VC_MS)
+
+static _Atomic uint32_t word, asleep;
+static struct {
+  bool on;
+  int64_t credit;
+  uint64_t at, busy;
+} own;
+static uint64_t rung_for, settle_at;
+
+void vc_keeper_nudge(void) {
+  if (!atomic_load(&asleep)) return;
+  atomic_fetch_add(&word, 1);
+  vc_wake(&word, (uint64_t)(uintptr_t)&word);
+}
+
+static void set_own_gate(bool open) {
+  uint32_t old = atomic_load(&vc_own_gate);
+  if ((old & 1) == open) return;
+  atomic_store(&vc_own_gate, old + 1);
+  vc_wake(&vc_own_gate, vc_seat.policy->gate_key);
+}
+
+/* Without an arbiter: run no more than the request, by our own measure. */
+static void stand_in(uint64_t now) {
+  uint64_t busy = vc_flight_busy();
+  if (!own.on) {
+    own.on = true;
+    own.credit = 0;
+    own.at = now;
+    own.busy = busy;
+    atomic_store(&vc_gate, &vc_own_gate);
+  }
+  uint32_t request = atomic_load(&vc_seat.policy->request);
+  own.credit += (int64_t)((now - own.at) * request / VC_PERMILLE) - (int64_t)(busy - own.busy);
+  if (own.credit > (int64_t)OWN_CREDIT_NS) own.credit = OWN_CREDIT_NS;
+  own.at = now;
+  own.busy = busy;
+  set_own_gate(own.credit > 0);
+}
+
+static void stand_down(void) {
+  own.on = false;
+  set_own_gate(false);
+  atomic_store(&vc_gate, &vc_seat.policy->gate);
+  vc_wake(&vc_own_gate, vc_seat.policy->gate_key);
+}
+
+/* Tell the arbiter, once per pause, that the gate can go to somebody else. */
+static void offer(uint64_t now, uint32_t active) {
+  uint64_t since = vc_flight_idle_since();
+  if (active || since == rung_for) return;
+  bool open = atomic_load(&vc_seat.policy->gate) & 1;
+  if (open && now - since < IDLE_NS) return;
+  rung_for = since;
+  vc_seat_ring();
+}
+
+static uint64_t nap(uint64_t now, uint32_t active) {
+  bool contended = atomic_load(&vc_seat.policy->contended);
+  if (active) return contended ? NEAR_NS : vc_flight_depth() < ALONE_NS ? MIDDLE_NS : FAR_NS;
+  uint64_t idle = now - vc_flight_idle_since();
+  if (contended && idle < IDLE_NS) return IDLE_NS - idle;
+  if (own.on || vc_launch_waiting() || idle < FAR_NS) return FAR_NS;
+  return LONG_NS;
+}
+
+static void turn(void) {
+  vc_seat_tend();
+  uint64_t now = vc_now();
+  uint32_t active = vc_launch_poll(now);
+  struct vc_slot *slot = atomic_load(&vc_seat.slot);
+  if (slot) atomic_fetch_add_explicit(&slot->beat, 1, memory_order_relaxed);
+  if (vc_seat_stale(now))
+    stand_in(now);
+  else if (own.on)
+    stand_down();
+  if (atomic_load(&vc_seat.policy->contended)) offer(now, active);
+  if (now >= settle_at) {
+    vc_pools_settle();
+    settle_at = now + SETTLE_NS;
+  }
+  uint64_t pause = nap(now, active);
+  uint32_t seen = atomic_load(&word);
+  atomic_store(&asleep, pause >= LONG_NS);
+  if (pause < LONG_NS || !vc_flight_publish(now))
+    vc_wait(&word, seen, (uint64_t)(uintptr_t)&word, now + pause);
+  atomic_store(&asleep, 0);
+}
+
+static void *run(void *unused) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  VC_CALL(cuThreadExchangeStreamCaptureMode)(&mode);
+  prctl(PR_SET_TIMERSLACK, 1000);
+  for (;;) turn();
+  return unused;
+}
+
+/* The program's signals are none of ours. */
+bool vc_keeper_start(void) {
+  pthread_t thread;
+  sigset_t all, before;
+  sigfillset(&all);
+  own.on = false;
+  if (pthread_sigmask(SIG_SETMASK, &all, &before)) return false;
+  bool ok = pthread_create(&thread, NULL, run, NULL) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (ok) pthread_detach(thread);
+  return ok;
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The limiter's own thread: sees launches complete, keeps the connection, and stands in for an
+ * arbiter that is gone. */
+#ifndef VC_KEEPER_H
+#define VC_KEEPER_H
+
+#include <stdbool.h>
+
+bool vc_keeper_start(void);
+/* Work is in flight: leave the long sleep. */
+void vc_keeper_nudge(void);
+
+#endif

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plain, pitched and managed memory, arrays, pinned memory, and what the driver says there is. */
+#include "memory.h"
+#include "account.h"
+#include "pool.h"
+#include "seat.h"
+
+bool vc_memory_begin(uint64_t bytes) {
+  if (!vc_seat_ready()) return false;
+  if (vc_take(bytes)) return true;
+  /* What pools have let go of since we looked may be enough. */
+  vc_pools_settle();
+  return vc_take(bytes);
+}
+
+CUresult vc_memory_end(CUresult result, enum vc_kind kind, uint64_t key, uint64_t bytes) {
+  struct vc_item item = {.key = key, .bytes = bytes, .kind = (uint32_t)kind};
+  if (result == CUDA_SUCCESS) {
+    VC_CALL(cuCtxGetCurrent)((CUcontext *)&item.owner);
+    /* Without a place to note it the bytes stay charged: too much, never too little. */
+    vc_table_put(item);
+  } else {
+    vc_give(bytes);
+  }
+  return result;
+}
+
+static void settle_free(CUresult result, const struct vc_item *item) {
+  if (result == CUDA_SUCCESS)
+    vc_give(item->bytes);
+  else
+    vc_table_put(*item);
+}
+
+static bool of_context(const struct vc_item *item, void *context) {
+  return item->owner == context && (item->kind == VC_PLAIN || item->kind == VC_ARRAY);
+}
+
+void vc_memory_forget(CUcontext context) {
+  struct vc_item item;
+  while (vc_table_take_if(of_context, context, &item)) vc_give(item.bytes);
+  vc_pools_settle();
+}
+
+VC_HOOK(cuMemAlloc_v2, (CUdeviceptr * out, size_t bytes)) {
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuMemAlloc_v2)(out, bytes);
+  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+}
+
+VC_HOOK(cuMemAlloc, (CUdeviceptr_v1 * out, unsigned bytes)) {
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuMemAlloc)(out, bytes);
+  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+}
+
+VC_HOOK(cuMemAllocManaged, (CUdeviceptr * out, size_t bytes, unsigned flags)) {
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuMemAllocManaged)(out, bytes, flags);
+  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+}
+
+/* The driver chooses the pitch: take what an alignment of 512 gives, then correct. */
+static uint64_t pitched(uint64_t width, uint64_t height) {
+  uint64_t pitch = (width + 511) / 512 * 512;
+  return height && pitch > UINT64_MAX / height ? UINT64_MAX : pitch * height;
+}
+
+VC_HOOK(cuMemAllocPitch_v2,
+        (CUdeviceptr * out, size_t *pitch, size_t width, size_t height, unsigned element)) {
+  uint64_t bytes = pitched(width, height);
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuMemAllocPitch_v2)(out, pitch, width, height, element);
+  if (r == CUDA_SUCCESS && *pitch * height > bytes) {
+    uint64_t all = *pitch * height;
+    vc_give(bytes);
+    if (!vc_memory_begin(all)) {
+      VC_CALL(cuMemFree_v2)(*out);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    bytes = all;
+  }
+  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+}
+
+VC_HOOK(cuMemAllocPitch, (CUdeviceptr_v1 * out, unsigned *pitch, unsigned width, unsigned height,
+                          unsigned element)) {
+  uint64_t bytes = pitched(width, height);
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuMemAllocPitch)(out, pitch, width, height, element);
+  return vc_memory_end(r, VC_PLAIN, r == CUDA_SUCCESS ? *out : 0, bytes);
+}
+
+/* The entry goes first: once freed, the address can be another thread's at once. */
+VC_HOOK(cuMemFree_v2, (CUdeviceptr address)) {
+  struct vc_item item;
+  bool known = vc_table_take(VC_PLAIN, address, &item);
+  CUresult r = VC_CALL(cuMemFree_v2)(address);
+  if (known)
+    settle_free(r, &item);
+  else
+    vc_pools_settle();
+  return r;
+}
+
+VC_HOOK(cuMemFree, (CUdeviceptr_v1 address)) {
+  struct vc_item item;
+  bool known = vc_table_take(VC_PLAIN, address, &item);
+  CUresult r = VC_CALL(cuMemFree)(address);
+  if (known) settle_free(r, &item);
+  return r;
+}
+
+/* ---- pinned memory: it lies on the device only where device and host share their memory ---- */
+
+static bool host_counts(void) {
+  static _Atomic int known = -1;
+  int integrated = atomic_load(&known);
+  CUdevice device;
+  if (integrated >= 0) return integrated;
+  if (VC_CALL(cuCtxGetDevice)(&device) != CUDA_SUCCESS) return false;
+  integrated = 0;
+  VC_CALL(cuDeviceGetAttribute)(&integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, device);
+  atomic_store(&known, integrated != 0);
+  return integrated;
+}
+
+static CUresult host_end(CUresult r, bool counts, void *p, uint64_t bytes) {
+  return counts ? vc_memory_end(r, VC_HOST, (uint64_t)(uintptr_t)p, bytes) : r;
+}
+
+static void host_free(CUresult r, void *p) {
+  struct vc_item item;
+  if (r == CUDA_SUCCESS && vc_table_take(VC_HOST, (uint64_t)(uintptr_t)p, &item))
+    vc_give(item.bytes);
+}
+
+VC_HOOK(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags)) {
+  bool counts = host_counts();
+  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuMemHostAlloc)(out, bytes, flags);
+  return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
+}
+
+VC_HOOK(cuMemAllocHost_v2, (void **out, size_t bytes)) {
+  bool counts = host_counts();
+  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuMemAllocHost_v2)(out, bytes);
+  return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
+}
+
+VC_HOOK(cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags)) {
+  bool counts = host_counts();
+  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return host_end(VC_CALL(cuMemHostRegister_v2)(p, bytes, flags), counts, p, bytes);
+}
+
+/* The versions of CUDA 2 and 4. */
+VC_HOOK(cuMemAllocHost, (void **out, unsigned bytes)) {
+  bool counts = host_counts();
+  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = VC_CALL(cuMemAllocHost)(out, bytes);
+  return host_end(r, counts, r == CUDA_SUCCESS ? *out : NULL, bytes);
+}
+
+VC_HOOK(cuMemHostRegister, (void *p, size_t bytes, unsigned flags)) {
+  bool counts = host_counts();
+  if (counts && !vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return host_end(VC_CALL(cuMemHostRegister)(p, bytes, flags), counts, p, bytes);
+}
+
+VC_HOOK(cuMemFreeHost, (void *p)) {
+  CUresult r = VC_CALL(cuMemFreeHost)(p);
+  host_free(r, p);
+  return r;
+}
+
+VC_HOOK(cuMemHostUnregister, (void *p)) {
+  CUresult r = VC_CALL(cuMemHostUnregister)(p);
+  host_free(r, p);
+  return r;
+}
+
+/* ---- what there is ---- */
+
+static uint64_t narrow(uint64_t bytes) {
+  return bytes > UINT32_MAX ? UINT32_MAX : bytes;
+}
+
+static CUresult slice_info(uint64_t *spare, uint64_t *total) {
+  size_t real_spare = 0, real_total = 0;
+  CUresult r = VC_CALL(cuMemGetInfo_v2)(&real_spare, &real_total);
+  if (r != CUDA_SUCCESS) return r;
+  if (!vc_seat_ready()) return CUDA_ERROR_SYSTEM_NOT_READY;
+  vc_pools_settle();
+  uint64_t cap = vc_cap(), held = vc_held();
+  *total = cap < real_total ? cap : real_total;
+  *spare = held < *total ? *total - held : 0;
+  if (*spare > real_spare) *spare = real_spare;
+  return r;
+}
+
+VC_HOOK(cuMemGetInfo_v2, (size_t * spare, size_t *total)) {
+  uint64_t s = 0, t = 0;
+  CUresult r = slice_info(&s, &t);
+  if (r != CUDA_SUCCESS) return r;
+  if (spare) *spare = s;
+  if (total) *total = t;
+  return r;
+}
+
+VC_HOOK(cuMemGetInfo, (unsigned *spare, unsigned *total)) {
+  uint64_t s = 0, t = 0;
+  CUresult r = slice_info(&s, &t);
+  if (r != CUDA_SUCCESS) return r;
+  if (spare) *spare = (unsigned)narrow(s);
+  if (total) *total = (unsigned)narrow(t);
+  return r;
+}
+
+static CUresult slice_total(uint64_t *bytes, CUdevice device) {
+  size_t real = 0;
+  CUresult r = VC_CALL(cuDeviceTotalMem_v2)(&real, device);
+  if (r != CUDA_SUCCESS) return r;
+  if (!vc_seat_ready()) return CUDA_ERROR_SYSTEM_NOT_READY;
+  *bytes = vc_cap() < real ? vc_cap() : real;
+  return r;
+}
+
+VC_HOOK(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device)) {
+  uint64_t total = 0;
+  CUresult r = slice_total(&total, device);
+  if (r == CUDA_SUCCESS && bytes) *bytes = total;
+  return r;
+}
+
+VC_HOOK(cuDeviceTotalMem, (unsigned *bytes, CUdevice device)) {
+  uint64_t total = 0;
+  CUresult r = slice_total(&total, device);
+  if (r == CUDA_SUCCESS && bytes) *bytes = (unsigned)narrow(total);
+  return r;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "os.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+const struct vc_clock *vc_clock;
+
+uint64_t vc_machine_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * VC_S + (uint64_t)t.tv_nsec;
+}
+
+uint64_t vc_now(void) {
+  return vc_clock ? vc_clock->now() : vc_machine_now();
+}
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t ns) {
+  struct timespec limit = {(time_t)(ns / VC_S), (long)(ns % VC_S)};
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
+}
+
+/* Until the word is no longer what was seen, or the deadline; may return early. */
+void vc_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t deadline) {
+  if (vc_clock) {
+    vc_clock->wait(word, seen, key, deadline);
+    return;
+  }
+  uint64_t now = vc_machine_now();
+  if (deadline > now) futex_wait(word, seen, deadline - now);
+}
+
+void vc_wake(_Atomic uint32_t *word, uint64_t key) {
+  if (vc_clock)
+    vc_clock->wake(word, key);
+  else
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+void vc_machine_sleep(uint64_t ns) {
+  struct timespec span = {(time_t)(ns / VC_S), (long)(ns % VC_S)};
+  nanosleep(&span, NULL);
+}
+
+void vc_lock(struct vc_lock *lock) {
+  uint32_t free_word = 0;
+  if (atomic_compare_exchange_strong(&lock->word, &free_word, 1)) return;
+  /* Waits are cut into pieces, so that no lost wake-up can hang a thread. */
+  while (atomic_exchange(&lock->word, 2)) futex_wait(&lock->word, 2, 10 * VC_MS);
+}
+
+void vc_unlock(struct vc_lock *lock) {
+  if (atomic_exchange(&lock->word, 0) == 2)
+    syscall(SYS_futex, &lock->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The little of an operating system that the limiter needs: a clock, a futex and a lock.
+ *
+ * The lock is a futex of our own and not a pthread mutex, because a forked child must be able to
+ * take it for free again, and because every libc symbol less is one that cannot be missing.
+ */
+#ifndef VC_OS_H
+#define VC_OS_H
+
+#include "abi.h"
+#include "compat.h"
+
+#include <stdbool.h>
+
+#define VC_LIKELY(x) __builtin_expect(!!(x), 1)
+
+#define VC_US 1000ull
+#define VC_MS 1000000ull
+#define VC_S 1000000000ull
+
+/* The clock of a fake GPU in virtual time, or NULL for the machine's. */
+extern const struct vc_clock *vc_clock;
+
+uint64_t vc_machine_now(void);
+uint64_t vc_now(void);
+void vc_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t deadline);
+void vc_wake(_Atomic uint32_t *word, uint64_t key);
+void vc_machine_sleep(uint64_t ns);
+
+struct vc_lock {
+  _Atomic uint32_t word; /* 0 free, 1 taken, 2 taken and waited for */
+};
+
+void vc_lock(struct vc_lock *lock);
+void vc_unlock(struct vc_lock *lock);
+
+static inline uint64_t vc_granules(uint64_t bytes) {
+  return bytes > UINT64_MAX - VC_GRANULE ? UINT64_MAX
+                                         : (bytes + VC_GRANULE - 1) / VC_GRANULE * VC_GRANULE;
+}
+
+#endif

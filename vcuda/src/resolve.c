@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which of the driver's functions is which, and the three ways by which programs ask for them:
+ * linking (our exports), dlsym, and cuGetProcAddress.
+ *
+ * The answer of the real cuGetProcAddress is mapped by pointer to the hook of exactly that version
+ * and stream variant. Only where a driver hands out pointers we have never seen do the name,
+ * version and flags decide, and a variant newer than our headers is refused: unhooked it would be a
+ * hole.
+ */
+#define _GNU_SOURCE
+#include "hook.h"
+#include "symbols.h"
+#include "os.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+#define MAP_SIZE 2048u /* power of two, several times the number of hooks */
+
+typedef void *dlsym_t(void *, const char *);
+
+struct vc_real vc_real;
+static void **const real_slots = (void **)&vc_real;
+static dlsym_t *_Atomic real_dlsym;
+static struct vc_lock guard;
+static _Atomic bool seeded;
+static struct {
+  const void *pointer;
+  unsigned function;
+} map[MAP_SIZE];
+
+static CUresult not_there(void) {
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+static dlsym_t *dlsym_of_libc(void) {
+  dlsym_t *found = atomic_load_explicit(&real_dlsym, memory_order_acquire);
+  if (VC_LIKELY(found != NULL)) return found;
+  found = (dlsym_t *)vc_symbols_find("dlsym");
+  atomic_store_explicit(&real_dlsym, found, memory_order_release);
+  return found;
+}
+
+void *vc_resolve_symbol(const char *library, const char *symbol) {
+  dlsym_t *look_up = dlsym_of_libc();
+  void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  return look_up && handle ? look_up(handle, symbol) : NULL;
+}
+
+static unsigned hash(const void *pointer) {
+  return (unsigned)(((uintptr_t)pointer >> 4) * 2654435761u) & (MAP_SIZE - 1);
+}
+
+static void map_add(const void *pointer, unsigned function) {
+  unsigned i = hash(pointer);
+  while (map[i].pointer && map[i].pointer != pointer) i = (i + 1) & (MAP_SIZE - 1);
+  if (map[i].pointer) return;
+  map[i].function = function;
+  map[i].pointer = pointer;
+}
+
+static void seed_from_lookups(void) {
+  __typeof__(&cuGetProcAddress_v2) get = vc_real.cuGetProcAddress_v2;
+  for (unsigned i = 0; get && i < vc_lookup_count; i++) {
+    const struct vc_lookup *row = &vc_lookups[i];
+    void *pointer = NULL;
+    CUdriverProcAddressQueryResult status;
+    cuuint64_t flags = row->per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+                                       : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    if (get(row->base, &pointer, row->version, flags, &status) != CUDA_SUCCESS || !pointer)
+      continue;
+    if (!real_slots[row->function])
+      __atomic_store_n(&real_slots[row->function], pointer, __ATOMIC_RELEASE);
+    map_add(pointer, row->function);
+  }
+}
+
+/* Learn the driver's pointers, once it is loaded. */
+static bool seed(void) {
+  if (VC_LIKELY(atomic_load_explicit(&seeded, memory_order_acquire))) return true;
+  dlsym_t *look_up = dlsym_of_libc();
+  void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (!driver || !look_up) return false;
+  vc_lock(&guard);
+  if (!atomic_load(&seeded)) {
+    for (unsigned i = 0; i < VC_FN_COUNT; i++) {
+      void *pointer = look_up(driver, vc_names[i]);
+      if (!pointer) continue;
+      __atomic_store_n(&real_slots[i], pointer, __ATOMIC_RELEASE);
+      if (i < VC_FN_HOOKS) map_add(pointer, i);
+    }
+    seed_from_lookups();
+    atomic_store_explicit(&seeded, true, memory_order_release);
+  }
+  vc_unlock(&guard);
+  return true;
+}
+
+void *vc_resolve_function(unsigned function) {
+  if (!seed() || !real_slots[function]) return (void *)not_there;
+  return real_slots[function];
+}
+
+void *vc_resolve_hook(const void *driver_pointer) {
+  if (!seed()) return NULL;
+  unsigned i = hash(driver_pointer);
+  while (map[i].pointer && map[i].pointer != driver_pointer) i = (i + 1) & (MAP_SIZE - 1);
+  return map[i].pointer ? vc_hooks[map[i].function] : NULL;
+}
+
+/* The names are sorted by the generator. */
+static int hook_named(const char *name) {
+  int low = 0, high = VC_FN_HOOKS - 1;
+  while (low <= high) {
+    int middle = (low + high) / 2, order = strcmp(name, vc_names[middle]);
+    if (!order) return middle;
+    if (order < 0)
+      high = middle - 1;
+    else
+      low = middle + 1;
+  }
+  return -1;
+}
+
+void *vc_nvml_hook(const char *name, void *driver_pointer);
+
+static void *dlsym_ours(void *handle, const char *name, bool nvml) {
+  dlsym_t *look_up = dlsym_of_libc();
+  int function = nvml ? -1 : hook_named(name);
+  void *found = look_up(handle, name);
+  if (!found) return NULL;
+  if (nvml) return vc_nvml_hook(name, found);
+  void *hook = vc_hooks[function];
+  if (found != hook && !seed()) real_slots[function] = found;
+  return hook;
+}
+
+/* What is not exactly one of our names is passed on by a tail call: the real dlsym looks at its
+ * return address to know what RTLD_NEXT means. */
+VC_EXPORT void *dlsym(void *restrict handle, const char *restrict name) {
+  if (name[0] == 'c' && name[1] == 'u' && hook_named(name) >= 0)
+    return dlsym_ours(handle, name, false);
+  if (!strncmp(name, "nvml", 4) && vc_nvml_hook(name, NULL)) return dlsym_ours(handle, name, true);
+  return dlsym_of_libc()(handle, name);
+}
+
+/* Did the caller get a function that we know, or one that lies outside our headers? */
+static bool known_base(const char *base) {
+  for (unsigned i = 0; i < vc_lookup_count; i++)
+    if (!strcmp(vc_lookups[i].base, base)) return true;
+  return false;
+}
+
+static void *hook_by_name(const char *base, int version, bool per_thread) {
+  const struct vc_lookup *best = NULL;
+  for (unsigned i = 0; i < vc_lookup_count; i++) {
+    const struct vc_lookup *row = &vc_lookups[i];
+    if (row->version > version || row->per_thread > per_thread || strcmp(row->base, base)) continue;
+    if (!best || row->per_thread > best->per_thread ||
+        (row->per_thread == best->per_thread && row->version >= best->version))
+      best = row;
+  }
+  return best ? vc_hooks[best->function] : NULL;
+}
+
+/* Returns false when the answer must be withheld. */
+static bool take_over(const char *base, void **pfn, int version, cuuint64_t flags) {
+  if (!pfn || !*pfn) return true;
+  void *hook = vc_resolve_hook(*pfn);
+  if (!hook && known_base(base)) {
+    bool per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    if (version <= CUDA_VERSION) hook = hook_by_name(base, version, per_thread);
+    if (!hook) {
+      *pfn = NULL;
+      return false;
+    }
+  }
+  if (hook) *pfn = hook;
+  return true;
+}
+
+VC_HOOK(cuGetProcAddress_v2, (const char *symbol, void **pfn, int version, cuuint64_t flags,
+                              CUdriverProcAddressQueryResult *status)) {
+  CUresult r = VC_CALL(cuGetProcAddress_v2)(symbol, pfn, version, flags, status);
+  if (r != CUDA_SUCCESS || take_over(symbol, pfn, version, flags)) return r;
+  if (status) *status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+  return status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+VC_HOOK(cuGetProcAddress, (const char *symbol, void **pfn, int version, cuuint64_t flags)) {
+  CUresult r = VC_CALL(cuGetProcAddress)(symbol, pfn, version, flags);
+  if (r != CUDA_SUCCESS || take_over(symbol, pfn, version, flags)) return r;
+  return CUDA_ERROR_NOT_FOUND;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* This process's place in its seat: the connection to the arbiter and the pages it gave. */
+#ifndef VC_SEAT_H
+#define VC_SEAT_H
+
+#include "os.h"
+
+/* Page addresses stay the same for the life of the process: a new arbiter's pages are mapped over
+ * the old ones, so that a thread reading them needs no lock. NULL until the first connection. */
+struct vc_seat {
+  struct vc_policy *_Atomic policy;
+  struct vc_usage *usage;
+  struct vc_bell *bell;
+  struct vc_slot *_Atomic slot;
+};
+
+extern struct vc_seat vc_seat;
+/* What the launch path looks at: the arbiter's gate, our own while it is gone, or a closed one. */
+extern _Atomic uint32_t *_Atomic vc_gate;
+/* Odd while the process may launch although the arbiter is gone. */
+extern _Atomic uint32_t vc_own_gate;
+
+/* Connected, or was: the policy and the counters can be used. Waits a bounded time at first. */
+bool vc_seat_ready(void);
+/* The arbiter is gone or does not answer. */
+bool vc_seat_stale(uint64_t now);
+/* Keep the connection: notice its loss, connect again with growing pauses. */
+void vc_seat_tend(void);
+void vc_seat_ring(void);
+/* Fill the socket address's path; false where this process belongs to no seat. */
+bool vc_seat_path(char *path, unsigned long size);
+
+#endif

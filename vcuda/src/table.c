@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "table.h"
+
+#include <stdlib.h>
+
+#define FIRST_SIZE 256u
+#define GONE UINT32_MAX
+
+static struct vc_lock guard;
+static struct vc_item *cells;
+static uint32_t size, filled; /* filled counts removed cells too */
+
+static uint32_t place(enum vc_kind kind, uint64_t key) {
+  uint64_t mixed = (key ^ (uint64_t)kind << 56) * 0x9e3779b97f4a7c15ull;
+  return (uint32_t)(mixed >> 32) & (size - 1);
+}
+
+static void insert(struct vc_item item) {
+  uint32_t i = place(item.kind, item.key);
+  while (cells[i].kind && cells[i].kind != GONE) i = (i + 1) & (size - 1);
+  filled += !cells[i].kind;
+  cells[i] = item;
+}
+
+static bool grow(void) {
+  struct vc_item *old = cells;
+  uint32_t old_size = size, live = 0;
+  for (uint32_t i = 0; i < old_size; i++) live += old[i].kind && old[i].kind != GONE;
+  uint32_t want = old_size ? old_size : FIRST_SIZE;
+  if (live * 2 >= want) want *= 2;
+  struct vc_item *fresh = calloc(want, sizeof *fresh);
+  if (!fresh) return false;
+  cells = fresh;
+  size = want;
+  filled = 0;
+  for (uint32_t i = 0; i < old_size; i++)
+    if (old[i].kind && old[i].kind != GONE) insert(old[i]);
+  free(old);
+  return true;
+}
+
+static struct vc_item *find(enum vc_kind kind, uint64_t key) {
+  if (!size) return NULL;
+  for (uint32_t i = place(kind, key); cells[i].kind; i = (i + 1) & (size - 1))
+    if (cells[i].kind == (uint32_t)kind && cells[i].key == key) return &cells[i];
+  return NULL;
+}
+
+bool vc_table_put(struct vc_item item) {
+  vc_lock(&guard);
+  bool ok = (filled + 1) * 4 < size * 3 || grow();
+  if (ok) insert(item);
+  vc_unlock(&guard);
+  return ok;
+}
+
+bool vc_table_find(enum vc_kind kind, uint64_t key, struct vc_item *out) {
+  vc_lock(&guard);
+  struct vc_item *cell = find(kind, key);
+  if (cell) *out = *cell;
+  vc_unlock(&guard);
+  return cell;
+}
+
+bool vc_table_take(enum vc_kind kind, uint64_t key, struct vc_item *out) {
+  vc_lock(&guard);
+  struct vc_item *cell = find(kind, key);
+  if (cell) {
+    *out = *cell;
+    cell->kind = GONE;
+  }
+  vc_unlock(&guard);
+  return cell;
+}
+
+bool vc_table_take_if(bool (*test)(const struct vc_item *, void *), void *argument,
+                      struct vc_item *out) {
+  bool found = false;
+  vc_lock(&guard);
+  for (uint32_t i = 0; i < size && !found; i++) {
+    if (!cells[i].kind || cells[i].kind == GONE || !test(&cells[i], argument)) continue;
+    *out = cells[i];
+    cells[i].kind = GONE;
+    found = true;
+  }
+  vc_unlock(&guard);
+  return found;
+}
+
+/* For a forked child: what the parent holds is not the child's. */
+void vc_table_clear(void) {
+  atomic_store(&guard.word, 0);
+  for (uint32_t i = 0; i < size; i++) cells[i].kind = 0;
+  filled = 0;
+}

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices and contexts. */
+#define _GNU_SOURCE
+#include "api.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STACK 32
+
+static __thread CUcontext stack[STACK];
+static __thread int depth;
+static struct {
+  struct CUctx_st ctx;
+  int count;
+} primary[FK_GPUS];
+static int visible[FK_GPUS], visible_count;
+static bool initialised;
+
+static void uuid_of(int gpu, unsigned char *out) {
+  static const unsigned char base[16] = {0x5c, 0x1c, 0xe0, 0xee, 0xfa, 0x4e, 0x40, 0x00,
+                                         0x80, 0x00, 0x46, 0x41, 0x4b, 0x45, 0x00, 0x00};
+  memcpy(out, base, 16);
+  out[15] = (unsigned char)gpu;
+}
+
+/* CUDA_VISIBLE_DEVICES takes indices and UUIDs; the first word that is neither ends the list. */
+static void choose_visible(void) {
+  const char *list = getenv("CUDA_VISIBLE_DEVICES");
+  int all = (int)fk_world()->gpus;
+  visible_count = 0;
+  if (!list) {
+    for (int i = 0; i < all; i++) visible[visible_count++] = i;
+    return;
+  }
+  char copy[1024], *save = NULL;
+  snprintf(copy, sizeof copy, "%s", list);
+  for (char *w = strtok_r(copy, ",", &save); w; w = strtok_r(NULL, ",", &save)) {
+    int gpu = -1;
+    if (!strncmp(w, "GPU-", 4) && strlen(w) >= 40)
+      gpu = (int)strtol(w + 38, NULL, 16);
+    else if (*w >= '0' && *w <= '9')
+      gpu = atoi(w);
+    if (gpu < 0 || gpu >= all || visible_count == FK_GPUS) break;
+    visible[visible_count++] = gpu;
+  }
+}
+
+CUcontext fk_current(void) {
+  return depth ? stack[depth - 1] : NULL;
+}
+
+FK_API(cuInit, (unsigned flags)) {
+  FK_ENTER("cuInit");
+  if (flags) return CUDA_ERROR_INVALID_VALUE;
+  choose_visible();
+  initialised = true;
+  return visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+FK_API(cuDriverGetVersion, (int *version)) {
+  *version = (int)fk_bytes(fk_setting("VERSION"), CUDA_VERSION);
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDeviceGetCount, (int *count)) {
+  *count = visible_count;
+  return initialised ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+FK_API(cuDeviceGet, (CUdevice * device, int ordinal)) {
+  if (!initialised) return CUDA_ERROR_NOT_INITIALIZED;
+  if (ordinal < 0 || ordinal >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDeviceGetName, (char *name, int size, CUdevice device)) {
+  snprintf(name, (size_t)size, "Fake GPU %d", visible[device]);
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice device)) {
+  if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  uuid_of(visible[device], (unsigned char *)uuid->bytes);
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device)) {
+  return cuDeviceGetUuid_v2(uuid, device);
+}
+
+FK_API(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device)) {
+  if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  *bytes = fk_world()->gpu[visible[device]].mem_total;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDeviceTotalMem, (unsigned *bytes, CUdevice device)) {
+  size_t all = 0;
+  CUresult r = cuDeviceTotalMem_v2(&all, device);
+  *bytes = all > UINT32_MAX ? UINT32_MAX : (unsigned)all;
+  return r;
+}
+
+FK_API(cuDeviceComputeCapability, (int *major, int *minor, CUdevice device)) {
+  (void)device;
+  *major = 9;
+  *minor = 0;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice device)) {
+  static const struct {
+    CUdevice_attribute attribute;
+    int value;
+  } table[] = {
+      {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+      {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
+      {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024},
+      {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64},
+      {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
+      {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535},
+      {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535},
+      {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152},
+      {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232448},
+      {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+      {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
+      {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1980000},
+      {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048},
+      {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65536},
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
+      {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+      {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
+      {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1},
+      {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
+      {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
+      {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+      {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
+      {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
+      {CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 1},
+  };
+  FK_ENTER("cuDeviceGetAttribute");
+  if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  *value = 0;
+  for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+    if (table[i].attribute == attribute) *value = table[i].value;
+  if (attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED)
+    *value = (int)fk_bytes(fk_setting("INTEGRATED"), 0);
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDeviceGetPCIBusId, (char *id, int size, CUdevice device)) {
+  snprintf(id, (size_t)size, "0000:%02x:00.0", visible[device] + 1);
+  return CUDA_SUCCESS;
+}
+
+static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
+  if (!initialised) return CUDA_ERROR_NOT_INITIALIZED;
+  if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  fk_lock();
+  ctx->gpu = visible[device];
+  ctx->queue = fk_queue_open(ctx->gpu);
+  ctx->dead = false;
+  fk_unlock();
+  return ctx->queue < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static void close_context(struct CUctx_st *ctx) {
+  fk_forget(ctx);
+  fk_lock();
+  fk_queue_close(ctx->gpu, ctx->queue);
+  fk_unlock();
+  ctx->dead = true;
+}
+
+FK_API(cuCtxPushCurrent_v2, (CUcontext ctx)) {
+  if (depth == STACK) return CUDA_ERROR_INVALID_CONTEXT;
+  stack[depth++] = ctx;
+  return CUDA_SUCCESS;
+}
+FK_API(cuCtxPushCurrent, (CUcontext ctx)) {
+  return cuCtxPushCurrent_v2(ctx);
+}
+
+FK_API(cuCtxPopCurrent_v2, (CUcontext * ctx)) {
+  if (!depth) return CUDA_ERROR_INVALID_CONTEXT;
+  depth--;
+  if (ctx) *ctx = stack[depth];
+  return CUDA_SUCCESS;
+}
+FK_API(cuCtxPopCurrent, (CUcontext * ctx)) {
+  return cuCtxPopCurrent_v2(ctx);
+}
+
+FK_API(cuCtxSetCurrent, (CUcontext ctx)) {
+  if (!ctx) {
+    if (depth) depth--;
+    return CUDA_SUCCESS;
+  }
+  if (depth)
+    stack[depth - 1] = ctx;
+  else
+    stack[depth++] = ctx;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxGetCurrent, (CUcontext * ctx)) {
+  *ctx = fk_current();
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxGetDevice, (CUdevice * device)) {
+  CUcontext ctx = fk_current();
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  for (int i = 0; i < visible_count; i++)
+    if (visible[i] == ctx->gpu) *device = i;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
+  FK_ENTER("cuCtxCreate_v2");
+  (void)flags;
+  struct CUctx_st *ctx = calloc(1, sizeof *ctx);
+  if (!ctx) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = open_context(ctx, device);
+  if (r != CUDA_SUCCESS) {
+    free(ctx);
+    return r;
+  }
+  *out = ctx;
+  return cuCtxPushCurrent_v2(ctx);
+}
+FK_API(cuCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
+  return cuCtxCreate_v2(out, flags, device);
+}
+FK_API(cuCtxCreate_v3,
+       (CUcontext * out, CUexecAffinityParam *p, int n, unsigned flags, CUdevice device)) {
+  (void)p, (void)n;
+  return cuCtxCreate_v2(out, flags, device);
+}
+FK_API(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, CUdevice device)) {
+  (void)p;
+  return cuCtxCreate_v2(out, flags, device);
+}
+
+FK_API(cuCtxDestroy_v2, (CUcontext ctx)) {
+  if (!ctx || ctx->primary) return CUDA_ERROR_INVALID_CONTEXT;
+  if (fk_current() == ctx) depth--;
+  close_context(ctx);
+  free(ctx);
+  return CUDA_SUCCESS;
+}
+FK_API(cuCtxDestroy, (CUcontext ctx)) {
+  return cuCtxDestroy_v2(ctx);
+}
+
+FK_API(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
+  FK_ENTER("cuDevicePrimaryCtxRetain");
+  if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  if (!primary[device].count) {
+    CUresult r = open_context(&primary[device].ctx, device);
+    if (r != CUDA_SUCCESS) return r;
+    primary[device].ctx.primary = true;
+  }
+  primary[device].count++;
+  *out = &primary[device].ctx;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
+  if (device < 0 || device >= visible_count || !primary[device].count)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  if (!--primary[device].count) close_context(&primary[device].ctx);
+  return CUDA_SUCCESS;
+}
+FK_API(cuDevicePrimaryCtxRelease, (CUdevice device)) {
+  return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+FK_API(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
+  if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  if (primary[device].count) {
+    close_context(&primary[device].ctx);
+    return open_context(&primary[device].ctx, device);
+  }
+  return CUDA_SUCCESS;
+}
+FK_API(cuDevicePrimaryCtxReset, (CUdevice device)) {
+  return cuDevicePrimaryCtxReset_v2(device);
+}
+
+FK_API(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active)) {
+  if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  *flags = 0;
+  *active = primary[device].count > 0;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags)) {
+  (void)device, (void)flags;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxGetFlags, (unsigned *flags)) {
+  *flags = 0;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxGetApiVersion, (CUcontext ctx, unsigned *version)) {
+  (void)ctx;
+  *version = 3020;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxGetLimit, (size_t * value, CUlimit limit)) {
+  (void)limit;
+  *value = 0;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
+  (void)limit, (void)value;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxGetStreamPriorityRange, (int *least, int *greatest)) {
+  *least = *greatest = 0;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuDeviceCanAccessPeer, (int *can, CUdevice a, CUdevice b)) {
+  (void)a, (void)b;
+  *can = 0;
+  return CUDA_SUCCESS;
+}

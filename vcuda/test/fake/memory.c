@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory. A device address is a host address of pages that are never touched unless the
+ * program copies to them, so a terabyte costs nothing. */
+#define _GNU_SOURCE
+#include "api.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define SMALL (1ull << 20)
+
+struct block {
+  struct block *next;
+  CUcontext ctx;
+  CUdeviceptr address;
+  uint64_t bytes, charged;
+  bool small, host;
+  CUmemoryPool pool;
+};
+
+struct CUmemPoolHandle_st {
+  int gpu, queue;
+  uint64_t used, reserved, threshold, maximum;
+};
+
+static struct block *blocks;
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+static struct CUmemPoolHandle_st default_pool[FK_GPUS];
+
+static uint64_t up(uint64_t bytes, uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+void *fk_map(uint64_t bytes) {
+  void *p = mmap(NULL, up(bytes, 4096), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return p == MAP_FAILED ? NULL : p;
+}
+
+void fk_unmap(void *address, uint64_t bytes) {
+  munmap(address, up(bytes, 4096));
+}
+
+static void remember(struct block *b) {
+  pthread_mutex_lock(&guard);
+  b->next = blocks;
+  blocks = b;
+  pthread_mutex_unlock(&guard);
+}
+
+static struct block *take(CUdeviceptr address) {
+  pthread_mutex_lock(&guard);
+  struct block **p = &blocks;
+  while (*p && (*p)->address != address) p = &(*p)->next;
+  struct block *b = *p;
+  if (b) *p = b->next;
+  pthread_mutex_unlock(&guard);
+  return b;
+}
+
+static struct block *find(CUdeviceptr address) {
+  pthread_mutex_lock(&guard);
+  struct block *b = blocks;
+  while (b && (address < b->address || address >= b->address + b->bytes)) b = b->next;
+  pthread_mutex_unlock(&guard);
+  return b;
+}
+
+static bool charge(struct block *b, CUcontext ctx) {
+  b->small = b->bytes < SMALL;
+  b->charged = b->small ? up(b->bytes, 512) : up(b->bytes, VC_GRANULE);
+  fk_lock();
+  bool ok = b->small ? fk_small_take(ctx->gpu, ctx->queue, b->charged)
+                     : fk_mem_take(ctx->gpu, ctx->queue, b->charged);
+  fk_unlock();
+  return ok;
+}
+
+static void discharge(struct block *b) {
+  CUcontext ctx = b->ctx;
+  fk_lock();
+  if (b->small)
+    fk_small_give(ctx->gpu, ctx->queue, b->charged);
+  else
+    fk_mem_give(ctx->gpu, ctx->queue, b->charged);
+  fk_unlock();
+}
+
+static void release(struct block *b) {
+  if (b->pool) {
+    b->pool->used -= up(b->bytes, 512);
+  } else if (!b->host) {
+    discharge(b);
+  }
+  fk_unmap((void *)b->address, b->bytes);
+  free(b);
+}
+
+static CUresult allocate(CUdeviceptr *out, uint64_t bytes) {
+  CUcontext ctx = fk_current();
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!bytes || !out) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes > 1ull << 46) return CUDA_ERROR_OUT_OF_MEMORY;
+  struct block *b = calloc(1, sizeof *b);
+  b->ctx = ctx;
+  b->bytes = bytes;
+  if (!charge(b, ctx)) {
+    free(b);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  b->address = (CUdeviceptr)fk_map(bytes);
+  *out = b->address;
+  remember(b);
+  return CUDA_SUCCESS;
+}
+
+/* A context's end frees its memory. */
+void fk_forget(CUcontext ctx) {
+  for (;;) {
+    struct block *b = NULL;
+    pthread_mutex_lock(&guard);
+    for (struct block **p = &blocks; *p; p = &(*p)->next)
+      if ((*p)->ctx == ctx && !(*p)->host) {
+        b = *p;
+        *p = b->next;
+        break;
+      }
+    pthread_mutex_unlock(&guard);
+    if (!b) break;
+    release(b);
+  }
+  struct CUmemPoolHandle_st *pool = &default_pool[ctx->gpu];
+  if (pool->queue == ctx->queue) pool->reserved = pool->used = 0;
+}
+
+FK_API(cuMemAlloc_v2, (CUdeviceptr * out, size_t bytes)) {
+  FK_ENTER("cuMemAlloc_v2");
+  return allocate(out, bytes);
+}
+
+FK_API(cuMemAlloc, (CUdeviceptr_v1 * out, unsigned bytes)) {
+  CUdeviceptr wide = 0;
+  FK_ENTER("cuMemAlloc");
+  CUresult r = allocate(&wide, bytes);
+  *out = (CUdeviceptr_v1)wide; /* as on a real 64-bit driver, of little use */
+  return r;
+}
+
+FK_API(cuMemAllocPitch_v2,
+       (CUdeviceptr * out, size_t *pitch, size_t width, size_t height, unsigned element)) {
+  FK_ENTER("cuMemAllocPitch_v2");
+  if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
+  *pitch = up(width, 512);
+  return allocate(out, *pitch * height);
+}
+
+FK_API(cuMemAllocManaged, (CUdeviceptr * out, size_t bytes, unsigned flags)) {
+  FK_ENTER("cuMemAllocManaged");
+  (void)flags;
+  return allocate(out, bytes);
+}
+
+FK_API(cuMemFree_v2, (CUdeviceptr address)) {
+  FK_ENTER("cuMemFree_v2");
+  if (!address) return CUDA_SUCCESS;
+  struct block *b = take(address);
+  if (!b) return CUDA_ERROR_INVALID_VALUE;
+  release(b);
+  return CUDA_SUCCESS;
+}
+FK_API(cuMemFree, (CUdeviceptr_v1 address)) {
+  return cuMemFree_v2(address);
+}
+
+FK_API(cuMemGetInfo_v2, (size_t * spare, size_t *total)) {
+  CUcontext ctx = fk_current();
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  struct fk_gpu *g = &fk_world()->gpu[ctx->gpu];
+  if (total) *total = g->mem_total;
+  if (spare) *spare = g->mem_total - g->mem_used;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuMemGetInfo, (unsigned *spare, unsigned *total)) {
+  size_t s = 0, t = 0;
+  CUresult r = cuMemGetInfo_v2(&s, &t);
+  *spare = s > UINT32_MAX ? UINT32_MAX : (unsigned)s;
+  *total = t > UINT32_MAX ? UINT32_MAX : (unsigned)t;
+  return r;
+}
+
+FK_API(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t *size, CUdeviceptr address)) {
+  struct block *b = find(address);
+  if (!b) return CUDA_ERROR_NOT_FOUND;
+  if (base) *base = b->address;
+  if (size) *size = b->bytes;
+  return CUDA_SUCCESS;
+}
+
+static CUresult host_alloc(void **out, size_t bytes) {
+  struct block *b = calloc(1, sizeof *b);
+  b->bytes = bytes;
+  b->host = true;
+  *out = fk_map(bytes);
+  b->address = (CUdeviceptr)*out;
+  remember(b);
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags)) {
+  (void)flags;
+  return host_alloc(out, bytes);
+}
+FK_API(cuMemAllocHost_v2, (void **out, size_t bytes)) {
+  return host_alloc(out, bytes);
+}
+FK_API(cuMemFreeHost, (void *p)) {
+  return cuMemFree_v2((CUdeviceptr)p);
+}
+FK_API(cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags)) {
+  (void)p, (void)bytes, (void)flags;
+  return CUDA_SUCCESS;
+}
+FK_API(cuMemHostUnregister, (void *p)) {
+  (void)p;
+  return CUDA_SUCCESS;
+}
+FK_API(cuMemHostGetDevicePointer_v2, (CUdeviceptr * out, void *p, unsigned flags)) {
+  (void)flags;
+  *out = (CUdeviceptr)p;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuPointerGetAttribute, (void *out, CUpointer_attribute attribute, CUdeviceptr address)) {
+  struct block *b = find(address);
+  if (!b) return CUDA_ERROR_INVALID_VALUE;
+  switch (attribute) {
+  case CU_POINTER_ATTRIBUTE_CONTEXT:
+    *(CUcontext *)out = b->ctx;
+    break;
+  case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    *(unsigned *)out = b->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    break;
+  case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+  case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+    *(CUdeviceptr *)out = address;
+    break;
+  case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    *(unsigned *)out = 0;
+    break;
+  default:
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
+/* The handle of another process's memory names a size; the pages are the opener's own. */
+struct handle {
+  uint64_t pid, address, bytes;
+};
+
+FK_API(cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr address)) {
+  struct block *b = find(address);
+  if (!b) return CUDA_ERROR_INVALID_VALUE;
+  struct handle h = {(uint64_t)getpid(), address, b->bytes};
+  memset(out, 0, sizeof *out);
+  memcpy(out, &h, sizeof h);
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle in, unsigned flags)) {
+  struct handle h;
+  (void)flags;
+  memcpy(&h, &in, sizeof h);
+  return host_alloc((void **)out, h.bytes);
+}
+FK_API(cuIpcCloseMemHandle, (CUdeviceptr address)) {
+  return cuMemFree_v2(address);
+}
+
+/* ---- pools ---- */
+
+static void shrink(CUmemoryPool pool, uint64_t keep) {
+  if (keep >= pool->reserved) return;
+  uint64_t want = up(pool->used > keep ? pool->used : keep, VC_GRANULE);
+  if (want >= pool->reserved) return;
+  fk_mem_give(pool->gpu, pool->queue, pool->reserved - want);
+  pool->reserved = want;
+}
+
+/* A synchronisation hands back what a pool keeps above its threshold. */
+void fk_pools_settle(int gpu) {
+  if (default_pool[gpu].reserved) shrink(&default_pool[gpu], default_pool[gpu].threshold);
+}
+
+static CUresult pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool) {
+  CUcontext ctx = fk_current();
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!bytes || bytes > 1ull << 46)
+    return bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+  fk_lock();
+  uint64_t want = pool->used + up(bytes, 512);
+  uint64_t grow = want > pool->reserved ? up(want - pool->reserved, VC_GRANULE) : 0;
+  if (!pool->reserved) {
+    pool->gpu = ctx->gpu;
+    pool->queue = ctx->queue;
+  }
+  bool ok = !(pool->maximum && pool->reserved + grow > pool->maximum) &&
+            (!grow || fk_mem_take(pool->gpu, pool->queue, grow));
+  if (ok) {
+    pool->used = want;
+    pool->reserved += grow;
+  }
+  fk_unlock();
+  if (!ok) return CUDA_ERROR_OUT_OF_MEMORY;
+  struct block *b = calloc(1, sizeof *b);
+  b->ctx = ctx;
+  b->bytes = bytes;
+  b->pool = pool;
+  b->address = (CUdeviceptr)fk_map(bytes);
+  *out = b->address;
+  remember(b);
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuMemAllocFromPoolAsync,
+       (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
+  FK_ENTER("cuMemAllocFromPoolAsync");
+  struct CUstream_st *s = fk_stream(stream);
+  if (s && s->capture) return fk_graph_alloc(NULL, s->capture, bytes, out);
+  return pool_alloc(out, bytes, pool);
+}
+FK_API(cuMemAllocFromPoolAsync_ptsz,
+       (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
+  return cuMemAllocFromPoolAsync(out, bytes, pool, stream);
+}
+
+FK_API(cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
+  FK_ENTER("cuMemAllocAsync");
+  CUcontext ctx = fk_current();
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  return cuMemAllocFromPoolAsync(out, bytes, &default_pool[ctx->gpu], stream);
+}
+FK_API(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
+  return cuMemAllocAsync(out, bytes, stream);
+}
+
+FK_API(cuMemFreeAsync, (CUdeviceptr address, CUstream stream)) {
+  FK_ENTER("cuMemFreeAsync");
+  (void)stream;
+  struct block *b = take(address);
+  if (!b) return CUDA_ERROR_INVALID_VALUE;
+  fk_lock();
+  CUmemoryPool pool = b->pool;
+  fk_unlock();
+  if (pool) {
+    fk_lock();
+    pool->used -= up(b->bytes, 512);
+    fk_unlock();
+    fk_unmap((void *)b->address, b->bytes);
+    free(b);
+  } else {
+    release(b);
+  }
+  return CUDA_SUCCESS;
+}
+FK_API(cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream)) {
+  return cuMemFreeAsync(address, stream);
+}
+
+FK_API(cuDeviceGetDefaultMemPool, (CUmemoryPool * out, CUdevice device)) {
+  CUcontext ctx = fk_current();
+  *out = &default_pool[ctx ? ctx->gpu : device];
+  return CUDA_SUCCESS;
+}
+FK_API(cuDeviceGetMemPool, (CUmemoryPool * out, CUdevice device)) {
+  return cuDeviceGetDefaultMemPool(out, device);
+}
+
+FK_API(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
+  FK_ENTER("cuMemPoolCreate");
+  *out = calloc(1, sizeof **out);
+  (*out)->maximum = props->maxSize;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuMemPoolDestroy, (CUmemoryPool pool)) {
+  fk_lock();
+  pool->used = 0;
+  shrink(pool, 0);
+  fk_unlock();
+  free(pool);
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep)) {
+  fk_lock();
+  shrink(pool, keep);
+  fk_unlock();
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void *value)) {
+  switch (attribute) {
+  case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+    *(uint64_t *)value = pool->threshold;
+    break;
+  case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    *(uint64_t *)value = pool->reserved;
+    break;
+  case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+    *(uint64_t *)value = pool->used;
+    break;
+  default:
+    *(uint64_t *)value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void *value)) {
+  if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) pool->threshold = *(uint64_t *)value;
+  return CUDA_SUCCESS;
+}

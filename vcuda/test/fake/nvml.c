@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The part of NVML that an inventory, an audit and a curious user ask for. */
+#define _GNU_SOURCE
+#include "fake.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NVML_API(name, arguments)                                                                  \
+  __attribute__((visibility("default"))) int name arguments;                                       \
+  int name arguments
+
+enum { NVML_OK = 0, NVML_INVALID = 2, NVML_NOT_FOUND = 6, NVML_SIZE = 7 };
+
+struct memory {
+  unsigned long long total, free, used;
+};
+struct memory_v2 {
+  unsigned version;
+  unsigned long long total, reserved, free, used;
+};
+struct process {
+  unsigned pid;
+  unsigned long long used;
+  unsigned gpu_instance, compute_instance;
+};
+struct process_sample {
+  unsigned pid;
+  unsigned long long when;
+  unsigned sm, mem, enc, dec;
+};
+struct utilization {
+  unsigned gpu, memory;
+};
+
+static struct fk_gpu *gpu_of(void *device) {
+  return (struct fk_gpu *)device;
+}
+
+static int index_of(void *device) {
+  return (int)(gpu_of(device) - fk_world()->gpu);
+}
+
+NVML_API(nvmlInit_v2, (void)) {
+  fk_world();
+  return NVML_OK;
+}
+NVML_API(nvmlInit, (void)) {
+  return nvmlInit_v2();
+}
+NVML_API(nvmlInitWithFlags, (unsigned flags)) {
+  (void)flags;
+  return nvmlInit_v2();
+}
+NVML_API(nvmlShutdown, (void)) {
+  return NVML_OK;
+}
+
+NVML_API(nvmlSystemGetDriverVersion, (char *text, unsigned size)) {
+  snprintf(text, size, "580.00");
+  return NVML_OK;
+}
+NVML_API(nvmlSystemGetNVMLVersion, (char *text, unsigned size)) {
+  snprintf(text, size, "13.580.00");
+  return NVML_OK;
+}
+NVML_API(nvmlSystemGetCudaDriverVersion_v2, (int *version)) {
+  *version = 13000;
+  return NVML_OK;
+}
+NVML_API(nvmlSystemGetCudaDriverVersion, (int *version)) {
+  return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
+NVML_API(nvmlDeviceGetCount_v2, (unsigned *count)) {
+  *count = fk_world()->gpus;
+  return NVML_OK;
+}
+NVML_API(nvmlDeviceGetCount, (unsigned *count)) {
+  return nvmlDeviceGetCount_v2(count);
+}
+
+NVML_API(nvmlDeviceGetHandleByIndex_v2, (unsigned index, void **device)) {
+  if (index >= fk_world()->gpus) return NVML_INVALID;
+  *device = &fk_world()->gpu[index];
+  return NVML_OK;
+}
+NVML_API(nvmlDeviceGetHandleByIndex, (unsigned index, void **device)) {
+  return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+NVML_API(nvmlDeviceGetIndex, (void *device, unsigned *index)) {
+  *index = (unsigned)index_of(device);
+  return NVML_OK;
+}
+
+NVML_API(nvmlDeviceGetUUID, (void *device, char *text, unsigned size)) {
+  snprintf(text, size, "GPU-5c1ce0ee-fa4e-4000-8000-46414b4500%02x", index_of(device));
+  return NVML_OK;
+}
+
+NVML_API(nvmlDeviceGetHandleByUUID, (const char *uuid, void **device)) {
+  for (unsigned i = 0; i < fk_world()->gpus; i++) {
+    char text[96];
+    nvmlDeviceGetUUID(&fk_world()->gpu[i], text, sizeof text);
+    if (!strcmp(text, uuid)) return nvmlDeviceGetHandleByIndex_v2(i, device);
+  }
+  return NVML_NOT_FOUND;
+}
+
+NVML_API(nvmlDeviceGetName, (void *device, char *text, unsigned size)) {
+  snprintf(text, size, "Fake GPU %d", index_of(device));
+  return NVML_OK;
+}
+
+NVML_API(nvmlDeviceGetMinorNumber, (void *device, unsigned *minor)) {
+  return nvmlDeviceGetIndex(device, minor);
+}
+
+NVML_API(nvmlDeviceGetMemoryInfo, (void *device, struct memory *out)) {
+  struct fk_gpu *g = gpu_of(device);
+  *out = (struct memory){g->mem_total, g->mem_total - g->mem_used, g->mem_used};
+  return NVML_OK;
+}
+NVML_API(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *out)) {
+  struct fk_gpu *g = gpu_of(device);
+  *out = (struct memory_v2){out->version, g->mem_total, 0, g->mem_total - g->mem_used, g->mem_used};
+  return NVML_OK;
+}
+
+NVML_API(nvmlDeviceGetComputeRunningProcesses_v3,
+         (void *device, unsigned *count, struct process *out)) {
+  struct fk_gpu *g = gpu_of(device);
+  unsigned room = *count, found = 0;
+  fk_lock();
+  fk_reap();
+  for (int i = 0; i < FK_CTXS; i++) {
+    if (!g->queue[i].used) continue;
+    if (found < room)
+      out[found] = (struct process){(unsigned)g->queue[i].pid, g->queue[i].mem, ~0u, ~0u};
+    found++;
+  }
+  fk_unlock();
+  *count = found;
+  return found > room ? NVML_SIZE : NVML_OK;
+}
+NVML_API(nvmlDeviceGetComputeRunningProcesses_v2,
+         (void *device, unsigned *count, struct process *out)) {
+  return nvmlDeviceGetComputeRunningProcesses_v3(device, count, out);
+}
+
+NVML_API(nvmlDeviceGetProcessUtilization,
+         (void *device, struct process_sample *out, unsigned *count, unsigned long long since)) {
+  struct fk_gpu *g = gpu_of(device);
+  unsigned room = *count, found = 0;
+  (void)since;
+  fk_lock();
+  fk_engine_advance(index_of(device));
+  for (int i = 0; i < FK_CTXS; i++) {
+    if (!g->queue[i].used) continue;
+    if (out && found < room)
+      out[found] = (struct process_sample){
+          (unsigned)g->queue[i].pid, g->queue[i].sample_at / 1000, g->queue[i].sm_util, 0, 0, 0};
+    found++;
+  }
+  fk_unlock();
+  *count = found;
+  return !out || found > room ? NVML_SIZE : NVML_OK;
+}
+
+NVML_API(nvmlDeviceGetUtilizationRates, (void *device, struct utilization *out)) {
+  struct fk_gpu *g = gpu_of(device);
+  unsigned sum = 0;
+  fk_lock();
+  fk_engine_advance(index_of(device));
+  for (int i = 0; i < FK_CTXS; i++) sum += g->queue[i].used ? g->queue[i].sm_util : 0;
+  fk_unlock();
+  *out = (struct utilization){sum > 100 ? 100 : sum, 0};
+  return NVML_OK;
+}
+
+__attribute__((visibility("default"))) const char *nvmlErrorString(int code);
+const char *nvmlErrorString(int code) {
+  return code ? "error" : "success";
+}

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shared world: where it lies, its lock, its clock. */
+#define _GNU_SOURCE
+#include "fake.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SPIN_NS 80000ull
+#define DEAD_CHECK_NS 200000000ull
+
+static struct fk_world *world;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t actor_key;
+static __thread struct fk_actor *self;
+static __thread pid_t self_pid;
+
+const char *fk_setting(const char *name) {
+  char key[64];
+  snprintf(key, sizeof key, "SLICEKEEPER_FAKE_%s", name);
+  return getenv(key);
+}
+
+uint64_t fk_bytes(const char *text, uint64_t fallback) {
+  if (!text || !*text) return fallback;
+  char *end = NULL;
+  uint64_t value = strtoull(text, &end, 10);
+  switch (*end) {
+  case 'K':
+    return value << 10;
+  case 'M':
+    return value << 20;
+  case 'G':
+    return value << 30;
+  default:
+    return value;
+  }
+}
+
+static uint64_t monotonic(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+static void set_up(struct fk_world *w) {
+  pthread_mutexattr_t attr;
+  pthread_mutexattr_init(&attr);
+  pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&w->lock, &attr);
+  w->magic = VC_MAGIC;
+  w->version = VC_VERSION;
+  w->virtual_time = (uint32_t)fk_bytes(fk_setting("VIRTUAL"), 0);
+  w->hold = (uint32_t)fk_bytes(fk_setting("HOLD"), 0);
+  w->now = 1000000000ull;
+  w->gpus = (uint32_t)fk_bytes(fk_setting("GPUS"), 1);
+  if (w->gpus < 1 || w->gpus > FK_GPUS) w->gpus = 1;
+  w->context_bytes = fk_bytes(fk_setting("CONTEXT"), 0);
+  for (uint32_t i = 0; i < w->gpus; i++) {
+    w->gpu[i].mem_total = fk_bytes(fk_setting("MEMORY"), 16ull << 30);
+    w->gpu[i].at = w->virtual_time ? w->now : monotonic();
+    w->gpu[i].current = -1;
+  }
+  atomic_store(&w->ready, 1);
+}
+
+static void default_path(char *path, size_t size) {
+  const char *given = fk_setting("WORLD");
+  const char *run = getenv("XDG_RUNTIME_DIR");
+  const char *home = getenv("HOME");
+  if (given) {
+    snprintf(path, size, "%s", given);
+  } else if (run) {
+    snprintf(path, size, "%s/slicekeeper-fake-world", run);
+  } else {
+    snprintf(path, size, "%s/.cache/slicekeeper", home ? home : "/run");
+    mkdir(path, 0700);
+    snprintf(path, size, "%s/.cache/slicekeeper/fake-world", home ? home : "/run");
+  }
+}
+
+static void tick(void);
+
+static void leave(void *actor) {
+  struct fk_actor *a = actor;
+  if (self_pid != getpid()) return; /* a fork's copy: the actor is the parent's */
+  fk_lock();
+  a->used = 0;
+  fk_wake_locked(0);
+  fk_unlock();
+}
+
+/* A process that ends leaves virtual time to the others at once. */
+__attribute__((destructor)) static void leave_all(void) {
+  if (!world || !world->virtual_time) return;
+  fk_lock();
+  for (uint32_t i = 0; i < world->actors; i++)
+    if (world->actor[i].used && world->actor[i].pid == getpid()) world->actor[i].used = 0;
+  tick();
+  fk_unlock();
+}
+
+static void open_world(void) {
+  char path[512];
+  default_path(path, sizeof path);
+  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0 || flock(fd, LOCK_EX) < 0 || ftruncate(fd, sizeof *world) < 0) {
+    fprintf(stderr, "fake GPU: no world at %s: %s\n", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    fd = memfd_create("fake-world", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, sizeof *world) < 0) abort();
+  }
+  world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (world == MAP_FAILED) abort();
+  if (!atomic_load(&world->ready)) set_up(world);
+  flock(fd, LOCK_UN); /* the mapping would keep the lock past the close */
+  close(fd);
+  pthread_key_create(&actor_key, leave);
+  /* What the process was before it executed this program is gone. */
+  if (pthread_mutex_lock(&world->lock) == EOWNERDEAD) pthread_mutex_consistent(&world->lock);
+  for (uint32_t i = 0; i < world->actors; i++)
+    if (world->actor[i].pid == getpid()) world->actor[i].used = 0;
+  pthread_mutex_unlock(&world->lock);
+}
+
+struct fk_world *fk_world(void) {
+  pthread_once(&once, open_world);
+  return world;
+}
+
+void fk_lock(void) {
+  struct fk_world *w = fk_world();
+  if (pthread_mutex_lock(&w->lock) == EOWNERDEAD) pthread_mutex_consistent(&w->lock);
+}
+
+void fk_unlock(void) {
+  pthread_mutex_unlock(&fk_world()->lock);
+}
+
+uint64_t fk_now_locked(void) {
+  return world->virtual_time ? world->now : monotonic();
+}
+
+void fk_attach(void) {
+  struct fk_world *w = fk_world();
+  if (!w->virtual_time) return;
+  if (self && self_pid == getpid()) {
+    self->stopped = 0;
+    return;
+  }
+  fk_lock();
+  for (uint32_t i = 0; i < FK_ACTORS; i++) {
+    struct fk_actor *a = &w->actor[i];
+    if (a->used) continue;
+    a->pid = getpid();
+    a->running = a->used = 1;
+    a->stopped = 0;
+    if (w->actors <= i) w->actors = i + 1;
+    self = a;
+    break;
+  }
+  self_pid = getpid();
+  fk_unlock();
+  pthread_setspecific(actor_key, self);
+}
+
+static void futex(_Atomic uint32_t *word, int op, uint32_t value, const struct timespec *limit) {
+  syscall(SYS_futex, word, op, value, limit, NULL, 0);
+}
+
+static void run(struct fk_actor *a) {
+  a->running = 1;
+  atomic_fetch_add(&a->word, 1);
+  futex(&a->word, FUTEX_WAKE, 1, NULL);
+}
+
+/* Move virtual time to the next deadline if everybody waits. */
+static void tick(void) {
+  struct fk_world *w = world;
+  uint64_t next = FK_NEVER;
+  if (w->hold) return;
+  for (uint32_t i = 0; i < w->actors; i++) {
+    if (!w->actor[i].used || w->actor[i].stopped) continue;
+    if (w->actor[i].running) return;
+    if (w->actor[i].until < next) next = w->actor[i].until;
+  }
+  if (next == FK_NEVER) return;
+  if (next > w->now) w->now = next;
+  for (uint32_t i = 0; i < w->actors; i++)
+    if (w->actor[i].used && w->actor[i].until <= w->now) run(&w->actor[i]);
+}
+
+/* 'Z' for a process that is no more, whether or not its parent has noticed. */
+static char state_of(int pid) {
+  char path[32], text[256] = "";
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno == ENOENT ? 'Z' : 'R';
+  ssize_t length = read(fd, text, sizeof text - 1);
+  close(fd);
+  const char *after = length > 0 ? strrchr(text, ')') : NULL;
+  return after && after[1] ? after[2] : 'R';
+}
+
+static void drop_dead(void) {
+  for (uint32_t i = 0; i < world->actors; i++) {
+    struct fk_actor *a = &world->actor[i];
+    if (!a->used) continue;
+    char state = state_of(a->pid);
+    a->used = state != 'Z' && state != 'X';
+    a->stopped = state == 'T';
+  }
+}
+
+static void wait_virtual(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t until) {
+  struct fk_world *w = world;
+  if (word && atomic_load(word) != seen) return;
+  if (until <= w->now) return;
+  struct fk_actor *a = self;
+  a->key = key;
+  a->until = until;
+  a->running = 0;
+  a->stopped = 0;
+  tick();
+  while (!a->running) {
+    uint32_t before = atomic_load(&a->word);
+    struct timespec limit = {0, DEAD_CHECK_NS};
+    fk_unlock();
+    futex(&a->word, FUTEX_WAIT, before, &limit);
+    fk_lock();
+    if (a->running) break;
+    if (atomic_load(&a->word) == before) drop_dead();
+    tick();
+  }
+  a->key = 0;
+}
+
+static void wait_wall(_Atomic uint32_t *word, uint32_t seen, uint64_t until) {
+  fk_unlock();
+  uint64_t now = monotonic();
+  if (word && until > now) {
+    uint64_t left = until - now;
+    struct timespec limit = {(time_t)(left / 1000000000ull), (long)(left % 1000000000ull)};
+    futex(word, FUTEX_WAIT, seen, &limit);
+  } else if (until > now) {
+    /* A short wait is spun: a sleep would be longer than the kernel it waits for. */
+    if (until - now > SPIN_NS) {
+      uint64_t wake = until - SPIN_NS / 2;
+      struct timespec at = {(time_t)(wake / 1000000000ull), (long)(wake % 1000000000ull)};
+      clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+    }
+    while (monotonic() < until) __builtin_ia32_pause();
+  }
+  fk_lock();
+}
+
+void fk_wait_locked(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t until) {
+  if (world->virtual_time)
+    wait_virtual(word, seen, key, until);
+  else
+    wait_wall(word, seen, until);
+}
+
+void fk_wake_locked(uint64_t key) {
+  struct fk_world *w = world;
+  if (!w->virtual_time) return;
+  for (uint32_t i = 0; key && i < w->actors; i++) {
+    struct fk_actor *a = &w->actor[i];
+    if (a->used && !a->running && a->key == key) run(a);
+  }
+  if (!key) tick();
+}
+
+/* What a limiter or an arbiter in virtual time uses for its own waits. */
+static uint64_t clock_now(void) {
+  fk_lock();
+  uint64_t now = fk_now_locked();
+  fk_unlock();
+  return now;
+}
+
+static void clock_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t deadline) {
+  fk_attach();
+  fk_lock();
+  fk_wait_locked(word, seen, key, deadline);
+  fk_unlock();
+}
+
+static void clock_wake(_Atomic uint32_t *word, uint64_t key) {
+  (void)word;
+  fk_lock();
+  fk_wake_locked(key);
+  fk_unlock();
+}
+
+#pragma GCC visibility push(default)
+const struct vc_clock *skfClock(void);
+void skfSleep(uint64_t ns);
+uint64_t skfNow(void);
+void skfArrive(void);
+uint64_t skfBusy(int gpu, int pid);
+uint64_t skfPeak(int gpu);
+uint64_t skfUsed(int gpu);
+#pragma GCC visibility pop
+
+const struct vc_clock *skfClock(void) {
+  static const struct vc_clock clock = {clock_now, clock_wait, clock_wake};
+  return fk_world()->virtual_time ? &clock : NULL;
+}
+
+/* Host work of a test program: it takes time on the GPU's clock. */
+void skfSleep(uint64_t ns) {
+  fk_attach();
+  fk_lock();
+  fk_wait_locked(NULL, 0, 0, fk_now_locked() + ns);
+  fk_unlock();
+}
+
+uint64_t skfNow(void) {
+  fk_world();
+  return clock_now();
+}
+
+/* One of the threads that virtual time is held for is ready. */
+void skfArrive(void) {
+  fk_attach();
+  fk_lock();
+  if (world->hold) world->hold--;
+  fk_unlock();
+}
+
+uint64_t skfBusy(int gpu, int pid) {
+  uint64_t busy = 0;
+  fk_lock();
+  fk_engine_advance(gpu);
+  for (int i = 0; i < FK_CTXS; i++)
+    if (world->gpu[gpu].queue[i].used && world->gpu[gpu].queue[i].pid == pid)
+      busy += world->gpu[gpu].queue[i].work_done;
+  if (!pid) busy = world->gpu[gpu].busy;
+  fk_unlock();
+  return busy;
+}
+
+uint64_t skfPeak(int gpu) {
+  return fk_world()->gpu[gpu].mem_peak;
+}
+
+uint64_t skfUsed(int gpu) {
+  return fk_world()->gpu[gpu].mem_used;
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that keeps a GPU busy in a given way, and says what it got.
+ *
+ *   tenant [--kernel-us N[,N...]] [--batch N] [--host-us N] [--sync] [--graph] [--streams N]
+ *          [--seconds N] [--start-after-ms N] [--arrive]
+ *
+ * A step is a batch of kernels (one graph with --graph), then a synchronisation where there is host
+ * work or --sync, then the host work. Times are on the GPU's clock, virtual or not.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cuda.h>
+
+#define KINDS 8
+#define STREAMS 8
+
+static struct {
+  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms;
+  double seconds;
+  unsigned long us[KINDS];
+} o = {.kernels = 1, .batch = 1, .streams = 1, .seconds = 10, .us = {200}};
+
+static void (*fake_sleep)(unsigned long), (*fake_arrive)(void);
+static unsigned long (*fake_now)(void), (*fake_busy)(int, int);
+static CUfunction kernel[KINDS];
+static CUstream stream[STREAMS];
+static CUgraphExec graph;
+
+static void must(CUresult r, const char *what) {
+  if (r == CUDA_SUCCESS) return;
+  fprintf(stderr, "tenant: %s failed with %d\n", what, (int)r);
+  exit(3);
+}
+
+static unsigned long now_ns(void) {
+  struct timespec t;
+  if (fake_now) return fake_now();
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (unsigned long)t.tv_sec * 1000000000ul + (unsigned long)t.tv_nsec;
+}
+
+static void host_work(unsigned long ns) {
+  struct timespec t = {(time_t)(ns / 1000000000ul), (long)(ns % 1000000000ul)};
+  if (!ns) return;
+  if (fake_sleep)
+    fake_sleep(ns);
+  else
+    nanosleep(&t, NULL);
+}
+
+static void options(int argc, char **argv) {
+  static const struct option known[] = {{"kernel-us", 1, NULL, 'k'},      {"batch", 1, NULL, 'b'},
+                                        {"host-us", 1, NULL, 'h'},        {"sync", 0, NULL, 's'},
+                                        {"graph", 0, NULL, 'g'},          {"streams", 1, NULL, 'm'},
+                                        {"seconds", 1, NULL, 't'},        {"arrive", 0, NULL, 'a'},
+                                        {"start-after-ms", 1, NULL, 'd'}, {NULL, 0, NULL, 0}};
+  int c;
+  while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
+    char *save = NULL;
+    switch (c) {
+    case 'k':
+      o.kernels = 0;
+      for (char *w = strtok_r(optarg, ",", &save); w && o.kernels < KINDS;
+           w = strtok_r(NULL, ",", &save))
+        o.us[o.kernels++] = strtoul(w, NULL, 10);
+      break;
+    case 'b':
+      o.batch = atoi(optarg);
+      break;
+    case 'h':
+      o.host_us = atoi(optarg);
+      break;
+    case 's':
+      o.sync = 1;
+      break;
+    case 'g':
+      o.graph = 1;
+      break;
+    case 'm':
+      o.streams = atoi(optarg);
+      break;
+    case 't':
+      o.seconds = atof(optarg);
+      break;
+    case 'a':
+      o.arrive = 1;
+      break;
+    case 'd':
+      o.start_ms = atoi(optarg);
+      break;
+    default:
+      exit(2);
+    }
+  }
+  if (o.streams < 1 || o.streams > STREAMS || o.batch < 1 || o.kernels < 1) exit(2);
+}
+
+static void launch(int i) {
+  must(cuLaunchKernel(kernel[i % o.kernels], 1, 1, 1, 32, 1, 1, 0, stream[i % o.streams], NULL,
+                      NULL),
+       "launch");
+}
+
+static void make_graph(void) {
+  CUgraph g;
+  must(cuStreamBeginCapture(stream[0], CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
+  for (int i = 0; i < o.batch; i++)
+    must(cuLaunchKernel(kernel[i % o.kernels], 1, 1, 1, 32, 1, 1, 0, stream[0], NULL, NULL),
+         "node");
+  must(cuStreamEndCapture(stream[0], &g), "end of capture");
+  must(cuGraphInstantiate(&graph, g, 0), "instantiate");
+  must(cuGraphDestroy(g), "destroy");
+}
+
+static void set_up(void) {
+  CUdevice device;
+  CUcontext context;
+  CUmodule module;
+  char name[32];
+  must(cuInit(0), "init");
+  must(cuDeviceGet(&device, 0), "device");
+  must(cuDevicePrimaryCtxRetain(&context, device), "context");
+  must(cuCtxSetCurrent(context), "context");
+  must(cuModuleLoadData(&module, "spin"), "module");
+  for (int i = 0; i < o.kernels; i++) {
+    snprintf(name, sizeof name, "spin_%luus", o.us[i]);
+    must(cuModuleGetFunction(&kernel[i], module, name), "function");
+  }
+  for (int i = 0; i < o.streams; i++)
+    must(cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING), "stream");
+  if (o.graph) make_graph();
+}
+
+static int step(int count) {
+  if (o.graph)
+    must(cuGraphLaunch(graph, stream[0]), "graph launch");
+  else
+    for (int i = 0; i < o.batch; i++) launch(count + i);
+  if (o.sync || o.host_us) must(cuCtxSynchronize(), "synchronise");
+  host_work((unsigned long)o.host_us * 1000);
+  return o.batch;
+}
+
+int main(int argc, char **argv) {
+  options(argc, argv);
+  *(void **)&fake_sleep = dlsym(RTLD_DEFAULT, "skfSleep");
+  *(void **)&fake_now = dlsym(RTLD_DEFAULT, "skfNow");
+  *(void **)&fake_busy = dlsym(RTLD_DEFAULT, "skfBusy");
+  *(void **)&fake_arrive = dlsym(RTLD_DEFAULT, "skfArrive");
+  set_up();
+  if (o.arrive && fake_arrive) fake_arrive();
+  host_work((unsigned long)o.start_ms * 1000000ul);
+  unsigned long start = now_ns(), end = start + (unsigned long)(o.seconds * 1e9), at = start;
+  long kernels = 0, steps = 0;
+  for (; at < end; at = now_ns(), steps++) kernels += step((int)(kernels % 1000000));
+  unsigned long busy = fake_busy ? fake_busy(0, getpid()) : 0;
+  printf("{\"wall_ns\": %lu, \"busy_ns\": %lu, \"gpu_busy_ns\": %lu, \"kernels\": %ld, \"steps\": "
+         "%ld}\n",
+         at - start, busy, fake_busy ? fake_busy(0, 0) : 0, kernels, steps);
+  fflush(stdout);
+  return 0;
+}

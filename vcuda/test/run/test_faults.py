@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults: one tenant misbehaves, the other must not notice. In real time: the clock must go on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from check import case, check, patiently
+from harness import BUILD, Node, Seat, result
+
+FAULT = str(BUILD / "fake" / "fault")
+GOOD = ["--kernel-us", "2000"]
+SLACK = 12.0  # points; these runs share the machine's processors with whatever else runs
+
+
+def beside(kind: str, seconds: float = 3.0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run a good tenant with half the GPU beside one that does `kind`."""
+    with Node(virtual=False) as node:
+        bad = node.run(Seat(50, program=[FAULT, kind, str(seconds)], name="bad"))
+        good = node.run(Seat(50, args=[*GOOD, "--seconds", str(seconds)], name="good"))
+        answer = result(good, 60)
+        noise = result(bad, 60)
+        deadline = time.monotonic() + 5
+        while node.seats() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        check(not node.seats(), f"seats were left behind: {node.seats()}")
+        check(node.arbiter and node.arbiter.poll() is None, "the arbiter died")
+    return answer, noise
+
+
+def bounded(kind: str) -> None:
+    good, bad = beside(kind)
+    share = 100 * good["busy_ns"] / good["wall_ns"]
+    check(share > 50 - SLACK, f"the other tenant got {share:.1f} % of its 50 %")
+    check(bad["clean"] == 1, "the host process was changed")
+
+
+for kind in ("garbage-page", "garbage-socket", "close-all", "clear-env", "fork", "exec",
+             "no-cleanup", "threads", "signal"):  # fmt: skip
+    case(f"faults: {kind}", patiently(lambda kind=kind: bounded(kind)))
+
+
+POINTS = 2.0
+
+
+def exactly(kind: str, seconds: float = 5.0) -> str:
+    """Two good tenants beside a bad one, in virtual time: both keep what they were promised, to two points."""
+    args = ["--kernel-us", "500", "--seconds", str(seconds), "--arrive"]
+    with Node(hold=3) as node:
+        bad = node.run(Seat(40, program=[FAULT, kind, str(seconds)], name="bad"))
+        good = [node.run(Seat(30, args=args, name=name)) for name in ("a", "b")]
+        got = [result(p, 60) for p in good]
+        if kind == "stopped":
+            bad.kill()
+        bad.communicate(timeout=60)
+        check(node.arbiter and node.arbiter.poll() is None, "the arbiter died")
+        check(bad.returncode == {"killed": -9, "stopped": -9}.get(kind, 0), f"it ended with {bad.returncode}")
+    shares = [100 * g["busy_ns"] / g["wall_ns"] for g in got]
+    text = " and ".join(f"{s:.1f} %" for s in shares)
+    # Where it is gone after a fifth of the time, the others share what it leaves.
+    want = 30 + (0.8 * 20 if kind in ("killed", "stopped") else 0)
+    check(all(abs(s - want) <= POINTS for s in shares), f"the others got {text}, not {want:.0f} % each")
+    return f"the others: {text}"
+
+
+for kind in ("garbage-page", "garbage-socket", "close-all", "clear-env", "fork", "exec", "no-cleanup",
+             "threads", "signal", "killed", "stopped"):  # fmt: skip
+    case(f"faults, to two points: {kind}", lambda kind=kind: exactly(kind))
+
+
+@case("faults, to two points: the arbiter killed and started again")
+def restarted_exactly() -> str:
+    cores = {"a": 20, "b": 30, "c": 50}
+    args = ["--kernel-us", "500", "--seconds", "40", "--arrive"]
+
+    def window(node: Node, seconds: float) -> list[float]:
+        """Each one's share from now on, over so many seconds of the GPU's time."""
+        first = last = node.seats()
+        while last["a"]["wall_ns"] - first["a"]["wall_ns"] < seconds * 1e9:
+            time.sleep(0.05)
+            last = node.seats()
+        spans = [(last[n]["busy_ns"] - first[n]["busy_ns"], last[n]["wall_ns"] - first[n]["wall_ns"]) for n in cores]
+        return [100 * busy / wall for busy, wall in spans]
+
+    with Node(hold=3) as node:
+        tenants = [node.run(Seat(core, args=args, name=name)) for name, core in cores.items()]
+        time.sleep(0.5)
+        assert node.arbiter
+        node.arbiter.kill()
+        node.arbiter.wait()
+        time.sleep(0.7)
+        node.start()
+        check(set(node.seats()) == set(cores), f"seats after the restart: {set(node.seats())}")
+        time.sleep(0.3)
+        after = window(node, 10)
+        got = [result(p, 60) for p in tenants]
+    whole = [100 * g["busy_ns"] / g["wall_ns"] for g in got]
+    text = ", ".join(f"{s:.1f}" for s in after)
+    check(all(abs(s - c) <= POINTS for s, c in zip(after, cores.values(), strict=True)), f"afterwards {text}")
+    # In between each holds itself to its request by a clock that its neighbours' work runs on as well.
+    check(all(s <= c + POINTS for s, c in zip(whole, cores.values(), strict=True)), f"above the request: {whole}")
+    return f"20, 30, 50 afterwards: {text}; over all: {', '.join(f'{s:.1f}' for s in whole)}"
+
+
+@case("faults: a context on a GPU that is not the seat's is refused")
+def other_gpu() -> None:
+    with Node(virtual=False, gpus="2") as node:
+        answer = result(node.run(Seat(50, program=[FAULT, "other-gpu", "1"])))
+    check(answer["refused"] == 1, str(answer))
+
+
+def busy(node: Node, name: str) -> float:
+    return float(node.seats()[name]["busy_ns"]) / 1e9
+
+
+@case("faults: a tenant stopped while it holds the gate, then going on")
+@patiently
+def stopped() -> None:
+    with Node(virtual=False) as node:
+        a = node.run(Seat(50, args=[*GOOD, "--seconds", "30"], name="a"))
+        b = node.run(Seat(50, args=[*GOOD, "--seconds", "30"], name="b"))
+        time.sleep(1)
+        a.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        before, at = busy(node, "b"), time.monotonic()
+        time.sleep(1.5)
+        share = 100 * (busy(node, "b") - before) / (time.monotonic() - at)
+        check(share > 85, f"the other got {share:.1f} % while the first was stopped")
+        a.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        before, at = busy(node, "a"), time.monotonic()
+        time.sleep(1.5)
+        share = 100 * (busy(node, "a") - before) / (time.monotonic() - at)
+        check(share > 50 - SLACK, f"after going on it got {share:.1f} %")
+        b.kill()
+
+
+@case("faults: a tenant killed while it holds the gate")
+@patiently
+def killed() -> None:
+    with Node(virtual=False) as node:
+        a = node.run(Seat(50, args=[*GOOD, "--seconds", "30"], name="a"))
+        b = node.run(Seat(50, args=[*GOOD, "--seconds", "30"], name="b"))
+        time.sleep(1)
+        a.kill()
+        time.sleep(0.2)
+        before, at = busy(node, "b"), time.monotonic()
+        time.sleep(1)
+        share = 100 * (busy(node, "b") - before) / (time.monotonic() - at)
+        check(share > 85, f"the other got {share:.1f} %")
+        check("a" not in node.seats(), "its seat was left behind")
+        b.kill()
+
+
+@case("faults: the arbiter is killed; tenants limit themselves, and it takes up its seats again")
+@patiently
+def restarted() -> None:
+    with Node(virtual=False) as node:
+        a = node.run(Seat(30, args=[*GOOD, "--seconds", "6"], name="a"))
+        holder = node.run(Seat(10, program=[str(BUILD / "fake" / "memory"), "hold", "700"], name="m"))
+        check(holder.stdout and holder.stdout.readline() == "holding\n", "did not hold")
+        time.sleep(1)
+        check(node.arbiter is not None, "no arbiter")
+        assert node.arbiter
+        node.arbiter.kill()
+        node.arbiter.wait()
+        time.sleep(2)
+        node.start()
+        seats = node.seats()
+        check(set(seats) == {"a", "m"}, f"seats after the restart: {set(seats)}")
+        check(seats["m"]["memory"] == 700 << 20, "what a tenant holds was forgotten")
+        answer = result(a, 30)
+        # Alone it has the whole GPU; for the two seconds without an arbiter, its request.
+        share = 100 * answer["busy_ns"] / answer["wall_ns"]
+        check(60 < share < 90, f"over all it got {share:.1f} %")
+        second = node.run(Seat(10, program=[str(BUILD / "fake" / "memory"), "hold", "700"], name="m"))
+        second.communicate(timeout=30)
+        check(second.returncode == 3, "the cap was forgotten")
+
+
+@case("faults: descriptors and memory of the arbiter do not grow with its tenants")
+def leaks() -> None:
+    with Node(virtual=False) as node:
+        assert node.arbiter
+        folder = Path(f"/proc/{node.arbiter.pid}/fd")
+
+        def many(count: int) -> int:
+            for _ in range(count):
+                result(node.run(Seat(10, args=["--seconds", "0.01"])))
+            deadline = time.monotonic() + 5
+            while node.seats() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            return len(list(folder.iterdir()))
+
+        first = many(3)
+        check(many(15) <= first + 1, "descriptors leak")
+
+
+@case("control: a change of class or weight takes effect at once")
+@patiently
+def change() -> None:
+    with Node(virtual=False) as node:
+        a = node.run(Seat(50, args=["--kernel-us", "200", "--seconds", "20"], name="a"))
+        b = node.run(Seat(50, args=["--kernel-us", "200", "--seconds", "20"], name="b"))
+        time.sleep(0.7)
+        answer = node.ask(op="change", seat="a", **{"class": "background"})
+        check(answer["ok"], str(answer))
+        time.sleep(0.1)
+        before, at = busy(node, "b"), time.monotonic()
+        time.sleep(1)
+        share = 100 * (busy(node, "b") - before) / (time.monotonic() - at)
+        check(share > 90, f"beside background it got {share:.1f} %")
+        check(node.ask(op="change", seat="a", core=80, **{"class": "in-budget"})["ok"], "refused")
+        check(node.ask(op="change", seat="b", core=20)["ok"], "refused")
+        time.sleep(0.2)
+        before, at = busy(node, "b"), time.monotonic()
+        time.sleep(1.5)
+        share = 100 * (busy(node, "b") - before) / (time.monotonic() - at)
+        check(abs(share - 20) < SLACK, f"with a weight of 20 it got {share:.1f} %")
+        a.kill()
+        b.kill()
+
+
+@case("control: what is not understood is refused, and the arbiter lives")
+def refused() -> None:
+    with Node(virtual=False) as node:
+        for line in (b"\n", b"{}\n", b"[1]\n", b'{"op":"set","seat":"../x","gpu":0}\n',
+                     b'{"op":"set","seat":"x","gpu":9,"core":5,"memory":1}\n',
+                     b'{"op":"set","seat":"x","gpu":0,"core":50,"limit":40,"memory":1}\n',
+                     b'{"op":"set","seat":"x","gpu":0,"core":"50","memory":1}\n',
+                     b'{"op":"set","seat":"x","gpu":0,"core":50}\n', b'{"op":"fly"}\n'):  # fmt: skip
+            check(b'"ok":false' in node.raw(line), f"accepted: {line!r}")
+        check(node.ask(op="read")["ok"], "the arbiter is gone")
+
+
+@case("audit: a process without the limiter is named within five seconds")
+def audit() -> None:
+    with Node(virtual=False) as node:
+        program = ["env", "-u", "LD_PRELOAD", str(BUILD / "fake" / "tenant"), "--seconds", "20"]
+        p = node.run(Seat(50, program=program, name="sly"))
+        start = time.monotonic()
+        found: list[dict[str, Any]] = []
+        while not found and time.monotonic() - start < 8:
+            found = node.ask(op="read")["audit"]
+            time.sleep(0.05)
+        took = time.monotonic() - start
+        check(found and found[0]["seat"] == "sly" and found[0]["pid"] == p.pid, str(found))
+        check(took < 5, f"it took {took:.1f} s")
+        check("seat sly" in node.logged(), "the log does not say so")
+        p.kill()
+
+
+@case("run: exit status and signals are the program's own; a bad option is refused")
+def status() -> None:
+    with Node(virtual=False) as node:
+        p = node.run(Seat(50, program=["sh", "-c", "exit 7"]))
+        p.communicate(timeout=20)
+        check(p.returncode == 7, f"{p.returncode}")
+    bad = subprocess.run([str(BUILD / "arbiter"), "run", "--fake", "--core", "40x", "--memory", "1GiB",
+                          "true"], capture_output=True, check=False)  # fmt: skip
+    check(bad.returncode == 2, "an unreadable core was accepted")

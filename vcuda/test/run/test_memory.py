@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory cap: every allocating call, races, deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+from check import case, check
+from harness import BUILD, Node, Seat, result
+
+ROUNDS = os.environ.get("VCUDA_RACES", "10000")
+ACCOUNTING = str(BUILD / "fake" / "accounting")
+MEMORY = [str(BUILD / "fake" / "memory")]
+
+
+def held(node: Node, name: str) -> int:
+    return int(node.seats()[name]["memory"])
+
+
+def wait_for(what: str, test: object, seconds: float = 5) -> float:
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        if test():  # type: ignore[operator]
+            return time.monotonic() - start
+        time.sleep(0.005)
+    raise AssertionError(f"{what} did not come true within {seconds} s")
+
+
+@case("memory: every allocating call is refused above the cap and gives back what it took")
+def calls() -> None:
+    with Node(virtual=False) as node:
+        answer = result(node.run(Seat(50, program=[*MEMORY, "calls"])))
+    check(answer["bad"] == 0, f"{answer['bad']} calls misbehave")
+    check(answer["total"] == answer["free"] == 1 << 30, f"not empty at the end: {answer}")
+
+
+@case("memory: graph nodes, pools, virtual memory, sparse arrays and IPC, to the byte")
+def accounting() -> str:
+    with Node(virtual=False) as node:
+        p = node.run(Seat(50, program=[ACCOUNTING, "all"], name="a"))
+        out, err = p.communicate(timeout=60)
+        check(p.returncode == 0, f"ended with {p.returncode}: {err or out}")
+        answer = json.loads(out.strip().splitlines()[-1])
+    check(answer["bad"] == 0, out)
+    check(answer["peak"] <= answer["cap"] == 1 << 30, f"over the cap: {answer}")
+    return f"the driver's own peak: {answer['peak']} of {answer['cap']}"
+
+
+@case("memory: an import that outlives its exporter is seen within a second")
+def orphan() -> None:
+    with Node(virtual=False) as node:
+        p = node.run(Seat(50, program=[ACCOUNTING, "orphan", "300"], name="o"))
+        check(p.stdout and p.stdout.readline() == "holding\n", "did not hold")
+        wait_for("the overhead was seen",
+                 lambda: held(node, "o") + node.seats()["o"]["memory_overhead"] == 300 << 20)  # fmt: skip
+        second = node.run(Seat(50, program=[*MEMORY, "hold", "800"], name="o"))
+        second.communicate(timeout=30)
+        check(second.returncode == 3, "it was not counted")
+
+
+@case("memory: 16 processes race against 1 GiB")
+def race() -> str:
+    with Node(virtual=False) as node:
+        answer = result(node.run(Seat(50, program=[*MEMORY, "race", ROUNDS, "16", "1024"], name="r")), 400)
+        peak = node.seats()["r"]["memory_peak"]
+        wait_for("zero bytes at the end", lambda: held(node, "r") == 0)
+    check(answer["over"] == 0 and peak <= 1 << 30, f"over the cap: {answer}, peak {peak}")
+    check(answer["wrong"] == answer["bad"] == answer["left"] == 0, str(answer))
+    check(answer["refused"] > 0, "the race never met the cap")
+    return f"{ROUNDS} rounds, {answer['granted']} granted, {answer['refused']} refused, peak {peak}"
+
+
+@case("memory: a killed process gives its bytes back at once")
+def killed() -> None:
+    with Node(virtual=False) as node:
+        node.ask(op="set", seat="k", gpu=0, core=50, limit=100, memory=1 << 30,
+                 **{"class": "in-budget"})  # fmt: skip
+        holder = node.run(Seat(50, program=[*MEMORY, "hold", "900"], name="k"))
+        check(holder.stdout and holder.stdout.readline() == "holding\n", "did not hold")
+        check(held(node, "k") == 900 << 20, f"{held(node, 'k')} bytes held")
+        keeper = node.run(Seat(50, program=[*MEMORY, "hold", "50"], name="k"))
+        check(keeper.stdout and keeper.stdout.readline() == "holding\n", "no room for another")
+        holder.send_signal(signal.SIGKILL)
+        took = wait_for("the bytes came back", lambda: held(node, "k") == 50 << 20)
+        check(took < 1.0, f"they took {took:.2f} s")
+
+
+@case("memory: killed in the middle of allocating, forty times, nothing is lost")
+def killed_often() -> None:
+    with Node(virtual=False) as node:
+        keeper = node.run(Seat(50, program=[*MEMORY, "hold", "2"], name="k"))
+        check(keeper.stdout and keeper.stdout.readline() == "holding\n", "no seat")
+        for i in range(40):
+            looper = node.run(Seat(50, program=[*MEMORY, "loop"], name="k"))
+            time.sleep(0.03 + 0.003 * (i % 10))
+            looper.send_signal(signal.SIGKILL)
+            looper.wait()
+        wait_for("all bytes came back", lambda: held(node, "k") == 2 << 20)
+
+
+@case("memory: the driver shows the slice")
+def info() -> None:
+    with Node(virtual=False) as node:
+        answer = result(node.run(Seat(50, memory="256MiB", program=[*MEMORY, "info"])))
+    check(set(answer.values()) == {256 << 20}, str(answer))
+
+
+@case("memory: what the driver holds beyond the requests counts")
+def overhead() -> None:
+    with Node(virtual=False, context="300M") as node:
+        holder = node.run(Seat(50, program=[*MEMORY, "hold", "100"], name="o"))
+        check(holder.stdout and holder.stdout.readline() == "holding\n", "did not hold")
+        wait_for("the overhead was seen", lambda: node.seats()["o"]["memory_overhead"] == 300 << 20)
+
+
+@case("memory: without a seat there is none")
+def seatless() -> None:
+    with Node(virtual=False) as node:
+        p = node.bare(Seat(50, program=[*MEMORY, "info"], env={"LD_PRELOAD": str(BUILD / "libvcuda.so")}))
+        _, err = p.communicate(timeout=30)
+    check(p.returncode == 3 and "802" in err, f"ended with {p.returncode}: {err}")
+
+
+@case("memory: integrated GPUs charge pinned memory")
+def integrated() -> None:
+    with Node(virtual=False, integrated="1") as node:
+        answer = result(node.run(Seat(50, program=[*MEMORY, "calls"])))
+    check(answer["bad"] == 0, str(answer))

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One GPU's time with two seats, by hand: time is an argument. */
+#include "arbiter/scheduler.h"
+#include "unit.h"
+
+#define MS 1000000ull
+
+static struct ar_member member(uint32_t request, uint32_t vclass) {
+  struct ar_member m = {0};
+  m.share.request = request;
+  m.share.limit = 1000;
+  m.share.vclass = vclass;
+  m.seen.connected = true;
+  return m;
+}
+
+static void hand_over(void) {
+  struct ar_sched s;
+  struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
+  uint64_t now = 1000 * MS;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  a.seen.waiting = true;
+  ar_sched_step(&s, now);
+  CHECK(a.open && !b.open);
+  a.seen.waiting = false;
+  a.seen.active = true;
+  b.seen.waiting = true;
+  ar_sched_step(&s, now += MS);
+  CHECK(a.open && a.contended && !b.open); /* not before its quantum is over */
+  ar_sched_step(&s, now += 6 * MS);
+  CHECK(!a.open && !b.open); /* closed, and still in flight: nobody runs beside it */
+  a.seen.active = false;
+  a.seen.idle_since = now += MS;
+  ar_sched_step(&s, now);
+  CHECK(b.open && !a.open);
+  CHECK(a.used >= 7 * MS); /* the overrun is charged */
+  ar_sched_remove(&s, &b);
+  a.seen.waiting = true;
+  ar_sched_step(&s, now += MS);
+  CHECK(a.open);
+  ar_sched_free(&s);
+}
+
+static void background_gives_way(void) {
+  struct ar_sched s;
+  struct ar_member a = member(500, VC_IN_BUDGET), b = member(100, VC_BACKGROUND);
+  uint64_t now = 1000 * MS;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  b.seen.waiting = true;
+  ar_sched_step(&s, now);
+  CHECK(b.open);
+  b.seen.waiting = false;
+  b.seen.active = true;
+  a.seen.waiting = true;
+  ar_sched_step(&s, now += MS / 10);
+  CHECK(!b.open); /* at once, whatever its quantum */
+  b.seen.active = false;
+  b.seen.idle_since = now += MS / 10;
+  b.seen.waiting = true;
+  ar_sched_step(&s, now);
+  CHECK(a.open);
+  CHECK(b.depth < a.depth || b.depth == 500000); /* background keeps little in flight */
+  ar_sched_free(&s);
+}
+
+static void stopped_holder(void) {
+  struct ar_sched s;
+  struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
+  uint64_t now = 1000 * MS;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  a.seen.waiting = true;
+  ar_sched_step(&s, now);
+  b.seen.waiting = true;
+  ar_sched_step(&s, now += MS);
+  for (int i = 0; i < 200 && !b.open; i++) ar_sched_step(&s, now += MS);
+  CHECK(b.open && a.lost); /* it never answered */
+  a.seen.beat++;
+  ar_sched_step(&s, now += MS);
+  CHECK(!a.lost);
+  ar_sched_free(&s);
+}
+
+/* Whatever a page says, shares of the others hold and arithmetic does not overflow. */
+static void garbage(void) {
+  struct ar_sched s;
+  struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
+  unsigned state = 3;
+  uint64_t now = 1000 * MS;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  for (int i = 0; i < 200000; i++) {
+    a.seen.waiting = unit_random(&state) & 1;
+    a.seen.active = unit_random(&state) & 1;
+    a.seen.unit = (uint64_t)unit_random(&state) << (unit_random(&state) % 40);
+    a.seen.busy = (uint64_t)unit_random(&state) << (unit_random(&state) % 28);
+    a.seen.idle_since = (uint64_t)unit_random(&state) << (unit_random(&state) % 40);
+    a.seen.beat = unit_random(&state);
+    b.seen.waiting = !b.open;
+    b.seen.active = b.open;
+    b.seen.idle_since = b.open ? 0 : now;
+    b.seen.beat++;
+    uint64_t next = ar_sched_step(&s, now);
+    CHECK(next > now);
+    now += MS / 4;
+    CHECK(!(a.open && b.open));
+  }
+  CHECK(b.used > 200000ull * (MS / 4) * 4 / 10);
+  ar_sched_free(&s);
+}
+
+int main(void) {
+  hand_over();
+  background_gives_way();
+  stopped_holder();
+  garbage();
+  return 0;
+}
