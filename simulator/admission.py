@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a new object goes through before it is stored, in the API server's own order.
+
+Defaults and in-tree plugins, our webhook's `/mutate` (failurePolicy Ignore) with the plugins run again after it and
+one reinvocation where they changed something, then `/validate` (failurePolicy Fail). Reviews are real ones, sent over
+HTTPS. No rule of ours is here: what a pod may ask for, the webhook says.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from simulator import plugins
+from simulator.errors import ApiError, Denied, Invalid
+from simulator.kinds import BY_RESOURCE
+from simulator.patch import PatchError, apply, clone
+from simulator.store import Store
+from slicekeeper.errors import ServiceError, Unavailable
+from slicekeeper.http import JsonClient
+from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object, Resource
+from slicekeeper.wire import admission as wire
+
+log = logging.getLogger(__name__)
+
+WEBHOOK: Final = "pods.slicekeeper.io"
+
+
+@dataclass
+class Attributes:
+    """Who asks for what, as every plugin and webhook gets to know it."""
+
+    resource: Resource
+    namespace: str
+    user: str
+    old: Object | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def operation(self) -> str:
+        """CREATE, or UPDATE where there was an object before."""
+        return "UPDATE" if self.old is not None else "CREATE"
+
+
+class Admission:
+    """Admits objects; `webhook` speaks to the webhook, None where the cluster has none."""
+
+    def __init__(self, store: Store, webhook: JsonClient | None = None) -> None:
+        self._store = store
+        self._webhook = webhook
+
+    def admit(self, obj: Object, attributes: Attributes) -> Object:
+        """Return the object as it is to be stored; warnings for its author are left in `attributes`.
+
+        Raises ApiError.
+        """
+        if attributes.resource == PODS and attributes.old is None:
+            return self._pod(obj, attributes)
+        if attributes.resource in (DEPLOYMENTS, JOBS):
+            _workload_defaults(obj, attributes.resource)
+            self._validate(obj, attributes)
+        return obj
+
+    def _pod(self, pod: Object, attributes: Attributes) -> Object:
+        plugins.check_pod(pod)
+        self._in_tree(pod)
+        mutated = self._mutate(pod, attributes)
+        if mutated is not pod:
+            before = clone(mutated)
+            self._in_tree(mutated)
+            if mutated != before:
+                mutated = self._mutate(mutated, attributes)
+                self._in_tree(mutated)
+        plugins.check_pod(mutated)
+        self._validate(mutated, attributes)
+        return mutated
+
+    def _in_tree(self, pod: Object) -> None:
+        plugins.set_defaults(pod)
+        plugins.service_account(pod)
+        plugins.priority(self._store, pod)
+
+    def _mutate(self, pod: Object, attributes: Attributes) -> Object:
+        try:
+            answer = self._call("/mutate", pod, attributes)
+        except ServiceError as error:
+            log.warning("webhook /mutate failed and is passed over (failurePolicy Ignore): %s", error)
+            return pod
+        if answer is None or not answer.get("patch"):
+            return pod
+        try:
+            patched = apply(pod, msgspec.json.decode(base64.b64decode(answer["patch"])))
+        except (PatchError, msgspec.DecodeError, ValueError) as error:
+            raise ApiError(500, "InternalError", f'admission webhook "{WEBHOOK}": the patch fails: {error}') from error
+        if not isinstance(patched, dict):
+            raise ApiError(500, "InternalError", f'admission webhook "{WEBHOOK}": the patch leaves no object')
+        return patched
+
+    def _validate(self, obj: Object, attributes: Attributes) -> None:
+        try:
+            self._call("/validate", obj, attributes)
+        except ServiceError as error:
+            raise ApiError(
+                500, "InternalError", f'Internal error occurred: failed calling webhook "{WEBHOOK}": {error}'
+            ) from error
+
+    def _call(self, path: str, obj: Object, attributes: Attributes) -> wire.AdmissionResponse | None:
+        """Send one review; return the answer of a webhook that allows it.
+
+        Raises Denied where it does not, ServiceError where it cannot be asked.
+        """
+        if self._webhook is None:
+            return None
+        review = _review(obj, attributes)
+        try:
+            answer = self._webhook.json("POST", path, body=review)
+        except Unavailable:  # a kept connection to a webhook that has gone breaks once; reviews are safe to repeat
+            answer = self._webhook.json("POST", path, body=review)
+        response: wire.AdmissionResponse | None = answer.get("response") if isinstance(answer, dict) else None
+        if response is None or response.get("uid") != review["request"]["uid"]:
+            raise ServiceError(f"{path}: the answer is no response to this review")
+        attributes.warnings += response.get("warnings") or []
+        if response.get("allowed") is not True:
+            status: Any = response.get("status") or {}
+            message = status.get("message") or "without explanation"
+            raise Denied(
+                f'admission webhook "{WEBHOOK}" denied the request: {message}',
+                int(status.get("code") or 403), str(status.get("reason") or "Forbidden"),
+            )  # fmt: skip
+        return response
+
+
+def _review(obj: Object, attributes: Attributes) -> wire.AdmissionReview:
+    kind = BY_RESOURCE[attributes.resource]
+    gvk: wire.GroupVersionKind = {"group": kind.group, "version": kind.version, "kind": kind.name}
+    resource = {"group": kind.group, "version": kind.version, "resource": kind.resource.plural}
+    request: Any = {
+        "uid": str(uuid.uuid4()),
+        "kind": gvk, "requestKind": gvk,
+        "resource": resource, "requestResource": resource,
+        "name": obj["metadata"].get("name", ""),
+        "namespace": attributes.namespace,
+        "operation": attributes.operation,
+        "userInfo": {"username": attributes.user, "groups": ["system:authenticated"]},
+        "object": obj,
+        "oldObject": attributes.old,
+        "dryRun": False,
+        "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
+    }  # fmt: skip
+    return {"apiVersion": wire.API_VERSION, "kind": wire.KIND, "request": request}
+
+
+def _workload_defaults(obj: Object, resource: Resource) -> None:
+    spec = obj.get("spec")
+    template = spec.get("template") if isinstance(spec, dict) else None
+    name = obj["metadata"].get("name", "")
+    if not isinstance(spec, dict) or not isinstance(template, dict):
+        raise Invalid(f"{resource.plural} {name!r} is invalid: spec.template: Required value")
+    plugins.check_pod(template, "spec.template.spec")
+    pod_spec = template["spec"]
+    if resource == JOBS:
+        spec.setdefault("parallelism", 1)
+        spec.setdefault("completions", 1)
+        spec.setdefault("backoffLimit", 6)
+        if pod_spec.get("restartPolicy") not in ("Never", "OnFailure"):
+            raise Invalid(
+                f'Job.batch "{name}" is invalid: spec.template.spec.restartPolicy: Required value: '
+                'valid values: "OnFailure", "Never"'
+            )
+        return
+    spec.setdefault("replicas", 1)
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    wanted = (spec.get("selector") or {}).get("matchLabels")
+    if not wanted or any(labels.get(key) != value for key, value in wanted.items()):
+        raise Invalid(
+            f'Deployment.apps "{name}" is invalid: spec.template.metadata.labels: Invalid value: '
+            "`selector` does not match template `labels`"
+        )
+    plugins.set_defaults(template)

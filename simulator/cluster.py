@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster as its own components see it: the store behind admission, bindings, evictions and identities."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from simulator.admission import Admission, Attributes
+from simulator.errors import BadRequest, ObjectConflict, ObjectNotFound
+from simulator.kinds import BY_RESOURCE
+from simulator.patch import clone
+from simulator.store import Store
+from slicekeeper.clock import Clock
+from slicekeeper.http import JsonClient
+from slicekeeper.kube.client import NAMESPACES, PODS, Object, Resource
+from slicekeeper.units import format_seconds
+
+USER: Final = "kubernetes-admin"
+"""Who asks over the API: loopback knows one user."""
+
+
+class Cluster:
+    """All state of the simulated cluster, and the writes that are more than a write."""
+
+    def __init__(self, clock: Clock, webhook: JsonClient | None = None) -> None:
+        self.clock = clock
+        self.store = Store(clock)
+        self.tokens = TokenBook(self.store)
+        self._admission = Admission(self.store, webhook)
+
+    def create(
+        self, resource: Resource, body: Object, namespace: str = "", *, user: str = USER
+    ) -> tuple[Object, list[str]]:
+        """Admit and store a new object; return it with the warnings for its author.
+
+        Raises ApiError.
+        """
+        kind = BY_RESOURCE[resource]
+        obj = clone(body)
+        metadata = obj.setdefault("metadata", {})
+        if resource.namespaced:
+            if metadata.setdefault("namespace", namespace) != namespace:
+                raise BadRequest(
+                    f"the namespace of the provided object ({metadata['namespace']}) does not match the namespace "
+                    f"sent on the request ({namespace})"
+                )
+            if self.store.find(NAMESPACES, namespace) is None:
+                raise ObjectNotFound(NAMESPACES, namespace)
+        obj |= {"apiVersion": kind.api_version, "kind": kind.name}
+        if resource == PODS:
+            obj["status"] = {"phase": "Pending"}
+        attributes = Attributes(resource, namespace, user)
+        obj = self._admission.admit(obj, attributes)
+        return self.store.create(resource, obj, namespace), attributes.warnings
+
+    def check_update(self, resource: Resource, new: Object, old: Object) -> None:
+        """Let the webhook judge a changed workload; raises ApiError."""
+        namespace = old["metadata"].get("namespace", "")
+        self._admission.admit(clone(new), Attributes(resource, namespace, USER, old=old))
+
+    def bind(self, name: str, namespace: str, binding: Object) -> None:
+        """Assign a pod to a node, copying the Binding's annotations in the same write.
+
+        Raises ObjectConflict where it is bound, held by a gate, or under deletion.
+        """
+        node = str((binding.get("target") or {}).get("name", ""))
+        told = binding.get("metadata") or {}
+        if not node:
+            raise BadRequest("target.name: Required value")
+
+        def assign(pod: Object) -> Object:
+            metadata, spec = pod["metadata"], pod["spec"]
+            if told.get("uid", metadata["uid"]) != metadata["uid"]:
+                raise ObjectConflict(f'pods "{name}": the Binding is for another UID')
+            for wrong, why in (
+                (metadata.get("deletionTimestamp"), "is being deleted, cannot be assigned to a host"),
+                (spec.get("nodeName"), f"is already assigned to node {spec.get('nodeName')!r}"),
+                (spec.get("schedulingGates"), "has non-empty .spec.schedulingGates"),
+            ):
+                if wrong:
+                    raise ObjectConflict(f'Operation cannot be fulfilled on pods/binding "{name}": pod {name} {why}')
+            spec["nodeName"] = node
+            metadata["annotations"] = {**(metadata.get("annotations") or {}), **(told.get("annotations") or {})}
+            set_condition(pod, "PodScheduled", "True", self.clock.now_ms())
+            return pod
+
+        self.store.update(PODS, name, namespace, assign, subresource="binding")
+
+    def evict(self, name: str, namespace: str, eviction: Object) -> None:
+        """Delete a pod by the eviction API, with the condition that says so."""
+        options = eviction.get("deleteOptions") or {}
+        uid = str((options.get("preconditions") or {}).get("uid") or "")
+
+        def mark(pod: Object) -> Object:
+            set_condition(
+                pod, "DisruptionTarget", "True", self.clock.now_ms(),
+                "EvictionByEvictionAPI", "Eviction API: evicting",
+            )  # fmt: skip
+            return pod
+
+        with self.store.changed:
+            pod = self.store.get(PODS, name, namespace)
+            if uid and uid != pod["metadata"]["uid"]:
+                raise ObjectConflict(f'pods "{name}": the UID in the precondition does not match the UID in record')
+            if not pod["metadata"].get("deletionTimestamp"):
+                self.store.update(PODS, name, namespace, mark, subresource="status")
+            self.store.delete(PODS, name, namespace, grace=options.get("gracePeriodSeconds"))
+
+
+def set_condition(pod: Object, kind: str, status: str, now_ms: int, reason: str = "", message: str = "") -> None:
+    """Set one condition of a pod; the transition time moves only with the status."""
+    conditions: list[dict[str, Any]] = pod.setdefault("status", {}).setdefault("conditions", [])
+    before = next((c for c in conditions if c["type"] == kind), None)
+    same = before is not None and before["status"] == status
+    condition = {
+        "type": kind,
+        "status": status,
+        "lastProbeTime": None,
+        "lastTransitionTime": before["lastTransitionTime"] if before and same else format_seconds(now_ms),
+        **({"reason": reason} if reason else {}),
+        **({"message": message} if message else {}),
+    }
+    if before is None:
+        conditions.append(condition)
+    else:
+        conditions[conditions.index(before)] = condition
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """What a projected token says of its bearer."""
+
+    audience: str
+    namespace: str
+    account: str
+    pod: str
+    uid: str
+    node: str
+
+
+@dataclass
+class TokenBook:
+    """Projected tokens. They are good as long as their pod's object exists."""
+
+    store: Store
+
+    def __post_init__(self) -> None:
+        self._tokens: dict[str, Claims] = {}
+
+    def issue(self, pod: Object, audience: str) -> str:
+        """Return a new token of a pod's service account, bound to the pod."""
+        metadata, spec = pod["metadata"], pod["spec"]
+        token = secrets.token_urlsafe(32)
+        self._tokens[token] = Claims(
+            audience, metadata["namespace"], spec.get("serviceAccountName", "default"),
+            metadata["name"], metadata["uid"], spec["nodeName"],
+        )  # fmt: skip
+        return token
+
+    def review(self, spec: Object) -> Object:
+        """Return the status of a TokenReview."""
+        claims = self._tokens.get(str(spec.get("token", "")))
+        if claims is None:
+            return {"authenticated": False, "error": "invalid bearer token"}
+        asked = spec.get("audiences") or ["https://kubernetes.default.svc"]
+        if claims.audience not in asked:
+            return {"authenticated": False, "error": f"token audiences {[claims.audience]} is invalid for {asked}"}
+        pod = self.store.find(PODS, claims.pod, claims.namespace)
+        if pod is None or pod["metadata"]["uid"] != claims.uid:
+            return {"authenticated": False, "error": "pod not found or UID changed"}
+        prefix = "authentication.kubernetes.io/"
+        return {
+            "authenticated": True,
+            "audiences": [claims.audience],
+            "user": {
+                "username": f"system:serviceaccount:{claims.namespace}:{claims.account}",
+                "groups": ["system:serviceaccounts", f"system:serviceaccounts:{claims.namespace}"],
+                "extra": {
+                    prefix + "credential-id": ["JTI=" + claims.uid],
+                    prefix + "node-name": [claims.node],
+                    prefix + "pod-name": [claims.pod],
+                    prefix + "pod-uid": [claims.uid],
+                },
+            },
+        }
+
+
+def access_review(spec: Object) -> Object:
+    """Return the status of a SubjectAccessReview: loopback's one user may do all, others nothing."""
+    return {"allowed": spec.get("user") == USER, "reason": "local mode has no RBAC"}

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper local` and `slicekeeper submit`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+import click
+
+from simulator import report, story
+from simulator import submit as submitting
+from simulator.inventory import MODELS
+from simulator.local import LocalCluster, Options
+from simulator.narrator import Narrator
+from slicekeeper.cli.main import EXIT_FAILED, Context, home
+from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.units import format_instant
+
+
+def examples_folder() -> Path:
+    """Return the examples: beside this package in a wheel, in the checkout otherwise."""
+    packed = Path(__file__).with_name("examples")
+    return packed if packed.is_dir() else Path(__file__).parent.parent / "manifests" / "examples"
+
+
+@click.command()
+@click.option("--nodes", type=click.IntRange(1, 100), default=2, show_default=True, help="Nodes of the cluster.")
+@click.option("--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="GPUs of each node.")
+@click.option("--model", type=click.Choice(list(MODELS)), default="A100", show_default=True, help="Their model.")
+@click.option(
+    "--speed", type=click.FloatRange(1, 3600), default=60.0, show_default=True,
+    help="Seconds of the cluster's time in a real one.",
+)  # fmt: skip
+@click.option(
+    "--examples", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of manifests, and a story.yaml that says what to submit when.  [default: the release's own]",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="End when the story is complete: print a table, check the ledger.")
+@output_option("table", "json")
+def local(
+    nodes: int, gpus: int, model: str, speed: float, examples: Path | None, once: bool, output: str
+) -> None:  # fmt: skip
+    """Run the whole path on this machine: a simulated cluster, the real webhook, timekeeper and scheduler.
+
+    Submits example manifests and shows what becomes of them; stays up until Ctrl-C. State lies in
+    $SLICEKEEPER_HOME (default: .slicekeeper here), where the other commands find it.
+    """
+    folder = examples or examples_folder()
+    plot = story.read(folder)
+    options = Options(nodes, gpus, model, speed, folder / plot.policy if plot.policy else None)
+    printer = Printer(to_stderr=output == "json")
+    cluster = LocalCluster(home(), options, lambda line: printer.line("", "start", line))
+    _on_signals(_interrupt)
+    try:
+        with cluster:
+            try:
+                _play(cluster, folder, plot, printer, once=once, output=output)
+            finally:
+                _on_signals(_pass_over)
+                printer.line("", "stop", "all parts")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_FAILED if once else 0)  # to be stopped is how a cluster that stays up ends
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    _on_signals(_pass_over)
+    raise KeyboardInterrupt
+
+
+def _pass_over(_number: int, _frame: object) -> None:
+    """Do nothing: what has begun to stop is not to be stopped half-way."""
+
+
+def _on_signals(handler: Callable[[int, object], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handler)
+
+
+class Printer:
+    """Prints lines of many threads whole."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self._lock = threading.Lock()
+        self._to_stderr = to_stderr
+
+    def line(self, instant: str, verb: str, text: str) -> None:
+        """Print one line; without a verb it is a heading."""
+        with self._lock:
+            click.echo(f"{instant:<8}  {verb:<10} {text}" if verb else f"\n── {text}", err=self._to_stderr)
+
+
+def _play(
+    cluster: LocalCluster, folder: Path, plot: story.Story, printer: Printer, *, once: bool, output: str
+) -> None:  # fmt: skip
+    logging.basicConfig(
+        filename=cluster.home / "logs" / "cluster.log", format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+
+    def tell(verb: str, text: str) -> None:
+        printer.line(format_instant(cluster.cluster.clock.now_ms())[11:19], verb, text)
+
+    narrator = Narrator(cluster, tell)
+    narrator.start()
+    teller = story.Teller(cluster, folder, tell)
+    try:
+        teller.play(plot)
+        if once:
+            tell("", "The story is complete: everything is deleted, and the ledger is checked")
+            report.drain(cluster)
+        else:
+            tell("", "The story is complete")
+            click.echo(_next_commands(cluster))
+            threading.Event().wait()  # until a signal interrupts it
+    finally:
+        narrator.stop()
+    _finish(cluster, teller, output)
+
+
+def _finish(cluster: LocalCluster, teller: story.Teller, output: str) -> None:
+    rows = report.rows(cluster, teller.outcomes)
+    click.echo()
+    show(rows, output, lambda: report.show(rows))
+    wrong = report.check(cluster)
+    if wrong:
+        raise story.StoryFailed("the ledger's check failed: " + "; ".join(wrong))
+    click.echo(f"\nThe ledger agrees with the cluster: {len(rows)} rows, every pod closed, sums equal.", err=True)
+
+
+def _next_commands(cluster: LocalCluster) -> str:
+    where = "" if home() == Path(".slicekeeper") else f"export SLICEKEEPER_HOME={cluster.home}\n  "
+    settings = cluster.settings
+    return f"""
+The cluster stays up until Ctrl-C:
+  timekeeper  {settings.timekeeper_client.url}/api/v1/openapi.json
+  cluster     {settings.kubernetes.server}
+  logs        {cluster.home / "logs"}
+  policy      {cluster.home / "policy.yaml"} (changes take effect at once)
+
+Try from another terminal:
+  {where}slicekeeper pods
+  slicekeeper nodes
+  slicekeeper budget list
+  slicekeeper budget grant trial 1h
+  slicekeeper submit -n mine --create-namespace -f {examples_folder() / "mnist-case.yaml"}
+"""
+
+
+@click.command()
+@click.option(
+    "-f", "--filename", "file", type=click.File("r", "utf-8"), required=True,
+    help="Manifests (YAML or JSON; several documents, Lists); - reads standard input.",
+)  # fmt: skip
+@click.option("-n", "--namespace", default="", help="Namespace for objects that name none.  [default: default]")
+@click.option("--create-namespace", is_flag=True, help="Create the namespace where it is missing.")
+@output_option("table", "json")
+@click.pass_obj
+def submit(context: Context, file: TextIO, namespace: str, create_namespace: bool, output: str) -> None:
+    """Create the objects of a manifest in the cluster, and say which were admitted.
+
+    Exit code 0: all were admitted; 1: one was refused.
+    """
+    try:
+        text = file.read()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"-f {file.name}: not UTF-8: {error}") from error
+    client = KubeClient(context.loaded.settings.kubernetes)
+    manifests = list(submitting.documents(text, file.name))
+    if not manifests:
+        raise click.ClickException(f"-f {file.name}: no object in it")
+    if create_namespace and namespace:
+        submitting.create_namespace(client, namespace)
+    outcomes: list[submitting.Outcome] = []
+    with Progress(len(manifests)) as progress:
+        for manifest in manifests:
+            outcomes.append(submitting.create(client, manifest, namespace, file.name))
+            for warning in outcomes[-1].warnings:
+                click.echo(f"Warning: {warning}", err=True)
+            progress.done = len(outcomes)
+    show(outcomes, output, lambda: table(("KIND", "NAMESPACE", "NAME", "DECISION"), [
+        (o.kind, o.namespace or "-", o.name, _decision(o)) for o in outcomes
+    ]))  # fmt: skip
+    if not all(outcome.admitted for outcome in outcomes):
+        sys.exit(EXIT_FAILED)
+
+
+def _decision(outcome: submitting.Outcome) -> str:
+    if not outcome.admitted:
+        return f"refused: {outcome.message}"
+    return f"admitted with class {outcome.priority_class}" if outcome.priority_class else "admitted"
+
+
+class Progress:
+    """Says every two seconds on standard error how far a command is."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(2.0):
+            click.echo(f"{self.done} of {self.total} submitted …", err=True)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds that the cluster takes: where each lives and what it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from slicekeeper.kube import client
+from slicekeeper.kube.client import Object, Resource
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of object."""
+
+    name: str
+    resource: Resource
+
+    @property
+    def group(self) -> str:
+        """The API group, empty for the core's."""
+        return self.resource.prefix.split("/")[2] if self.resource.prefix.startswith("/apis/") else ""
+
+    @property
+    def version(self) -> str:
+        """The version within the group."""
+        return self.resource.prefix.rpartition("/")[2]
+
+    @property
+    def api_version(self) -> str:
+        """The `apiVersion` that manifests name."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+KINDS: Final = (
+    Kind("Pod", client.PODS),
+    Kind("Node", client.NODES),
+    Kind("Namespace", client.NAMESPACES),
+    Kind("Event", client.EVENTS),
+    Kind("ResourceQuota", client.RESOURCE_QUOTAS),
+    Kind("PriorityClass", client.PRIORITY_CLASSES),
+    Kind("Deployment", client.DEPLOYMENTS),
+    Kind("Job", client.JOBS),
+    Kind("Lease", client.LEASES),
+)
+
+BY_RESOURCE: Final = {kind.resource: kind for kind in KINDS}
+BY_PATH: Final = {(kind.resource.prefix, kind.resource.plural): kind for kind in KINDS}
+_BY_MANIFEST: Final = {(kind.api_version, kind.name): kind for kind in KINDS}
+
+
+def of_manifest(obj: Object) -> Kind | None:
+    """Return the kind of a manifest, None for one that the cluster does not take."""
+    return _BY_MANIFEST.get((str(obj.get("apiVersion")), str(obj.get("kind"))))

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All nodes' kubelets in one thread: runs the pods that are bound, in the cluster's time, and writes their status.
+
+App containers are simulated; the sidecar is the real one, a child process. Status is written as kubelet does:
+instants in whole seconds, a terminal phase only when every container has ended, the last delete without grace.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.cluster import Cluster, set_condition
+from simulator.errors import ObjectNotFound
+from simulator.pod_run import PodRun
+from simulator.processes import Spawner
+from simulator.sidecar_process import SidecarProcess
+from simulator.store import TERMINAL, phase
+from slicekeeper import names
+from slicekeeper.errors import RequestRefused
+from slicekeeper.kube.client import PODS, Object
+from slicekeeper.request import is_native_sidecar, parse_pod
+from slicekeeper.settings import Settings
+from slicekeeper.units import CORES_PER_GPU, format_seconds
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 0.02
+USAGE_SECONDS: Final = 0.2
+SIDECAR_GRACE_SECONDS: Final = 4.0
+"""Real seconds that a sidecar gets at least: it speaks real HTTP, whatever the clock's speed."""
+
+
+@dataclass
+class _Pod:
+    """A pod that is on its node."""
+
+    run: PodRun
+    folder: Path
+    cores: dict[str, int]
+    sidecar: SidecarProcess | None = None
+    usage_at: float = 0.0
+
+
+class Kubelet:
+    """Runs all bound pods, in one daemon thread. `folder` is where their volumes lie."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, spawner: Spawner, folder: Path, logs: Path) -> None:
+        self._cluster = cluster
+        self._store = cluster.store
+        self._settings = settings
+        self._spawner = spawner
+        self._folder = folder
+        self._logs = logs
+        self._pods: dict[str, _Pod] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
+
+    def start(self) -> None:
+        """Start."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and all sidecars with it, without writing anything more."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(10)
+        for pod in self._pods.values():
+            if pod.sidecar is not None:
+                pod.sidecar.stop(SIDECAR_GRACE_SECONDS / 2)
+        deadline = time.monotonic() + SIDECAR_GRACE_SECONDS
+        while time.monotonic() < deadline:
+            if all(pod.sidecar is None or pod.sidecar.has_ended() for pod in self._pods.values()):
+                return
+            time.sleep(TICK_SECONDS)
+
+    def sidecar_pids(self) -> dict[str, int]:
+        """Return the process ids of the sidecars that run, by pod UID."""
+        with self._store.changed:
+            found = {uid: pod.sidecar.pid for uid, pod in self._pods.items() if pod.sidecar is not None}
+        return {uid: pid for uid, pid in found.items() if pid is not None}
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            try:
+                self.sync()
+            except Exception:
+                log.exception("kubelet")
+
+    def sync(self) -> None:
+        """Look at every bound pod once."""
+        bound = {p["metadata"]["uid"]: p for p in self._store.collection(PODS)[0] if p["spec"].get("nodeName")}
+        for uid in self._pods.keys() - bound.keys():
+            self._drop(uid)
+        for uid, pod in bound.items():
+            try:
+                self._sync_pod(uid, pod)
+            except ObjectNotFound:
+                self._drop(uid)  # forced out of the cluster meanwhile
+
+    def _sync_pod(self, uid: str, pod: Object) -> None:
+        deleting = bool(pod["metadata"].get("deletionTimestamp"))
+        if phase(pod) in TERMINAL:
+            self._drop(uid)
+            if deleting and pod["metadata"].get("deletionGracePeriodSeconds"):
+                self._delete(pod)
+            return
+        now_ms = self._cluster.clock.now_ms()
+        held = self._pods.get(uid)
+        if held is None:
+            held = self._admit(uid, pod, now_ms)
+        changed = held.run.step(now_ms, deleting=deleting)
+        changed |= self._sync_sidecar(held, pod, now_ms)
+        if changed:
+            self._write_status(held, pod)
+        if held.run.stage == "ended":
+            self._drop(uid)
+            if deleting:
+                self._delete(pod)
+
+    def _admit(self, uid: str, pod: Object, now_ms: int) -> _Pod:
+        try:
+            request = parse_pod(pod, self._settings.resources)
+        except RequestRefused as error:
+            log.warning("pod %s runs though its request cannot be read: %s", pod["metadata"]["name"], error)
+            request = None
+        folder = self._folder / uid
+        folder.mkdir(parents=True, exist_ok=True)
+        cores = {r.container: r.core for r in request.requests} if request else {}
+        held = _Pod(PodRun(pod, now_ms), folder, cores)
+        with self._store.changed:
+            self._pods[uid] = held
+        return held
+
+    def _sync_sidecar(self, held: _Pod, pod: Object, now_ms: int) -> bool:
+        """Start, feed, restart or stop the pod's sidecar; return whether its status changed."""
+        if held.run.stage == "stopping":
+            if held.sidecar is not None:
+                self._write_usage(held, now_ms)
+                held.sidecar.stop(self._grace(pod))
+                if not held.sidecar.has_ended():
+                    return False
+            held.run.stage = "ended"
+            return True
+        if held.sidecar is None:
+            container = next((c for c in pod["spec"].get("initContainers") or [] if c["name"] == names.SIDECAR), None)
+            if container is None:
+                return False
+            held.sidecar = self._start_sidecar(held, pod, container)
+            return True
+        if time.monotonic() >= held.usage_at:
+            held.usage_at = time.monotonic() + USAGE_SECONDS
+            self._write_usage(held, now_ms)
+        return held.sidecar.ensure()
+
+    def _start_sidecar(self, held: _Pod, pod: Object, container: Object) -> SidecarProcess:
+        clock, metadata = self._settings.clock, pod["metadata"]
+        node_env = {
+            names.ENV_PREFIX + "CLOCK_ORIGIN": clock.origin,
+            names.ENV_PREFIX + "CLOCK_SPEED": str(clock.speed),
+        }
+        log_file = self._logs / f"{metadata['namespace']}_{metadata['name']}_{container['name']}.log"
+        return SidecarProcess(
+            self._spawner, pod, container, held.folder, log_file, self._cluster.tokens, node_env,
+        )  # fmt: skip
+
+    def _write_usage(self, held: _Pod, now_ms: int) -> None:
+        """Count what simulated programs use: just what they asked for, as long as they run."""
+        used = {
+            c.name: c.ran_ms(now_ms) * held.cores[c.name] // CORES_PER_GPU
+            for c in held.run.containers if c.name in held.cores
+        }  # fmt: skip
+        if held.sidecar is not None:
+            held.sidecar.write_usage(used)
+
+    def _grace(self, pod: Object) -> float:
+        if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
+            return 0.0
+        seconds: int = pod["spec"].get("terminationGracePeriodSeconds", 30)
+        return max(seconds / self._settings.clock.speed, SIDECAR_GRACE_SECONDS)
+
+    def _drop(self, uid: str) -> None:
+        held = self._pods.get(uid)
+        if held is None:
+            return
+        if held.sidecar is not None:
+            held.sidecar.stop(0.0)
+        with self._store.changed:
+            del self._pods[uid]
+        shutil.rmtree(held.folder, ignore_errors=True)
+
+    def _delete(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        self._store.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace=0)
+
+    def _write_status(self, held: _Pod, pod: Object) -> None:
+        now_ms = self._cluster.clock.now_ms()
+
+        def change(old: Object) -> Object:
+            status = old.setdefault("status", {})
+            status["phase"] = held.run.phase()
+            status.setdefault("startTime", format_seconds(held.run.bound_ms))
+            status["containerStatuses"] = [container.status() for container in held.run.containers]
+            status["initContainerStatuses"] = [
+                _sidecar_status(c, held) for c in old["spec"].get("initContainers") or [] if is_native_sidecar(c)
+            ]
+            ready = "True" if held.run.stage == "running" else "False"
+            set_condition(old, "Initialized", "False" if held.run.stage == "creating" else "True", now_ms)
+            set_condition(old, "ContainersReady", ready, now_ms)
+            set_condition(old, "Ready", ready, now_ms)
+            return old
+
+        metadata = pod["metadata"]
+        self._store.update(PODS, metadata["name"], metadata["namespace"], change, subresource="status")
+
+
+def _sidecar_status(container: Object, held: _Pod) -> dict[str, Any]:
+    """Return the status of a native sidecar; only ours is a process, others are taken to run as long as the pod."""
+    ended = held.run.stage == "ended"
+    started = format_seconds(held.run.bound_ms)
+    state: dict[str, Any] = {"running": {"startedAt": started}}
+    if ended:
+        state = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": started}}
+    restarts = max(held.sidecar.restarts, 0) if held.sidecar is not None and container["name"] == names.SIDECAR else 0
+    return {
+        "name": container["name"], "image": container.get("image", ""), "imageID": "", "ready": not ended,
+        "started": not ended, "restartCount": restarts, "state": state, "lastState": {},
+    }  # fmt: skip

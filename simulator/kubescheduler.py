@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kube-scheduler's loop as our extender meets it.
+
+Pending pods by priority and age; the in-tree check of each node's totals; then, for pods that name our scheduler, the
+extender's `filter`, `prioritize` and `bind` over HTTP. Other pods are bound to the first node that fits.
+There is no in-tree preemption here: giving way is the reclaimer's, and the cluster suite has the real scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from simulator.cluster import Cluster, set_condition
+from simulator.controllers import write_event
+from simulator.errors import ApiError
+from simulator.store import TERMINAL, phase
+from slicekeeper.errors import ServiceError
+from slicekeeper.http import JsonClient
+from slicekeeper.kube.client import NODES, PODS, Object
+from slicekeeper.units import parse_quantity
+
+log = logging.getLogger(__name__)
+
+Amounts = dict[str, Fraction]
+
+FIRST_BACKOFF_SECONDS: Final = 0.1
+LONGEST_BACKOFF_SECONDS: Final = 1.0
+"""Real seconds: what they pace is real HTTP, whatever the clock's speed."""
+
+
+def amounts(listed: Object | None) -> Amounts:
+    """Return a resource list's exact quantities."""
+    return {name: parse_quantity(value) for name, value in (listed or {}).items()}
+
+
+def effective_request(pod: Object) -> Amounts:
+    """Return what a pod takes from its node: native sidecars beside the apps, or with the largest init container."""
+    sidecars: Amounts = {}
+    peak: Amounts = {}
+    for container in pod["spec"].get("initContainers") or []:
+        asked = amounts((container.get("resources") or {}).get("requests"))
+        if container.get("restartPolicy") == "Always":
+            sidecars = _sum(sidecars, asked)
+        else:
+            peak = _largest(peak, _sum(sidecars, asked))
+    for container in pod["spec"]["containers"]:
+        sidecars = _sum(sidecars, amounts((container.get("resources") or {}).get("requests")))
+    return _largest(peak, sidecars)
+
+
+def _sum(one: Amounts, other: Amounts) -> Amounts:
+    return {name: one.get(name, Fraction(0)) + other.get(name, Fraction(0)) for name in one.keys() | other.keys()}
+
+
+def _largest(one: Amounts, other: Amounts) -> Amounts:
+    return {name: max(one.get(name, Fraction(0)), other.get(name, Fraction(0))) for name in one.keys() | other.keys()}
+
+
+@dataclass
+class _Waiting:
+    """A pod that found no place: when to try again."""
+
+    tries: int = 0
+    not_before: float = 0.0
+    told: str = ""
+
+
+class KubeScheduler:
+    """Schedules in one daemon thread; `extender` is asked for pods whose schedulerName is `name`."""
+
+    def __init__(self, cluster: Cluster, extender: JsonClient, name: str) -> None:
+        self._cluster = cluster
+        self._store = cluster.store
+        self._extender = extender
+        self._name = name
+        self._waiting: dict[str, _Waiting] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kube-scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Start."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the pod at hand."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        version = -1
+        while not self._stop.is_set():
+            self._store.wait(version, FIRST_BACKOFF_SECONDS)
+            version = self._store.version
+            try:
+                self.schedule_all()
+            except Exception:
+                log.exception("kube-scheduler")
+            self._stop.wait(0.02)
+
+    def schedule_all(self) -> None:
+        """Try every pending pod whose back-off is over, the highest priority first, then the oldest."""
+        pods = [pod for pod in self._store.collection(PODS)[0] if _is_pending(pod)]
+        alive = {pod["metadata"]["uid"] for pod in pods}
+        self._waiting = {uid: waiting for uid, waiting in self._waiting.items() if uid in alive}
+        # The sort is stable and a collection is in the order of creation.
+        for pod in sorted(pods, key=lambda pod: -int(pod["spec"].get("priority", 0))):
+            waiting = self._waiting.setdefault(pod["metadata"]["uid"], _Waiting())
+            if self._stop.is_set():
+                return
+            if time.monotonic() < waiting.not_before:
+                continue
+            try:
+                reason = self._schedule(pod)
+            except (ServiceError, ApiError, KeyError, TypeError) as error:
+                reason = f"running Bind or extender: {type(error).__name__}: {error}"
+            if reason:
+                self._put_off(pod, waiting, reason)
+
+    def _put_off(self, pod: Object, waiting: _Waiting, reason: str) -> None:
+        pause = min(FIRST_BACKOFF_SECONDS * 2**waiting.tries, LONGEST_BACKOFF_SECONDS)
+        waiting.tries, waiting.not_before = min(waiting.tries + 1, 10), time.monotonic() + pause
+        if reason == waiting.told:
+            return
+        waiting.told = reason
+
+        def mark(old: Object) -> Object:
+            set_condition(old, "PodScheduled", "False", self._cluster.clock.now_ms(), "Unschedulable", reason)
+            return old
+
+        metadata = pod["metadata"]
+        try:
+            self._store.update(PODS, metadata["name"], metadata["namespace"], mark, subresource="status")
+        except ApiError:
+            return  # gone or bound meanwhile
+        write_event(self._cluster, pod, "FailedScheduling", reason, pod["spec"]["schedulerName"])
+
+    def _schedule(self, pod: Object) -> str:
+        """Bind one pod; return why it found no place, empty where it did."""
+        nodes, _ = self._store.collection(NODES)
+        fitting, short = self._fits_in_tree(pod, nodes)
+        if not fitting:
+            return f"0/{len(nodes)} nodes are available: {short}."
+        if pod["spec"]["schedulerName"] != self._name:
+            self._cluster.bind(pod["metadata"]["name"], pod["metadata"]["namespace"], {"target": {"name": fitting[0]}})
+            return ""
+        return self._ask_extender(pod, fitting, len(nodes))
+
+    def _ask_extender(self, pod: Object, fitting: list[str], nodes: int) -> str:
+        args = {"Pod": pod, "Nodes": None, "NodeNames": fitting}
+        filtered = self._extender.json("POST", "/filter", body=args)
+        if filtered.get("Error"):
+            return str(filtered["Error"])
+        names: list[str] = filtered.get("NodeNames") or []
+        if not names:
+            failed = {**(filtered.get("FailedNodes") or {}), **(filtered.get("FailedAndUnresolvableNodes") or {})}
+            reasons: dict[str, int] = {}
+            for reason in failed.values():
+                reasons[reason] = reasons.get(reason, 0) + 1
+            told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+            return f"0/{nodes} nodes are available: {told}."
+        scores: list[dict[str, Any]] = self._extender.json(
+            "POST", "/prioritize", body={"Pod": pod, "Nodes": None, "NodeNames": names}
+        )
+        chosen = max(scores, key=lambda score: score["Score"])["Host"] if scores else names[0]
+        metadata = pod["metadata"]
+        bound = self._extender.json("POST", "/bind", body={
+            "PodName": metadata["name"], "PodNamespace": metadata["namespace"],
+            "PodUID": metadata["uid"], "Node": chosen,
+        })  # fmt: skip
+        return str(bound.get("Error") or "")
+
+    def _fits_in_tree(self, pod: Object, nodes: list[Object]) -> tuple[list[str], str]:
+        """Return the nodes whose totals suffice, and what the others lack."""
+        wanted = effective_request(pod)
+        taken: dict[str, Amounts] = {}
+        for other in self._store.collection(PODS)[0]:
+            node = other["spec"].get("nodeName")
+            if node and phase(other) not in TERMINAL:
+                taken[node] = _sum(taken.get(node, {}), effective_request(other))
+        fitting: list[str] = []
+        lacking: dict[str, int] = {}
+        for node in nodes:
+            name = node["metadata"]["name"]
+            if (node.get("spec") or {}).get("unschedulable"):
+                lacking["node(s) were unschedulable"] = lacking.get("node(s) were unschedulable", 0) + 1
+                continue
+            free = amounts(node["status"].get("allocatable"))
+            held = taken.get(name, {})
+            short = [r for r, want in wanted.items() if want > free.get(r, Fraction(0)) - held.get(r, Fraction(0))]
+            if not short:
+                fitting.append(name)
+            for resource in short:
+                lacking[f"Insufficient {resource}"] = lacking.get(f"Insufficient {resource}", 0) + 1
+        return fitting, ", ".join(f"{count} {what}" for what, count in sorted(lacking.items()))
+
+
+def _is_pending(pod: Object) -> bool:
+    metadata, spec = pod["metadata"], pod["spec"]
+    held = spec.get("nodeName") or spec.get("schedulingGates") or metadata.get("deletionTimestamp")
+    return not held and phase(pod) == "Pending"

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local mode: the simulated cluster in this process, and the real parts around it as child processes.
+
+All state lies in one home folder, of which a file lock makes this process the owner. Every start begins afresh: the
+cluster is in memory, so a ledger of an earlier one would be about pods that nobody knows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import yaml
+
+from simulator import certificates, inventory
+from simulator.api import Api, ApiServer
+from simulator.cluster import Cluster
+from simulator.controllers import Controllers
+from simulator.kubelet import Kubelet
+from simulator.kubescheduler import KubeScheduler
+from simulator.parts import Part, Parts
+from simulator.processes import Spawner
+from slicekeeper import clock as clocks
+from slicekeeper import settings as kernel
+from slicekeeper.errors import SettingsError
+from slicekeeper.http import JsonClient
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.settings import Settings, TimekeeperSettings
+from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.units import format_instant
+
+STATE: Final = ("config.yaml", "policy.yaml", "operator.token", "certificates", "logs", "pods", "timekeeper.sqlite",
+                "timekeeper.sqlite-wal", "timekeeper.sqlite-shm")  # fmt: skip
+"""What local mode keeps in its home, and removes when it starts."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The shape of the cluster, and how fast its time runs."""
+
+    nodes: int = 2
+    gpus: int = 2
+    model: str = "A100"
+    speed: float = 60.0
+    policy: Path | None = None
+
+
+class Component(Protocol):
+    """What runs beside others until it is stopped."""
+
+    def start(self) -> None:
+        """Start; returns when it is ready."""
+
+    def stop(self) -> None:
+        """Stop; harmless where `start` failed."""
+
+
+class LocalCluster:
+    """A whole cluster on one machine, from `start` to `stop`. `tell` gets lines for a person."""
+
+    def __init__(self, home: Path, options: Options, tell: Callable[[str], None]) -> None:
+        self.home = home.absolute()
+        self.options = options
+        self._tell = tell
+        self._spawner = Spawner()
+        self._lock: int | None = None
+        self._started: list[Component] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start everything and return when all parts are ready.
+
+        Raises SlicekeeperError; what was started is stopped again.
+        """
+        self._take_home()
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop everything that was started, the last first, and give the home back."""
+        while self._started:
+            self._started.pop().stop()
+        self._spawner.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _start(self) -> None:
+        origin_ms = clocks.SystemClock().now_ms()
+        files = certificates.make(self.home / "certificates", origin_ms)
+        webhook_port = free_port()
+        settings = Settings(clock=kernel.ClockSettings(origin=format_instant(origin_ms), speed=self.options.speed))
+        self.cluster = Cluster(
+            clocks.from_settings(settings.clock), JsonClient(f"https://127.0.0.1:{webhook_port}", ca_file=str(files.ca))
+        )
+        inventory.fill(self.cluster.store, settings, self.options.nodes, self.options.gpus, self.options.model)
+        server = ApiServer(Api(self.cluster), extra={"/simulator/processes": self.processes})
+        self.config = self._write_config(settings, server.url, webhook_port, files)
+        self.settings = kernel.load(self.config, os.environ).settings
+        logs = self.home / "logs"
+        self.kubelet = Kubelet(self.cluster, self.settings, self._spawner, self.home / "pods", logs)
+        self.parts = Parts(
+            [
+                Part("timekeeper", f"http://{self.settings.timekeeper.bind}"),
+                Part("scheduler", f"http://{self.settings.scheduler.bind}"),
+                Part("webhook", f"https://{self.settings.webhook.bind}", str(files.ca)),
+            ],
+            self.config, logs, self._spawner, self._tell,
+        )  # fmt: skip
+        extender = JsonClient(f"http://{self.settings.scheduler.bind}", timeout=5.0)
+        self._tell(
+            f"cluster of {self.options.nodes} nodes with {self.options.gpus} {self.options.model} each ready at "
+            f"{server.url}; its time runs {self.options.speed:g} times as fast"
+        )
+        for component in (
+            server,
+            self.parts,
+            self.kubelet,
+            KubeScheduler(self.cluster, extender, self.settings.webhook.scheduler_name),
+            Controllers(self.cluster),
+        ):
+            self._started.append(component)
+            component.start()
+
+    def kube_client(self) -> KubeClient:
+        """Return a client of the cluster's API."""
+        return KubeClient(self.settings.kubernetes)
+
+    def timekeeper_client(self) -> TimekeeperClient:
+        """Return a client of the timekeeper, with the operator's token."""
+        return TimekeeperClient(self.settings.timekeeper_client)
+
+    def processes(self) -> dict[str, Any]:
+        """Return the process ids of all parts and of the sidecars, the latter by pod UID."""
+        return {"parts": self.parts.pids(), "sidecars": self.kubelet.sidecar_pids()}
+
+    def _take_home(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._lock, 20, 0).decode().strip() or "unknown"
+            os.close(self._lock)
+            self._lock = None
+            raise SettingsError(
+                f"local mode already runs in {self.home} (process {owner}); end it with Ctrl-C there, "
+                "or give this one another home: SLICEKEEPER_HOME=DIR slicekeeper local"
+            ) from error
+        os.truncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        for name in STATE:
+            path = self.home / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for folder in ("logs", "pods"):
+            (self.home / folder).mkdir()
+
+    def _write_config(self, settings: Settings, api: str, webhook_port: int, files: certificates.Certificates) -> Path:
+        token = self.home / "operator.token"
+        token.touch(0o600)
+        token.write_text(secrets.token_urlsafe(32), "ascii")
+        policy = self.home / "policy.yaml"
+        policy.write_text(self.options.policy.read_text("utf-8") if self.options.policy else "default: {}\n", "utf-8")
+        timekeeper = f"127.0.0.1:{_port_of(TimekeeperSettings().bind)}"
+        tree = _settings_tree(settings, paced=self.options.speed)
+        tree["kubernetes"] = {"server": api}
+        tree["policy"] |= {"file": str(policy)}
+        tree["timekeeperClient"] = {"url": f"http://{timekeeper}", "tokenFile": str(token)}
+        tree["timekeeper"] |= {
+            "bind": timekeeper,
+            "database": f"sqlite:///{self.home / 'timekeeper.sqlite'}",
+            "operatorTokenFile": str(token),
+        }
+        tree["webhook"] |= {
+            "bind": f"127.0.0.1:{webhook_port}",
+            "tls": {"certificateFile": str(files.certificate), "keyFile": str(files.key)},
+        }
+        tree["scheduler"] |= {"bind": f"127.0.0.1:{free_port()}"}
+        config = self.home / "config.yaml"
+        config.write_text("# Written by `slicekeeper local` for all parts.\n" + yaml.safe_dump(tree), "utf-8")
+        return config
+
+
+def _settings_tree(settings: Settings, paced: float) -> dict[str, Any]:
+    """Return what local mode sets beside addresses.
+
+    Intervals are in the clock's seconds, but what they pace is real work between real processes: each is so many
+    real seconds times the clock's speed, and none is shorter than in a cluster.
+    """
+
+    def real(seconds: float, default: float) -> float:
+        return max(default, round(seconds * paced, 3))
+
+    webhook, scheduler, timekeeper = settings.webhook, settings.scheduler, settings.timekeeper
+    return {
+        "clock": {"origin": settings.clock.origin, "speed": settings.clock.speed},
+        "log": {"style": "text"},
+        "policy": {"reloadSeconds": 0.5},
+        "webhook": {
+            "workers": 2,
+            "threads": 4,
+            "refreshSeconds": real(0.2, webhook.refresh_seconds),
+            "staleSeconds": real(10.0, webhook.stale_seconds),
+            "flipGraceSeconds": real(3.0, webhook.flip_grace_seconds),
+            "reportSeconds": real(1.0, webhook.report_seconds),
+        },
+        "timekeeper": {"controllerSeconds": real(0.1, timekeeper.controller_seconds)},
+        "scheduler": {
+            "assumeSeconds": real(5.0, scheduler.assume_seconds),
+            "reclaimSeconds": real(0.2, scheduler.reclaim_seconds),
+            "reclaimAfterSeconds": real(0.5, scheduler.reclaim_after_seconds),
+        },
+    }
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _port_of(usual: str) -> int:
+    """Return the port of the usual address, or a free one where that is taken."""
+    port = int(usual.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return free_port()
+    return port

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells a person what happens in the cluster, line by line, from the objects alone: nothing here decides anything."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from simulator.local import LocalCluster
+from simulator.store import TERMINAL, Change, phase
+from simulator.story import ending, is_evicted
+from slicekeeper import names
+from slicekeeper.errors import ServiceError
+from slicekeeper.kube.client import EVENTS, PODS, Object
+from slicekeeper.request import annotations_of
+from slicekeeper.units import format_duration
+
+log = logging.getLogger(__name__)
+
+TELL_SECONDS = 3.0
+"""Longest time, in real seconds, for which `stop` waits for lines that are still to come."""
+
+SHORT = 12
+"""Characters of a GPU's UUID that a line shows."""
+
+
+class Narrator:
+    """Follows the store and the budgets' decisions in two daemon threads; `tell` gets a verb and the rest of a line."""
+
+    def __init__(self, local: LocalCluster, tell: Callable[[str, str], None]) -> None:
+        self._local = local
+        self._store = local.cluster.store
+        self._client = local.timekeeper_client()
+        self._tell = tell
+        self._stop = threading.Event()
+        self._told = self._store.version
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (("narrator", self._follow), ("decisions", self._decisions))
+        ]
+
+    def start(self) -> None:
+        """Start."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop, when all that has happened is told."""
+        deadline = time.monotonic() + TELL_SECONDS
+        while self._told < self._store.version and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _follow(self) -> None:
+        for changes in self._store.follow(self._told, self._stop, 0.2):
+            for change in changes:
+                if change.resource == PODS and names.MANAGED_LABEL in (change.obj["metadata"].get("labels") or {}):
+                    self._pod(change)
+                elif change.resource == EVENTS and change.kind == "ADDED":
+                    self._event(change.obj)
+                self._told = change.version
+
+    def _pod(self, change: Change) -> None:
+        pod, old = change.obj, change.old
+        metadata, spec, annotations = pod["metadata"], pod["spec"], annotations_of(pod)
+        name = f"{metadata['namespace']}/{metadata['name']}"
+        if old is None:
+            state = annotations.get(names.BUDGET_STATE, "not metered")
+            self._tell("admitted", f"{name}  class {spec.get('priorityClassName')}, {state}")
+            return
+        if spec.get("nodeName") and not old["spec"].get("nodeName"):
+            self._tell("bound", f"{name}  to {placement(pod)}")
+        before, now = annotations_of(old).get(names.BUDGET_STATE), annotations.get(names.BUDGET_STATE)
+        if before != now and phase(pod) not in TERMINAL:
+            verb, what = (
+                ("demoted", "gives way from now on") if now == names.OVER_BUDGET else ("restored", "has its share")
+            )
+            self._tell(verb, f"{name}  is {now} and {what}")
+        if is_evicted(pod) and not is_evicted(old):
+            self._tell("reclaimed", f"{name}  is evicted from {placement(pod)}")
+        if phase(pod) in TERMINAL and phase(old) not in TERMINAL:
+            self._tell("ended", f"{name}  {ending(pod)}")
+        held = names.FINALIZER in (old["metadata"].get("finalizers") or ())
+        if held and names.FINALIZER not in (metadata.get("finalizers") or ()):
+            self._charged(pod, name)
+
+    def _charged(self, pod: Object, name: str) -> None:
+        if not pod["spec"].get("nodeName"):
+            return
+        try:
+            workloads = self._client.workloads(pod["metadata"]["namespace"])
+            found = next((w for w in workloads if w.pod_uid == pod["metadata"]["uid"]), None)
+        except ServiceError as error:
+            log.info("no charge to tell of %s: %s", name, error)
+            return
+        if found is not None:
+            over = f", and {format_duration(found.over_budget_ms)} over budget" if found.over_budget_ms else ""
+            self._tell("charged", f"{name}  {format_duration(found.charged_ms)} of GPU time{over}")
+
+    def _event(self, event: Object) -> None:
+        """Tell what our parts say in events of their own; Kubernetes' are told from the pods."""
+        about = event["involvedObject"]
+        who = (event.get("source") or {}).get("component", "")
+        if who.startswith("slicekeeper") or who.endswith("controller"):
+            self._tell("event", f"{about['namespace']}/{about['name']}  {event['reason']}: {event['message']}")
+
+    def _decisions(self) -> None:
+        states: dict[str, str] = {}
+        etag = ""
+        while not self._stop.wait(0.3):
+            try:
+                decisions, etag = self._client.decisions(etag)
+            except ServiceError:
+                continue  # the timekeeper is away; parts says so
+            for decision in decisions.items if decisions is not None else ():
+                before = states.get(decision.namespace, "ok")
+                states[decision.namespace] = decision.state
+                if before != decision.state:
+                    verb = "ran out" if decision.over_budget else "budget"
+                    self._tell(verb, f"{decision.namespace}  {decision.state} since {decision.since}; "
+                               f"{format_duration(decision.balance_ms)} left, new pods get "
+                               f"{decision.priority_class_name}")  # fmt: skip
+
+
+def placement(pod: Object) -> str:
+    """Return a pod's node and GPUs, short."""
+    gpus = [
+        uuid[:SHORT] for key, value in annotations_of(pod).items() if key.startswith(names.GPU_PREFIX)
+        for uuid in str(value).split(",")
+    ]  # fmt: skip
+    return " ".join([str(pod["spec"].get("nodeName", "")), *dict.fromkeys(gpus)])

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kube-apiserver itself does to a pod on its way in: defaults, and the plugins ServiceAccount and Priority.
+
+Only what our parts can see. Each function works on a pod in place and may be run again after a webhook has changed it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any, Final
+
+from simulator.errors import Denied, Invalid
+from simulator.store import Store
+from slicekeeper.kube.client import PRIORITY_CLASSES, Object
+from slicekeeper.units import parse_quantity
+
+_TOKEN_MOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
+_TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_CONTAINER_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_DEFAULTS: Final = {
+    "restartPolicy": "Always",
+    "terminationGracePeriodSeconds": 30,
+    "dnsPolicy": "ClusterFirst",
+    "schedulerName": "default-scheduler",
+    "securityContext": {},
+}
+
+
+def all_containers(spec: Object) -> list[dict[str, Any]]:
+    """Return a pod's init and app containers."""
+    return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+
+
+def set_defaults(pod: Object) -> None:
+    """Write what the API's defaulting writes; limits become requests where there are none."""
+    spec = pod["spec"]
+    for key, value in _DEFAULTS.items():
+        if spec.get(key) is None:
+            spec[key] = {} if value == {} else value
+    for container in all_containers(spec):
+        resources = container.setdefault("resources", {})
+        limits = resources.get("limits") or {}
+        missing = {name: value for name, value in limits.items() if name not in (resources.get("requests") or {})}
+        if missing:
+            resources["requests"] = {**(resources.get("requests") or {}), **missing}
+
+
+def check_pod(pod: Object, where: str = "spec") -> None:
+    """Refuse what the API's validation refuses of a pod that a user could plausibly write.
+
+    Raises Invalid.
+    """
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec")
+    name = metadata.get("name") or metadata.get("generateName", "").rstrip("-")
+    if where == "spec" and not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise Invalid(f"Pod {name!r} is invalid: metadata.name: Invalid value: must be a lowercase RFC 1123 subdomain")
+    if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list) or not spec["containers"]:
+        raise Invalid(f"Pod {name!r} is invalid: {where}.containers: Required value")
+    seen: set[str] = set()
+    for container in all_containers(spec):
+        label = container.get("name") if isinstance(container, dict) else None
+        if not isinstance(label, str) or not _CONTAINER_NAME.fullmatch(label):
+            raise Invalid(f"Pod {name!r} is invalid: {where}.containers[].name: Invalid value: {label!r}")
+        if label in seen:
+            raise Invalid(f"Pod {name!r} is invalid: {where}.containers[].name: Duplicate value: {label!r}")
+        seen.add(label)
+        _check_resources(name, label, container.get("resources") or {})
+
+
+def _check_resources(pod: str, container: str, resources: Object) -> None:
+    for section in ("limits", "requests"):
+        for resource, value in (resources.get(section) or {}).items():
+            try:
+                amount = parse_quantity(value)
+            except ValueError as error:
+                raise Invalid(
+                    f"Pod {pod!r} is invalid: container {container!r}: resources.{section}[{resource}]: "
+                    f"Invalid value: {value!r}: quantities must match the regular expression of the API"
+                ) from error
+            if "/" in resource and amount.denominator != 1:
+                raise Invalid(
+                    f"Pod {pod!r} is invalid: container {container!r}: resources.{section}[{resource}]: "
+                    f"Invalid value: {value!r}: must be an integer"
+                )
+
+
+def service_account(pod: Object) -> None:
+    """Name the account and mount its token into every container that has no mount there yet."""
+    spec = pod["spec"]
+    spec.setdefault("serviceAccountName", "default")
+    spec["serviceAccount"] = spec["serviceAccountName"]
+    if spec.get("automountServiceAccountToken") is False:
+        return
+    volumes = spec.setdefault("volumes", [])
+    name = next((v["name"] for v in volumes if v["name"].startswith(_TOKEN_VOLUME)), "")
+    for container in all_containers(spec):
+        mounts = container.setdefault("volumeMounts", [])
+        if any(mount.get("mountPath") == _TOKEN_MOUNT for mount in mounts):
+            continue
+        if not name:
+            name = _TOKEN_VOLUME + secrets.token_hex(3)[:5]
+            volumes.append({"name": name, "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}})
+        mounts.append({"name": name, "readOnly": True, "mountPath": _TOKEN_MOUNT})
+
+
+def priority(store: Store, pod: Object) -> None:
+    """Compute priority and preemption policy from the class, and refuse a pod that says otherwise.
+
+    Raises Denied with the API server's own words.
+    """
+    spec, pod_name = pod["spec"], pod["metadata"].get("name", "")
+    value, policy = 0, "PreemptLowerPriority"
+    name = spec.get("priorityClassName")
+    if name:
+        found = store.find(PRIORITY_CLASSES, name)
+        if found is None:
+            raise Denied(f'pods "{pod_name}" is forbidden: no PriorityClass with name {name} was found')
+        value, policy = int(found["value"]), found.get("preemptionPolicy") or policy
+    for key, told, computed, kind in (
+        ("priority", spec.get("priority"), value, "integer value of priority"),
+        ("preemptionPolicy", spec.get("preemptionPolicy"), policy, "string value of PreemptionPolicy"),
+    ):
+        if told is not None and told != computed:
+            raise Denied(
+                f'pods "{pod_name}" is forbidden: the {kind} ({told}) must not be provided in pod spec; '
+                f"priority admission controller computed {computed} from the given PriorityClass name"
+            )
+        spec[key] = computed
