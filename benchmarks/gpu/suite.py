@@ -1,0 +1,329 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The limiter's checks on a real NVIDIA GPU; says plainly when there is none.
+
+    suite.py [HEADERS] [--seconds N]          what `make -C vcuda test-gpu` runs
+    suite.py [HEADERS] [--seconds N] --fake   its driver-API part on the fake GPU, in real time
+
+The driver-API program is gpu.c beside this file. numba, CuPy and PyTorch are checked where they are
+installed. The arbiter and the library are those of `make -C vcuda`. On the fake GPU bounds are wide,
+for the machine's other work shows there; what it proves is that the suite itself is sound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2] / "vcuda"
+BUILD = ROOT / "build"
+PROGRAM = BUILD / "gpu"
+COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
+
+FRAMEWORKS = {
+    "numba": "import numpy as np\nfrom numba import cuda\n@cuda.jit\ndef f(x):\n    i = cuda.grid(1)\n"
+             "    if i < x.size: x[i] += 1\nd = cuda.to_device(np.zeros(1024, np.float32))\nf[4, 256](d)\n"
+             "assert d.copy_to_host().sum() == 1024\nassert cuda.current_context().get_memory_info()[1] <= 2 << 30\n",
+    "cupy": "import cupy\nx = cupy.arange(1 << 20, dtype=cupy.float32)\nassert float((x * 2).sum()) > 0\n"
+            "try:\n    cupy.zeros(4 << 30, dtype=cupy.uint8)\n    raise SystemExit('not refused')\n"
+            "except cupy.cuda.memory.OutOfMemoryError:\n    pass\n",
+    "torch": "import torch\nx = torch.ones(1024, 1024, device='cuda')\nassert float((x @ x).sum()) > 0\n"
+             "g = torch.cuda.CUDAGraph()\ny = x.clone()\ntorch.cuda.synchronize()\n"
+             "with torch.cuda.graph(g):\n    y.mul_(1.0)\n"
+             "for _ in range(50): g.replay()\ntorch.cuda.synchronize()\n"
+             "try:\n    torch.empty(4 << 30, dtype=torch.uint8, device='cuda')\n    raise SystemExit('not refused')\n"
+             "except torch.OutOfMemoryError:\n    pass\n",
+}  # fmt: skip
+
+
+def verdict(kind: str, name: str, note: str = "") -> None:
+    COUNTS[kind] += 1
+    print(f"{kind:8}{name}{f' ({note})' if note else ''}", flush=True)
+
+
+def has_gpu() -> bool:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+class Gpu:
+    """An arbiter of our own on the GPU, and the seats in it."""
+
+    def __init__(self, fake: bool) -> None:
+        self.fake = ["--fake"] if fake else []
+        self.slack = 10.0 if fake else 2.0
+        self.folder = tempfile.TemporaryDirectory()
+        self.env = dict(os.environ)
+        if fake:
+            self.env["SLICEKEEPER_FAKE_WORLD"] = f"{self.folder.name}/world"
+        self.tenants: list[subprocess.Popen[str]] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start the arbiter, or start it again."""
+        self.arbiter = subprocess.Popen(
+            [BUILD / "arbiter", "serve", "--dir", self.folder.name, *self.fake],
+            env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        for _ in range(500):
+            try:
+                self.seats()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+        raise RuntimeError("the arbiter does not answer")
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send one line to the control socket and read the answer."""
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(10)
+            s.connect(f"{self.folder.name}/control.sock")
+            s.sendall(json.dumps(request).encode() + b"\n")
+            with s.makefile() as answers:
+                answer: dict[str, Any] = json.loads(answers.readline())
+                return answer
+
+    def seats(self) -> dict[str, dict[str, Any]]:
+        """Read the telemetry, by seat."""
+        return {s["seat"]: s for s in self.ask(op="read")["seats"]}
+
+    def run(self, name: str, core: int, *program: str, limit: int = 100, vclass: str = "in-budget",
+            memory: str = "2GiB") -> subprocess.Popen[str]:  # fmt: skip
+        """Start a program in a seat; without a path it is the suite's own."""
+        command = program if program[0].startswith("/") else (str(PROGRAM), *program)
+        p = subprocess.Popen(
+            [str(BUILD / "arbiter"), "run", "--dir", self.folder.name, *self.fake, "--seat", name, "--core", str(core),
+             "--limit", str(limit), "--memory", memory, "--class", vclass, "--", *command],
+            env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.tenants.append(p)
+        return p
+
+    def share(self, name: str, seconds: float) -> float:
+        """Measure what part of the GPU a seat's work takes from now on, in per cent."""
+        first = self.seats()[name]
+        time.sleep(seconds)
+        last = self.seats()[name]
+        return 100.0 * (last["busy_ns"] - first["busy_ns"]) / (last["wall_ns"] - first["wall_ns"])
+
+    def close(self) -> None:
+        """End everything that was started."""
+        for p in self.tenants:
+            if p.poll() is None:
+                p.kill()
+            p.communicate()
+        self.arbiter.terminate()
+        self.arbiter.wait()
+        self.folder.cleanup()
+
+
+def answer(p: subprocess.Popen[str]) -> dict[str, Any]:
+    """Read a program's own account, its last line."""
+    out, err = p.communicate(timeout=300)
+    if p.returncode:
+        raise AssertionError(f"ended with {p.returncode}: {(err or out).strip()[-300:]}")
+    lines = out.strip().splitlines()
+    got: dict[str, Any] = json.loads(lines[-1])
+    got["said"] = "; ".join(lines[:-1])
+    return got
+
+
+def need(truth: object, what: str) -> None:
+    if not truth:
+        raise AssertionError(what)
+
+
+def memory_cap(gpu: Gpu, _: float) -> str:
+    got = answer(gpu.run("cap", 50, "cap"))
+    need(not got["bad"] and got["total"] == 2 << 30, got["said"] or str(got))
+    return f"{got['calls']} allocating calls"
+
+
+def memory_back(gpu: Gpu, _: float) -> str:
+    holder = gpu.run("held", 50, "hold", "512", memory="1536MiB")
+    need(holder.stdout and holder.stdout.readline() == "holding\n", "did not hold")
+    gpu.run("held", 50, "spin", "20", "100")  # keeps the seat
+    time.sleep(0.5)
+    before = gpu.seats()["held"]["memory"]
+    start = time.monotonic()
+    holder.kill()
+    while gpu.seats()["held"]["memory"] > before - (512 << 20) and time.monotonic() - start < 5:
+        time.sleep(0.01)
+    took = time.monotonic() - start
+    need(took < 1, f"the bytes of a killed process took {took:.1f} s")
+    return f"{took * 1e3:.0f} ms"
+
+
+def pairs(gpu: Gpu, seconds: float) -> str:
+    said = []
+    for cores, limits in (((40, 60), (70, 80)), ((10, 90), (100, 100)), ((30, 70), (100, 100))):
+        for n, (core, limit) in enumerate(zip(cores, limits, strict=True)):
+            gpu.run(f"p{core}-{n}", core, "spin", str(seconds + 3), "200", limit=limit)
+        time.sleep(1)
+        names = [f"p{core}-{n}" for n, core in enumerate(cores)]
+        first = gpu.seats()
+        time.sleep(seconds)
+        last = gpu.seats()
+        got = [100 * (last[n]["busy_ns"] - first[n]["busy_ns"]) / (last[n]["wall_ns"] - first[n]["wall_ns"])
+               for n in names]  # fmt: skip
+        text = "/".join(f"{g:.1f}" for g in got)
+        need(all(abs(g - c) <= gpu.slack for g, c in zip(got, cores, strict=True)), f"{cores}: {text}")
+        said.append(text)
+        for p in gpu.tenants:
+            p.kill()
+            p.wait()
+    return ", ".join(said)
+
+
+def beside_background(gpu: Gpu, seconds: float) -> str:
+    training, loop = ["spin", str(seconds), "1000", "15", "5000"], ["spin", str(seconds), "200"]
+
+    def pace(p: subprocess.Popen[str]) -> float:
+        got = answer(p)
+        return float(got["kernels"] / got["seconds"])
+
+    alone = pace(gpu.run("solo", 60, *training))
+    free = pace(gpu.run("free", 10, *loop, vclass="background"))
+    both = gpu.run("train", 60, *training), gpu.run("loop", 10, *loop, vclass="background")
+    kept, left = pace(both[0]) / alone, pace(both[1]) / free
+    need(kept > 0.95 - (gpu.slack - 2) / 100, f"in-budget keeps {kept:.3f}")
+    need(left >= 0.20 - (gpu.slack - 2) / 100, f"background keeps {left:.3f}")
+    return f"in-budget keeps {kept:.3f}, background {left:.3f}"
+
+
+def change_of_class(gpu: Gpu, _: float) -> str:
+    took = []
+    for name in ("a", "b"):
+        gpu.run(name, 50, "spin", "60", "200")
+    time.sleep(1)
+    for i in range(15):
+        loser, winner = ("a", "b") if i % 2 else ("b", "a")
+        start = time.monotonic()
+        gpu.ask(op="change", seat=loser, **{"class": "background"})
+        before = gpu.seats()[winner]
+        while time.monotonic() - start < 2:
+            now = gpu.seats()[winner]
+            span, held = (now[f] - before[f] for f in ("wall_ns", "granted_ns"))
+            if span and held / span > 0.9:
+                break
+            before = now
+        took.append((time.monotonic() - start) * 1e3)
+        gpu.ask(op="change", seat=loser, **{"class": "in-budget"})
+        time.sleep(0.1)
+    median = statistics.median(took)
+    need(median <= 5.2, f"median {median:.1f} ms")
+    return f"median {median:.1f} ms, most {max(took):.1f}"
+
+
+def stopped_and_killed(gpu: Gpu, _: float) -> str:
+    bad = gpu.run("bad", 50, "spin", "60", "2000")
+    gpu.run("good", 50, "spin", "60", "2000")
+    time.sleep(1)
+    bad.send_signal(signal.SIGSTOP)
+    time.sleep(0.3)
+    stopped = gpu.share("good", 1.5)
+    bad.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    going_on = gpu.share("good", 1.5)
+    bad.kill()
+    time.sleep(0.3)
+    alone = gpu.share("good", 1.5)
+    text = f"the other: {stopped:.1f} % while stopped, {going_on:.1f} % afterwards, {alone:.1f} % when killed"
+    need(stopped > 97 - gpu.slack and alone > 97 - gpu.slack and going_on > 50 - gpu.slack, text)
+    return text
+
+
+def arbiter_restarted(gpu: Gpu, _: float) -> str:
+    for name, core in (("a", 30), ("b", 70)):
+        gpu.run(name, core, "spin", "60", "1000")
+    time.sleep(1)
+    gpu.arbiter.kill()
+    gpu.arbiter.wait()
+    time.sleep(1)
+    gpu.start()
+    time.sleep(1)
+    need(set(gpu.seats()) == {"a", "b"}, f"seats after the restart: {set(gpu.seats())}")
+    share = gpu.share("b", 2)
+    need(share > 70 - gpu.slack, f"{share:.1f} % of 70 %")
+    return f"{share:.1f} % of 70 %"
+
+
+DRIVER_API = [memory_cap, memory_back, pairs, beside_background, change_of_class, stopped_and_killed, arbiter_restarted]
+
+
+def attempt(name: str, check: Callable[[Gpu, float], str], fake: bool, seconds: float) -> None:
+    """Try once; on the fake GPU three times, for a busy machine may spoil one."""
+    note = ""
+    for _ in range(3 if fake else 1):
+        gpu = Gpu(fake)
+        try:
+            verdict("passed", name, check(gpu, seconds))
+        except (AssertionError, KeyError, RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+            note = f"{type(error).__name__}: {error}"
+        else:
+            return
+        finally:
+            gpu.close()
+    verdict("failed", name, note)
+
+
+def framework(name: str, program: str) -> None:
+    def check(gpu: Gpu, _: float) -> str:
+        p = gpu.run(name, 50, sys.executable, "-c", program)
+        _, err = p.communicate(timeout=300)
+        need(not p.returncode, err.strip()[-300:])
+        return ""
+
+    if importlib.util.find_spec(name) is None:
+        verdict("skipped", name, "not installed")
+    else:
+        attempt(name, check, False, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("headers", nargs="?", default="/usr/local/cuda/include", help="folder with cuda.h")
+    parser.add_argument("--fake", action="store_true", help="on the fake GPU: only what needs no kernel to run")
+    parser.add_argument("--seconds", type=float, default=10)
+    options = parser.parse_args()
+    if options.fake or has_gpu():
+        subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{options.headers}", "-o", str(PROGRAM),
+                        str(Path(__file__).with_name("gpu.c")), str(BUILD / "fake" / "libcuda.so.1")],
+                       check=True)  # fmt: skip
+        for check in DRIVER_API:
+            attempt(check.__name__.replace("_", " "), check, options.fake, options.seconds)
+        for name, program in FRAMEWORKS.items():
+            if options.fake:
+                verdict("skipped", name, "the fake GPU runs no kernels")
+            else:
+                framework(name, program)
+    else:
+        for check in DRIVER_API:
+            verdict("skipped", check.__name__.replace("_", " "), "there is no NVIDIA GPU on this machine")
+        for name in FRAMEWORKS:
+            verdict("skipped", name, "there is no NVIDIA GPU on this machine")
+    print("vcuda on {}: {passed} passed, {failed} failed, {skipped} skipped".format(
+        "the fake GPU" if options.fake else "a GPU", **COUNTS))  # fmt: skip
+    return 1 if COUNTS["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

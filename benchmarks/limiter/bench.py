@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measure the limiter on the fake GPU; every table is printed as Markdown.
+
+    bench.py launch [--peer PATH]   what a launch costs, bare, limited, and under a peer's library
+    bench.py pair [--seconds N]     in-budget beside background: the fixed pair
+    bench.py sweep [--seconds N]    the pair over duty cycles and kernel lengths, unlimited beside it
+    bench.py rules [--seconds N]    our rule, KubeGPU's and Gemini's on the same tenants
+    bench.py races [--rounds N]     sixteen processes against a memory cap
+    bench.py react [--rounds N]     how soon a change of class takes effect
+
+All but launch and react run in the fake GPU's virtual time, so the machine's load does not show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2] / "vcuda"
+sys.path[:0] = [str(ROOT / "test" / "run"), str(ROOT / "src")]
+
+import headers  # noqa: E402
+from harness import BUILD, Node, Seat, result, together  # noqa: E402
+
+Row = list[str]
+
+
+def table(head: Row, rows: list[Row]) -> None:
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+def kernels(us: int | str, *more: str) -> Row:
+    return ["--kernel-us", str(us), *more]
+
+
+def training(duty: int = 75) -> Row:
+    """Steps of 15 kernels of 1 ms, then so much host work that the duty cycle comes out."""
+    host = round(15000 * (100 - duty) / duty)
+    return kernels(1000, "--batch", "15", "--sync", "--host-us", str(host))
+
+
+def launch(options: argparse.Namespace) -> None:
+    program = BUILD / "fake" / "launch"
+    subprocess.run(["gcc", "-O2", f"-I{headers.fetch('13')}", "-o", str(program),
+                    str(Path(__file__).with_name("launch.c")), str(BUILD / "fake" / "libcuda.so.1")],
+                   check=True)  # fmt: skip
+    kinds = ["bare", "limited", *(["peer"] if options.peer else [])]
+    got: dict[str, list[dict[str, float]]] = {k: [] for k in kinds}
+    with Node(virtual=False) as node:
+        for _ in range(options.rounds or 5):
+            for kind in kinds:
+                seat = Seat(50, program=[str(program)])
+                if kind == "peer":
+                    seat.env = {"LD_PRELOAD": options.peer}
+                got[kind].append(result(node.run(seat) if kind == "limited" else node.bare(seat)))
+    bare = {f: min(r[f] for r in got["bare"]) for f in ("open_ns", "fenced_ns")}
+    rows = []
+    for kind in kinds:
+        open_ns, fenced = (min(r[f] for r in got[kind]) for f in ("open_ns", "fenced_ns"))
+        more = fenced - bare["fenced_ns"]
+        rows.append([kind, f"{open_ns:.1f}", f"{open_ns - bare['open_ns']:+.1f}", f"{fenced:.1f}",
+                     f"{more:+.1f}", f"{more / 40:.2f} %"])  # fmt: skip
+    table(["library", "open gate, ns", "more", "with fences, ns", "more", "of a launch of 4 us"], rows)
+
+
+def speeds(duty: int, us: int, seconds: float) -> tuple[float, float, float, float]:
+    """Kept speed of the in-budget and the background tenant, limited and unlimited."""
+
+    def pace(r: dict[str, float], what: str) -> float:
+        return r[what] / r["wall_ns"]
+
+    def pair() -> list[Seat]:
+        return [Seat(60, args=training(duty)), Seat(10, vclass="background", args=kernels(us))]
+
+    alone = pace(together([Seat(60, args=training(duty))], seconds, bare=True)[0], "steps")
+    loop = pace(together([Seat(10, args=kernels(us))], seconds, bare=True)[0], "kernels")
+    limited, free = together(pair(), seconds), together(pair(), seconds, bare=True)
+    return (pace(limited[0], "steps") / alone, pace(limited[1], "kernels") / loop,
+            pace(free[0], "steps") / alone, pace(free[1], "kernels") / loop)  # fmt: skip
+
+
+HEAD = ["in-budget duty", "background kernel", "in-budget keeps", "background keeps",
+        "in-budget, unlimited", "background, unlimited"]  # fmt: skip
+
+
+def pair_row(duty: int, us: int, seconds: float) -> Row:
+    kept = speeds(duty, us, seconds)
+    return [f"{duty} %", f"{us / 1000:g} ms", *(f"{100 * k:.1f} %" for k in kept)]
+
+
+def pair(options: argparse.Namespace) -> None:
+    table(HEAD, [pair_row(75, 200, options.seconds)])
+
+
+def sweep(options: argparse.Namespace) -> None:
+    table(HEAD, [pair_row(duty, us, options.seconds) for duty in (25, 50, 75, 90, 100)
+                 for us in (50, 200, 1000, 5000, 10000)])  # fmt: skip
+
+
+MIXES = {
+    "40/60, both hungry": ([(40, 70, 200), (60, 80, 200)], [40, 60]),
+    "10/90": ([(10, 100, 200), (90, 100, 200)], [10, 90]),
+    "30/70, 50 ms beside 1 ms": ([(30, 100, 50000), (70, 100, 1000)], [30, 70]),
+    "20/30, the rest elastic": ([(20, 100, 200), (30, 100, 200)], [40, 60]),
+    "10/20/30/40": ([(10, 100, 100), (20, 100, 2000), (30, 100, 300), (40, 100, 700)], [10, 20, 30, 40]),
+}
+
+
+def rules(options: argparse.Namespace) -> None:
+    rows = []
+    for name, (seats, want) in MIXES.items():
+        for rule in ("slicekeeper", "kubegpu", "gemini"):
+            got = together([Seat(c, lim, args=kernels(us)) for c, lim, us in seats], options.seconds, rule=rule)
+            shares = [r["share"] for r in got]
+            off = max(abs(s - w) for s, w in zip(shares, want, strict=True))
+            rows.append([name, rule, " / ".join(f"{s:.1f}" for s in shares), f"{off:.1f}", f"{sum(shares):.1f}"])
+    for rule in ("slicekeeper", "kubegpu", "gemini"):
+        alone = together([Seat(60, args=training())], options.seconds)[0]
+        got = together([Seat(60, args=training()), Seat(10, vclass="background", args=kernels(200))],
+                       options.seconds, rule=rule)  # fmt: skip
+        kept = got[0]["steps"] / alone["steps"] * alone["wall_ns"] / got[0]["wall_ns"]
+        rows.append(["training beside background", rule, f"training keeps {100 * kept:.1f} %", "",
+                     f"{sum(r['share'] for r in got):.1f}"])  # fmt: skip
+    table(["tenants", "rule", "shares, % of the GPU", "points off", "busy, %"], rows)
+
+
+def races(options: argparse.Namespace) -> None:
+    rounds = options.rounds or 10000
+    memory = str(BUILD / "fake" / "memory")
+    with Node(virtual=False) as node:
+        start = time.monotonic()
+        got = result(node.run(Seat(50, program=[memory, "race", str(rounds), "16", "1024"], name="r")), 900)
+        took = time.monotonic() - start
+        peak = node.seats()["r"]["memory_peak"]
+    table(
+        ["rounds", "granted", "refused", "over the cap", "peak of 1,073,741,824", "seconds"],
+        [[str(rounds), str(got["granted"]), str(got["refused"]), str(got["over"]), f"{peak:,}", f"{took:.1f}"]],
+    )
+
+
+def react(options: argparse.Namespace) -> None:
+    """Two hungry tenants; one turns background; when has it left the GPU? In real time."""
+    took = []
+    with Node(virtual=False) as node:
+        for name in ("a", "b"):
+            node.run(Seat(50, args=kernels(200, "--seconds", "120"), name=name))
+        time.sleep(1)
+        for i in range(options.rounds or 30):
+            loser, winner = ("a", "b") if i % 2 else ("b", "a")
+            start = time.monotonic()
+            node.ask(op="change", seat=loser, **{"class": "background"})
+            before = node.seats()[winner]
+            while True:
+                now = node.seats()[winner]
+                span, held = (now[f] - before[f] for f in ("wall_ns", "granted_ns"))
+                if span and held / span > 0.9:
+                    break
+                before = now
+            took.append((time.monotonic() - start) * 1e3)
+            node.ask(op="change", seat=loser, **{"class": "in-budget"})
+            time.sleep(0.05)
+    table(["changes", "median, ms", "90th, ms", "most, ms"],
+          [[str(len(took)), f"{statistics.median(took):.2f}", f"{sorted(took)[int(len(took) * 0.9)]:.2f}",
+            f"{max(took):.2f}"]])  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["launch", "pair", "sweep", "rules", "races", "react"])
+    parser.add_argument("--peer", help="another limiter's library, to be preloaded in the same run")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=0)
+    options = parser.parse_args()
+    subprocess.run(["make", "-s", "-C", str(ROOT)], check=True, stdout=subprocess.DEVNULL)
+    globals()[options.what](options)
+
+
+if __name__ == "__main__":
+    os.environ.pop("LD_PRELOAD", None)
+    main()

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What one launch costs on the CPU, in nanoseconds, the least of many rounds: launches right after
+ * one another of a kernel that does nothing, without a fence falling due, and all launches, fences
+ * included.
+ */
+#define _GNU_SOURCE
+#include <cuda.h>
+
+#include <stdio.h>
+#include <time.h>
+
+#define ROUNDS 4000
+#define BATCH 48 /* fewer than a fence covers */
+#define LONG 20000
+
+static CUfunction kernel;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static double launches(int count) {
+  double start = now();
+  for (int i = 0; i < count; i++)
+    if (cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL)) return 1e18;
+  return (now() - start) / count;
+}
+
+int main(void) {
+  CUdevice device;
+  CUcontext context;
+  CUmodule module;
+  double open = 1e18, fenced = 1e18;
+  if (cuInit(0) || cuDeviceGet(&device, 0) || cuDevicePrimaryCtxRetain(&context, device) ||
+      cuCtxSetCurrent(context) || cuModuleLoadData(&module, "spin") ||
+      cuModuleGetFunction(&kernel, module, "spin_0ns"))
+    return 1;
+  for (int round = 0; round < ROUNDS; round++) {
+    launches(1); /* the first one after a pause notes the time */
+    double each = launches(BATCH);
+    open = each < open ? each : open;
+    if (cuCtxSynchronize()) return 3;
+  }
+  for (int round = 0; round < ROUNDS / 200; round++) {
+    double each = launches(LONG);
+    fenced = each < fenced ? each : fenced;
+  }
+  printf("{\"open_ns\": %.2f, \"fenced_ns\": %.2f}\n", open, fenced);
+  return 0;
+}

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sidecar takes of its pod: memory, and CPU at its usual interval.
+
+    .venv/bin/python benchmarks/sidecar/run.py [--seconds 60]
+
+Runs the real command against a real HTTP server on loopback and reads /proc. Start-up is counted apart: it happens once
+in a pod's life. Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+SETTLE_SECONDS = 2.0
+
+
+class Sink(BaseHTTPRequestHandler):
+    """Accepts every report."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """Accept."""
+        batch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = {"outcomes": [{"outcome": "accepted"} for _ in batch["reports"]], "terminate": False}
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Stay quiet."""
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system time of a process so far, from its schedstat (nanoseconds, not ticks)."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def peak_mib(pid: int) -> float:
+    """Return the peak resident memory."""
+    line = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def measure(url: str, containers: int, seconds: float, *, away: bool) -> tuple[float, float, float]:
+    """Return peak MiB, CPU seconds of the start, and CPU as a share of one core afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        usage = Path(folder) / "usage.json"
+        names = [f"c{index}" for index in range(containers)]
+        usage.write_text(json.dumps({"source": "node", "containers": {name: {"usedMs": 1} for name in names}}))
+        environ = {
+            "PATH": os.environ["PATH"],
+            "SLICEKEEPER_SIDECAR_NAMESPACE": "team-a",
+            "SLICEKEEPER_SIDECAR_POD_NAME": "train-0",
+            "SLICEKEEPER_SIDECAR_POD_UID": "0f9c6a52",
+            "SLICEKEEPER_SIDECAR_CONTAINERS": ",".join(names),
+            "SLICEKEEPER_SIDECAR_USAGE_FILE": str(usage),
+            "SLICEKEEPER_SIDECAR_SPOOL_DIR": folder,
+            "SLICEKEEPER_SIDECAR_REPORT_SECONDS": "10",
+            "SLICEKEEPER_TIMEKEEPER_CLIENT_URL": "http://127.0.0.1:9" if away else url,
+        }
+        command = [str(Path(sys.executable).parent / "slicekeeper"), "sidecar", "run"]
+        process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+        try:
+            time.sleep(SETTLE_SECONDS)
+            started = cpu_seconds(process.pid)
+            time.sleep(seconds)
+            used = cpu_seconds(process.pid) - started
+            return peak_mib(process.pid), started, used / seconds
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of each case")
+    seconds = parser.parse_args().seconds
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    print(f"Interval 10 s, {seconds:.0f} s per case; bounds: 40 MiB, 0.2 % of a core.\n")
+    print("| case | peak memory, MiB | CPU of the start, s | CPU afterwards, % of a core |")
+    print("| --- | ---: | ---: | ---: |")
+    for name, containers, away in (("1 container", 1, False), ("8 containers", 8, False), ("timekeeper away", 1, True)):
+        memory, start, share = measure(url, containers, seconds, away=away)
+        print(f"| {name} | {memory:.1f} | {start:.2f} | {100 * share:.3f} |")
+    server.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pods are charged, computed from their own records alone, without a line of the timekeeper's code.
+
+Integers and exact fractions. It walks from grant to grant and looks for the zero-crossing by bisection; the timekeeper
+does it by events. A pod's charge is its cumulative value rounded half up, so that a cut moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
+from math import floor
+from typing import Any
+
+CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A pod held GPUs from `start` to `end`, for `rate` GPU-milliseconds a millisecond."""
+
+    uid: str
+    start: int
+    end: int
+    rate: Fraction
+
+    def charge(self, at: int) -> int:
+        """Cumulative charge at an instant."""
+        return floor(self.rate * max(min(at, self.end) - self.start, 0) + Fraction(1, 2))
+
+
+def instant(text: str) -> int:
+    """RFC 3339 to milliseconds since the epoch."""
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def interval(pod: dict[str, Any], memory_mib: int, background: Fraction) -> Interval | None:
+    """The interval of a pod's last record; None for a pod that never held a GPU. All GPUs have `memory_mib`."""
+    metadata = pod["metadata"]
+    annotations, status = metadata.get("annotations") or {}, pod.get("status") or {}
+    if "slicekeeper.io/bound-at" not in annotations:
+        return None
+    shares: dict[str, list[Fraction]] = {}
+    finished: list[int] = []
+    for container in pod["spec"]["containers"]:
+        limits = container["resources"].get("limits") or {}
+        if CORE not in limits:
+            continue
+        core, blocks = int(limits[CORE]), int(limits.get(MEMORY, 0))
+        for uuid in annotations["gpu.slicekeeper.io/" + container["name"]].split(","):
+            share = shares.setdefault(uuid, [Fraction(0), Fraction(0)])
+            share[0] += Fraction(min(core, 100), 100)
+            share[1] += Fraction(blocks * 256, memory_mib) if core < 100 else 1
+        finished += [
+            instant(s["state"]["terminated"]["finishedAt"]) for s in status.get("containerStatuses", ())
+            if s["name"] == container["name"] and (s["state"].get("terminated") or {}).get("finishedAt")
+        ]  # fmt: skip
+    rate = sum((max(share) for share in shares.values()), Fraction(0))
+    if annotations.get("slicekeeper.io/gpu-class") == "background":
+        rate *= background
+    start = instant(annotations["slicekeeper.io/bound-at"])
+    disrupted = [instant(c["lastTransitionTime"]) for c in status["conditions"] if c["type"] == "DisruptionTarget"]
+    asked = instant(metadata["deletionTimestamp"]) - 1000 * metadata.get("deletionGracePeriodSeconds", 0)
+    end = max(finished or disrupted or [asked])
+    return Interval(metadata["uid"], start, max(end, start), rate)
+
+
+def charges(
+    intervals: Sequence[Interval], amount: int, grants: Sequence[tuple[int, int]]
+) -> dict[str, tuple[int, int]]:  # fmt: skip
+    """Charge to and over budget by pod UID; `amount` is there from the start, grants are (instant, amount)."""
+    last = max((i.end for i in intervals), default=0)
+    at = min((i.start for i in intervals), default=0)
+    charged = dict.fromkeys((i.uid for i in intervals), 0)
+    left = amount + sum(more for since, more in grants if since <= at)
+    steps = [*sorted((since, more) for since, more in grants if at < since < last), (last, 0)]
+    for until, more in steps:
+        stop = first_exhausted(intervals, at, until, left) if left else at
+        for i in intervals:
+            part = i.charge(stop) - i.charge(at)
+            charged[i.uid] += part
+            left -= part
+        left += more  # to what is there, or to a rest too small for a millisecond
+        at = until
+    return {i.uid: (charged[i.uid], i.charge(i.end) - charged[i.uid]) for i in intervals}
+
+
+def first_exhausted(intervals: Sequence[Interval], at: int, until: int, left: int) -> int:
+    """When nothing is left, or the start of the first millisecond that would cost more; `until` where that is later."""
+
+    def spent(instant: int) -> int:
+        return sum(i.charge(instant) - i.charge(at) for i in intervals)
+
+    if spent(until) < left:
+        return until
+    low, high = at, until
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spent(middle) < left else (low, middle)
+    return high if spent(high) == left else low

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One real cluster for the whole suite: this machine's own, or the one that KUBECONFIG names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster.harness import cluster as clusters
+from cluster.harness import install
+from cluster.harness.binaries import say
+from cluster.harness.cluster import Cluster
+from cluster.harness.kubectl import Kubectl, Refused
+from cluster.harness.site import Site
+
+LOGS = Path(__file__).resolve().parents[2] / "build" / "cluster-logs"
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A cluster with Slicekeeper installed."""
+    folder = tmp_path_factory.mktemp("site")
+    own = os.environ.get("KUBECONFIG")
+    if own:
+        program = shutil.which("kubectl")
+        if program is None:
+            pytest.skip("KUBECONFIG names a cluster, and there is no kubectl on PATH")
+        kubectl = Kubectl(Path(program), Path(own))
+        install.install(kubectl)
+        ours = [cluster for cluster in clusters.living() if cluster.kubeconfig == Path(own)]
+        yield Site(kubectl, folder, ours[0] if ours else None)
+        return
+    if os.geteuid() != 0:
+        pytest.skip("the cluster suite needs root, for namespaces and containers; or name a cluster by KUBECONFIG")
+    cluster = clusters.start()
+    try:
+        kubectl = Kubectl(cluster.kubectl, cluster.kubeconfig)
+        install.load_images(cluster)
+        install.give_storage(cluster, kubectl)
+        try:
+            install.install(kubectl)
+        except Refused:
+            keep_logs(cluster, kubectl, LOGS / "install")
+            raise
+        yield Site(kubectl, folder, cluster)
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(site: Site) -> Cluster:
+    """The machine below the cluster, for tests that hurt it."""
+    if site.cluster is None:
+        pytest.skip("this test kills programs of the cluster, which is not ours")
+    return site.cluster
+
+
+@pytest.fixture(autouse=True)
+def _clear(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "site" not in request.fixturenames:
+        return
+    site: Site = request.getfixturevalue("site")
+    if site.cluster is not None and request.session.testsfailed > site.failures:
+        site.failures = request.session.testsfailed
+        keep_logs(site.cluster, site.kubectl, LOGS / request.node.name)
+    site.clear()
+
+
+def keep_logs(cluster: Cluster, kubectl: Kubectl, folder: Path) -> None:
+    """Copy what helps to understand a failure to where it outlives the cluster."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(cluster.logs, folder)
+    wanted = {
+        "pods.txt": ("get", "pods", "-A", "-o", "wide"),
+        "pods.yaml": ("get", "pods", "-A", "-o", "yaml"),
+        "events.txt": ("get", "events", "-A", "--sort-by=.lastTimestamp"),
+    }
+    for part in ("certificates", "nodeagent", "scheduler", "timekeeper", "webhook"):
+        selector = f"app.kubernetes.io/name={part}"
+        every = ("--all-containers", "--tail=2000", "--max-log-requests=20")
+        wanted[f"{part}.log"] = ("logs", "-n", install.NAMESPACE, "-l", selector, *every)
+    for name, arguments in wanted.items():
+        try:
+            text = kubectl(*arguments)
+        except (Refused, subprocess.TimeoutExpired) as error:
+            text = str(error)
+        (folder / name).write_text(text)
+    say(f"logs are in {folder}")

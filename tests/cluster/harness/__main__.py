@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Kubernetes to play with: `python -m cluster.harness up`, `down`, `build`."""
+
+from __future__ import annotations
+
+import sys
+
+from cluster.harness import binaries, cluster, images, install
+from cluster.harness.kubectl import Kubectl, Refused
+
+
+def up() -> None:
+    """Start a cluster with fake GPUs and Slicekeeper in it, and leave it up."""
+    made = cluster.start(stay=True)
+    kubectl = Kubectl(made.kubectl, made.kubeconfig)
+    try:
+        install.load_images(made)
+        install.give_storage(made, kubectl)
+        install.install(kubectl, install.PLAYGROUND)
+    except (Refused, RuntimeError) as error:
+        sys.exit(f"Slicekeeper did not come up: {error}\nThe cluster stays for a look; logs are in {made.logs}")
+    print(
+        f"export KUBECONFIG={made.kubeconfig}\n"
+        f"export PATH={made.kubectl.parent}:$PATH   # kubectl\n"
+        "# Images are those in the node; a shell is slicekeeper.test/shell:1. End it with `make cluster-down`."
+    )
+
+
+def down() -> None:
+    """End every cluster of this machine, and clean up after those that were killed."""
+    for one in cluster.living():
+        one.stop()
+    cluster.sweep()
+
+
+def build() -> None:
+    """Build what a cluster needs, and start none."""
+    binaries.ensure()
+    images.make()
+
+
+def main() -> None:
+    """Run the command that is named."""
+    commands = {"up": up, "down": down, "build": build}
+    if len(sys.argv) != 2 or sys.argv[1] not in commands:
+        sys.exit(f"usage: python -m cluster.harness {'|'.join(commands)}")
+    try:
+        commands[sys.argv[1]]()
+    except binaries.Missing as error:
+        sys.exit(f"cluster: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod is charged, worked out from its last record alone, without a line of the timekeeper's code."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from fractions import Fraction
+from math import floor
+
+from cluster.harness.kubectl import Object
+from cluster.harness.site import CORE, MEMORY
+
+GPU_MIB = 81920
+"""Memory of the playground's GPUs."""
+
+
+def charge_of(pod: Object) -> int:
+    """Return the GPU-milliseconds of a pod that has ended, each container of which held one GPU or a share of one."""
+    per_gpu: dict[str, list[Fraction]] = {}
+    ends = []
+    for container in pod["spec"]["containers"]:
+        limits = container["resources"].get("limits", {})
+        if CORE not in limits:
+            continue
+        gpu = pod["metadata"]["annotations"][f"gpu.slicekeeper.io/{container['name']}"]
+        share = per_gpu.setdefault(gpu, [Fraction(0), Fraction(0)])
+        share[0] += Fraction(int(limits[CORE]), 100)
+        share[1] += Fraction(int(limits[MEMORY]) * 256, GPU_MIB)
+        [status] = [s for s in pod["status"]["containerStatuses"] if s["name"] == container["name"]]
+        ends.append(_instant(status["state"]["terminated"]["finishedAt"]))
+    begin = _instant(pod["metadata"]["annotations"]["slicekeeper.io/bound-at"])
+    held = max(max(ends) - begin, 0)
+    return floor(held * sum(map(max, per_gpu.values()), Fraction(0)) + Fraction(1, 2))
+
+
+def _instant(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1000)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A throwaway Kubernetes of this machine, seen from outside: start it, speak to it, hurt it, be rid of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+from cluster.harness.binaries import CONTAINERD, NEWEST, Binaries, Missing, cache, ensure, say
+
+START_SECONDS = 180.0
+TESTS = Path(__file__).resolve().parents[2]
+
+
+_COMPACT = """
+import json, urllib.request
+def ask(path, body):
+    request = urllib.request.Request("http://127.0.0.1:2379/v3/kv/" + path, json.dumps(body).encode())
+    return json.load(urllib.request.urlopen(request, timeout=10))
+newest = ask("range", {"key": "AA=="})["header"]["revision"]
+ask("compaction", {"revision": newest})
+"""
+
+
+class Cluster:
+    """One running cluster. Its files, logs among them, lie in `folder` until `stop`."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.folder = folder
+        self._process = process
+        self.kubectl = NEWEST.bin / "kubectl"
+        self.kubeconfig = folder / "kubeconfig"
+
+    @property
+    def logs(self) -> Path:
+        """One file per program."""
+        return self.folder / "logs"
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a program and, where it ends it, wait for the end."""
+        self._control({"op": "kill", "name": name, "signal": int(number)})
+
+    def start(self, name: str) -> None:
+        """Start a program again and wait until it is up."""
+        self._control({"op": "start", "name": name})
+        self._control({"op": "wait", "name": name})
+
+    def run(self, *command: str, timeout: float = 120.0) -> str:
+        """Run a command on the node; return what it printed."""
+        done = self._control({"op": "run", "command": list(command), "timeout": timeout}, timeout + 30)
+        if done["code"] != 0:
+            raise RuntimeError(f"{' '.join(command)}: exit {done['code']}\n{done['err'] or done['out']}")
+        return str(done["out"])
+
+    def forget_history(self) -> None:
+        """Have etcd forget all versions but the newest, as it does after some minutes: old watches get 410 Gone."""
+        self.run(sys.executable, "-c", _COMPACT)
+
+    def load(self, archive: Path) -> None:
+        """Give the node an image."""
+        ctr = str(CONTAINERD.bin / "ctr")
+        self.run(ctr, "--namespace", "k8s.io", "images", "import", "--local", str(archive), timeout=300)
+
+    def stop(self) -> None:
+        """End it and remove everything but what the host had before."""
+        with contextlib.suppress(ProcessLookupError):
+            # unshare ends its child, the namespaces' first process, and with it all others
+            os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(30)
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        for _ in range(100):
+            lock = _lock(self.folder)
+            if lock is not None:
+                lock.close()
+                break
+            time.sleep(0.1)
+        remove(self.folder)
+
+    def _control(self, asked: dict[str, Any], timeout: float = 150.0) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.settimeout(timeout)
+            channel.connect(str(self.folder / "control"))
+            channel.sendall(json.dumps(asked).encode() + b"\n")
+            with channel.makefile("rb") as answers:
+                answer: dict[str, Any] = json.loads(answers.readline())
+        if "error" in answer:
+            raise RuntimeError(f"{asked}: {answer['error']}")
+        return answer
+
+
+def start(*, stay: bool = False) -> Cluster:
+    """Start a cluster. It ends with this process, unless `stay`: then with `stop` or the machine.
+
+    Raises Missing where the machine cannot carry one, or a program does not come up.
+    """
+    if os.geteuid() != 0:
+        raise Missing("a cluster of our own needs root; or name one by KUBECONFIG")
+    binaries = ensure()
+    sweep()
+    folder = runs() / secrets.token_hex(3)
+    (folder / "logs").mkdir(parents=True)
+    began = time.monotonic()
+    process, port = _spawn(folder, binaries, stay=stay)
+    (folder / "pid").write_text(str(process.pid))
+    cluster = Cluster(folder, process)
+    answer = _answer(process)
+    if answer:
+        cluster.stop()
+        raise Missing(f"the cluster did not start: {answer}")
+    admin = yaml.safe_load((folder / "admin.kubeconfig").read_text())
+    admin["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{port}"
+    cluster.kubeconfig.touch(mode=0o600)
+    cluster.kubeconfig.write_text(yaml.safe_dump(admin))
+    say(f"up after {time.monotonic() - began:.1f} s, logs in {cluster.logs}")
+    return cluster
+
+
+def _spawn(folder: Path, binaries: Binaries, *, stay: bool) -> tuple[subprocess.Popen[bytes], int]:
+    paths = json.dumps({name: str(path) for name, path in asdict(binaries).items()})
+    lock = _lock(folder)
+    assert lock is not None
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener, lock:
+        command = [
+            "unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc",
+            "--propagation", "private", "--",
+            sys.executable, "-m", "cluster.harness.inside", str(folder), str(listener.fileno()), paths,
+        ]  # fmt: skip
+        with (folder / "logs" / "inside.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, "stay"] if stay else command,
+                stdin=subprocess.DEVNULL if stay else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(TESTS)},
+                pass_fds=(listener.fileno(), lock.fileno()),
+                start_new_session=True,
+            )
+        return process, int(listener.getsockname()[1])
+
+
+def _answer(process: subprocess.Popen[bytes]) -> str:
+    """Return why the cluster did not start, empty if it did."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+    if not ready:
+        return f"no answer after {START_SECONDS:.0f} s"
+    line = process.stdout.readline()
+    return str(json.loads(line).get("error", "")) if line else "its first process ended; see inside.log"
+
+
+def runs() -> Path:
+    """Return the folder of all clusters of this machine."""
+    return cache() / "run"
+
+
+def _lock(folder: Path) -> IO[bytes] | None:
+    """Lock a cluster's folder; None while a cluster lives in it, which holds the lock to its end."""
+    file = (folder / "lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def living() -> list[Cluster]:
+    """Return the clusters of this machine that are up."""
+    found = []
+    for folder in sorted(runs().iterdir()) if runs().is_dir() else []:
+        lock = _lock(folder)
+        if lock is None:
+            found.append(Cluster(folder))
+        else:
+            lock.close()
+    return found
+
+
+def sweep() -> None:
+    """Remove what clusters that were killed have left."""
+    if runs().is_dir():
+        for folder in runs().iterdir():
+            lock = _lock(folder)
+            if lock is not None:
+                lock.close()
+                remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a dead cluster's files and control groups; mounts and networks went with its namespaces."""
+    containers = {entry.name for entry in folder.glob("containerd/io.containerd.grpc.v1.cri/*/*")}
+    for _ in range(50):
+        left = _groups(containers)
+        for group in left:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        if not left:
+            break
+        time.sleep(0.1)  # the kernel is still ending their processes
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists() or _groups(containers):
+        say(f"not all of {folder} could be removed; the next start tries again")
+
+
+def _groups(containers: set[str]) -> list[Path]:
+    """Return the control groups of these containers, the deepest first, then containerd's own where it is empty."""
+    root = Path("/sys/fs/cgroup")
+    tops = [top for top in (root / "k8s.io", *root.glob("*/k8s.io")) if top.is_dir()]
+    groups = [
+        below
+        for top in tops
+        for container in top.iterdir()
+        if container.name in containers
+        for below in (container, *container.rglob("*"))
+        if below.is_dir()
+    ]
+    empty = [top for top in tops if containers and not any(entry.is_dir() for entry in top.iterdir())]
+    return sorted(groups, key=lambda path: len(path.parts), reverse=True) + empty

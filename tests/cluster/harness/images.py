@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images that a test cluster needs, as one archive: Slicekeeper's, kube-scheduler's, and two of busybox."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from cluster.harness.binaries import KUBERNETES, cache
+from cluster.harness.programs import PAUSE_IMAGE
+
+from images import archive
+from images.oci import Image, write_archive, write_layer
+
+SHELL_IMAGE = "slicekeeper.test/shell:1"
+"""busybox, for the containers that users would bring."""
+
+_APPLETS = ("sh", "sleep", "cat", "env", "echo", "ls", "true", "false", "date", "wget", "id", "touch", "test", "kill")
+
+
+def make() -> Path:
+    """Return the archive with every image; layers that did not change are taken as they are."""
+    kept = cache() / "images"
+    with tempfile.TemporaryDirectory() as folder:
+        ours = archive.images(archive.build_wheel(Path(folder)), list(archive.recipes()))
+    file = kept / "cluster.tar"
+    write_archive(file, [*ours, *_busybox(kept), _kube_scheduler(kept)])
+    return file
+
+
+def _busybox(kept: Path) -> list[Image]:
+    layer = kept / "busybox.tar"
+    if not layer.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            binary = Path(folder) / "bin/busybox"
+            binary.parent.mkdir()
+            shutil.copy2(str(shutil.which("busybox")), binary)
+            for name in ("tmp", "etc", "run", "proc", "dev", "sys"):
+                (Path(folder) / name).mkdir()
+            write_layer(layer, Path(folder), links={f"bin/{applet}": "busybox" for applet in _APPLETS})
+    path = {"PATH": "/bin"}
+    return [
+        Image(PAUSE_IMAGE, (layer,), ("/bin/busybox", "sleep", "infinity"), environ=path),
+        Image(SHELL_IMAGE, (layer,), (), environ=path),
+    ]
+
+
+def _kube_scheduler(kept: Path) -> Image:
+    """Return the image that a cluster takes from Kubernetes' own registry, made from the same source."""
+    layer = kept / f"kube-scheduler-{KUBERNETES.version}.tar"
+    if not layer.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            binary = Path(folder) / "usr/local/bin/kube-scheduler"
+            binary.parent.mkdir(parents=True)
+            shutil.copy2(KUBERNETES.bin / "kube-scheduler", binary)
+            for name in ("tmp", "etc", "run", "proc", "dev", "sys"):
+                (Path(folder) / name).mkdir()
+            write_layer(layer, Path(folder))
+    # The manifests name the newest version; the node has that of its own control plane under this name.
+    name = "registry.k8s.io/kube-scheduler:v1.36.3"
+    return Image(name, (layer,), ("/usr/local/bin/kube-scheduler",), environ={"PATH": "/usr/local/bin"})

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person does at a cluster: kubectl, and patience with an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+
+class Refused(Exception):
+    """kubectl ended with an error; the message is what it said."""
+
+
+class Kubectl:
+    """kubectl for one cluster; `user` is who acts, with what the cluster's own roles give."""
+
+    def __init__(self, program: Path, kubeconfig: Path, *more: str) -> None:
+        self.program = program
+        self.kubeconfig = kubeconfig
+        self._more = more
+
+    def acting(self, *more: str) -> Kubectl:
+        """Return one that acts as somebody else, for example `--as=alice` or `--token=…`."""
+        return Kubectl(self.program, self.kubeconfig, *self._more, *more)
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command line."""
+        return [str(self.program), f"--kubeconfig={self.kubeconfig}", *self._more, *arguments]
+
+    def __call__(self, *arguments: str, stdin: str = "", timeout: float = 60.0) -> str:
+        """Run it; return its standard output.
+
+        Raises Refused with its standard error.
+        """
+        command = self.command(*arguments)
+        environ = {"PATH": os.environ["PATH"], "HOME": str(self.kubeconfig.parent)}
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout, env=environ
+        )
+        if done.returncode != 0:
+            raise Refused(done.stderr.strip())
+        return done.stdout
+
+    def apply(self, *objects: Object, namespace: str = "", dry_run: bool = False) -> str:
+        """Apply manifests."""
+        return self("apply", *_in(namespace), *_dry(dry_run), "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+    def create(self, *objects: Object, namespace: str = "", dry_run: bool = False) -> str:
+        """Create objects."""
+        return self("create", *_in(namespace), *_dry(dry_run), "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+    def get(self, kind: str, name: str, namespace: str = "") -> Object:
+        """Return one object."""
+        answer: Object = json.loads(self("get", kind, name, *_in(namespace), "-o", "json"))
+        return answer
+
+    def list(self, kind: str, namespace: str = "", selector: str = "") -> list[Object]:
+        """Return objects, of all namespaces where none is named."""
+        where = _in(namespace) or ["--all-namespaces"]
+        select = ["--selector", selector] if selector else []
+        items: list[Object] = json.loads(self("get", kind, *where, *select, "-o", "json"))["items"]
+        return items
+
+    def patch(self, kind: str, name: str, patch: Any, namespace: str = "", *more: str) -> str:
+        """Merge-patch an object."""
+        return self("patch", kind, name, *_in(namespace), "--type=merge", *more, "-p", json.dumps(patch))
+
+
+def _in(namespace: str) -> list[str]:
+    return ["--namespace", namespace] if namespace else []
+
+
+def _dry(dry_run: bool) -> list[str]:
+    return ["--dry-run=server"] if dry_run else []
+
+
+def wait_for(what: str, look: Callable[[], T], seconds: float = 60.0, pause: float = 0.3) -> T:
+    """Look again and again until there is something true; return it, or fail saying what was waited for."""
+    end = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise TimeoutError(f"no {what} after {seconds:.0f} s; last seen: {found!r}")
+        time.sleep(pause)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster with Slicekeeper in it, as tests use it: namespaces of their own, pods, the timekeeper's REST interface."""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cluster.harness.cluster import Cluster
+from cluster.harness.images import SHELL_IMAGE
+from cluster.harness.install import NAMESPACE
+from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
+
+from slicekeeper.http import JsonClient
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.settings import KubernetesSettings, TimekeeperClientSettings
+from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.wire.timekeeper import Workload
+
+CORE, MEMORY, SEAT = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "slicekeeper.io/seat"
+MANAGER = "suite"
+
+
+@dataclass
+class Site:
+    """One cluster under test. `cluster` is None where the cluster is a person's own."""
+
+    kubectl: Kubectl
+    folder: Path
+    cluster: Cluster | None
+    namespaces: list[str] = field(default_factory=list)
+    failures: int = 0
+    """Failed tests whose logs have been kept."""
+
+    def namespace(self, kind: str = "team", labels: dict[str, str] | None = None) -> str:
+        """Make a namespace of its own for a test; its policy goes by the kind."""
+        name = f"{kind}-{secrets.token_hex(3)}"
+        self.kubectl.create(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}}
+        )
+        self.namespaces.append(name)
+        account = ("get", "serviceaccount", "default", "-n", name, "--ignore-not-found", "-o", "name")
+        wait_for("service account", lambda: self.kubectl(*account), pause=0.05)
+        return name
+
+    def clear(self) -> None:
+        """Delete the namespaces made so far, without waiting for their end."""
+        for name in self.namespaces:
+            try:
+                self.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
+                self.kubectl("delete", "namespace", name, "--wait=false")
+            except Refused:
+                pass  # the test deleted it
+        self.namespaces.clear()
+
+    def client(self, token: str) -> KubeClient:
+        """Return the API client of our own parts, for somebody who has nothing but a token."""
+        there = yaml.safe_load(self.kubectl.kubeconfig.read_text())["clusters"][0]["cluster"]
+        ca, file = self.folder / "ca.crt", self.folder / f"{secrets.token_hex(4)}.token"
+        ca.write_bytes(base64.b64decode(there["certificate-authority-data"]))
+        file.touch(mode=0o600)
+        file.write_text(token)
+        return KubeClient(KubernetesSettings(server=there["server"], ca_file=str(ca), token_file=str(file)))
+
+    def pod_token(self, pod: Object, audience: str = "timekeeper") -> str:
+        """Return a token like the one that kubelet projects into a pod."""
+        metadata = pod["metadata"]
+        account = pod["spec"]["serviceAccountName"]
+        bound = ("--bound-object-kind=Pod", f"--bound-object-name={metadata['name']}")
+        uid = f"--bound-object-uid={metadata['uid']}"
+        namespace = metadata["namespace"]
+        return self.kubectl("create", "token", account, "-n", namespace, *bound, uid, f"--audience={audience}").strip()
+
+    def part(self, name: str) -> Object:
+        """Return a running pod of one of our parts."""
+        pods = self.pods(NAMESPACE, f"app.kubernetes.io/name={name}")
+        return next(pod for pod in pods if pod["status"].get("phase") == "Running")
+
+    def manager_token(self) -> str:
+        """Return a token of somebody who may manage budgets, with the timekeeper's audience."""
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": MANAGER, "namespace": NAMESPACE}}
+        binding = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"slicekeeper-{MANAGER}"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "slicekeeper-budget-manager",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": MANAGER, "namespace": NAMESPACE}],
+        }
+        self.kubectl.apply(account, binding)
+        return self.kubectl("create", "token", MANAGER, "-n", NAMESPACE, "--audience=timekeeper").strip()
+
+    @contextmanager
+    def timekeeper_url(self) -> Iterator[str]:
+        """Forward a port of this machine to the timekeeper."""
+        command = self.kubectl.command("port-forward", "-n", NAMESPACE, "service/timekeeper", ":8444")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as forward:
+            try:
+                assert forward.stdout is not None
+                line = forward.stdout.readline()
+                found = re.search(r"127\.0\.0\.1:(\d+)", line)
+                if found is None:
+                    raise RuntimeError(f"kubectl port-forward said {line!r}")
+                yield f"http://127.0.0.1:{found[1]}"
+            finally:
+                forward.terminate()
+
+    @contextmanager
+    def timekeeper(self) -> Iterator[TimekeeperClient]:
+        """Speak to the timekeeper as somebody who may manage budgets."""
+        token = self.folder / "manager.token"
+        token.touch(mode=0o600)
+        token.write_text(self.manager_token())
+        with self.timekeeper_url() as url:
+            yield TimekeeperClient(TimekeeperClientSettings(url=url, token_file=str(token)))
+
+    @contextmanager
+    def raw_timekeeper(self, token: str) -> Iterator[JsonClient]:
+        """Speak to the timekeeper with any token."""
+        file = self.folder / f"{secrets.token_hex(4)}.token"
+        file.touch(mode=0o600)
+        file.write_text(token)
+        with self.timekeeper_url() as url:
+            yield JsonClient(url, token_file=str(file))
+
+    def workloads(self, namespace: str) -> dict[str, Workload]:
+        """Return what the ledger has of a namespace's pods, by their UID."""
+        with self.timekeeper() as client:
+            return {workload.pod_uid: workload for workload in client.workloads(namespace)}
+
+    def pods(self, namespace: str, selector: str = "") -> list[Object]:
+        """Return a namespace's pods."""
+        return self.kubectl.list("pods", namespace, selector)
+
+    def pod(self, namespace: str, name: str) -> Object:
+        """Return one pod."""
+        return self.kubectl.get("pod", name, namespace)
+
+    def wait_phase(self, namespace: str, name: str, *phases: str, seconds: float = 90.0) -> Object:
+        """Wait until a pod is in one of the phases; return it."""
+
+        def look() -> Object | None:
+            pod = self.pod(namespace, name)
+            return pod if pod["status"].get("phase") in phases else None
+
+        return wait_for(f"pod {namespace}/{name} in {' or '.join(phases)}", look, seconds)
+
+    def events(self, namespace: str, reason: str) -> list[Object]:
+        """Return a namespace's events of one reason."""
+        return [event for event in self.kubectl.list("events", namespace) if event.get("reason") == reason]
+
+    def rollout(self, workload: str, replicas: int | None = None) -> None:
+        """Scale a part, or restart it, and wait until it is so."""
+        if replicas is None:
+            self.kubectl("rollout", "restart", workload, "-n", NAMESPACE)
+        else:
+            self.kubectl("scale", workload, "-n", NAMESPACE, f"--replicas={replicas}")
+        self.kubectl("rollout", "status", workload, "-n", NAMESPACE, "--timeout=120s", timeout=130)
+
+
+def gpu_container(name: str = "train", script: str = "sleep 600", core: int = 20, blocks: int | None = 16) -> Object:
+    """Return a container that asks for GPUs; `blocks` of 256 MiB, None where none are named."""
+    limits = {CORE: str(core), **({} if blocks is None else {MEMORY: str(blocks)})}
+    return {**plain_container(name, script), "resources": {"limits": limits}}
+
+
+def plain_container(name: str = "main", script: str = "sleep 600") -> Object:
+    """Return a container that asks for nothing."""
+    return {"name": name, "image": SHELL_IMAGE, "command": ["sh", "-c", script]}
+
+
+def pod(name: str, *containers: Object, annotations: dict[str, str] | None = None, **spec: Any) -> Object:
+    """Return a pod that ends when its containers do."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations or {}},
+        "spec": template(*containers, **spec)["spec"],
+    }
+
+
+def template(*containers: Object, **spec: Any) -> Object:
+    """Return a pod template."""
+    return {
+        "metadata": {"labels": {"app": "test"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "containers": list(containers),
+            **spec,
+        },
+    }
+
+
+def job(name: str, *containers: Object, count: int = 1, **spec: Any) -> Object:
+    """Return a Job of `count` pods that run side by side."""
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": 0,
+            "template": template(*containers, **spec),
+        },
+    }
+
+
+def deployment(name: str, *containers: Object, count: int = 1) -> Object:
+    """Return a Deployment."""
+    made = template(*containers, restartPolicy="Always")
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"replicas": count, "selector": {"matchLabels": {"app": "test"}}, "template": made},
+    }

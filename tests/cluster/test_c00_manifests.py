@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every overlay renders and is taken by a real API server; the rendered file is that of today."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import yaml
+from cluster.harness.install import ROOT
+from cluster.harness.site import Site
+
+
+def _render(site: Site, overlay: str) -> str:
+    command = [str(site.kubectl.program), "kustomize", str(ROOT / "manifests/overlays" / overlay)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_the_rendered_file_is_up_to_date(site: Site) -> None:
+    kept = (ROOT / "manifests/install.yaml").read_text()
+    assert kept.endswith(_render(site, "default")), "render it again; its first lines say how"
+
+
+@pytest.mark.parametrize("overlay", ["default", "observe", "cert-manager", "playground"])
+def test_an_overlay_is_accepted_by_the_api_server(site: Site, overlay: str) -> None:
+    objects = [o for o in yaml.safe_load_all(_render(site, overlay)) if "cert-manager.io" not in o["apiVersion"]]
+    site.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+
+def test_the_guards_are_well_typed(site: Site) -> None:
+    policies = site.kubectl.list("validatingadmissionpolicies")
+    ours = [p for p in policies if p["metadata"]["name"].startswith("slicekeeper-")]
+    assert len(ours) == 4
+    for policy in ours:
+        assert not policy["status"].get("typeChecking", {}).get("expressionWarnings")

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installed from nothing: everything is ready, and every kind of workload runs on its slice and is charged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cluster.harness.charges import charge_of
+from cluster.harness.install import NAMESPACE
+from cluster.harness.kubectl import Object, wait_for
+from cluster.harness.site import (
+    CORE,
+    MEMORY,
+    SEAT,
+    Site,
+    deployment,
+    gpu_container,
+    job,
+    plain_container,
+    pod,
+    template,
+)
+
+from slicekeeper import inventory, names
+
+SHOW = "cat /run/slicekeeper/seat.json"
+
+
+def test_every_part_is_ready_and_all_but_the_agent_are_restricted(site: Site) -> None:
+    pods = site.pods(NAMESPACE)
+    restricted = site.namespace(labels={"pod-security.kubernetes.io/enforce": "restricted"})
+    assert {p["metadata"]["labels"]["app.kubernetes.io/name"] for p in pods} == {
+        "certificates", "nodeagent", "scheduler", "timekeeper", "webhook",
+    }  # fmt: skip
+    for part in pods:
+        ready = {c["type"]: c["status"] for c in part["status"]["conditions"]}
+        assert ready["Ready"] == "True", part["metadata"]["name"]
+        assert all(c["securityContext"]["readOnlyRootFilesystem"] for c in part["spec"]["containers"])
+        if part["metadata"]["labels"]["app.kubernetes.io/name"] != "nodeagent":
+            spec = {key: part["spec"][key] for key in ("containers", "volumes", "securityContext")}
+            copy = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "copy"}, "spec": spec}
+            spec["containers"] = [{**c, "volumeMounts": []} for c in spec["containers"]]
+            site.kubectl.create(copy, namespace=restricted, dry_run=True)
+    told = site.kubectl(
+        "label",
+        "--dry-run=server",
+        "--overwrite",
+        "namespace",
+        NAMESPACE,
+        "pod-security.kubernetes.io/enforce=restricted",
+    )
+    assert "labeled" in told
+
+
+def test_the_node_shows_its_gpus_and_their_capacity(site: Site) -> None:
+    node = next(n for n in site.kubectl.list("nodes") if inventory.of_node(n))
+    gpus = inventory.of_node(node)
+    for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
+        assert int(amounts[CORE]) == 100 * len(gpus)
+        assert int(amounts[MEMORY]) == sum(gpu.memory_mib // 256 for gpu in gpus)
+        assert int(amounts[SEAT]) == 256
+
+
+def test_a_job_completes_with_the_meter_inside_and_is_charged_exactly(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(job("train", gpu_container(script=f"{SHOW}; sleep 2", core=25)), namespace=team)
+    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=90s", timeout=100)
+    [done] = site.pods(team)
+    assert done["spec"]["initContainers"][0]["name"] == names.SIDECAR
+    closed = wait_for(
+        "closed interval",
+        lambda: [w for w in site.workloads(team).values() if w.state == "closed"],
+        seconds=30,
+    )
+    assert closed[0].charged_ms == charge_of(done)
+
+
+def test_what_the_design_says_stands_on_a_pod(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(pod("one", gpu_container(script=f"env; {SHOW}; sleep 60", core=30)), namespace=team)
+    running = site.wait_phase(team, "one", "Running")
+    annotations, spec = running["metadata"]["annotations"], running["spec"]
+    chosen = annotations[names.gpu_annotation("train")]
+    assert chosen in {gpu.uuid for node in site.kubectl.list("nodes") for gpu in inventory.of_node(node)}
+    assert annotations[names.BUDGET_STATE] == names.IN_BUDGET
+    assert annotations[names.CORE_LIMIT] == "100"
+    assert annotations[names.BOUND_AT].endswith("Z")
+    assert names.FINALIZER in running["metadata"]["finalizers"]
+    assert running["metadata"]["labels"][names.MANAGED_LABEL] == names.MANAGED_VALUE
+    assert spec["schedulerName"] == "slicekeeper-scheduler"
+    assert spec["containers"][0]["resources"]["limits"][SEAT] == "1"
+    field = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{names.gpu_annotation('train')}']"}
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": field}} in spec["containers"][0]["env"]
+    said = _logs(site, team, "one", "train")
+    assert "NVIDIA_VISIBLE_DEVICES=void" in said  # CDI's environment wins
+    seat = json.loads(said.splitlines()[-1])
+    assert (seat["namespace"], seat["pod"], seat["uid"]) == (team, "one", running["metadata"]["uid"])
+    assert seat["gpus"] == [chosen]
+
+
+def test_containers_see_their_own_seat_and_no_neighbours(site: Site) -> None:
+    team = site.namespace()
+    containers = (
+        gpu_container("left", f"{SHOW}; sleep 60", core=10),
+        gpu_container("right", f"{SHOW}; sleep 60", core=100, blocks=None),
+        plain_container("bare", "ls -d /run/slicekeeper /run; touch /run/slicekeeper/x; sleep 60"),
+    )
+    site.kubectl.create(pod("pair", *containers), namespace=team)
+    running = site.wait_phase(team, "pair", "Running")
+    seats = {name: json.loads(_logs(site, team, "pair", name)) for name in ("left", "right")}
+    for name, seat in seats.items():
+        assert seat["container"] == name
+        assert seat["gpus"] == running["metadata"]["annotations"][names.gpu_annotation(name)].split(",")
+    assert seats["left"]["id"] != seats["right"]["id"]
+    assert seats["left"]["gpus"] != seats["right"]["gpus"]
+    assert "ls: /run/slicekeeper: No such file" in _logs(site, team, "pair", "bare")
+    with pytest.raises(Exception, match="Read-only"):
+        site.kubectl("exec", "pair", "-c", "left", "-n", team, "--", "touch", "/run/slicekeeper/x")
+
+
+def test_deployment_statefulset_and_cronjob_run(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(deployment("serve", gpu_container(core=5, blocks=4), count=2), namespace=team)
+    labels = {"set": "test"}
+    made = template(gpu_container(core=5, blocks=4), restartPolicy="Always")
+    made["metadata"]["labels"] = labels
+    stateful = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": "db"},
+        "spec": {"replicas": 2, "serviceName": "db", "selector": {"matchLabels": labels}, "template": made},
+    }
+    cron = {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "metadata": {"name": "nightly"},
+        "spec": {
+            "schedule": "0 0 1 1 *",
+            "jobTemplate": {"spec": {"template": template(gpu_container(script="true", core=5, blocks=4))}},
+        },
+    }
+    site.kubectl.create(stateful, cron, namespace=team)
+    site.kubectl("create", "job", "tonight", "--from=cronjob/nightly", "-n", team)
+    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("wait", "--for=condition=Complete", "job/tonight", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("rollout", "restart", "deployment/serve", "-n", team)
+    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("delete", "pod", "db-0", "-n", team, timeout=90)  # the ordinal waits for the finalizer
+    site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=90s", timeout=100)
+
+
+def test_fifty_pods_at_once_each_with_its_own_seat(site: Site) -> None:
+    team = site.namespace("crowd")
+    site.kubectl.create(
+        job("crowd", gpu_container(script=f"{SHOW}; sleep 600", core=5, blocks=4), count=50), namespace=team
+    )
+
+    def running() -> list[Object]:
+        pods = site.pods(team)
+        up = [p for p in pods if p["status"].get("phase") == "Running"]
+        return up if len(up) == 50 else []
+
+    pods = wait_for("fifty running pods", running, seconds=180, pause=2)
+    said = site.kubectl(
+        "logs", "-n", team, "-l", "job-name=crowd", "-c", "train", "--prefix", "--tail=-1", "--max-log-requests=50"
+    )
+    lines = (line.partition("] ") for line in said.splitlines())
+    shown = {prefix.split("/")[1]: json.loads(text) for prefix, _, text in lines}
+    for one in pods:
+        seat = shown[one["metadata"]["name"]]
+        assert seat["uid"] == one["metadata"]["uid"]
+        assert seat["gpus"] == [one["metadata"]["annotations"][names.gpu_annotation("train")]]
+    assert len({seat["id"] for seat in shown.values()}) == 50
+    loads: dict[str, int] = {}
+    for seat in shown.values():
+        loads[seat["gpus"][0]] = loads.get(seat["gpus"][0], 0) + seat["core"]
+    assert max(loads.values()) <= 100
+    site.kubectl("delete", "job", "crowd", "-n", team, "--wait=false")
+
+
+def _logs(site: Site, namespace: str, name: str, container: str) -> str:
+    return wait_for("output", lambda: site.kubectl("logs", name, "-c", container, "-n", namespace))

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The webhook is away, hangs or shows a bad certificate: GPU pods are refused or wait, and nobody else notices."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cluster.harness.cluster import Cluster
+from cluster.harness.install import NAMESPACE
+from cluster.harness.kubectl import Refused, wait_for
+from cluster.harness.site import Site, deployment, gpu_container, plain_container, pod
+
+from certificates.authority import KeyPair, sign_server, split
+
+WEBHOOK = "deployment/webhook"
+HOST = f"webhook.{NAMESPACE}.svc"
+
+
+def _others_never_notice(site: Site, team: str) -> None:
+    began = time.monotonic()
+    site.kubectl.create(pod("plain", plain_container(script="true")), namespace=team)
+    system = pod("system", plain_container(script="true"))
+    site.kubectl.create(system, namespace="kube-system")
+    assert time.monotonic() - began < 3, "a pod that wants no GPU waited for the webhook"
+    site.kubectl("delete", "pod", "plain", "-n", team, "--wait=false")
+    site.kubectl("delete", "pod", "system", "-n", "kube-system", "--wait=false")
+
+
+def test_away_gpu_pods_are_refused_and_a_deployment_waits(site: Site) -> None:
+    team = site.namespace()
+    site.rollout(WEBHOOK, 0)
+    try:
+        wait_for("end of the webhook's pods", lambda: not site.pods(NAMESPACE, "app.kubernetes.io/name=webhook"))
+        with pytest.raises(Refused, match="failed calling webhook"):
+            site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
+        _others_never_notice(site, team)
+        site.kubectl.create(deployment("serve", gpu_container(core=5)), namespace=team)
+        wait_for("refusal told by an event", lambda: site.events(team, "FailedCreate"))
+    finally:
+        site.rollout(WEBHOOK, 1)
+    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=120s", timeout=130)
+
+
+def test_hanging_gpu_pods_are_refused_in_time(site: Site, cluster: Cluster) -> None:
+    team = site.namespace()
+    cluster.run("pkill", "-STOP", "-f", "slicekeeper webhook serve")
+    try:
+        began = time.monotonic()
+        with pytest.raises(Refused, match="failed calling webhook"):
+            site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
+        assert time.monotonic() - began < 12, "longer than the two timeouts that are configured"
+        _others_never_notice(site, team)
+    finally:
+        cluster.run("pkill", "-CONT", "-f", "slicekeeper webhook serve")
+    wait_for("webhook that answers", lambda: _admits(site, team), seconds=60)
+
+
+def test_an_expired_certificate_is_refused_and_healed(site: Site) -> None:
+    team = site.namespace()
+    secret = site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)
+    kept = {key: base64.b64decode(value) for key, value in secret["data"].items()}
+    newest = KeyPair(split(kept["ca.crt"])[0], kept["ca.key"])
+    expired = sign_server(newest, (HOST,), datetime.now(UTC) - timedelta(minutes=30), timedelta(minutes=10))
+    data = {"tls.crt": _encoded(expired.certificate), "tls.key": _encoded(expired.key)}
+    site.rollout("deployment/certificates", 0)
+    try:
+        wait_for("end of the keeper", lambda: not site.pods(NAMESPACE, "app.kubernetes.io/name=certificates"))
+        site.kubectl.patch("secret", "webhook-tls", {"data": data}, NAMESPACE)
+        site.rollout(WEBHOOK)  # connections that are open stay good; new ones see what the Secret has
+        wait_for("refusal", lambda: _refused_for(site, team, "certificate has expired"), seconds=60, pause=1)
+        _others_never_notice(site, team)
+    finally:
+        site.rollout("deployment/certificates", 1)
+    wait_for("certificate that is good again", lambda: _admits(site, team), seconds=120, pause=1)
+
+
+def test_rotation_under_load_fails_no_admission(site: Site) -> None:
+    team = site.namespace()
+    before = site.kubectl.get("secret", "webhook-tls", NAMESPACE)["data"]["tls.crt"]
+    trusted = site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"]
+    failed: list[str] = []
+    done, stop = 0, threading.Event()
+
+    def load() -> None:
+        nonlocal done
+        while not stop.is_set():
+            try:
+                site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team, dry_run=True)
+                done += 1
+            except Refused as error:
+                failed.append(str(error))
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        # Without its key a CA can sign no more: a new one is made, the old one stays trusted.
+        patch = [{"op": "remove", "path": "/data/ca.key"}]
+        site.kubectl("patch", "secret", "slicekeeper-ca", "-n", NAMESPACE, "--type=json", "-p", json.dumps(patch))
+        after = wait_for("new certificate", lambda: next(_changed(site, before), None), seconds=60)
+        bundle = base64.b64decode(site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"])
+        assert base64.b64decode(trusted) in bundle
+        assert bundle.count(b"BEGIN CERTIFICATE") == base64.b64decode(trusted).count(b"BEGIN CERTIFICATE") + 1
+        mounted = "/etc/slicekeeper/tls/tls.crt"
+        read = ("/usr/local/bin/python3", "-c", f"print(open('{mounted}').read())")
+        wanted = base64.b64decode(after).decode().split()
+        wait_for(
+            "webhook that has it",
+            lambda: site.kubectl("exec", WEBHOOK, "-n", NAMESPACE, "--", *read).split() == wanted,
+            seconds=120,
+            pause=2,
+        )
+        reached, end = done, time.monotonic() + 30
+        wait_for("more admissions", lambda: done > reached + 20 or failed or time.monotonic() > end)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+    assert done > 20
+
+
+def _changed(site: Site, before: str) -> Iterator[str]:
+    now = site.kubectl.get("secret", "webhook-tls", NAMESPACE)["data"]["tls.crt"]
+    if now != before:
+        yield now
+
+
+def _admits(site: Site, team: str) -> bool:
+    return not _refused_for(site, team, "")
+
+
+def _refused_for(site: Site, team: str, reason: str) -> bool:
+    try:
+        site.kubectl.create(pod("probe", gpu_container(core=5)), namespace=team, dry_run=True)
+    except Refused as error:
+        return reason in str(error)
+    return False
+
+
+def _encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timekeeper, the API server and etcd go away while pods start, end and are deleted: every charge is right."""
+
+from __future__ import annotations
+
+import os
+
+from cluster.harness.charges import charge_of
+from cluster.harness.cluster import Cluster
+from cluster.harness.install import NAMESPACE
+from cluster.harness.kubectl import Object, wait_for
+from cluster.harness.site import Site, gpu_container, job
+
+from slicekeeper import names
+
+BURST = int(os.environ.get("SLICEKEEPER_CLUSTER_BURST", "24"))
+"""Pods of the burst; 200 take about four minutes on two cores."""
+
+TIMEKEEPER = "deployment/timekeeper"
+PART = "app.kubernetes.io/name=timekeeper"
+
+
+def _ended(one: Object) -> bool:
+    """Whether a pod is deleted and every container of it has ended; only our finalizer keeps it."""
+    statuses = one["status"].get("containerStatuses", [])
+    if "deletionTimestamp" not in one["metadata"]:
+        return False
+    return one["status"].get("phase") in ("Succeeded", "Failed") and all("terminated" in s["state"] for s in statuses)
+
+
+def _expected(pods: list[Object]) -> dict[str, int]:
+    return {one["metadata"]["uid"]: charge_of(one) for one in pods if names.BOUND_AT in one["metadata"]["annotations"]}
+
+
+def _booked(site: Site, team: str) -> dict[str, int]:
+    closed = [w for w in site.workloads(team).values() if w.state == "closed"]
+    return {w.pod_uid: w.charged_ms + w.over_budget_ms for w in closed}
+
+
+def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> None:
+    team = site.namespace("crowd")
+    site.kubectl.create(job("before", gpu_container(script="sleep 600", core=5, blocks=4), count=3), namespace=team)
+    wait_for("pods that ran before", lambda: _phase(site, team, "before", "Running") == 3, seconds=60)
+    site.rollout(TIMEKEEPER, 0)
+    try:
+        wait_for("end of the timekeeper", lambda: not site.pods(NAMESPACE, PART))
+        burst = job("burst", gpu_container(script="sleep 2", core=5, blocks=4), count=BURST)
+        burst["spec"]["parallelism"] = min(BURST, 40)
+        site.kubectl.create(burst, namespace=team)
+        site.kubectl("delete", "pods", "-n", team, "-l", "job-name=before", "--wait=false")
+        cluster.forget_history()
+        cluster.kill("kube-apiserver")
+        cluster.start("kube-apiserver")
+        limit = 60 + BURST * 3
+        wait_for("end of the burst", lambda: _phase(site, team, "burst", "Succeeded") >= BURST, limit, 2)
+        cluster.kill("etcd")
+        cluster.start("etcd")
+        wait_for("answering API server", lambda: _answers(site), 60)
+        site.kubectl("delete", "job", "burst", "-n", team, "--wait=false", "--cascade=background")
+        site.kubectl("delete", "job", "before", "-n", team, "--wait=false", "--cascade=background")
+        cluster.forget_history()
+        wait_for("deleted pods that have all ended", lambda: all(map(_ended, site.pods(team))), 60, 1)
+        records = site.pods(team)
+        assert len(records) >= BURST + 3
+        assert all(
+            "deletionTimestamp" in r["metadata"] and names.FINALIZER in r["metadata"]["finalizers"] for r in records
+        )
+    finally:
+        site.rollout(TIMEKEEPER, 1)
+    wait_for("pods that are let go", lambda: not site.pods(team), seconds=60)
+    assert _booked(site, team) == _expected(records)
+
+
+def test_the_watch_breaks_and_history_is_gone(site: Site, cluster: Cluster) -> None:
+    team = site.namespace("crowd")
+    site.kubectl.create(job("some", gpu_container(script="sleep 6", core=5, blocks=4), count=6), namespace=team)
+    wait_for("running pods", lambda: _phase(site, team, "some", "Running") == 6, seconds=60)
+    cluster.run("pkill", "-STOP", "-f", "slicekeeper timekeeper [s]erve")
+    try:
+        wait_for("their end", lambda: _phase(site, team, "some", "Succeeded") == 6, seconds=60)
+        site.kubectl("delete", "job", "some", "-n", team, "--wait=false", "--cascade=background")
+        wait_for("their deletion", lambda: all("deletionTimestamp" in p["metadata"] for p in site.pods(team)))
+        records = site.pods(team)
+        cluster.forget_history()
+        cluster.kill("etcd")
+        cluster.start("etcd")
+        cluster.kill("kube-apiserver")
+        cluster.start("kube-apiserver")
+        wait_for("answering API server", lambda: _answers(site), 60)
+    finally:
+        cluster.run("sh", "-c", "pkill -CONT -f 'slicekeeper timekeeper [s]erve' || true")
+    wait_for("pods that are let go", lambda: not site.pods(team), seconds=60)
+    assert len(records) == 6
+    assert _booked(site, team) == _expected(records)
+
+
+def _phase(site: Site, team: str, name: str, phase: str) -> int:
+    return sum(p["status"].get("phase") == phase for p in site.pods(team, f"job-name={name}"))
+
+
+def _answers(site: Site) -> bool:
+    return bool(site.kubectl("get", "--raw", "/readyz"))

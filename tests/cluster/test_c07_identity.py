@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may say and change what: forged reports, stolen tokens, editors, the parts' own accounts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster.harness.cluster import Cluster
+from cluster.harness.install import NAMESPACE
+from cluster.harness.kubectl import Kubectl, Object, Refused
+from cluster.harness.site import Site, gpu_container, pod
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, utils
+
+from slicekeeper import names
+from slicekeeper.errors import Forbidden
+from slicekeeper.kube.client import NODES
+
+AGENT = "system:serviceaccount:slicekeeper-system:nodeagent"
+TIMEKEEPER = "system:serviceaccount:slicekeeper-system:timekeeper"
+
+
+def _report(of: Object, used_ms: int = 1) -> dict[str, Any]:
+    metadata = of["metadata"]
+    return {
+        "namespace": metadata["namespace"],
+        "podName": metadata["name"],
+        "podUid": metadata["uid"],
+        "container": "train",
+        "epoch": time.time_ns(),
+        "seq": 1,
+        "usedMs": used_ms,
+        "monotonicNs": time.monotonic_ns(),
+        "source": "node",
+        "final": False,
+    }
+
+
+def _outcomes(site: Site, token: str, *reports: dict[str, Any]) -> list[dict[str, str]]:
+    with site.raw_timekeeper(token) as client:
+        answer = client.json("POST", "/api/v1/reports", body={"reports": list(reports)})
+    outcomes: list[dict[str, str]] = answer["outcomes"]
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def pair(site: Site) -> Iterator[tuple[Object, Object]]:
+    """Two running pods of two namespaces."""
+    teams = [site.namespace(), site.namespace()]
+    site.namespaces.clear()  # they outlive the first test
+    for team in teams:
+        site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
+    mine, theirs = (site.wait_phase(team, "one", "Running") for team in teams)
+    yield mine, theirs
+    site.namespaces.extend(teams)
+    site.clear()
+
+
+def test_a_pod_speaks_for_itself_alone(site: Site, pair: tuple[Object, Object]) -> None:
+    mine, theirs = pair
+    before = site.workloads(theirs["metadata"]["namespace"])[theirs["metadata"]["uid"]]
+    token = site.pod_token(mine)
+    [own] = _outcomes(site, token, _report(mine))
+    assert own["outcome"] in ("accepted", "refused"), own
+    [forged] = _outcomes(site, token, _report(theirs, used_ms=5))
+    assert forged["outcome"] == "refused"
+    assert forged["reason"]
+    after = site.workloads(theirs["metadata"]["namespace"])[theirs["metadata"]["uid"]]
+    assert after.used_ms == before.used_ms
+
+
+def test_tokens_that_say_nothing_are_refused(site: Site, pair: tuple[Object, Object]) -> None:
+    mine, _ = pair
+    namespace = mine["metadata"]["namespace"]
+    other_audience = site.pod_token(mine, audience="https://kubernetes.default.svc")
+    not_bound = site.kubectl("create", "token", "default", "-n", namespace, "--audience=timekeeper").strip()
+    for token, status in (("", 401), ("nonsense", 401), (other_audience, 401), (not_bound, 403)):
+        with pytest.raises(Forbidden) as refused:
+            _outcomes(site, token, _report(mine))
+        assert refused.value.status == status, token[:20]
+        assert refused.value.reason
+
+
+def test_an_expired_token_is_refused(site: Site, cluster: Cluster, pair: tuple[Object, Object]) -> None:
+    mine, _ = pair
+    good = site.pod_token(mine)
+    key = (cluster.folder / "pki/service-account.key").read_bytes()
+    assert _outcomes(site, _resigned(good, key, exp=int(time.time()) + 600), _report(mine))
+    with pytest.raises(Forbidden, match="audience|token"):
+        _outcomes(site, _resigned(good, key, exp=int(time.time()) - 60), _report(mine))
+
+
+def test_the_token_of_a_pod_that_is_gone_is_refused(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
+    mine = site.wait_phase(team, "one", "Running")
+    token = site.pod_token(mine)
+    site.kubectl("delete", "pod", "one", "-n", team, timeout=60)
+    with pytest.raises(Forbidden):
+        _outcomes(site, token, _report(mine))
+
+
+def test_readers_see_what_their_roles_allow(site: Site, pair: tuple[Object, Object]) -> None:
+    mine, theirs = (one["metadata"]["namespace"] for one in pair)
+    site.kubectl("create", "serviceaccount", "reader", "-n", mine)
+    site.kubectl("create", "rolebinding", "reader", "--clusterrole=view", f"--serviceaccount={mine}:reader", "-n", mine)
+    token = site.kubectl("create", "token", "reader", "-n", mine, "--audience=timekeeper").strip()
+    with site.raw_timekeeper(token) as client:
+        assert client.json("GET", f"/api/v1/budgets/{mine}")["namespace"] == mine
+        for method, path, body in (
+            ("GET", f"/api/v1/budgets/{theirs}", None),
+            ("GET", "/api/v1/budgets", None),
+            ("PUT", f"/api/v1/budgets/{mine}", {"amountMs": 10**9, "period": "none", "timeZone": "UTC"}),
+            ("POST", f"/api/v1/budgets/{mine}/grants", {"amountMs": 10**9, "reason": "mine"}),
+        ):
+            with pytest.raises(Forbidden, match="may not") as refused:
+                client.json(method, path, body=body)
+            assert refused.value.status == 403
+
+
+def _editor(site: Site, namespace: str) -> Kubectl:
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "alice"},
+        "roleRef": role,
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "alice"}],
+    }
+    site.kubectl.apply(binding, namespace=namespace)
+    return site.kubectl.acting("--as=alice")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({"annotations": {names.BUDGET_STATE: names.OVER_BUDGET}}, "the timekeeper alone writes it"),
+        ({"annotations": {names.BOUND_AT: "2030-01-01T00:00:00.000Z"}}, "stays as it was"),
+        ({"annotations": {names.gpu_annotation("train"): None}}, "stays as it was"),
+        ({"annotations": {names.GPU_CLASS: names.BACKGROUND}}, "stays as it was"),
+        ({"annotations": {names.CORE_LIMIT: "99"}}, "stays as it was"),
+        ({"labels": {names.MANAGED_LABEL: None}}, "stays as it was"),
+        ({"finalizers": None}, "the timekeeper removes it"),
+    ],
+)
+def test_an_editor_cannot_change_what_we_wrote(
+    site: Site, pair: tuple[Object, Object], metadata: dict[str, Any], told: str
+) -> None:
+    namespace = pair[0]["metadata"]["namespace"]
+    before = site.pod(namespace, "one")
+    alice = _editor(site, namespace)
+    with pytest.raises(Refused, match=told):
+        alice.patch("pod", "one", {"metadata": metadata}, namespace)
+    own = {"annotations": {"mine": "yes"}, "labels": {"team": "mine"}}
+    alice.patch("pod", "one", {"metadata": own}, namespace)
+    after = site.pod(namespace, "one")
+    assert after["metadata"]["finalizers"] == before["metadata"]["finalizers"]
+    assert after["metadata"]["annotations"] == {**before["metadata"]["annotations"], "mine": "yes"}
+
+
+def test_an_editor_cannot_bind_a_pod_to_gpus(site: Site) -> None:
+    team = site.namespace()
+    alice = _editor(site, team)
+    site.kubectl.create(pod("one", gpu_container(core=5), nodeSelector={"nowhere": "true"}), namespace=team)
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "one", "annotations": {names.gpu_annotation("train"): "GPU-mine"}},
+        "target": {"kind": "Node", "name": "node-1"},
+    }
+    # The namespace's administrator has no right on bindings at all; somebody who has is stopped by the guard.
+    site.kubectl("create", "role", "binder", "--verb=create", "--resource=pods/binding", "-n", team)
+    site.kubectl("create", "rolebinding", "binder", "--role=binder", "--user=alice", "-n", team)
+    url = f"/api/v1/namespaces/{team}/pods/one/binding"
+    with pytest.raises(Refused, match="only Slicekeeper's scheduler"):
+        alice("create", "--raw", url, "-f", "-", stdin=json.dumps(binding))
+    assert "nodeName" not in site.pod(team, "one")["spec"]
+
+
+def test_the_timekeepers_account_changes_nothing_else(site: Site, pair: tuple[Object, Object]) -> None:
+    mine, _ = pair
+    namespace = mine["metadata"]["namespace"]
+    acting = site.kubectl.acting(f"--as={TIMEKEEPER}")
+    image = {"spec": {"containers": [{"name": "train", "image": "evil:1"}]}}
+    with pytest.raises(Refused, match="may not change a pod's spec"):
+        acting("patch", "pod", "one", "-n", namespace, "--type=strategic", "-p", json.dumps(image))
+    with pytest.raises(Refused, match="only the budget state"):
+        acting.patch("pod", "one", {"metadata": {"labels": {"mine": "yes"}}}, namespace)
+    with pytest.raises(Refused, match="cannot delete"):
+        acting("delete", "pod", "one", "-n", namespace)
+    acting.patch("pod", "one", {"metadata": {"annotations": {names.BUDGET_STATE: names.IN_BUDGET}}}, namespace)
+
+
+def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
+    site.kubectl.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}})
+    try:
+        agent = site.part("nodeagent")
+        own = agent["spec"]["nodeName"]
+        acting = site.client(site.pod_token(agent, audience="https://kubernetes.default.svc"))
+        gpus = {"metadata": {"annotations": {names.NODE_GPUS: "[]"}}}
+        mine = {"metadata": {"annotations": {"mine": "yes"}}}
+        with pytest.raises(Forbidden, match="only the node that it runs on"):
+            acting.patch(NODES, "node-2", gpus, subresource="status")
+        with pytest.raises(Forbidden, match="only its node's GPUs"):
+            acting.patch(NODES, own, mine, subresource="status")
+        with pytest.raises(Forbidden, match="cannot patch"):
+            acting.patch(NODES, own, mine)
+        now = site.kubectl.get("node", own)["metadata"]["annotations"][names.NODE_GPUS]
+        acting.patch(NODES, own, {"metadata": {"annotations": {names.NODE_GPUS: now}}}, subresource="status")
+        site.kubectl("create", "clusterrole", "labeller", "--verb=get,patch", "--resource=nodes")
+        site.kubectl("create", "clusterrolebinding", "labeller", "--clusterrole=labeller", "--user=bob")
+        with pytest.raises(Refused, match="the node agent alone writes it"):
+            site.kubectl.acting("--as=bob").patch("node", own, gpus)
+    finally:
+        site.kubectl("delete", "node", "node-2")
+        site.kubectl("delete", "clusterrolebinding,clusterrole", "labeller", "--ignore-not-found")
+
+
+def test_what_is_refused_is_counted(site: Site) -> None:
+    team = site.namespace()
+    with pytest.raises(Refused):
+        site.kubectl.create(pod("one", gpu_container(core=150)), namespace=team)
+    told = site.kubectl("get", "--raw", "/metrics", timeout=30)
+    assert 'apiserver_validating_admission_policy_check_total{enforcement_action="deny"' in told
+    webhook = site.part("webhook")["metadata"]["name"]
+    own = site.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/https:{webhook}:8443/proxy/metrics")
+    assert "core-not-whole" in own
+
+
+def _resigned(token: str, key: bytes, **claims: int) -> str:
+    """Return the token with other claims, signed with the cluster's own key."""
+    header, body, _ = token.split(".")
+    content = json.loads(base64.urlsafe_b64decode(body + "=="))
+    content |= claims
+    content["iat"] = content["nbf"] = min(content["iat"], claims["exp"] - 600)
+    signed = f"{header}.{_text(json.dumps(content).encode())}"
+    private = serialization.load_pem_private_key(key, None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    r, s = utils.decode_dss_signature(private.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
+    return f"{signed}.{_text(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A budget runs out while real pods run: states flip and are told, places change hands, a grant undoes it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from cluster.harness.kubectl import Object, wait_for
+from cluster.harness.site import Site, deployment, gpu_container, job, pod
+
+from slicekeeper import names
+
+
+def _states(site: Site, namespace: str) -> Counter[str]:
+    return Counter(p["metadata"]["annotations"][names.BUDGET_STATE] for p in _alive(site, namespace))
+
+
+def _alive(site: Site, namespace: str) -> list[Object]:
+    return [
+        p for p in site.pods(namespace)
+        if p["status"].get("phase") == "Running" and "deletionTimestamp" not in p["metadata"]
+    ]  # fmt: skip
+
+
+def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site) -> None:
+    poor, rich = site.namespace("poor"), site.namespace()
+    # 60 percent of each of four GPUs: a pod that wants half a GPU fits the node's total, and no single GPU.
+    site.kubectl.create(deployment("leftovers", gpu_container(core=60, blocks=64), count=4), namespace=poor)
+    wait_for("four running pods", lambda: len(_alive(site, poor)) == 4, seconds=90)
+    assert len({p["metadata"]["annotations"][names.gpu_annotation("train")] for p in _alive(site, poor)}) == 4
+
+    wait_for("over-budget states", lambda: _states(site, poor)[names.OVER_BUDGET] == 4, seconds=60)
+    assert len(_alive(site, poor)) == 4, "nothing is deleted for lack of budget alone"
+    assert wait_for("event", lambda: [e for e in site.kubectl.list("events", poor) if "budget" in e["message"].lower()])
+
+    held = {p["metadata"]["uid"] for p in _alive(site, poor)}
+
+    wait_for("webhook that knows", lambda: _class_now(site, poor) == "gpu-lower-priority", seconds=20)
+    site.kubectl.create(pod("late", gpu_container(core=5, blocks=4)), namespace=poor)
+    late = site.pod(poor, "late")
+    assert late["spec"]["priorityClassName"] == "gpu-lower-priority"
+    assert (late["spec"]["priority"], late["spec"]["preemptionPolicy"]) == (-100, "Never")
+    assert late["metadata"]["annotations"][names.BUDGET_STATE] == names.OVER_BUDGET
+
+    site.kubectl.create(pod("urgent", gpu_container(core=50, blocks=64)), namespace=rich)
+    urgent = site.wait_phase(rich, "urgent", "Running", seconds=60)
+    assert len([p for p in _alive(site, poor) if p["metadata"]["uid"] in held]) == 3, "the fewest give way"
+    assert [
+        e
+        for e in site.kubectl.list("events", poor)
+        if e["involvedObject"].get("uid") in held and "urgent" in e["message"]
+    ]
+    assert [e for e in site.kubectl.list("events", rich) if e["involvedObject"].get("uid") == urgent["metadata"]["uid"]]
+
+    over = site.workloads(poor)
+    assert all(w.over_budget_ms > 0 for w in over.values() if w.pod_uid in held)
+    with site.timekeeper() as client:
+        client.grant(poor, 3_600_000, "the suite says so", "grant-1")
+        client.grant(poor, 3_600_000, "the suite says so", "grant-1")
+        assert client.budget(poor).granted_ms == 3_600_000
+    wait_for("states back in budget", lambda: set(_states(site, poor)) == {names.IN_BUDGET}, seconds=60)
+    site.kubectl.create(pod("after", gpu_container(core=5, blocks=4)), namespace=poor)
+    assert site.pod(poor, "late")["spec"]["priorityClassName"] == "gpu-lower-priority", "a class never changes"
+    wait_for("webhook that knows", lambda: _class_now(site, poor) == "gpu-default-priority", seconds=20)
+
+
+def test_an_in_budget_pod_is_never_taken_from(site: Site) -> None:
+    first, second = site.namespace(), site.namespace()
+    site.kubectl.create(job("hold", gpu_container(core=100, blocks=None), count=4), namespace=first)
+    wait_for("four running pods", lambda: len(_alive(site, first)) == 4, seconds=90)
+    site.kubectl.create(pod("waits", gpu_container(core=50, blocks=64)), namespace=second)
+    wait_for("word why it waits", lambda: site.events(second, "FailedScheduling"), seconds=30)
+    assert len(_alive(site, first)) == 4
+    assert site.pod(second, "waits")["status"]["phase"] == "Pending"
+    site.kubectl("delete", "job", "hold", "-n", first, "--wait=false")
+    site.wait_phase(second, "waits", "Running", seconds=60)
+
+
+def _events(site: Site, namespace: str) -> list[tuple[str, str]]:
+    """Return whom each event is about, and what it says."""
+    return [(e["involvedObject"].get("uid", ""), e["message"]) for e in site.kubectl.list("events", namespace)]
+
+
+def _class_now(site: Site, namespace: str) -> str:
+    made = pod("probe", gpu_container(core=5, blocks=4))
+    command = ("create", "--dry-run=server", "-n", namespace, "-f", "-", "-o", "jsonpath={.spec.priorityClassName}")
+    return site.kubectl(*command, stdin=json.dumps(made)).strip()

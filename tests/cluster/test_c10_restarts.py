@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agent and kubelet are killed while pods start, run and restart: no wrong seat, no lost pod."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from cluster.harness.cluster import Cluster
+from cluster.harness.kubectl import Object, Refused, wait_for
+from cluster.harness.site import SEAT, Site, deployment, gpu_container, pod
+
+from slicekeeper import names
+
+SHOW = "cat /run/slicekeeper/seat.json"
+
+
+def _seat(site: Site, one: Object) -> Object:
+    metadata = one["metadata"]
+    said = site.kubectl("logs", metadata["name"], "-c", "train", "-n", metadata["namespace"])
+    seat: Object = json.loads(said.splitlines()[-1])
+    return seat
+
+
+def _right(site: Site, one: Object) -> bool:
+    try:
+        seat = _seat(site, one)
+    except (Refused, IndexError, ValueError):
+        return False
+    chosen = one["metadata"]["annotations"][names.gpu_annotation("train")].split(",")
+    assert seat["uid"] == one["metadata"]["uid"], "a seat of another pod"
+    assert seat["gpus"] == chosen
+    return True
+
+
+def _kill_agent(cluster: Cluster) -> None:
+    """Kill the agent if it is up; kubelet starts it again, each time a little later."""
+    cluster.run("sh", "-c", "pkill -KILL -f 'slicekeeper nodeagent [r]un' || true")
+
+
+def _running(site: Site, namespace: str) -> list[Object]:
+    return [p for p in site.pods(namespace) if p["status"].get("phase") == "Running"
+            and all(c["ready"] for c in p["status"].get("containerStatuses", []))]  # fmt: skip
+
+
+def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Cluster) -> None:
+    team = site.namespace("crowd")
+    site.kubectl.create(
+        deployment("serve", gpu_container(script=f"{SHOW}; sleep 600", core=5, blocks=4), count=20), namespace=team
+    )
+    for round_ in range(3):
+        time.sleep(1.5)
+        _kill_agent(cluster)
+        if round_ == 1:
+            cluster.kill("kubelet")
+            time.sleep(1)
+            cluster.start("kubelet")
+    pods = wait_for(
+        "twenty running pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=180, pause=2
+    )
+    wait_for("their seats", lambda: all(_right(site, one) for one in pods), seconds=30)
+    ids = [_seat(site, one)["id"] for one in pods]
+    assert len(set(ids)) == 20
+
+
+def test_a_restarting_container_keeps_its_seat_over_an_agents_restart(site: Site, cluster: Cluster) -> None:
+    team = site.namespace()
+    crash = gpu_container(script=f"{SHOW}; sleep 4; exit 1", core=5, blocks=4)
+    site.kubectl.create(pod("crash", crash, restartPolicy="Always"), namespace=team)
+    first = _seat(site, site.wait_phase(team, "crash", "Running"))
+    _kill_agent(cluster)
+
+    def restarted() -> Object | None:
+        one = site.pod(team, "crash")
+        status = one["status"]["containerStatuses"][0]
+        return one if status["restartCount"] >= 2 and _right(site, one) else None
+
+    again = wait_for("second restart", restarted, seconds=120, pause=1)
+    assert _seat(site, again) == first
+
+
+def test_a_node_created_anew_has_its_gpus_again(site: Site, cluster: Cluster) -> None:
+    name = site.part("nodeagent")["spec"]["nodeName"]
+    zeroed = [{"op": "replace", "path": "/status/capacity/tencent.com~1vcuda-core", "value": "0"}]
+    site.kubectl("patch", "node", name, "--subresource=status", "--type=json", "-p", json.dumps(zeroed))
+    wait_for(
+        "capacity", lambda: site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400", 30
+    )
+    cluster.kill("kubelet")
+    cluster.start("kubelet")
+    wait_for("seats", lambda: site.kubectl.get("node", name)["status"]["allocatable"].get(SEAT) == "256", 60)
+    assert site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400"

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A look at what is there, then everything is taken away: nothing of ours stays, and no pod is stuck.
+
+The last of the suite: it leaves a cluster without Slicekeeper.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from cluster.harness import install
+from cluster.harness.kubectl import wait_for
+from cluster.harness.site import CORE, Site, gpu_container, pod
+
+
+@contextmanager
+def _proxy(site: Site) -> Iterator[str]:
+    command = site.kubectl.command("proxy", "--port=0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as proxy:
+        try:
+            assert proxy.stdout is not None
+            found = re.search(r"127\.0\.0\.1:\d+", proxy.stdout.readline())
+            assert found is not None
+            yield f"http://{found[0]}"
+        finally:
+            proxy.terminate()
+
+
+def _check(site: Site, *arguments: str) -> tuple[int, str]:
+    with _proxy(site) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", "check", *arguments],
+            env={"SLICEKEEPER_KUBERNETES_SERVER": server, "HOME": str(site.folder)},
+            cwd=site.folder, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_check_names_what_is_unmetered(site: Site) -> None:
+    assert _check(site) == (0, "nothing is missing, nothing is unmetered\n")
+    team = site.namespace()
+    saved = site.kubectl(
+        "get", "validatingwebhookconfiguration,mutatingwebhookconfiguration", "slicekeeper", "-o", "yaml"
+    )
+    site.kubectl("delete", "validatingwebhookconfiguration,mutatingwebhookconfiguration", "slicekeeper")
+    try:
+        site.kubectl.create(pod("early", gpu_container(core=5)), namespace=team)
+        code, told = _check(site)
+    finally:
+        site.kubectl("create", "-f", "-", stdin=re.sub(r"\n\s+(resourceVersion|uid): .*", "", saved))
+    assert code == 1
+    assert f"pod {team}/early uses GPUs unmetered" in told
+    assert "mutatingwebhookconfigurations slicekeeper is missing" in told
+
+
+def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(pod("runs", gpu_container(core=5)), namespace=team)
+    site.wait_phase(team, "runs", "Running")
+    site.kubectl("delete", "-k", str(install.SUITE), "--wait=true", "--timeout=120s", timeout=130)
+    site.kubectl("delete", "pod", "runs", "-n", team, "--wait=false")
+    code, told = _check(site)
+    assert code == 1
+    assert f"pod {team}/runs keeps our finalizer" in told
+    code, told = _check(site, "--repair")
+    assert code == 0, told
+    wait_for("pod that goes", lambda: not site.pods(team), seconds=60)
+    node = site.kubectl.list("nodes")[0]
+    assert not [key for key in node["metadata"]["annotations"] if "slicekeeper" in key]
+    assert CORE not in node["status"]["capacity"]
+    everything = site.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+    ignored = {"events", "events.events.k8s.io", "persistentvolumes", "pods.metrics.k8s.io"}
+    left = [
+        line
+        for kind in everything
+        if kind not in ignored
+        for line in site.kubectl("get", kind, "-A", "-o", "name", "--ignore-not-found").splitlines()
+        if "slicekeeper" in line or "gpu-" in line
+    ]
+    mine = {"clusterrolebinding.rbac.authorization.k8s.io/slicekeeper-suite"}
+    assert set(left) - mine == set()
+    site.kubectl.create(pod("plain", gpu_container(core=5)), namespace=team, dry_run=True)
+    with pytest.raises(Exception, match="not found"):
+        site.kubectl("get", "namespace", install.NAMESPACE)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Databases for tests: a file of SQLite, or a database of a real PostgreSQL that is started here on loopback.
+
+PostgreSQL is Debian's server, run as an unprivileged user in a folder of its own and stopped by its process id.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from timekeeper.store import migrate
+from timekeeper.store.engine import make_engine
+from timekeeper.store.models import Base
+
+KINDS = ("sqlite", "postgresql")
+_USERS = ("postgres", "nobody")
+
+
+def find_server() -> Path:
+    """Return PostgreSQL's folder of programs; install Debian's package where that is missing and we may."""
+    found = _programs()
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        with suppress(OSError, subprocess.SubprocessError):
+            for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "postgresql"]):
+                subprocess.run(["apt-get", *command], check=False, capture_output=True, timeout=300)
+        found = _programs()
+    if found is None:
+        pytest.skip("PostgreSQL's server is not installed: apt-get install postgresql")
+    return found
+
+
+def _programs() -> Path | None:
+    places = [*Path("/usr/lib/postgresql").glob("*/bin"), *map(Path, os.environ.get("PATH", "").split(":"))]
+    places = [place for place in places if (place / "initdb").exists() and (place / "postgres").exists()]
+    return max(places, key=lambda p: int(p.parent.name) if p.parent.name.isdecimal() else 0, default=None)
+
+
+def unprivileged() -> pwd.struct_passwd:
+    """Return whom the server runs as: it refuses to be root."""
+    if os.geteuid() != 0:
+        return pwd.getpwuid(os.geteuid())
+    for name in _USERS:
+        with suppress(KeyError):
+            return pwd.getpwnam(name)
+    pytest.skip("PostgreSQL needs an unprivileged user to run as: useradd postgres")
+
+
+class Postgres:
+    """One server. `start` after `stop` goes on with the same data."""
+
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+        self._programs = find_server()
+        self._user = unprivileged()
+        self._folder = folder
+        self._data = folder / "data"
+        os.chown(folder, self._user.pw_uid, self._user.pw_gid)
+        self._run("initdb", "-D", str(self._data), "-U", "timekeeper", "-A", "trust", "-E", "UTF8", "--no-sync")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self._durable = durable
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names = count()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._programs / program), *arguments], user=self._user.pw_uid, group=self._user.pw_gid,
+            extra_groups=[] if os.geteuid() == 0 else None, cwd=self._folder, capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr.decode()
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        given = {
+            "listen_addresses": "127.0.0.1", "port": str(self.port), "unix_socket_directories": "",
+            "fsync": "on" if self._durable else "off", "max_connections": "100", "shared_buffers": "64MB",
+        }  # fmt: skip
+        options = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self._programs / "postgres"), "-D", str(self._data), *options], stdout=log, stderr=log,
+                user=self._user.pw_uid, group=self._user.pw_gid,
+                extra_groups=[] if os.geteuid() == 0 else None, cwd=self._folder, start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            assert self._process.poll() is None, (self._folder / "log").read_text()
+            assert time.monotonic() < deadline, "PostgreSQL does not answer"
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        try:
+            self.execute("SELECT 1")
+        except Exception:
+            return False
+        return True
+
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        """Run one statement outside a transaction."""
+        engine = create_engine(self.url(database), isolation_level="AUTOCOMMIT")
+        try:
+            with engine.connect() as connection:
+                connection.execute(text(statement))
+        finally:
+            engine.dispose()
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop: SIGINT ends it in good order whoever is connected; SIGQUIT is a crash."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(how)
+            self._process.wait(timeout=60)
+
+    def url(self, database: str) -> str:
+        """Return a database's URL."""
+        return f"postgresql+psycopg://timekeeper@127.0.0.1:{self.port}/{database}"
+
+    def make(self, template: str = "template1") -> str:
+        """Return the name of a new database."""
+        name = f"t{next(self._names)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+
+@contextmanager
+def postgres(*, durable: bool = False) -> Iterator[Postgres]:
+    """Run a server of its own."""
+    with tempfile.TemporaryDirectory(prefix="slicekeeper-postgres-") as folder:
+        server = Postgres(Path(folder), durable=durable)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+class Databases:
+    """Makes databases of one kind, empty or migrated."""
+
+    def __init__(self, kind: str, folder: Path, server: Postgres | None) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._server = server
+        self._names = count()
+        with self.empty() as url:
+            engine = make_engine(url)
+            migrate.upgrade(engine)
+            engine.dispose()
+            self._template = folder / "template.sqlite"
+            if server is None:
+                shutil.copy(url.removeprefix("sqlite:///"), self._template)
+            else:
+                server.execute(f"CREATE DATABASE migrated TEMPLATE {url.rpartition('/')[2]}")
+
+    def execute(self, statement: str, url: str) -> None:
+        """Run a statement on a server's database."""
+        assert self._server is not None
+        self._server.execute(statement, url.rpartition("/")[2])
+
+    @contextmanager
+    def empty(self) -> Iterator[str]:
+        """Give the URL of an empty database, and take that away at the end."""
+        with self._made("template1") as url:
+            yield url
+
+    @contextmanager
+    def migrated(self) -> Iterator[str]:
+        """Give the URL of a database with all tables, and take that away at the end."""
+        with self._made("migrated") as url:
+            if self._server is None:
+                shutil.copy(self._template, url.removeprefix("sqlite:///"))
+            yield url
+
+    @contextmanager
+    def _made(self, template: str) -> Iterator[str]:
+        if self._server is None:
+            file = self._folder / f"t{next(self._names)}.sqlite"
+            yield f"sqlite:///{file}"
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{file}{suffix}").unlink(missing_ok=True)
+        else:
+            name = self._server.make(template)
+            yield self._server.url(name)
+            self._server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    """Give databases of either kind."""
+    folder = tmp_path_factory.mktemp("databases")
+    if request.param == "sqlite":
+        yield Databases("sqlite", folder, None)
+    else:
+        with postgres() as server:
+            yield Databases("postgresql", folder, server)
+
+
+@pytest.fixture(scope="session")
+def _kept_url(databases: Databases) -> Iterator[str]:
+    with databases.migrated() as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(databases: Databases, _kept_url: str) -> Iterator[str]:
+    """Give one migrated database. A server's is emptied after use: making one costs more than most tests."""
+    if databases.kind == "sqlite":
+        with databases.migrated() as url:
+            yield url
+        return
+    yield _kept_url
+    tables = ", ".join(table.name for table in Base.metadata.sorted_tables)
+    databases.execute(f"TRUNCATE {tables} RESTART IDENTITY", _kept_url)

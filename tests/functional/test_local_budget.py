@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A namespace runs out: its pods give way, and nothing is deleted for lack of budget alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_cluster import delete_all, namespace, pod, pods, start, until
+
+from simulator.local import LocalCluster
+from simulator.store import phase
+from simulator.story import is_evicted
+from slicekeeper.kube.client import EVENTS, PODS, Object
+
+POLICY = """
+namespaces:
+  - match: spender
+    budget: {amount: 4m, period: none}
+"""
+
+STATE = "slicekeeper.io/budget-state"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalCluster]:
+    local = start(tmp_path, POLICY, nodes=1, gpus=2)
+    yield local
+    local.stop()
+
+
+def all_running(local: LocalCluster, where: str, count: int) -> dict[str, Object]:
+    def look() -> dict[str, Object]:
+        found = pods(local, where)
+        return found if len(found) == count and all(phase(p) == "Running" for p in found.values()) else {}
+
+    return until(f"{count} running pods in {where}", look)
+
+
+def states(local: LocalCluster, where: str) -> set[str]:
+    return {p["metadata"]["annotations"][STATE] for p in pods(local, where).values()}
+
+
+def gpu(p: Object) -> str:
+    return str(p["metadata"]["annotations"]["gpu.slicekeeper.io/main"])
+
+
+def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster) -> None:
+    client, timekeeper = local.kube_client(), local.timekeeper_client()
+    for name in ("spender", "saver"):
+        namespace(client, name)
+    for name, core in (("big", 70), ("small", 30), ("q1", 25), ("q2", 25), ("q3", 25), ("q4", 25)):
+        pod(client, "spender", name, core)
+        until(f"the place of {name}", lambda name=name: pods(local, "spender")[name]["spec"].get("nodeName"))
+    before = all_running(local, "spender", 6)
+    assert gpu(before["big"]) == gpu(before["small"]) != gpu(before["q1"]), "best fit packed them so"
+    assert states(local, "spender") == {"in-budget"}
+    assert {p["spec"]["priorityClassName"] for p in before.values()} == {"gpu-default-priority"}
+
+    # 2 GPUs at a time: 4 GPU-minutes are gone after 2 minutes.
+    until("all pods over budget", lambda: states(local, "spender") == {"over-budget"})
+    until("the decision in the webhook", lambda: _class_of_a_new_pod(local) == "gpu-lower-priority")
+    now = all_running(local, "spender", 6)
+    assert {n: p["metadata"]["uid"] for n, p in now.items()} == {n: p["metadata"]["uid"] for n, p in before.items()}
+    assert {p["spec"]["priorityClassName"] for p in now.values()} == {"gpu-default-priority"}, "a class never changes"
+
+    # 60 percent for an in-budget pod: taking `big` is enough, any other way takes two.
+    pod(client, "saver", "urgent", 60)
+    all_running(local, "saver", 1)
+    gone = [p["metadata"]["name"] for p in local.cluster.store.removed_pods if is_evicted(p)]
+    assert gone == ["big"]
+    assert set(pods(local, "spender")) == {"small", "q1", "q2", "q3", "q4"}
+    assert gpu(pods(local, "saver")["urgent"]) == gpu(before["small"])
+    told = [e for e in local.cluster.store.collection(EVENTS)[0] if "reclaim" in e["source"]["component"]
+            or "scheduler" in e["source"]["component"]]  # fmt: skip
+    about = {e["involvedObject"]["name"] for e in told}
+    assert {"big", "urgent"} <= about, "the reclaimer says so on both"
+
+    timekeeper.grant("spender", 3_600_000, "test", "grant-1")
+    until("all pods in budget again", lambda: states(local, "spender") == {"in-budget"})
+    until("the decision in the webhook", lambda: _class_of_a_new_pod(local) == "gpu-default-priority")
+    assert not pods(local, "saver")["urgent"]["metadata"].get("deletionTimestamp")
+    delete_all(local)
+    spent = {w.pod_name: (w.charged_ms, w.over_budget_ms) for w in timekeeper.workloads("spender")}
+    assert all(over > 0 for name, (_, over) in spent.items() if not name.startswith("probe"))
+    budget = timekeeper.budget("spender")
+    assert budget.used_ms == sum(charged for charged, _ in spent.values())
+
+
+def _class_of_a_new_pod(local: LocalCluster) -> str:
+    """Return the class that a new pod gets now; the pod asks for more than there is, so it holds nothing."""
+    client = local.kube_client()
+    made = client.create(PODS, _probe(), "spender")
+    client.delete(PODS, made["metadata"]["name"], "spender")
+    return str(made["spec"]["priorityClassName"])
+
+
+def _probe() -> Object:
+    limits = {"tencent.com/vcuda-core": 800}
+    container = {"name": "main", "image": "busybox", "resources": {"limits": limits}}
+    return {"metadata": {"generateName": "probe-"}, "spec": {"containers": [container]}}

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper local` as a person types it: once, for good, twice on one home, interrupted and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from local_cluster import COMMAND, processes_of, until
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SLICEKEEPER_")}
+    return {**kept, "SLICEKEEPER_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+
+
+def run(home: Path, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *args], env=environment(home), input=stdin, capture_output=True, text=True, timeout=90, check=False
+    )
+
+
+@contextmanager
+def staying(home: Path, *args: str, told: str = "Try from") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Local mode that stays up, from when it has `told` so much; yields the process and the file of its output."""
+    output = home.with_suffix(".out")
+    with output.open("wb") as file:
+        process = subprocess.Popen([*COMMAND, "local", *args], env=environment(home), stdout=file, stderr=file)
+    try:
+        until(told, lambda: process.poll() is not None or told in output.read_text(), 60)
+        assert process.poll() is None, output.read_text()
+        yield process, output
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_once_tells_the_story_and_ends_with_a_table(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = run(home, "local", "--once", "-o", "json")
+    told = done.stderr
+    assert done.returncode == 0, told
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    for verb in ("admitted", "bound", "refused", "ran out", "demoted", "reclaimed", "granted", "restored", "charged"):
+        assert any(line[10:].startswith(verb) for line in told.splitlines()), f"nobody was {verb}:\n{told}"
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["no-memory"]["decision"].startswith("refused: container 'main'")
+    mnist = by_name["mnist-case"]
+    assert (mnist["priorityClass"], mnist["decision"]) == ("gpu-default-priority", "admitted")
+    assert mnist["chargedMs"] > 0
+    assert mnist["gpus"].startswith("GPU-")
+    assert by_name["late"]["priorityClass"] == "gpu-lower-priority"
+    assert sum(row["overBudgetMs"] or 0 for row in rows if row["namespace"] == "trial") > 0
+    assert all(not row["overBudgetMs"] for row in rows if row["namespace"] == "vision")
+    trial = [row for row in rows if row["name"].startswith("sweep")]
+    assert len(trial) == 6, "four, and the successors of the two that gave way"
+    assert processes_of(home) == []
+
+
+def test_a_story_that_does_not_come_out_says_where(tmp_path: Path) -> None:
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    (folder / "story.yaml").write_text("steps:\n- {submit: pod.yaml, expect: refused}\n")
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p"},
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+    }
+    (folder / "pod.yaml").write_text(yaml.safe_dump(pod))
+    done = run(tmp_path / "home", "local", "--once", "--examples", str(folder))
+    assert done.returncode == 1
+    assert "pod.yaml: expected to be refused, but Pod default/p admitted" in done.stderr
+    assert processes_of(tmp_path / "home") == []
+
+
+def test_it_stays_up_for_other_terminals_until_interrupted(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with staying(home, "--speed", "120") as (process, output):
+        second = run(home, "local", "--once")
+        assert second.returncode == 2
+        assert f"local mode already runs in {home} (process {process.pid})" in second.stderr
+
+        budgets = json.loads(run(home, "budget", "list", "-o", "json").stdout)
+        assert {"vision", "trial"} <= {budget["namespace"] for budget in budgets}
+        assert "mnist-case" in run(home, "pods").stdout
+        assert "A100" in run(home, "nodes").stdout
+
+        manifest = "apiVersion: v1\nkind: List\nitems:\n" + "".join(
+            f"- {{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{restartPolicy: Never, containers: "
+            f"[{{name: c, image: i, resources: {{limits: {{tencent.com/vcuda-core: {core}, "
+            f"tencent.com/vcuda-memory: 1}}}}}}]}}}}\n" for name, core in (("good", 5), ("bad", 150))
+        )  # fmt: skip
+        missing = run(home, "submit", "-f", "-", "-n", "mine", stdin=manifest)
+        assert missing.returncode == 1
+        assert 'namespaces "mine" not found' in missing.stdout
+        done = run(home, "submit", "-f", "-", "-n", "mine", "--create-namespace", "-o", "json", stdin=manifest)
+        assert done.returncode == 1
+        good, bad = json.loads(done.stdout)
+        assert (good["admitted"], good["priorityClass"]) == (True, "gpu-default-priority")
+        assert not bad["admitted"]
+        assert "150" in bad["message"]
+        until("the pod's charge", lambda: "mine" in run(home, "pods", "-n", "mine").stdout)
+
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, output.read_text()
+    assert processes_of(home) == []
+    assert "Traceback" not in output.read_text()
+
+
+def test_nothing_outlives_local_mode_that_is_killed(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with staying(home, told="ran out") as (process, _):
+        assert len(processes_of(home)) >= 5
+        process.kill()
+        process.wait()
+        until("the end of all processes", lambda: not processes_of(home))
+
+
+def test_one_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with staying(home, told="ready at http") as (process, output):
+            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+            assert "Traceback" not in output.read_text()
+        assert processes_of(home) == []

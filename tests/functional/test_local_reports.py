@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports repeated, reordered, lost, replayed, forged: usage is right or the report refused; charges never move."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import pytest
+from charge_oracle import charges, interval
+from local_cluster import delete_all, namespace, pod, pods, records, start, until
+
+from simulator.inventory import MODELS
+from simulator.local import LocalCluster
+from simulator.store import phase
+from slicekeeper.errors import Forbidden, ServiceError
+from slicekeeper.http import JsonClient
+from slicekeeper.kube.client import Object
+from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.wire.timekeeper import UsageReport, Workload
+
+RUN_SECONDS, CORE = 360, 25
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalCluster]:
+    local = start(tmp_path, nodes=1, gpus=1, speed=30)
+    yield local
+    local.stop()
+
+
+def speaking_for(local: LocalCluster, found: Object) -> TimekeeperClient:
+    """Return a client with a pod's own token, as its sidecar has it."""
+    volumes = local.home / "pods" / found["metadata"]["uid"] / "volumes"
+    settings = local.settings.timekeeper_client
+    return TimekeeperClient(msgspec.structs.replace(settings, token_file=str(volumes / "slicekeeper-token" / "token")))
+
+
+def outcomes(client: TimekeeperClient, *reports: UsageReport) -> list[tuple[str, str]]:
+    return [(o.outcome, o.reason) for o in client.report(list(reports)).outcomes]
+
+
+def workload(local: LocalCluster, name: str) -> Workload:
+    return next(w for w in local.timekeeper_client().workloads("team") if w.pod_name == name)
+
+
+def used_twice(local: LocalCluster, name: str) -> bool:
+    """Whether a pod's usage stays the same for longer than its sidecar's interval."""
+    first = workload(local, name).used_ms
+    time.sleep(1.5)
+    return workload(local, name).used_ms == first
+
+
+def test_hostile_reports_move_no_charge_and_honest_ones_count_once(local: LocalCluster) -> None:
+    client = local.kube_client()
+    namespace(client, "team")
+    for name in ("one", "two"):
+        pod(client, "team", name, CORE, 8, RUN_SECONDS)
+    until("two running pods", lambda: [phase(p) for p in pods(local).values()] == ["Running"] * 2)
+    until("both in the ledger", lambda: len(list(local.timekeeper_client().workloads("team"))) == 2)
+    one, two = pods(local)["one"], pods(local)["two"]
+    mine, others = speaking_for(local, one), speaking_for(local, two)
+    epoch = local.cluster.clock.now_ms() * 1_000_000
+    # The real sidecar of the one is held for a while, so that nobody else counts for it.
+    sidecar = local.processes()["sidecars"][one["metadata"]["uid"]]
+    os.kill(sidecar, signal.SIGSTOP)
+    until("a quiet sidecar", lambda: used_twice(local, "one"))
+    before = workload(local, "one").used_ms or 0
+
+    def report(seq: int, used_ms: int | None, **changes: object) -> UsageReport:
+        made = UsageReport(
+            namespace="team", pod_name="one", pod_uid=one["metadata"]["uid"], container="main", epoch=epoch, seq=seq,
+            used_ms=used_ms, monotonic_ns=seq * SECOND_NS, source="simulator",
+        )  # fmt: skip
+        return msgspec.structs.replace(made, **changes)
+
+    # Honest reports, a third of them lost, the rest twice and in any order.
+    pick = random.Random(11)
+    sent = [report(seq, seq * 200) for seq in range(1, 61) if pick.random() < 0.67]
+    last = max(sent, key=lambda r: r.seq)
+    stream = sent * 2
+    pick.shuffle(stream)
+    told = [o for first in range(0, len(stream), 7) for o in outcomes(mine, *stream[first : first + 7])]
+    assert {outcome for outcome, _ in told} == {"accepted", "duplicate"}
+
+    top, used = last.seq, last.used_ms or 0
+    refusals = (
+        (mine, report(top + 1, used - 1), "counter-ran-backwards"),
+        (mine, report(top + 1, used + 10, monotonic_ns=0), "counter-ran-backwards"),
+        (mine, report(top, used + 10), "counter-ran-backwards"),
+        (mine, report(top + 1, 10**12), "counter-above-possible"),
+        (mine, report(1, 10**12, epoch=epoch + 1), "counter-above-possible"),
+        (mine, report(top + 1, -1), "counter-invalid"),
+        (mine, report(1, 1, epoch=epoch + 3_600 * SECOND_NS), "epoch-implausible"),
+        (mine, report(top + 1, used, container="gpu-sidecar"), "unknown-container"),
+        (mine, report(top + 1, used, pod_name="two"), "wrong-pod"),
+        (mine, report(top + 1, used, namespace="default"), "wrong-pod"),
+        (others, report(top + 1, used + 100), "wrong-pod"),
+        (others, last, "wrong-pod"),
+    )
+    for speaker, forged, reason in refusals:
+        assert outcomes(speaker, forged) == [("refused", reason)], forged
+    assert outcomes(mine, report(top + 1, None)) == [("accepted", "")]
+    assert workload(local, "one").used_ms == before + used, "unknown is no zero, and each millisecond counts once"
+    os.kill(sidecar, signal.SIGCONT)
+    for token in ("", "guess"):
+        (local.home / "other.token").write_text(token)
+        stranger = JsonClient(local.settings.timekeeper_client.url, token_file=str(local.home / "other.token"))
+        with pytest.raises(Forbidden):
+            stranger.json("POST", "/api/v1/reports", body={"reports": [last]})
+    operator = JsonClient(
+        local.settings.timekeeper_client.url, token_file=local.settings.timekeeper_client.token_file
+    )  # fmt: skip
+    for body in ({"reports": [{"podUid": "x"}]}, {"reports": "none"}, [], {"reports": [], "more": 1}):
+        with pytest.raises(ServiceError) as refused:
+            operator.json("POST", "/api/v1/reports", body=body)
+        assert 400 <= refused.value.status < 500
+
+    until("the end of both", lambda: all(phase(p) == "Succeeded" for p in pods(local).values()), 40)
+    most = RUN_SECONDS * 1000 * CORE // 100
+    assert before + used < (workload(local, "one").used_ms or 0) <= most + used
+    assert 0 < (workload(local, "two").used_ms or 0) <= most
+    delete_all(local)
+    held = [i for p in records(local) if (i := interval(p, MODELS["A100"], Fraction(1)))]
+    wanted = charges(held, 20 * 3_600_000, [])
+    booked = {w.pod_uid: (w.charged_ms, w.over_budget_ms) for w in local.timekeeper_client().workloads("team")}
+    assert booked == wanted

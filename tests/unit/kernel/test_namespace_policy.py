@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slicekeeper.errors import SettingsError
+from slicekeeper.namespace_policy import NamespacePolicy, PolicyBook, PolicyFile, parse_rate, read_book
+from slicekeeper.settings import PolicySettings
+
+BOOK = """
+default: {ceiling: 80, budget: {amount: 10h, timeZone: Europe/Berlin}}
+namespaces:
+  - match: [research, "team-*"]
+    ceiling: 60
+  - match: team-b
+    mode: off
+  - match: "team-?"
+    mode: observe
+  - match: lab
+    budget: {amount: 90m}
+"""
+
+
+def settings(tmp_path: Path, text: str) -> PolicySettings:
+    file = tmp_path / "policy.yaml"
+    file.write_text(text, "utf-8")
+    return PolicySettings(file=str(file), reload_seconds=0.02)
+
+
+def rewrite(book: PolicySettings, text: str) -> None:
+    """Replace the file as a ConfigMap does: a new file under the old name."""
+    new = Path(book.file + ".new")
+    new.write_text(text, "utf-8")
+    new.replace(book.file)
+
+
+def test_exact_name_wins_over_pattern_and_the_first_pattern_over_later_ones(tmp_path: Path) -> None:
+    book = read_book(settings(tmp_path, BOOK))
+    assert book.of("team-b").mode == "off"
+    assert book.of("team-a").mode == "enforce"
+    assert book.of("team-a").ceiling == 60
+    assert book.of("anything").ceiling == 80
+
+
+def test_an_entry_lays_its_keys_over_the_default(tmp_path: Path) -> None:
+    book = read_book(settings(tmp_path, BOOK))
+    lab = book.of("lab")
+    assert (lab.ceiling, lab.budget.amount_ms, lab.budget.time_zone) == (80, 90 * 60_000, "Europe/Berlin")
+
+
+def test_exempt_namespaces_are_off_whatever_the_file_says(tmp_path: Path) -> None:
+    book = read_book(settings(tmp_path, "namespaces: [{match: kube-system, mode: enforce}]"))
+    assert book.of("kube-system").mode == "off"
+    assert PolicyBook(exempt=("infra-*",)).of("infra-dns").mode == "off"
+
+
+def test_without_a_file_all_have_the_defaults() -> None:
+    assert read_book(PolicySettings()).of("x") == NamespacePolicy()
+
+
+def test_a_bare_off_is_the_mode_and_not_yaml_false(tmp_path: Path) -> None:
+    assert read_book(settings(tmp_path, "default: {mode: off}")).of("x").mode == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("defaults: {}", "unknown key defaults; known here: default, namespaces"),
+        ("default: {ceilling: 50}", "unknown key ceilling; did you mean ceiling?"),
+        ("default: {ceiling: 101}", "default: ceiling (is 101)"),
+        ("default: {ceiling: half}", "default: ceiling (is 'half')"),
+        ("default: {mode: on}", "default: mode (is True)"),
+        ("default: {mode: enforced}", "mode (is 'enforced')"),
+        ("default: [a]", "default: must be a mapping, not a list"),
+        ("default: {stale: maybe}", "stale (is 'maybe')"),
+        ("default: {nvidiaGpu: yes}", "nvidiaGpu (is True)"),
+        ("default: {sharing: [remote]}", "sharing"),
+        ("default: {budget: {amount: 20}}", "budget.amount"),
+        ("default: {budget: {amount: 20 hours}}", "budget.amount: not a duration; for example 20h"),
+        ("default: {budget: {timeZone: Mars/Olympus}}", "budget.timeZone: 'Mars/Olympus' is no IANA time zone"),
+        ("default: {budget: {period: fortnight}}", "budget.period (is 'fortnight')"),
+        ("default: {backgroundRate: 1/0}", "backgroundRate"),
+        ("default: {backgroundRate: '-1'}", "backgroundRate"),
+        ("default: {sidecar: {memory: -1Mi}}", "sidecar.memory: '-1Mi' is not above zero"),
+        ("default: {sidecar: {cpu: much}}", "sidecar.cpu"),
+        ("default: {sidecar: {cpus: 10m}}", "unknown key sidecar.cpus; did you mean sidecar.cpu?"),
+        ("namespaces: {match: a}", "namespaces must be a list"),
+        ("namespaces: [a]", "namespaces[0]: `match` is missing"),
+        ("namespaces: [{mode: off}]", "namespaces[0]: `match` is missing"),
+        ("namespaces: [{match: a}, {match: [b, a]}]", "namespaces[1]: match a stands in an entry above"),
+        ("namespaces: [{match: 5}]", "namespaces[0]: match"),
+        ("namespaces: [{match: a, ceiling: 0}]", "namespaces[0]: ceiling (is 0)"),
+        ("- a", "must hold a mapping, not a list"),
+        ("{", "not valid YAML"),
+        ("a: " + "[" * 5000, "not valid YAML"),
+    ],
+)
+def test_a_broken_file_is_refused_by_file_key_and_value(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_book(settings(tmp_path, text))
+    assert "policy.yaml" in str(refused.value)
+    assert named in str(refused.value)
+
+
+def test_a_change_takes_effect(tmp_path: Path) -> None:
+    kept = settings(tmp_path, "default: {ceiling: 50}")
+    policies = PolicyFile(kept)
+    assert not policies.refresh()
+    rewrite(kept, "default: {ceiling: 70}")
+    assert policies.refresh()
+    assert policies.of("x").ceiling == 70
+
+
+def test_a_broken_change_keeps_the_old_policy_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = settings(tmp_path, "default: {ceiling: 50}")
+    policies = PolicyFile(kept)
+    rewrite(kept, "default: {ceiling: 700}")
+    with caplog.at_level(logging.ERROR):
+        assert not policies.refresh()
+        assert not policies.refresh()
+    assert policies.of("x").ceiling == 50
+    assert "ceiling (is 700)" in policies.error
+    assert len(caplog.records) == 1
+    rewrite(kept, "default: {ceiling: 60}")
+    assert policies.refresh()
+    assert (policies.of("x").ceiling, policies.error) == (60, "")
+
+
+def test_a_file_taken_away_keeps_the_old_policy(tmp_path: Path) -> None:
+    kept = settings(tmp_path, "default: {ceiling: 50}")
+    policies = PolicyFile(kept)
+    Path(kept.file).unlink()
+    assert not policies.refresh()
+    assert policies.of("x").ceiling == 50
+    assert "cannot be read" in policies.error
+
+
+def test_a_file_broken_at_the_start_is_an_error_unless_there_is_a_policy_to_keep(tmp_path: Path) -> None:
+    kept = settings(tmp_path, "default: {ceiling: 700}")
+    with pytest.raises(SettingsError):
+        PolicyFile(kept)
+    last = PolicyBook(NamespacePolicy(ceiling=30))
+    policies = PolicyFile(kept, last)
+    assert policies.of("x").ceiling == 30
+    assert "ceiling (is 700)" in policies.error
+
+
+def test_the_thread_follows_the_file(tmp_path: Path) -> None:
+    kept = settings(tmp_path, "default: {ceiling: 50}")
+    policies = PolicyFile(kept)
+    policies.start()
+    try:
+        rewrite(kept, "default: {ceiling: 70}")
+        for _ in range(500):
+            if policies.of("x").ceiling == 70:
+                break
+            policies._stop.wait(0.02)
+        assert policies.of("x").ceiling == 70
+    finally:
+        policies.stop()
+
+
+@given(st.fractions(min_value=0, max_value=1_000_000, max_denominator=1_000_000))
+def test_rates_are_exact(rate: Fraction) -> None:
+    assert parse_rate(f"{rate.numerator}/{rate.denominator}") == rate
+
+
+@pytest.mark.parametrize("text", ["", "x", "1/", "-1", "1/3000000000", "2000000", "1//2"])
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises((ValueError, ArithmeticError)):
+        parse_rate(text)
+
+
+def test_the_example_in_the_docs_is_a_policy(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "policy.md").read_text("utf-8")
+    book = read_book(settings(tmp_path, text.partition("```yaml\n")[2].partition("```")[0]))
+    assert (book.of("research").ceiling, book.of("team-a").nvidia_gpu, book.of("playground").mode) == (
+        80, "refused", "observe",
+    )  # fmt: skip
+    assert book.of("guest-1").budget.time_zone == "Europe/Berlin"

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's seats over a fake kubelet."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.cdi import SeatFiles
+from nodeagent.gpus import FakeGpus
+from nodeagent.plugin import PodResources, SeatPlugin
+from nodeagent.seats import Seats
+from nodeagent.store import SeatStore
+from slicekeeper import names
+from slicekeeper.settings import Resources
+
+_SPEC = importlib.util.spec_from_file_location("fake_kubelet", Path(__file__).with_name("fake_kubelet.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+_MODULE = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(_MODULE)
+FakeKubelet = _MODULE.FakeKubelet
+
+GPUS = FakeGpus("node-1", 2)
+
+
+class Pods:
+    """The node's pods, as a watch would have them."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def all(self) -> list[dict[str, Any]]:
+        return list(self.known.values())
+
+    def find(self, namespace: str, name: str, seconds: float) -> dict[str, Any] | None:
+        return self.known.get((namespace, name))
+
+    def add(self, name: str, gpu: int | None, core: int = 50, blocks: int = 8, at: str = "10:00:00") -> dict[str, Any]:
+        annotations = {names.BOUND_AT: f"2026-01-01T{at}.000Z"}
+        if gpu is not None:
+            annotations[names.gpu_annotation("train")] = GPUS.gpus()[gpu].uuid
+        limits = {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": str(blocks)}
+        pod = {
+            "metadata": {"namespace": "team", "name": name, "uid": f"uid-{name}", "annotations": annotations},
+            "spec": {"containers": [{"name": "train", "resources": {"limits": limits}}]},
+            "status": {"phase": "Pending"},
+        }
+        self.known["team", name] = pod
+        return pod
+
+
+class Bench:
+    """Everything of one agent but its API client, and the kubelet beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("plugins", "cdi", "run", "state"):
+            (folder / name).mkdir()
+        self.folder = folder
+        self.kubelet = FakeKubelet(folder / "plugins")
+        self.pods = Pods()
+        self.refused: list[str] = []
+        self.kubelet.start()
+        self.agent()
+
+    def agent(self) -> None:
+        """Start an agent as if it were another process: only the folders are the same."""
+        self.store = SeatStore(self.folder / "state")
+        files = SeatFiles(self.folder / "cdi", self.folder / "run", "slicekeeper.io/seat", GPUS)
+        owners = PodResources(self.folder / "plugins/pods.sock", "slicekeeper.io/seat").owners
+        self.seats = Seats(
+            self.store, files, self.pods, GPUS, Resources(), owners, lambda _pod, why: self.refused.append(why)
+        )  # type: ignore[arg-type]
+        self.seats.restore()
+        ids = [f"seat-{number:04}" for number in range(4)]
+        self.plugin = SeatPlugin(self.folder / "plugins", "slicekeeper.io/seat", ids, self.seats)
+        self.kubelet.came.clear()
+        self.plugin.start()
+        assert self.kubelet.came.wait(10)
+
+    def specs(self) -> list[Path]:
+        return sorted((self.folder / "cdi").glob("*.json"))
+
+
+@pytest.fixture
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    made = Bench(tmp_path_factory.mktemp("n"))
+    yield made
+    made.plugin.stop()
+    made.kubelet.stop()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kubelet as far as a device plugin sees it: real gRPC over real sockets, with restarts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from nodeagent.protocol import plugin, pod_resources
+
+
+class FakeKubelet:
+    """Takes registrations, answers PodResources, and calls the plugin as kubelet does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.registered: list[Any] = []
+        self.came = threading.Event()
+        self.owners: dict[str, list[tuple[str, str, str]]] = {}
+        """Seat id → the containers that PodResources names."""
+        self.resource = "slicekeeper.io/seat"
+        self._servers: list[grpc.Server] = []
+
+    def start(self) -> None:
+        """Begin to listen; as kubelet does, delete every socket first."""
+        for socket in self.folder.glob("*.sock"):
+            socket.unlink()
+        self.came.clear()
+        self._serve("kubelet.sock", "v1beta1.Registration", "Register", plugin.RegisterRequest, self._register)
+        self._serve("pods.sock", "v1.PodResourcesLister", "List", pod_resources.ListPodResourcesRequest, self._list)
+
+    def stop(self) -> None:
+        """Stop listening."""
+        for server in self._servers:
+            server.stop(0).wait(5)
+        self._servers.clear()
+
+    def _serve(self, socket: str, service: str, method: str, request: Any, answer: Any) -> None:
+        server = grpc.server(ThreadPoolExecutor(4))
+        handler = grpc.unary_unary_rpc_method_handler(answer, request.FromString, lambda m: m.SerializeToString())
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        server.add_insecure_port(f"unix://{self.folder}/{socket}")
+        server.start()
+        self._servers.append(server)
+
+    def _register(self, request: Any, _context: Any) -> Any:
+        self.registered.append(request)
+        self.came.set()
+        return plugin.Empty()
+
+    def _list(self, _request: Any, _context: Any) -> Any:
+        answer = pod_resources.ListPodResourcesResponse()
+        for seat, owners in self.owners.items():
+            for namespace, name, container in owners:
+                pod = answer.pod_resources.add(name=name, namespace=namespace)
+                there = pod.containers.add(name=container)
+                there.devices.add(resource_name=self.resource, device_ids=[seat])
+                there.devices.add(resource_name="other.example/device", device_ids=["seat-0000"])
+        return answer
+
+    def call(self, method: str, request: Any, answer: Any) -> Any:
+        """Call the plugin that registered last."""
+        with self._channel() as channel:
+            stub = channel.unary_unary(
+                f"/v1beta1.DevicePlugin/{method}", lambda m: m.SerializeToString(), answer.FromString
+            )
+            return stub(request, timeout=20)
+
+    def watch(self) -> Iterator[list[str]]:
+        """Follow ListAndWatch; yields the ids on offer."""
+        with self._channel() as channel:
+            stub = channel.unary_stream(
+                "/v1beta1.DevicePlugin/ListAndWatch",
+                lambda m: m.SerializeToString(),
+                plugin.ListAndWatchResponse.FromString,
+            )
+            for answer in stub(plugin.Empty(), timeout=20):
+                yield [device.ID for device in answer.devices]
+
+    def _channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(f"unix://{self.folder}/{self.registered[-1].endpoint}")
+
+    def allocate(self, *seats: str) -> list[str]:
+        """Allocate one seat for each container; return the CDI names."""
+        request = plugin.AllocateRequest(
+            container_requests=[plugin.ContainerAllocateRequest(devices_ids=[seat]) for seat in seats]
+        )
+        answer = self.call("Allocate", request, plugin.AllocateResponse)
+        return [container.cdi_devices[0].name for container in answer.container_responses]
+
+    def pre_start(self, seat: str) -> None:
+        """Announce a container's start."""
+        request = plugin.PreStartContainerRequest(devices_ids=[seat])
+        self.call("PreStartContainer", request, plugin.PreStartContainerResponse)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made-up GPUs, and how they are published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodeagent.gpus import DEFAULT_MODEL, MODELS, fake_uuid, parse_fake
+from nodeagent.publisher import Publisher, wanted
+from slicekeeper import inventory
+from slicekeeper.errors import SettingsError
+from slicekeeper.inventory import Gpu
+from slicekeeper.settings import Resources
+
+
+def test_a_count_and_a_model_make_gpus() -> None:
+    gpus = parse_fake("3:H200", "node-1").gpus()
+    assert [gpu.model for gpu in gpus] == ["H200"] * 3
+    assert [gpu.memory_mib for gpu in gpus] == [MODELS["H200"]] * 3
+    assert len({gpu.uuid for gpu in gpus}) == 3
+    assert parse_fake("1", "node-1").gpus()[0].model == DEFAULT_MODEL
+
+
+def test_a_gpu_keeps_its_uuid_and_shares_it_with_no_other_node() -> None:
+    assert fake_uuid("node-1", 0) == fake_uuid("node-1", 0)
+    assert len({fake_uuid(node, index) for node in ("a", "b") for index in range(8)}) == 16
+
+
+@pytest.mark.parametrize("text", ["", "0", "65", "-1", "x", "2:Voodoo", "1000", "²"])
+def test_nonsense_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"fakeGpus.*(for example|known)"):
+        parse_fake(text, "node-1")
+
+
+def test_an_unhealthy_gpu_is_capacity_but_not_allocatable() -> None:
+    gpus = [Gpu("a", "T4", 1024), Gpu("b", "T4", 2048, healthy=False)]
+    status = wanted(gpus, Resources())["status"]
+    assert status["capacity"] == {"tencent.com/vcuda-core": "200", "tencent.com/vcuda-memory": "12"}
+    assert status["allocatable"] == {"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "4"}
+
+
+class _Api:
+    """The one object of the API server that the publisher touches."""
+
+    def __init__(self) -> None:
+        self.node: dict[str, Any] = {"metadata": {"name": "node-1"}, "status": {"capacity": {"cpu": "2"}}}
+        self.patches = 0
+
+    def get(self, _resource: Any, _name: str) -> dict[str, Any]:
+        return self.node
+
+    def patch(self, _resource: Any, _name: str, patch: dict[str, Any], *, subresource: str) -> None:
+        assert subresource == "status"
+        self.patches += 1
+        self.node["metadata"].setdefault("annotations", {}).update(patch["metadata"]["annotations"])
+        for key, value in patch["status"].items():
+            self.node["status"].setdefault(key, {}).update(value)
+
+
+def test_it_publishes_once_and_again_when_the_node_is_created_anew() -> None:
+    api, source = _Api(), parse_fake("2", "node-1")
+    publisher = Publisher(api, "node-1", source, Resources(), 1.0)  # type: ignore[arg-type]
+    assert publisher.reconcile()
+    assert not publisher.reconcile()
+    assert inventory.of_node(api.node) == source.gpus()
+    api.node = {"metadata": {"name": "node-1"}, "status": {"capacity": {"tencent.com/vcuda-core": "0"}}}
+    assert publisher.reconcile()
+    assert api.patches == 2

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images and manifests agree with the release and with each other."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import yaml
+
+from images import archive, oci
+from slicekeeper import __version__
+from slicekeeper.settings import Settings, convert
+
+ROOT = Path(__file__).resolve().parents[3]
+BASE = ROOT / "manifests/base"
+
+
+def test_the_manifests_name_this_release_and_every_image_has_a_recipe() -> None:
+    images = yaml.safe_load((BASE / "kustomization.yaml").read_text())["images"]
+    ours = {image["name"]: image["newTag"] for image in images if image["name"].startswith("slicekeeper/")}
+    assert set(ours.values()) == {__version__}
+    assert {name.removeprefix("slicekeeper/") for name in ours} == set(archive.recipes()) - {"sidecar"}
+
+
+def test_the_installed_settings_are_valid() -> None:
+    settings = convert(yaml.safe_load((BASE / "config/config.yaml").read_text()), Settings, "config.yaml")
+    assert settings.webhook.injection == "seats"
+
+
+def test_the_priority_classes_are_those_of_the_settings() -> None:
+    classes = {c["metadata"]["name"]: c for c in yaml.safe_load_all((BASE / "priority-classes.yaml").read_text())}
+    for known in (Settings().classes.in_budget, Settings().classes.over_budget):
+        assert classes[known.name]["value"] == known.value
+        assert classes[known.name]["preemptionPolicy"] == known.preemption_policy
+
+
+def test_kube_scheduler_asks_about_the_settings_resources() -> None:
+    config = yaml.safe_load((BASE / "config/kube-scheduler.yaml").read_text())
+    [extender] = config["extenders"]
+    resources = Settings().resources
+    assert [r["name"] for r in extender["managedResources"]] == [resources.core, resources.memory]
+    assert extender["urlPrefix"].endswith(Settings().scheduler.bind)
+    assert config["profiles"][0]["schedulerName"] == Settings().webhook.scheduler_name
+
+
+def test_the_same_files_make_the_same_layer_and_an_archive_has_each_layer_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "etc").mkdir(parents=True)
+        (tmp_path / name / "etc/file").write_text("text")
+        oci.write_layer(tmp_path / f"{name}.tar", tmp_path / name)
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+    images = [oci.Image(f"docker.io/x/{n}:1", (tmp_path / f"{n}.tar",), ("/x",)) for n in ("a", "b")]
+    oci.write_archive(tmp_path / "out.tar", images)
+    with tarfile.open(tmp_path / "out.tar") as tar:
+        names = tar.getnames()
+    assert len(names) == len(set(names))
+    assert {"oci-layout", "index.json"} <= set(names)
+    assert sum(name.startswith("blobs/") for name in names) == 3  # layer, config, manifest

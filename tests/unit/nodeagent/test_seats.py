@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seats over real gRPC sockets: the right owner or none, names used once, and nothing lost by a restart."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nodeagent.protocol import plugin
+
+
+def _start(bench: Any, seat: str, name: str) -> str:
+    bench.kubelet.owners[seat] = [("team", name, "train")]
+    [device] = bench.kubelet.allocate(seat)
+    bench.kubelet.pre_start(seat)
+    return str(device)
+
+
+def test_it_registers_and_offers_its_seats(bench: Any) -> None:
+    asked = bench.kubelet.registered[-1]
+    assert (asked.version, asked.resource_name) == ("v1beta1", "slicekeeper.io/seat")
+    assert asked.options.pre_start_required
+    assert next(bench.kubelet.watch()) == ["seat-0000", "seat-0001", "seat-0002", "seat-0003"]
+    assert bench.kubelet.call("GetDevicePluginOptions", plugin.Empty(), plugin.DevicePluginOptions).pre_start_required
+
+
+def test_a_started_container_has_its_spec_and_folder(bench: Any) -> None:
+    pod = bench.pods.add("one", gpu=1)
+    device = _start(bench, "seat-0002", "one")
+    kind, _, name = device.partition("=")
+    assert kind == "slicekeeper.io/seat"
+    assert name.startswith("seat-0002-")
+    [file] = bench.specs()
+    spec = json.loads(file.read_text())
+    assert (spec["kind"], [d["name"] for d in spec["devices"]]) == (kind, [name])
+    edits = spec["devices"][0]["containerEdits"]
+    assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+    assert edits["mounts"][0]["containerPath"] == "/run/slicekeeper"
+    assert "ro" in edits["mounts"][0]["options"]
+    about = json.loads((Path(edits["mounts"][0]["hostPath"]) / "seat.json").read_text())
+    assert about["uid"] == pod["metadata"]["uid"]
+    assert about["gpus"] == [pod["metadata"]["annotations"]["gpu.slicekeeper.io/train"]]
+    assert (about["core"], about["memoryMib"]) == (50, 2048)
+
+
+def test_nothing_is_written_before_the_owner_is_known(bench: Any) -> None:
+    bench.kubelet.allocate("seat-0000")
+    assert bench.specs() == []
+
+
+@pytest.mark.parametrize("owners", [[], [("team", "one", "train"), ("team", "two", "train")]])
+def test_no_owner_or_two_is_no_seat(bench: Any, owners: list[tuple[str, str, str]]) -> None:
+    bench.pods.add("one", gpu=0)
+    bench.kubelet.owners["seat-0000"] = owners
+    bench.kubelet.allocate("seat-0000")
+    with pytest.raises(grpc.RpcError, match="exactly one"):
+        bench.kubelet.pre_start("seat-0000")
+    assert bench.specs() == []
+
+
+def test_a_container_that_holds_no_gpu_gets_no_seat(bench: Any) -> None:
+    bench.pods.add("one", gpu=None)
+    with pytest.raises(grpc.RpcError, match="has a seat and no GPU"):
+        _start(bench, "seat-0000", "one")
+    assert len(bench.refused) == 1
+
+
+def test_an_unknown_gpu_is_refused(bench: Any) -> None:
+    pod = bench.pods.add("one", gpu=0)
+    pod["metadata"]["annotations"]["gpu.slicekeeper.io/train"] = "GPU-elsewhere"
+    with pytest.raises(grpc.RpcError, match="GPU-elsewhere is not on this node"):
+        _start(bench, "seat-0000", "one")
+
+
+@pytest.mark.parametrize("first", ["early", "late"])
+def test_the_later_binding_loses_whichever_starts_first(bench: Any, first: str) -> None:
+    bench.pods.add("early", gpu=0, core=60, at="10:00:00")
+    bench.pods.add("late", gpu=0, core=60, at="10:00:01")
+    seats = {"early": "seat-0000", "late": "seat-0001"}
+    order = [first, "late" if first == "early" else "early"]
+    for name in order:
+        if name == "late":
+            with pytest.raises(grpc.RpcError, match="booked twice: with team/early"):
+                _start(bench, seats[name], name)
+        else:
+            _start(bench, seats[name], name)
+    assert len(bench.specs()) == 1
+
+
+def test_memory_is_counted_too(bench: Any) -> None:
+    bench.pods.add("early", gpu=0, core=10, blocks=200)
+    bench.pods.add("late", gpu=0, core=10, blocks=200, at="11:00:00")
+    _start(bench, "seat-0000", "early")
+    with pytest.raises(grpc.RpcError, match="MiB"):
+        _start(bench, "seat-0001", "late")
+
+
+def test_a_pod_that_has_ended_holds_nothing(bench: Any) -> None:
+    bench.pods.add("early", gpu=0, core=60)["status"]["phase"] = "Succeeded"
+    bench.pods.add("late", gpu=0, core=60, at="11:00:00")
+    _start(bench, "seat-0000", "late")
+
+
+def test_a_restarted_container_keeps_its_seat_unchanged(bench: Any) -> None:
+    bench.pods.add("one", gpu=0)
+    _start(bench, "seat-0000", "one")
+    [file] = bench.specs()
+    before = (file.stat().st_ino, file.read_bytes())
+    bench.kubelet.owners.clear()  # nothing is asked again: a seat never changes its owner
+    bench.kubelet.pre_start("seat-0000")
+    assert (file.stat().st_ino, file.read_bytes()) == before
+
+
+def test_a_seat_given_anew_has_a_name_never_used_before(bench: Any) -> None:
+    bench.pods.add("one", gpu=0)
+    bench.pods.add("two", gpu=1)
+    first = _start(bench, "seat-0000", "one")
+    second = _start(bench, "seat-0000", "two")
+    assert first != second
+    assert [file.name.count(second.partition("=")[2]) for file in bench.specs()] == [1]
+
+
+def test_seats_of_pods_that_are_gone_are_freed(bench: Any) -> None:
+    bench.pods.add("one", gpu=0)
+    bench.pods.add("two", gpu=1)
+    _start(bench, "seat-0000", "one")
+    _start(bench, "seat-0001", "two")
+    bench.seats.keep_only({"uid-two"})
+    assert [seat.pod for seat in bench.store.all()] == ["two"]
+    assert len(bench.specs()) == 1
+    assert len(list((bench.folder / "run/seats").iterdir())) == 1
+
+
+def test_a_restarted_agent_puts_everything_back(bench: Any) -> None:
+    bench.pods.add("one", gpu=0)
+    bench.pods.add("two", gpu=1)
+    _start(bench, "seat-0000", "one")
+    bench.kubelet.owners["seat-0001"] = [("team", "two", "train")]
+    [pending] = bench.kubelet.allocate("seat-0001")
+    [file] = bench.specs()
+    text = file.read_bytes()
+    bench.plugin.stop()
+    file.unlink()  # as a reboot does
+    (bench.folder / "cdi/slicekeeper.io-seat-seat-0009-dead.json").write_text("{}")
+    bench.agent()
+    assert bench.specs() == [file]
+    assert file.read_bytes() == text
+    bench.kubelet.pre_start("seat-0001")  # allocated before the restart, started after it
+    assert any(pending.partition("=")[2] in spec.name for spec in bench.specs())
+
+
+def test_a_restarted_kubelet_is_registered_with_again(bench: Any) -> None:
+    bench.kubelet.stop()
+    bench.kubelet.start()
+    assert bench.kubelet.came.wait(10)
+    assert next(bench.kubelet.watch())[0] == "seat-0000"
+
+
+def test_many_containers_starting_at_once_get_their_own(bench: Any) -> None:
+    for number in range(4):
+        bench.pods.add(f"pod-{number}", gpu=number % 2, core=20)
+    with ThreadPoolExecutor(4) as pool:
+        devices = list(pool.map(lambda n: _start(bench, f"seat-{n:04}", f"pod-{n}"), range(4)))
+    assert len(set(devices)) == 4
+    assert {(seat.id, seat.pod) for seat in bench.store.all()} == {(f"seat-{n:04}", f"pod-{n}") for n in range(4)}
+
+
+def test_two_seats_for_one_container_are_refused(bench: Any) -> None:
+    request = plugin.AllocateRequest(
+        container_requests=[plugin.ContainerAllocateRequest(devices_ids=["seat-0000", "seat-0001"])]
+    )
+    with pytest.raises(grpc.RpcError, match="exactly one"):
+        bench.kubelet.call("Allocate", request, plugin.AllocateResponse)
+
+
+def test_a_damaged_record_is_left_out(bench: Any) -> None:
+    (bench.folder / "state/seat-0003.json").write_text("{")
+    bench.plugin.stop()
+    bench.agent()
+    assert bench.store.get("seat-0003") is None
+    with pytest.raises(grpc.RpcError, match="not known here"):
+        bench.kubelet.pre_start("seat-0003")

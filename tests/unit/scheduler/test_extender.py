@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extender's wire: what kube-scheduler sends in its ways, what nobody should send, and bindings gone wrong."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
+
+from scheduler.app import Scheduler, make_app
+from scheduler.state import Kind
+from simulator.errors import ApiError
+from slicekeeper import names
+from slicekeeper.clock import ManualClock
+from slicekeeper.kube.client import NODES, PODS
+from slicekeeper.settings import KubernetesSettings, Settings
+from slicekeeper.units import parse_instant
+
+
+class Extender:
+    """A scheduler on a small cluster, called as kube-scheduler calls it, without a socket."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.clock = ManualClock(1_800_000_000_123)
+        self.scheduler = Scheduler(Settings(kubernetes=KubernetesSettings(server=cluster.server.url)), self.clock)
+        self.state = self.scheduler.state
+        self.http = make_app(self.scheduler).test_client()
+
+    def start(self):
+        self.scheduler.watches.start()
+        wait_for(lambda: self.http.get("/readyz").status_code == 200, "ready")
+        return self
+
+    def call(self, verb, body):
+        answer = self.http.post(f"/{verb}", data=body if isinstance(body, bytes) else json.dumps(body))
+        return answer.status_code, answer.json
+
+    def filter(self, pod, *nodes):
+        status, answer = self.call("filter", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
+        assert status == 200
+        assert answer["Error"] == ""
+        return answer
+
+    def bind(self, pod, node):
+        status, answer = self.call("bind", binding(pod, node))
+        assert status == 200
+        return answer["Error"]
+
+
+@pytest.fixture
+def cluster():
+    with small_cluster() as made:
+        made.node("n0")
+        made.node("n1")
+        yield made
+
+
+@pytest.fixture
+def extender(cluster):
+    made = Extender(cluster).start()
+    yield made
+    made.scheduler.watches.stop()
+
+
+def counts(extender):
+    return {kind.value: count for kind, count in extender.state.counts().items() if count}
+
+
+def test_the_whole_path_of_a_pod(cluster, extender):
+    pod = cluster.pod("a")
+    assert extender.filter(pod, "n0", "n1")["NodeNames"] == ["n0", "n1"]
+    status, scores = extender.call("prioritize", {"Pod": pod, "NodeNames": ["n0", "n1"]})
+    assert (status, scores) == (200, [{"Host": "n0", "Score": 10}, {"Host": "n1", "Score": 9}])
+    assert extender.bind(pod, "n0") == ""
+    bound = cluster.get("a")
+    annotations = bound["metadata"]["annotations"]
+    assert bound["spec"]["nodeName"] == "n0"
+    assert annotations[names.gpu_annotation("c")] == "n0-0"
+    assert parse_instant(annotations[names.BOUND_AT]) == extender.clock.now_ms()
+    assert annotations[names.BOUND_AT].endswith(".123Z")
+    assert annotations[names.SHARING_MODE] == "shared: adaptive, a share was asked for"
+    wait_for(lambda: counts(extender) == {"bound": 1}, "the watch shows it bound")
+    assert extender.bind(pod, "n0") == ""
+    assert "bound to node n0 already" in extender.bind(pod, "n1")
+
+
+def test_several_containers_and_whole_gpus(cluster, extender):
+    cluster.node("big", gpus=4)
+    limits = {"tencent.com/vcuda-core": "200"}
+    extra = {"name": "d", "image": "x", "resources": {"limits": limits}}
+    share = {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "2"}
+    pod = cluster.pod("a", containers=[extra, {"name": "e", "image": "x", "resources": {"limits": share}}])
+    wait_for(lambda: extender.filter(pod, "big")["NodeNames"] == ["big"], "the node is seen")
+    assert extender.filter(pod, "n0")["FailedAndUnresolvableNodes"] == {
+        "n0": "its GPUs could not hold 2 whole GPUs + 30 percent of a GPU with 512 MiB even if they were idle"
+    }
+    assert extender.bind(pod, "big") == ""
+    annotations = cluster.get("a")["metadata"]["annotations"]
+    gpus = annotations[names.gpu_annotation("d")].split(",")
+    assert len(set(gpus)) == 2
+    assert annotations[names.gpu_annotation("e")] not in gpus
+
+
+@pytest.mark.parametrize("style", [str.lower, str.upper, str.swapcase, lambda key: key])
+def test_field_names_are_read_without_regard_to_case(cluster, extender, style):
+    pod = cluster.pod("a")
+    args = {style(k): v for k, v in {"Pod": pod, "Nodes": None, "NodeNames": ["n1"]}.items()}
+    assert extender.call("filter", args)[1]["NodeNames"] == ["n1"]
+    assert extender.call("bind", {style(k): v for k, v in binding(pod, "n1").items()}) == (200, {"Error": ""})
+
+
+def test_null_and_absent_node_names(cluster, extender):
+    pod = cluster.pod("a")
+    for args in ({"Pod": pod}, {"Pod": pod, "Nodes": None, "NodeNames": None}, {"Pod": pod, "NodeNames": []}):
+        assert extender.call("filter", args)[1]["NodeNames"] == []
+        assert extender.call("prioritize", args) == (200, [])
+
+
+def test_nodes_in_full_say_what_to_configure(cluster, extender):
+    _, answer = extender.call("filter", {"Pod": cluster.pod("a"), "Nodes": {"items": []}})
+    assert "nodeCacheCapable: true" in answer["Error"]
+
+
+def test_pods_without_gpus_pass_through(cluster, extender):
+    plain = cluster.pod("plain", core=0, managed=False)
+    assert extender.filter(plain, "n0", "nowhere")["NodeNames"] == ["n0", "nowhere"]
+    assert extender.call("prioritize", {"Pod": plain, "NodeNames": ["n0"]})[1] == [{"Host": "n0", "Score": 0}]
+    assert extender.bind(plain, "n0") == ""
+    bound = cluster.get("plain")
+    assert bound["spec"]["nodeName"] == "n0"
+    assert names.BOUND_AT not in bound["metadata"]["annotations"]
+    assert extender.bind(plain, "n0") == ""
+
+
+def test_a_pod_that_went_round_the_webhook_is_refused(cluster, extender):
+    stray = cluster.pod("stray", managed=False)
+    answer = extender.filter(stray, "n0", "n1")
+    assert answer["NodeNames"] == []
+    assert "has not passed Slicekeeper's webhook" in answer["FailedAndUnresolvableNodes"]["n0"]
+    assert "has not passed" in extender.bind(stray, "n0")
+
+
+def test_a_broken_request_names_the_field(cluster, extender):
+    answer = extender.filter(cluster.pod("bad", core=150, blocks=0), "n0")
+    assert "tencent.com/vcuda-core" in answer["FailedAndUnresolvableNodes"]["n0"]
+
+
+def test_unknown_and_damaged_nodes(cluster, extender):
+    cluster.client.create(NODES,
+                          {"metadata": {"name": "hurt", "annotations": {names.NODE_GPUS: "[{"}}})  # fmt: skip
+    pod = cluster.pod("a")
+
+    def damaged():
+        failed = extender.filter(pod, "hurt", "gone")["FailedAndUnresolvableNodes"]
+        return "cannot be read" in failed["hurt"] and "no GPUs" in failed["gone"]
+
+    wait_for(damaged, "the damaged node is seen")
+    assert "cannot be read" in extender.bind(pod, "hurt")
+
+
+@pytest.mark.parametrize("body", [
+    b"", b"null", b"[]", b"3", b'"x"', b"{", b'{"Pod":', b"\xff\xfe", b'{"Pod":null}', b'{"Pod":[]}', b'{"Pod":{}',
+    b'{"Pod":{"spec":7},"NodeNames":{}}', b'{"Pod":{},"NodeNames":[1]}', b'{"Pod":{},"NodeNames":"n0"}',
+    b"[" * 100_000, b'{"a":' * 100_000, b'{"Pod":' + b'{"a":' * 900 + b"1" + b"}" * 901,
+])  # fmt: skip
+@pytest.mark.parametrize("verb", ["filter", "prioritize", "bind"])
+def test_garbage_is_answered_in_words(extender, verb, body):
+    status, answer = extender.call(verb, body)
+    if verb == "prioritize":
+        assert status in (200, 400)
+        assert isinstance(answer, list) or answer["Error"]
+    else:
+        assert status == 200
+        assert "internal" not in answer["Error"]
+        assert answer["Error"] or answer.get("NodeNames") == []
+
+
+def test_a_body_that_is_too_large_is_answered_in_words(extender):
+    status, answer = extender.call("filter", b'{"Pod":"' + b"x" * (33 << 20) + b'"}')
+    assert status == 200
+    assert "could not be read" in answer["Error"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([
+        "Pod", "NodeNames", "metadata", "uid", "spec", "containers", "resources", "limits", "annotations", "labels",
+        "tencent.com/vcuda-core", "tencent.com/vcuda-memory", names.SHARING, names.MANAGED_LABEL, "name", "PodName",
+        "PodUID", "Node", "PodNamespace",
+    ]) | st.text(max_size=5), inner, max_size=5),
+    max_leaves=25,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with small_cluster() as made:
+        made.node("n0")
+        extender = Extender(made).start()
+        yield extender
+        extender.scheduler.watches.stop()
+
+
+@settings(max_examples=300, deadline=None)
+@given(verb=st.sampled_from(["filter", "prioritize", "bind"]), body=JSON)
+def test_no_json_whatever_is_an_internal_error(shared, verb, body):
+    if isinstance(body, dict):
+        body = {"NodeNames": ["n0"], **body}
+    status, answer = shared.call(verb, body)
+    assert status in (200, 400)
+    assert "internal" not in json.dumps(answer)
+
+
+def test_nothing_is_answered_before_both_lists_are_read(cluster):
+    extender = Extender(cluster)
+    pod = cluster.pod("a")
+    assert extender.http.get("/readyz").status_code == 503
+    assert extender.http.get("/healthz").status_code == 200
+    assert "not read the cluster's state" in extender.call("filter", {"Pod": pod, "NodeNames": ["n0"]})[1]["Error"]
+    assert extender.call("prioritize", {"Pod": pod, "NodeNames": ["n0"]})[0] == 503
+    assert "not read" in extender.bind(pod, "n0")
+
+
+def test_metrics_name_what_is_held(cluster, extender):
+    extender.filter(cluster.pod("a"), "n0")
+    text = extender.http.get("/metrics").text
+    assert 'slicekeeper_scheduler_places{kind="tentative"} 1.0' in text
+    assert "slicekeeper_scheduler_free_core_percent 140.0" in text
+    assert 'slicekeeper_scheduler_requests_total{outcome="ok",verb="filter"} 1.0' in text
+
+
+# Bindings gone wrong.
+
+
+def test_an_answer_lost_after_the_binding_is_found_out(cluster, extender):
+    pod = cluster.pod("a")
+    cluster.api.faults["binding"] = lost_after
+    assert extender.bind(pod, "n0") == ""
+    assert cluster.taken() == {"n0-0": 60}
+
+
+def test_an_answer_lost_before_the_binding_keeps_the_place_for_the_second_try(cluster, extender):
+    pod, rival = cluster.pod("a"), cluster.pod("b")
+    cluster.api.faults["binding"] = lost_before
+    assert "no answer" in extender.bind(pod, "n0")
+    del cluster.api.faults["binding"]
+    assert counts(extender) == {"binding": 1}
+    assert "too little is free" in extender.bind(rival, "n0")
+    assert extender.bind(pod, "n0") == ""
+    assert cluster.taken() == {"n0-0": 60}
+
+
+def test_a_lost_binding_that_never_came_is_given_up_after_a_look(cluster, extender):
+    pod = cluster.pod("a")
+    cluster.api.faults["binding"] = lost_before
+    extender.bind(pod, "n0")
+    extender.clock.advance(59_000)
+    extender.scheduler.binder.look_at_overdue()
+    assert counts(extender) == {"binding": 1}
+    extender.clock.advance(2_000)
+    extender.scheduler.binder.look_at_overdue()
+    assert counts(extender) == {}
+
+
+def test_a_lost_binding_of_a_pod_that_is_gone(cluster, extender):
+    pod = cluster.pod("a")
+    cluster.api.faults["binding"] = lost_before
+    extender.bind(pod, "n0")
+    cluster.client.delete(PODS, "a", NAMESPACE)
+    extender.clock.advance(61_000)
+    wait_for(lambda: (extender.scheduler.binder.look_at_overdue(), counts(extender))[1] == {}, "freed")
+
+
+@pytest.mark.parametrize(("code", "left"), [(429, {}), (403, {}), (422, {}), (500, {"binding": 1})])
+def test_refusals_free_the_place_and_doubts_keep_it(cluster, extender, code, left):
+    def refuse(_api, _call):
+        raise ApiError(code, "Some", "reason")
+
+    cluster.api.faults["binding"] = refuse
+    assert "reason" in extender.bind(cluster.pod("a"), "n0")
+    assert counts(extender) == left
+
+
+def test_a_pod_made_anew_under_its_name_does_not_get_the_binding(cluster, extender):
+    old = cluster.pod("a")
+    cluster.client.delete(PODS, "a", NAMESPACE)
+    cluster.pod("a")
+    wait_for(lambda: extender.state.pod(old["metadata"]["uid"]) is None, "the old one is forgotten")
+    assert "not the one with UID" in extender.bind(old, "n0")
+    assert cluster.taken() == {}
+    assert counts(extender) == {}
+
+
+def test_a_pod_under_deletion_is_not_bound(cluster, extender):
+    pod = cluster.pod("a")
+    wait_for(lambda: extender.state.pod(pod["metadata"]["uid"]), "seen")
+    cluster.client.patch(PODS, "a", {"metadata": {"finalizers": [names.FINALIZER]}}, NAMESPACE)
+    cluster.client.delete(PODS, "a", NAMESPACE)
+    assert "being deleted" in extender.bind(pod, "n0")
+    assert counts(extender) == {}
+
+
+def test_a_pod_that_another_scheduler_took_meanwhile(cluster, extender):
+    pod = cluster.pod("a")
+    wait_for(lambda: extender.state.pod(pod["metadata"]["uid"]), "seen")
+    extender.scheduler.watches.stop()
+    cluster.client.create(PODS, {"metadata": {}, "target": {"name": "n1"}}, NAMESPACE, name="a", subresource="binding")
+    assert "n1 already" in extender.bind(pod, "n0")
+    assert extender.state.counts()[Kind.BINDING] == 0

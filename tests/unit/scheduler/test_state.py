@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds which GPU: places that end as they should, a rebuild that equals what the watch built, threads."""
+
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.extender import filter_nodes, prioritize_nodes
+from scheduler.pods import read_pod
+from scheduler.policy import BestFit
+from scheduler.state import Kind, NoPlace, State
+from slicekeeper import inventory, names
+from slicekeeper.clock import ManualClock
+from slicekeeper.settings import Resources
+
+HOLD, LOST = 30, 60
+GPU_MIB = 8192
+
+
+def node(name, gpus=1, memory=GPU_MIB, **annotations):
+    value = inventory.encode([inventory.Gpu(f"{name}-{g}", "A100", memory) for g in range(gpus)])
+    return {"metadata": {"name": name, "annotations": {names.NODE_GPUS: value, **annotations}}}
+
+
+def pod(name, core=60, blocks=4, *, on="", gpus=None, phase="Pending", annotations=None, spec=None):
+    limits = {"tencent.com/vcuda-core": str(core)} | ({"tencent.com/vcuda-memory": str(blocks)} if blocks else {})
+    given_ = {**(annotations or {}), **({names.gpu_annotation("c"): gpus} if gpus else {})}
+    return {
+        "metadata": {
+            "name": name, "namespace": "team-a", "uid": f"uid-{name}", "labels": {names.MANAGED_LABEL: "true"},
+            "annotations": given_,
+        },
+        "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}], **(spec or {}),
+                 **({"nodeName": on} if on else {})},
+        "status": {"phase": phase},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def state(clock):
+    return new_state(clock)
+
+
+def new_state(clock, *nodes):
+    made = State(Resources(), BestFit(), clock, hold_seconds=HOLD, lost_seconds=LOST)
+    made.set_nodes(list(nodes) or [node("n0"), node("n1")])
+    made.set_pods([])
+    return made
+
+
+def read(obj):
+    return read_pod(obj, Resources())
+
+
+def fitting(state, obj, *among):
+    return filter_nodes(state, obj, list(among) or ["n0", "n1"])["NodeNames"]
+
+
+def free(state):
+    return state.totals()[2]
+
+
+def test_two_sixty_percent_pods_never_share_a_gpu(state):
+    assert fitting(state, pod("a")) == ["n0", "n1"]
+    assert fitting(state, pod("b")) == ["n1"]
+    assert fitting(state, pod("c")) == []
+    assert state.counts()[Kind.TENTATIVE] == 2
+
+
+def test_a_second_filter_replaces_the_first_hold(state):
+    for _ in range(3):
+        assert fitting(state, pod("a")) == ["n0", "n1"]
+    assert state.counts()[Kind.TENTATIVE] == 1
+    assert free(state) == 140
+
+
+def test_prioritize_moves_the_hold_to_the_best_of_the_nodes_that_are_left(state):
+    fitting(state, pod("a"))
+    scores = prioritize_nodes(state, pod("a"), ["n1"])
+    assert scores == [{"Host": "n1", "Score": 10}]
+    assert fitting(state, pod("b")) == ["n0"]
+
+
+def test_one_node_alone_has_the_highest_score(clock):
+    state = new_state(clock, *[node(f"n{i}") for i in range(5)], node("used"))
+    state.set_pod(pod("x", 30, on="used", gpus="used-0", phase="Running"))
+    scores = {s["Host"]: s["Score"] for s in prioritize_nodes(state, pod("a"), [*[f"n{i}" for i in range(5)], "used"])}
+    assert scores.pop("used") == 10
+    assert max(scores.values()) <= 9
+    assert min(scores.values()) >= 0
+
+
+def test_a_tentative_hold_ends_with_time_and_bind_is_checked_anew(state, clock):
+    assert fitting(state, pod("a"), "n0") == ["n0"]
+    clock.advance(HOLD * 1000 + 1)
+    assert fitting(state, pod("b"), "n0") == ["n0"]
+    state.choose(read(pod("b")), "n0")
+    with pytest.raises(NoPlace, match="too little is free for 60 percent"):
+        state.choose(read(pod("a")), "n0")
+
+
+def test_bind_spares_others_tentative_places_and_takes_them_only_if_it_must(clock):
+    state = new_state(clock, node("n0", gpus=2))
+    fitting(state, pod("a"), "n0")
+    first = state.choose(read(pod("b")), "n0")
+    assert first.gpus == {"c": ("n0-1",)}
+    second = state.choose(read(pod("c")), "n0")
+    assert second.gpus == {"c": ("n0-0",)}
+    assert state.counts()[Kind.TENTATIVE] == 0
+    with pytest.raises(NoPlace):
+        state.choose(read(pod("a")), "n0")
+
+
+def test_a_bound_place_waits_for_the_watch_and_is_never_dropped_by_time(state, clock):
+    a = pod("a")
+    fitting(state, a)
+    place = state.choose(read(a), "n0")
+    state.bound("uid-a", "n0")
+    clock.advance(10 * HOLD * 1000)
+    assert fitting(state, pod("b"), "n0") == []
+    assert [p.uid for p in state.overdue()] == ["uid-a"]
+    state.set_pod(a)  # an old event: not bound yet
+    assert fitting(state, pod("b"), "n0") == []
+    state.set_pod(pod("a", on="n0", gpus=",".join(place.gpus["c"])))
+    state.set_pod(a)  # an old event again
+    assert state.pod("uid-a").node == "n0"
+    assert state.overdue() == []
+    assert state.counts() == {Kind.BOUND: 1}
+
+
+def test_a_list_that_is_older_than_a_binding_does_not_free_it(state):
+    state.set_pod(pod("a"))
+    state.choose(read(pod("a")), "n0")
+    state.bound("uid-a", "n0")
+    state.set_pods([])
+    assert fitting(state, pod("b"), "n0") == []
+
+
+def test_a_lost_answer_keeps_the_place_and_a_second_try_gets_the_same(clock):
+    state = new_state(clock, node("n0", gpus=4), node("n1"))
+    first = state.choose(read(pod("a")), "n0")
+    with pytest.raises(NoPlace, match="under way"):
+        state.choose(read(pod("a")), "n0")
+    state.lost("uid-a", "n0")
+    assert state.choose(read(pod("a")), "n0").gpus == first.gpus
+    state.refused("uid-a", "n0")  # the second try; the first may still come through
+    assert state.counts()[Kind.BINDING] == 1
+    state.choose(read(pod("a")), "n1")
+    assert state.counts()[Kind.BINDING] == 2
+    state.bound("uid-a", "n1")
+    assert state.counts()[Kind.BINDING] == 1
+    assert fitting(state, pod("b", 100, None), "n1") == []
+
+
+def test_a_refused_first_try_frees_the_place(state):
+    state.choose(read(pod("a")), "n0")
+    state.refused("uid-a", "n0")
+    assert free(state) == 200
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        (None, 0),
+        (pod("a") | {"metadata": {"name": "a", "uid": "another"}}, 0),
+        (pod("a", on="n0", gpus="n0-0", phase="Succeeded"), 0),
+        (pod("a", on="n0", gpus="n0-0"), 1),
+        (pod("a"), 0),
+    ],
+)
+def test_an_overdue_place_is_judged_by_the_pod_itself(state, clock, answer, left):
+    state.choose(read(pod("a")), "n0")
+    assert state.overdue() == []
+    state.lost("uid-a", "n0")
+    clock.advance(LOST * 1000 - 1)
+    assert state.overdue() == []
+    clock.advance(1)
+    assert len(state.overdue()) == 1
+    state.looked("uid-a", answer)
+    assert state.counts()[Kind.BINDING] == left
+    state.looked("uid-a", None)
+    assert free(state) == 200
+
+
+def test_terminal_and_deleted_pods_free_their_place(state):
+    state.set_pod(pod("a", on="n0", gpus="n0-0", phase="Running"))
+    state.set_pod(pod("b", on="n1", gpus="n1-0", phase="Running"))
+    assert free(state) == 80
+    state.set_pod(pod("a", on="n0", gpus="n0-0", phase="Succeeded"))
+    state.drop_pod("uid-b")
+    assert free(state) == 200
+
+
+def test_a_pod_under_deletion_holds_its_place_until_it_has_ended(state):
+    leaving = pod("a", on="n0", gpus="n0-0", phase="Running")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    state.set_pod(leaving)
+    assert free(state) == 140
+
+
+def test_a_deleted_pod_that_was_being_bound_stays_gone(state):
+    state.choose(read(pod("a")), "n0")
+    state.drop_pod("uid-a")
+    state.bound("uid-a", "n0")
+    assert free(state) == 200
+
+
+def test_the_node_can_come_back(state):
+    state.set_pod(pod("a", on="n0", gpus="n0-0", phase="Running"))
+    state.drop_node("n0")
+    assert free(state) == 100
+    assert filter_nodes(state, pod("b"), ["n0"])["FailedAndUnresolvableNodes"].keys() == {"n0"}
+    state.set_node(node("n0"))
+    assert free(state) == 140
+
+
+def test_an_edited_annotation_does_not_free_a_gpu(state):
+    bad = {names.SHARING: "nonsense", names.CORE_LIMIT: "5", names.gpu_annotation("other"): "n1-0"}
+    state.set_pod(pod("a", on="n0", gpus="n0-0", annotations=bad, phase="Running"))
+    assert free(state) == 140
+
+
+def test_what_cannot_be_read_at_all_holds_its_gpus_whole(state):
+    state.set_pod(pod("a", core="1e99", on="n0", gpus="n0-0,n0-7", phase="Running"))
+    assert free(state) == 100
+
+
+def test_exclusive_holds_the_gpu_whatever_the_share(state):
+    a = pod("a", 10, annotations={names.SHARING: "exclusive"})
+    place = state.choose(read(a), "n0")
+    assert place.hold.alone
+    assert fitting(state, pod("b", 10), "n0") == []
+    state.bound("uid-a", "n0")
+    state.set_pod(pod("a", 10, on="n0", gpus="n0-0", annotations={names.SHARING_MODE: "exclusive: asked for"}))
+    assert fitting(state, pod("b", 10), "n0") == []
+    assert free(state) == 100
+
+
+def test_affinity_holds_between_filter_and_bind(state):
+    wish = {names.GPU_AFFINITY: "x"}
+    assert fitting(state, pod("a", 30, annotations=wish)) == ["n0", "n1"]
+    assert fitting(state, pod("b", 30, annotations=wish)) == ["n0"]
+    state.choose(read(pod("b", 30, annotations=wish)), "n1")  # kube-scheduler may know better
+    with pytest.raises(NoPlace, match="affinity x"):
+        state.choose(read(pod("a", 30, annotations=wish)), "n0")
+
+
+def test_double_booking_by_others_leaves_nothing_and_never_less(state):
+    for name in "abc":
+        state.set_pod(pod(name, on="n0", gpus="n0-0", phase="Running"))
+    assert free(state) == 100
+
+
+def test_reservations_keep_others_out_and_let_the_owner_in(state, clock):
+    w = pod("w")
+    state.set_pod(w)
+    assert fitting(state, w, "n0") == ["n0"]
+    hold = state.choose(read(w), "n0").hold
+    state.refused("uid-w", "n0")
+    assert state.reserve(read(w), hold)
+    assert fitting(state, pod("b"), "n0") == []
+    with pytest.raises(NoPlace):
+        state.choose(read(pod("b")), "n0")
+    assert fitting(state, w, "n0") == ["n0"]
+    clock.advance(HOLD * 1000 + 1)
+    assert fitting(state, pod("b"), "n0") == ["n0"]
+    state.release("uid-w")
+    state.set_pod(pod("w", on="n1", gpus="n1-0"))
+    assert not state.reserve(read(w), hold)
+
+
+HOSTILE = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+PATHS = [
+    ("metadata", "annotations"), ("metadata", "annotations", names.gpu_annotation("c")), ("metadata", "labels"),
+    ("metadata", "namespace"), ("metadata", "creationTimestamp"), ("spec",), ("spec", "containers"), ("status",),
+    ("spec", "nodeName"), ("spec", "priority"), ("spec", "containers", 0), ("status", "phase"),
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_objects_never_crash_it(data):
+    state = new_state(ManualClock())
+    obj = pod("a", on="n0", gpus="n0-0", phase="Running")
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(PATHS))
+        at = obj
+        try:
+            for key in path[:-1]:
+                at = at[key]
+            at[path[-1]] = data.draw(HOSTILE)
+        except (TypeError, KeyError, IndexError):
+            continue
+    state.set_pod(obj)
+    damaged = node("n1")
+    damaged["metadata"]["annotations"][names.NODE_GPUS] = data.draw(st.text() | HOSTILE)
+    state.set_node(damaged)
+    fitting(state, pod("b"))
+    filter_nodes(state, obj, ["n0", "n1"])
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["pod", "pod", "pod", "finish", "drop", "node", "gone", "choose"]),
+        st.integers(0, 5),
+        st.integers(0, 2),
+        st.sampled_from([10, 60, 100, 200]),
+        st.integers(0, 1),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(EVENTS)
+def test_a_rebuild_equals_what_the_watch_has_built(events):
+    clock = ManualClock()
+    state = new_state(clock, node("n0", 2), node("n1", 2), node("n2", 2))
+    objects, nodes = {}, {f"n{i}": node(f"n{i}", 2) for i in range(3)}
+    for kind, p, n, core, g in events:
+        name, where = f"p{p}", f"n{n}"
+        if kind == "pod" and name not in objects:
+            gpus = f"{where}-{g}" if core <= 100 else f"{where}-0,{where}-1"
+            objects[name] = pod(name, core, 4, on=where, gpus=gpus, phase="Running")
+            state.set_pod(objects[name])
+        elif kind == "finish" and name in objects:
+            objects[name] = {**objects[name], "status": {"phase": "Failed"}}
+            state.set_pod(objects[name])
+        elif kind == "drop" and name in objects:
+            state.drop_pod(objects.pop(name)["metadata"]["uid"])
+        elif kind == "node":
+            nodes[where] = node(where, 1 + g)
+            state.set_node(nodes[where])
+        elif kind == "gone":
+            nodes.pop(where, None)
+            state.drop_node(where)
+        elif kind == "choose" and name not in objects:
+            try:
+                place = state.choose(read(pod(name, core)), where)
+            except NoPlace:
+                continue
+            state.bound(f"uid-{name}", where)
+            objects[name] = pod(name, core, 4, on=where, gpus=",".join(place.gpus["c"]))
+            state.set_pod(objects[name])
+    fresh = new_state(clock, *nodes.values()) if nodes else new_state(clock)
+    if not nodes:
+        fresh.set_nodes([])
+    fresh.set_pods(list(objects.values()))
+    assert fresh.totals() == state.totals()
+    assert fresh.counts() == state.counts()
+    for core in (10, 50, 100, 200):
+        probe = pod("probe", core, 4 if core < 100 else None)
+        among = ["n0", "n1", "n2"]
+        assert filter_nodes(fresh, probe, among) == filter_nodes(state, probe, among)
+        assert prioritize_nodes(fresh, probe, among) == prioritize_nodes(state, probe, among)
+
+
+def test_threads_never_give_a_gpu_twice(clock):
+    """Sixteen threads filter, bind, lose answers and end pods; an independent sum is checked all along."""
+    state = new_state(clock, *[node(f"n{i}", 2) for i in range(3)])
+    among = ["n0", "n1", "n2"]
+    held: dict[str, int] = {}
+    lock = threading.Lock()
+    errors: list[str] = []
+    bound = [0]
+
+    def work(number):
+        rng = random.Random(number)
+        for turn in range(40):
+            name, core = f"p{number}-{turn}", rng.choice([20, 40, 60, 100])
+            obj = pod(name, core)
+            nodes = fitting(state, obj, *among)
+            if not nodes:
+                continue
+            where = rng.choice(nodes)
+            try:
+                place = state.choose(read(obj), where)
+            except NoPlace:
+                continue
+            gpu = place.gpus["c"][0]
+            with lock:
+                held[gpu] = held.get(gpu, 0) + core
+                bound[0] += 1
+                if held[gpu] > 100:
+                    errors.append(f"{gpu} holds {held[gpu]}")
+            if rng.random() < 0.3:
+                state.lost(f"uid-{name}", where)
+                assert state.choose(read(obj), where).gpus["c"][0] == gpu
+            state.bound(f"uid-{name}", where)
+            state.set_pod(pod(name, core, on=where, gpus=gpu, phase="Running"))
+            with lock:
+                held[gpu] -= core
+            state.drop_pod(f"uid-{name}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert bound[0] > 50
+    clock.advance((HOLD + 1) * 1000)
+    assert fitting(state, pod("last", 200, None), *among) == among
+    state.drop_pod("uid-last")
+    assert free(state) == 600

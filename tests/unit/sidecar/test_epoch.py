@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.epoch import Counter
+
+
+def test_first_reading_is_zero_and_later_ones_count_from_it(tmp_path: Path) -> None:
+    counter = Counter(tmp_path, "nvidia", now_ns=lambda: 7)
+    assert counter.next(1000) == (7, 1, 0)
+    assert counter.next(1600) == (7, 2, 600)
+
+
+def test_unknown_stays_unknown_and_is_never_zero(tmp_path: Path) -> None:
+    counter = Counter(tmp_path, "nvidia", now_ns=lambda: 7)
+    assert counter.next(None) == (7, 1, None)
+    assert counter.next(50)[2] == 0
+    assert counter.next(None)[2] is None
+    assert counter.next(80)[2] == 30
+
+
+def test_restart_goes_on_in_the_same_epoch_so_nothing_is_counted_twice(tmp_path: Path) -> None:
+    first = Counter(tmp_path, "nvidia", now_ns=lambda: 7)
+    first.next(100)
+    first.next(150)
+    again = Counter(tmp_path, "nvidia", now_ns=lambda: 9)
+    assert again.next(400) == (7, 3, 300)
+
+
+def test_a_counter_that_began_anew_begins_a_greater_epoch_even_if_the_clock_ran_back(tmp_path: Path) -> None:
+    counter = Counter(tmp_path, "nvidia", now_ns=lambda: 7)
+    counter.next(100)
+    counter.next(150)
+    assert counter.next(30) == (8, 1, 30)
+    assert counter.next(45) == (8, 2, 45)
+
+
+def test_damaged_place_begins_anew_at_its_first_reading(tmp_path: Path) -> None:
+    Counter(tmp_path, "nvidia", now_ns=lambda: 7).next(100)
+    (tmp_path / "nvidia.epoch.json").write_text('{"epoch": 7, "se')
+    assert Counter(tmp_path, "nvidia", now_ns=lambda: 9).next(500) == (9, 1, 0)
+
+
+def test_unwritable_folder_counts_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    counter = Counter(tmp_path / "file", "nvidia", now_ns=lambda: 7)
+    assert counter.next(100) == (7, 1, 0)
+    assert counter.next(130) == (7, 2, 30)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from(["on", "on", "restart", "reset"])), max_size=40))
+def test_sum_of_epochs_is_what_was_used(tmp_path_factory: object, steps: list[tuple[int, str]]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        counter = Counter(Path(folder), "c", now_ns=lambda: 1)
+        counter.next(0)
+        raw, used, newest = 0, 0, dict[int, int]()
+        for amount, event in steps:
+            if event == "reset" and raw > amount:
+                raw = 0
+            if event == "restart":
+                counter = Counter(Path(folder), "c", now_ns=lambda: 1)
+            raw += amount
+            used += amount
+            epoch, _, cumulative = counter.next(raw)
+            assert cumulative is not None
+            newest[epoch] = cumulative
+        assert sum(newest.values()) == used

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission in the API server's order, with a webhook that answers what the test says."""
+
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from simulator.cluster import Cluster
+from simulator.errors import ApiError, Denied, Invalid
+from simulator.inventory import fill
+from slicekeeper.clock import SystemClock
+from slicekeeper.http import JsonClient
+from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
+from slicekeeper.settings import Settings
+
+
+class Webhook:
+    """Keeps the reviews it gets, and answers with `mutate(pod) -> patch` and `refuse(path, object) -> message`."""
+
+    def __init__(self) -> None:
+        self.reviews: list[tuple[str, Object]] = []
+        self.mutate: Callable[[Object], list[Any]] = lambda _: []
+        self.refuse: Callable[[str, Object], str] = lambda _path, _obj: ""
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                answer = json.dumps(outer.answer(self.path, json.loads(body)["request"])).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, path: str, request: Object) -> Object:
+        self.reviews.append((path, request))
+        response: Object = {"uid": request["uid"], "allowed": True, "warnings": [f"seen by {path}"]}
+        if message := self.refuse(path, request["object"]):
+            response |= {"allowed": False, "status": {"code": 422, "message": message}}
+        elif path == "/mutate" and (patch := self.mutate(request["object"])):
+            response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
+        return {"response": response}
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.reviews]
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    webhook = Webhook()
+    yield webhook
+    webhook.server.shutdown()
+    webhook.server.server_close()
+
+
+@pytest.fixture
+def cluster(webhook: Webhook) -> Cluster:
+    cluster = Cluster(SystemClock(), JsonClient(webhook.url))
+    fill(cluster.store, Settings(), 1, 1, "T4")
+    return cluster
+
+
+def pod(**spec: Any) -> Object:
+    container = {"name": "c", "image": "i", "resources": {"limits": {"tencent.com/vcuda-core": 50}}}
+    return {"metadata": {"generateName": "p-"}, "spec": {"containers": [container], **spec}}
+
+
+def set_class(name: str, **exact: Any) -> Callable[[Object], list[Any]]:
+    """Return a mutation as our webhook makes it: the class, and what else the test names."""
+    values = {"priorityClassName": name, **exact}
+    return lambda _: [{"op": "add", "path": f"/spec/{key}", "value": value} for key, value in values.items()]
+
+
+LOWER = {"priority": -100, "preemptionPolicy": "Never"}
+
+
+def test_a_pod_is_reviewed_with_defaults_and_priority_before_it_has_a_name(cluster: Cluster, webhook: Webhook) -> None:
+    made, warnings = cluster.create(PODS, pod(), "default", user="somebody")
+    path, request = webhook.reviews[0]
+    seen = request["object"]
+    assert (path, request["operation"], request["name"], request["namespace"]) == ("/mutate", "CREATE", "", "default")
+    assert request["userInfo"]["username"] == "somebody"
+    assert (seen["spec"]["priority"], seen["spec"]["preemptionPolicy"]) == (0, "PreemptLowerPriority")
+    assert seen["spec"]["serviceAccountName"] == "default"
+    assert seen["spec"]["containers"][0]["resources"]["requests"] == {"tencent.com/vcuda-core": 50}
+    assert "uid" not in seen["metadata"]
+    assert webhook.paths == ["/mutate", "/validate"], "nothing changed, so nobody is asked again"
+    assert warnings == ["seen by /mutate", "seen by /validate"]
+    assert made["metadata"]["name"].startswith("p-")
+
+
+def test_the_class_alone_is_refused_by_the_priority_plugin(cluster: Cluster, webhook: Webhook) -> None:
+    webhook.mutate = set_class("gpu-lower-priority")
+    with pytest.raises(Denied, match=r"the integer value of priority \(0\) must not be provided in pod spec"):
+        cluster.create(PODS, pod(), "default")
+    webhook.mutate = set_class("gpu-lower-priority", priority=-100)
+    with pytest.raises(Denied, match="the string value of PreemptionPolicy"):
+        cluster.create(PODS, pod(), "default")
+    webhook.mutate = set_class("absent", priority=5)
+    with pytest.raises(Denied, match="no PriorityClass with name absent was found"):
+        cluster.create(PODS, pod(), "default")
+    webhook.mutate = set_class("gpu-lower-priority", **LOWER)
+    made, _ = cluster.create(PODS, pod(), "default")
+    assert made["spec"]["priority"] == -100
+
+
+def test_the_webhook_is_asked_again_when_a_plugin_changed_its_work(cluster: Cluster, webhook: Webhook) -> None:
+    sidecar = {"name": "s", "image": "i", "restartPolicy": "Always"}
+    webhook.mutate = lambda seen: (
+        [] if "initContainers" in seen["spec"] else [{"op": "add", "path": "/spec/initContainers", "value": [sidecar]}]
+    )
+    made, _ = cluster.create(PODS, pod(), "default")
+    assert webhook.paths == ["/mutate", "/mutate", "/validate"]
+    second = webhook.reviews[1][1]["object"]["spec"]["initContainers"][0]
+    assert second["volumeMounts"][0]["mountPath"].endswith("serviceaccount"), (
+        "ServiceAccount mounts into new containers"
+    )
+    assert made["spec"]["initContainers"][0]["name"] == "s"
+
+
+def test_a_refusal_carries_the_webhooks_code_and_words(cluster: Cluster, webhook: Webhook) -> None:
+    for refusing in ("/mutate", "/validate"):
+        webhook.refuse = lambda path, _, refusing=refusing: "no" if path == refusing else ""
+        with pytest.raises(Denied, match=r'admission webhook "pods.slicekeeper.io" denied the request: no') as refused:
+            cluster.create(PODS, pod(), "default")
+        assert refused.value.code == 422
+    assert cluster.store.collection(PODS)[0] == []
+
+
+def test_without_the_webhook_mutate_is_passed_over_and_validate_fails(cluster: Cluster, webhook: Webhook) -> None:
+    webhook.server.shutdown()
+    webhook.server.server_close()
+    with pytest.raises(ApiError, match="failed calling webhook") as failed:
+        cluster.create(PODS, pod(), "default")
+    assert failed.value.code == 500
+
+
+def test_templates_are_validated_and_never_mutated(cluster: Cluster, webhook: Webhook) -> None:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": pod(restartPolicy="Never")["spec"]}
+    job = {"metadata": {"name": "j"}, "spec": {"template": template}}
+    made, _ = cluster.create(JOBS, job, "default")
+    assert webhook.paths == ["/validate"]
+    assert webhook.reviews[0][1]["kind"] == {"group": "batch", "version": "v1", "kind": "Job"}
+    assert made["spec"]["backoffLimit"] == 6
+    webhook.refuse = lambda _path, _obj: "bad template"
+    deployment = {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template}}
+    with pytest.raises(Denied, match="bad template"):
+        cluster.create(DEPLOYMENTS, deployment, "default")
+
+
+@pytest.mark.parametrize(
+    ("resource", "body", "what"),
+    [
+        (PODS, {"metadata": {"name": "P"}, "spec": {"containers": [{"name": "c"}]}}, "RFC 1123"),
+        (PODS, {"metadata": {"name": "p"}, "spec": {"containers": []}}, "containers: Required"),
+        (PODS, {"metadata": {"name": "p"}}, "containers: Required"),
+        (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}, {"name": "c"}]}}, "Duplicate"),
+        (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [
+            {"name": "c", "resources": {"limits": {"tencent.com/vcuda-core": "half"}}}]}}, "quantities"),
+        (JOBS, {"metadata": {"name": "j"}, "spec": {"template": pod()}}, "restartPolicy"),
+        (JOBS, {"metadata": {"name": "j"}, "spec": {}}, "template: Required"),
+        (DEPLOYMENTS, {"metadata": {"name": "d"}, "spec": {"template": pod()}}, "does not match template"),
+    ],
+)  # fmt: skip
+def test_what_the_api_itself_refuses_never_reaches_the_webhook(
+    cluster: Cluster, webhook: Webhook, resource: Any, body: Object, what: str
+) -> None:
+    with pytest.raises(Invalid, match=what):
+        cluster.create(resource, body, "default")
+    assert webhook.paths == []

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kube-scheduler's loop: order, node totals, and the extender's answers."""
+
+import json
+import threading
+from collections.abc import Iterator
+from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from simulator.cluster import Cluster
+from simulator.inventory import fill
+from simulator.kubescheduler import KubeScheduler, effective_request
+from slicekeeper.clock import ManualClock
+from slicekeeper.http import JsonClient
+from slicekeeper.kube.client import EVENTS, PODS, Object
+from slicekeeper.settings import Settings
+
+NAME = "slicekeeper-scheduler"
+
+
+class Extender:
+    """Keeps what it is asked; refuses nodes in `full`, scores by `scores`, binds as it is told to."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.calls: list[tuple[str, Object]] = []
+        self.full: dict[str, str] = {}
+        self.scores: dict[str, int] = {}
+        self.bind_error = ""
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.calls.append((self.path, body))
+                answer = json.dumps(getattr(outer, self.path[1:])(cluster, body)).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def filter(self, _cluster: Cluster, args: Object) -> Object:
+        fit = [name for name in args["NodeNames"] if name not in self.full]
+        return {"NodeNames": fit, "FailedNodes": self.full, "Error": ""}
+
+    def prioritize(self, _cluster: Cluster, args: Object) -> list[Object]:
+        return [{"Host": name, "Score": self.scores.get(name, 0)} for name in args["NodeNames"]]
+
+    def bind(self, cluster: Cluster, args: Object) -> Object:
+        if not self.bind_error:
+            cluster.bind(args["PodName"], args["PodNamespace"], {"target": {"name": args["Node"]}})
+        return {"Error": self.bind_error}
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.calls]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    cluster = Cluster(ManualClock(1_000_000))
+    fill(cluster.store, Settings(), 2, 1, "T4")
+    return cluster
+
+
+@pytest.fixture
+def extender(cluster: Cluster) -> Iterator[Extender]:
+    extender = Extender(cluster)
+    yield extender
+    extender.server.shutdown()
+    extender.server.server_close()
+
+
+@pytest.fixture
+def scheduler(cluster: Cluster, extender: Extender) -> KubeScheduler:
+    return KubeScheduler(cluster, JsonClient(extender.url), NAME)
+
+
+def pod(cluster: Cluster, name: str, core: int = 10, scheduler: str = NAME, **spec: Any) -> None:
+    container = {"name": "c", "image": "i", "resources": {"limits": {"tencent.com/vcuda-core": core}}}
+    body = {"metadata": {"name": name}, "spec": {"schedulerName": scheduler, "containers": [container], **spec}}
+    cluster.create(PODS, body, "default")
+
+
+def node_of(cluster: Cluster, name: str) -> str:
+    return str(cluster.store.get(PODS, name, "default")["spec"].get("nodeName", ""))
+
+
+def test_the_best_of_the_nodes_that_pass_is_bound(
+    cluster: Cluster, extender: Extender, scheduler: KubeScheduler
+) -> None:
+    extender.scores = {"node-1": 3, "node-2": 7}
+    pod(cluster, "a")
+    scheduler.schedule_all()
+    assert extender.paths() == ["/filter", "/prioritize", "/bind"]
+    assert extender.calls[0][1]["NodeNames"] == ["node-1", "node-2"]
+    assert extender.calls[0][1]["Nodes"] is None
+    assert extender.calls[2][1]["PodUID"] == cluster.store.get(PODS, "a", "default")["metadata"]["uid"]
+    assert node_of(cluster, "a") == "node-2"
+
+
+def test_the_higher_priority_goes_first_then_the_older(
+    cluster: Cluster, extender: Extender, scheduler: KubeScheduler
+) -> None:
+    lower = {"priorityClassName": "gpu-lower-priority"}
+    pod(cluster, "low", **lower)
+    pod(cluster, "old")
+    pod(cluster, "new")
+    scheduler.schedule_all()
+    bound = [body["PodName"] for path, body in extender.calls if path == "/bind"]
+    assert bound == ["old", "new", "low"]
+
+
+def test_node_totals_are_checked_before_the_extender_is_asked(
+    cluster: Cluster, extender: Extender, scheduler: KubeScheduler
+) -> None:
+    pod(cluster, "first", 60)
+    scheduler.schedule_all()
+    other = {"node-1": "node-2", "node-2": "node-1"}[node_of(cluster, "first")]
+    extender.calls.clear()
+    pod(cluster, "second", 60)
+    scheduler.schedule_all()
+    assert extender.calls[0][1]["NodeNames"] == [other]
+    pod(cluster, "third", 60)
+    extender.calls.clear()
+    scheduler.schedule_all()
+    assert extender.calls == []
+    (condition,) = cluster.store.get(PODS, "third", "default")["status"]["conditions"]
+    assert condition["reason"] == "Unschedulable"
+    assert condition["message"] == "0/2 nodes are available: 2 Insufficient tencent.com/vcuda-core."
+    (event,) = cluster.store.collection(EVENTS)[0]
+    assert event["reason"] == "FailedScheduling"
+
+
+def test_a_pod_that_ended_gives_its_share_back(cluster: Cluster, extender: Extender, scheduler: KubeScheduler) -> None:
+    for name in ("a", "b"):
+        pod(cluster, name, 90)
+    scheduler.schedule_all()
+    change = lambda old: {**old, "status": {"phase": "Succeeded"}}  # noqa: E731
+    cluster.store.update(PODS, "a", "default", change, subresource="status")
+    pod(cluster, "c", 90)
+    scheduler.schedule_all()
+    assert node_of(cluster, "c") == node_of(cluster, "a")
+
+
+def test_what_the_extender_refuses_waits_and_is_told_once(
+    cluster: Cluster, extender: Extender, scheduler: KubeScheduler
+) -> None:
+    extender.full = {"node-1": "no single GPU has 10%", "node-2": "no single GPU has 10%"}
+    pod(cluster, "a")
+    for _ in range(5):
+        scheduler.schedule_all()
+    assert extender.paths() == ["/filter"], "back-off"
+    assert len(cluster.store.collection(EVENTS)[0]) == 1
+    extender.full = {}
+    pause = threading.Event()
+    for _ in range(100):
+        scheduler.schedule_all()
+        if node_of(cluster, "a"):
+            break
+        pause.wait(0.02)
+    assert node_of(cluster, "a")
+
+
+def test_a_binding_that_fails_is_tried_again(cluster: Cluster, extender: Extender, scheduler: KubeScheduler) -> None:
+    extender.bind_error = "GPU was taken"
+    pod(cluster, "a")
+    scheduler.schedule_all()
+    assert node_of(cluster, "a") == ""
+    (event,) = cluster.store.collection(EVENTS)[0]
+    assert event["message"] == "GPU was taken"
+
+
+def test_gated_deleted_and_others_pods(cluster: Cluster, extender: Extender, scheduler: KubeScheduler) -> None:
+    pod(cluster, "gated", schedulingGates=[{"name": "x"}])
+    pod(cluster, "plain", scheduler="default-scheduler")
+    scheduler.schedule_all()
+    assert extender.calls == []
+    assert node_of(cluster, "gated") == ""
+    assert node_of(cluster, "plain") == "node-1"
+
+
+def test_the_effective_request_is_the_larger_of_start_and_run() -> None:
+    def container(cpu: str, **more: Any) -> Object:
+        return {"resources": {"requests": {"cpu": cpu}}, **more}
+
+    spec = {
+        "initContainers": [
+            container("1", restartPolicy="Always"),
+            container("4"),
+            container("2", restartPolicy="Always"),
+        ],
+        "containers": [container("500m"), container("1")],
+    }
+    assert effective_request({"spec": spec}) == {"cpu": Fraction(5)}
+    spec["containers"].append(container("3"))
+    assert effective_request({"spec": spec}) == {"cpu": Fraction(15, 2)}

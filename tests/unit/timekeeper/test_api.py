@@ -1,0 +1,530 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The REST interface: stories, and what every endpoint refuses. Real databases, a real API server for identities."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from flask import Flask
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from werkzeug.test import TestResponse
+
+from simulator.api import Api, ApiServer
+from simulator.cluster import Cluster
+from slicekeeper import names
+from slicekeeper.clock import ManualClock
+from slicekeeper.kube.client import NAMESPACES, KubeClient, Object
+from slicekeeper.namespace_policy import PolicyFile
+from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
+from slicekeeper.units import format_instant
+from timekeeper.api.app import routed
+from timekeeper.api.routes import ROUTES
+from timekeeper.api.service import Service
+from timekeeper.books import Books, Closing, Opening
+from timekeeper.controller import Controller
+from timekeeper.identity import Caller, Identity
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.verify import verify
+
+T0 = 1_767_225_600_000
+HOUR = 3_600_000
+OPERATOR = {"Authorization": "Bearer operator-token"}
+
+
+@dataclass
+class World:
+    clock: ManualClock
+    service: Service
+    cluster: Cluster
+    app: Flask
+
+    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> TestResponse:
+        data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
+        sent = {**OPERATOR, **(headers or {})}
+        return self.app.test_client().open(
+            path, method=method, data=data, headers=sent, content_type="application/json"
+        )
+
+    def get(self, path: str, **headers: str) -> Any:
+        answer = self.call("GET", path, headers=headers)
+        assert answer.status_code == 200, answer.data
+        return answer.json
+
+    def pod(self, uid: str, namespace: str = "team", rate: Fraction = Fraction(1)) -> str:
+        """Have a pod run, as the watch and the books have it; return its token."""
+        metadata = {"name": f"{uid}-pod", "namespace": namespace, "uid": uid, "labels": {names.MANAGED_LABEL: "true"}}
+        spec: Object = {"nodeName": "n", "restartPolicy": "Never", "containers": [{"name": "main"}]}
+        pod: Object = {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
+        self.cluster.store.create(names_pods(), pod, namespace)
+        stored = self.cluster.store.get(names_pods(), f"{uid}-pod", namespace)
+        self.service.controller.pods.on_event("ADDED", stored)
+        self.service.books.apply(
+            [
+                Opening(
+                    pod_uid=stored["metadata"]["uid"], pod_name=f"{uid}-pod", namespace=namespace,
+                    namespace_uid=f"uid-{namespace}", node="n", gpus=("GPU-1",), holders='{"main":1}',
+                    gpu_class="standard", shares={"": rate}, start=self.clock.now_ms(), flags=(),
+                )
+            ],
+            [],
+            {namespace: self.service.policy.of(namespace)},
+            self.clock.now_ms(),
+        )  # fmt: skip
+        return self.cluster.tokens.issue(stored, "timekeeper")
+
+    def uid(self, name: str, namespace: str = "team") -> str:
+        return str(self.cluster.store.get(names_pods(), name, namespace)["metadata"]["uid"])
+
+
+def names_pods() -> Any:
+    from slicekeeper.kube.client import PODS
+
+    return PODS
+
+
+@pytest.fixture
+def world(tmp_path: Path, database_url: str) -> Iterator[World]:
+    clock = ManualClock(T0)
+    cluster = Cluster(clock)
+    server = ApiServer(Api(cluster))
+    server.start()
+    token, policy = tmp_path / "token", tmp_path / "policy.yaml"
+    token.write_text("operator-token\n")
+    policy.write_text("default: {budget: {amount: 150m, period: day}}\n")
+    settings = Settings(
+        kubernetes=KubernetesSettings(server=server.url),
+        policy=PolicySettings(file=str(policy)),
+        timekeeper=TimekeeperSettings(database=database_url, operator_token_file=str(token)),
+    )
+    engine = make_engine(settings.timekeeper.database)
+    database = Database(engine)
+    client = KubeClient(settings.kubernetes)
+    for name in ("team", "other"):
+        client.create(NAMESPACES, {"metadata": {"name": name}})
+    books = Books(database, "default", carry=False)
+    file = PolicyFile(settings.policy)
+    identity = Identity(client, "timekeeper", str(token))
+    controller = Controller(settings, clock, client, books, file, identity.forget)
+    for name in ("team", "other"):
+        controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
+    service = Service(settings, clock, books, file, controller, identity)
+    yield World(clock, service, cluster, routed(service))
+    controller.stop()
+    database.close()
+    client.close()
+    server.stop()
+
+
+def test_a_namespace_runs_out_and_a_grant_gives_it_more(world: World) -> None:
+    world.pod("a")
+    world.clock.advance(HOUR)
+    budget = world.get("/api/v1/budgets/team")
+    assert (budget["amountMs"], budget["usedMs"], budget["balanceMs"]) == (150 * 60_000, HOUR, 90 * 60_000)
+    assert budget["runOutAt"] == format_instant(T0 + 150 * 60_000)
+    first = world.call("GET", "/api/v1/decisions")
+    assert first.json["items"][0]["state"] == "ok"
+    again = world.call("GET", "/api/v1/decisions", headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.data) == (304, b"")
+    world.clock.advance(2 * HOUR)
+    changed = world.call("GET", "/api/v1/decisions", headers={"If-None-Match": first.headers["ETag"]})
+    (decision,) = changed.json["items"]
+    assert (decision["state"], decision["balanceMs"]) == ("exhausted", 0)
+    assert decision["priorityClassName"] == "gpu-lower-priority"
+    assert decision["since"] == format_instant(T0 + 150 * 60_000)
+    assert decision["overBudgetMs"] == 30 * 60_000
+    body = {"amountMs": HOUR, "reason": "a deadline"}
+    given = world.call("POST", "/api/v1/budgets/team/grants", body, {"Idempotency-Key": "k1"})
+    assert (given.status_code, given.json["balanceMs"], given.json["state"]) == (201, HOUR, "ok")
+    repeated = world.call("POST", "/api/v1/budgets/team/grants", body, {"Idempotency-Key": "k1"})
+    assert (repeated.status_code, repeated.json["grantedMs"]) == (200, HOUR)
+    other = world.call("POST", "/api/v1/budgets/team/grants", {**body, "amountMs": 1}, {"Idempotency-Key": "k1"})
+    assert (other.status_code, other.json["code"]) == (409, "idempotency-key-reused")
+    assert world.get("/api/v1/decisions/team")["state"] == "ok"
+    (listed,) = world.get("/api/v1/budgets/team/grants")["items"]
+    assert (listed["reason"], listed["actor"]) == ("a deadline", "operator")
+
+
+def test_a_budget_is_changed_only_by_who_has_read_it(world: World) -> None:
+    read = world.call("GET", "/api/v1/budgets/team")
+    body = {"amountMs": 60_000, "period": "month", "timeZone": "Europe/Berlin"}
+    put = world.call("PUT", "/api/v1/budgets/team", body, {"If-Match": read.headers["ETag"]})
+    assert (put.status_code, put.json["amountMs"], put.json["source"]) == (200, 60_000, "own")
+    assert put.json["periodStart"] == "2025-12-31T23:00:00.000Z"
+    late = world.call("PUT", "/api/v1/budgets/team", {**body, "amountMs": 1}, {"If-Match": read.headers["ETag"]})
+    assert (late.status_code, late.json["code"]) == (412, "version-mismatch")
+    assert world.get("/api/v1/budgets/team")["amountMs"] == 60_000
+    same = world.call("GET", "/api/v1/budgets/team", headers={"If-None-Match": put.headers["ETag"]})
+    assert same.status_code == 304
+
+
+def test_pages_go_on_where_the_last_one_ended(world: World) -> None:
+    for index in range(5):
+        world.pod(f"p{index}", "team" if index < 3 else "other")
+        world.clock.advance(1_000)
+    seen, cursor = [], ""
+    while cursor is not None:
+        page = world.get(f"/api/v1/workloads?limit=2&cursor={cursor}")
+        seen += [one["podName"] for one in page["items"]]
+        cursor = page["nextCursor"]
+    assert seen == [f"p{index}-pod" for index in (4, 3, 2, 1, 0)]
+    assert [w["podName"] for w in world.get("/api/v1/workloads?namespace=other")["items"]] == ["p4-pod", "p3-pod"]
+    first = world.get("/api/v1/budgets?limit=1")
+    assert [b["namespace"] for b in first["items"]] == ["other"]
+    second = world.get(f"/api/v1/budgets?limit=1&cursor={first['nextCursor']}")
+    assert ([b["namespace"] for b in second["items"]], second["nextCursor"]) == (["team"], None)
+
+
+def test_entries_show_both_sides_of_every_booking(world: World) -> None:
+    world.pod("a", rate=Fraction(1, 3))
+    uid = world.uid("a-pod")
+    world.clock.advance(10_000)
+    world.service.books.apply([], [Closing(uid, T0 + 10_000, "finished")], {}, world.clock.now_ms())
+    items = world.get("/api/v1/budgets/team/entries")["items"]
+    charges = [(e["account"], e["amountMs"]) for e in items if e["kind"] == "charge"]
+    assert charges == [("budget", -3_333), ("charged", 3_333)]
+    assert {e["subject"] for e in items if e["kind"] == "charge"} == {uid}
+    page = world.get("/api/v1/budgets/team/entries?limit=3")
+    rest = world.get(f"/api/v1/budgets/team/entries?cursor={page['nextCursor']}")
+    assert page["items"] + rest["items"] == items
+    assert verify(world.service.books.database.engine, carry=False).differences == []
+
+
+def test_movements_prices_and_status_are_told_and_audited(world: World) -> None:
+    def post(what: str, body: Any, key: str) -> TestResponse:
+        return world.call("POST", f"/api/v1/budgets/team/{what}", body, {"Idempotency-Key": key})
+
+    world.pod("a")
+    uid = world.uid("a-pod")
+    world.clock.advance(HOUR)
+    world.service.books.apply([], [Closing(uid, T0 + HOUR, "finished")], {}, world.clock.now_ms())
+    path = "/api/v1/budgets/team"
+    refund = {"podUid": uid, "amountMs": HOUR // 2, "reason": "a broken GPU"}
+    assert post("refunds", refund, "k1").json["balanceMs"] == 2 * HOUR
+    above = post("refunds", {**refund, "amountMs": HOUR}, "k2")
+    assert (above.status_code, above.json["code"]) == (409, "refund-above-charge")
+    moved = {"to": "other", "amountMs": HOUR, "reason": "a loan"}
+    assert post("transfers", moved, "k3").json["balanceMs"] == HOUR
+    assert post("transfers", moved, "k3").status_code == 200
+    assert world.get("/api/v1/budgets/other")["balanceMs"] == 150 * 60_000 + HOUR
+    lack = post("transfers", {**moved, "amountMs": 2 * HOUR}, "k4")
+    assert (lack.status_code, lack.json["code"]) == (409, "balance-insufficient")
+    taken = {"amountMs": -HOUR // 2, "reason": "booked twice"}
+    assert post("adjustments", taken, "k5").json["balanceMs"] == HOUR // 2
+    assert [m["amountMs"] for m in world.get(f"{path}/transfers")["items"]] == [-HOUR]
+    assert world.get("/api/v1/budgets/other/transfers")["items"][0]["counterpart"] == "team"
+    assert world.get(f"{path}/refunds")["items"][0]["counterpart"] == uid
+    assert world.get(f"{path}/adjustments")["items"][0]["reason"] == "booked twice"
+    price = world.call("POST", "/api/v1/rates", {"model": "H100", "rate": "3/2", "reason": "new hardware"})
+    assert (price.status_code, price.json["rate"]) == (201, "3/2")
+    assert [r["model"] for r in world.get("/api/v1/rates?model=H100")["items"]] == ["H100"]
+    stopped = world.call("PUT", f"{path}/status", {"status": "suspended", "reason": "a review"})
+    assert (stopped.json["status"], stopped.json["state"]) == ("suspended", "suspended")
+    decision = world.get("/api/v1/decisions/team")
+    assert (decision["state"], decision["priorityClassName"]) == ("suspended", "gpu-lower-priority")
+    assert "suspended since" in decision["reason"]
+    log = world.get("/api/v1/audit")["items"]
+    assert [one["action"] for one in log] == ["refund", "transfer", "transfer", "adjustment", "rate", "status"]
+    assert [one["prevHash"] for one in log[1:]] == [one["hash"] for one in log[:-1]]
+    assert world.get("/api/v1/audit?namespace=team")["items"][-1]["detail"]["status"] == "suspended"
+    assert verify(world.service.books.database.engine, carry=False).differences == []
+
+
+def test_a_budget_warns_then_overdraws_its_credit(world: World) -> None:
+    body = {"amountMs": HOUR, "period": "day", "timeZone": "UTC", "creditMs": HOUR, "rolloverMs": 5}
+    put = world.call("PUT", "/api/v1/budgets/team", body)
+    assert (put.json["creditMs"], put.json["rolloverMs"]) == (HOUR, 5)
+    world.pod("a")
+    states = []
+    for percent in (79, 1, 20, 99, 1):
+        world.clock.advance(percent * HOUR // 100)
+        states.append(world.get("/api/v1/decisions/team")["state"])
+    assert states == ["ok", "warning", "overdraft", "overdraft", "exhausted"]
+
+
+# The original's routes
+
+
+def test_the_originals_routes_answer_with_its_payloads(world: World) -> None:
+    assert world.get("/budget/never-seen") == {"budget_available": True, "budget": 150.0, "budget_remaining": 150.0}
+    token = world.pod("a", rate=Fraction(1, 2))
+    world.clock.advance(113 * 60_000)
+    assert world.get("/budget/team") == {"budget_available": True, "budget": 150.0, "budget_remaining": 93.5}
+    mine = {"Authorization": f"Bearer {token}"}
+    life = world.call("POST", "/budget/team/report", {"usage_factor": 0.75, "pod_name": "a-pod"}, mine)
+    assert (life.status_code, life.json) == (200, {"terminate": False})
+    assert world.get("/budget/team")["budget_remaining"] == 93.5
+    more = world.call("POST", "/budget/team/increase", {"minutes": 30, "reason": "a paper"})
+    assert more.json == {"budget_available": True, "budget": 180.0, "budget_remaining": 123.5}
+    assert world.call("POST", "/budget/team/increase").status_code == 400
+    refused = world.call("POST", "/budget/team/increase", {"minutes": 30, "reason": "a paper"}, mine)
+    assert refused.status_code == 403
+
+
+# Reports
+
+
+def report(world: World, name: str, seq: int, used: int | None, **more: Any) -> dict[str, Any]:
+    return {
+        "namespace": "team", "podName": name, "podUid": world.uid(name), "container": "main",
+        "epoch": T0 * 1_000_000, "seq": seq, "usedMs": used, "monotonicNs": seq * 10**10, "source": "node",
+    } | more  # fmt: skip
+
+
+def send(world: World, token: str, *reports: dict[str, Any]) -> list[tuple[str, str]]:
+    answer = world.call("POST", "/api/v1/reports", {"reports": reports}, {"Authorization": f"Bearer {token}"})
+    assert answer.status_code == 200, answer.data
+    return [(one["outcome"], one["reason"]) for one in answer.json["outcomes"]]
+
+
+def test_reports_feed_usage_and_never_move_a_charge(world: World) -> None:
+    mine, theirs = world.pod("a"), world.pod("b")
+    world.clock.advance(HOUR)
+    before = world.get("/api/v1/budgets/team")
+    first, second = report(world, "a-pod", 1, 9_000), report(world, "a-pod", 2, 18_000)
+    assert world.get("/api/v1/usage/team")["usedMs"] is None
+    assert send(world, mine, second) == [("accepted", "")]
+    assert send(world, mine, first, second) == [("duplicate", ""), ("duplicate", "")]
+    assert send(world, theirs, first) == [("refused", "wrong-pod")]
+    assert send(world, mine, report(world, "a-pod", 3, 17_999)) == [("refused", "counter-ran-backwards")]
+    assert send(world, mine, report(world, "a-pod", 3, 99_000_000)) == [("refused", "counter-above-possible")]
+    assert send(world, mine, report(world, "a-pod", 3, 1, container="x")) == [("refused", "unknown-container")]
+    assert send(world, mine, report(world, "a-pod", 3, 1, namespace="other")) == [("refused", "wrong-pod")]
+    assert send(world, mine, report(world, "a-pod", 1, 5_000, epoch=T0 * 1_000_000 + 7)) == [("accepted", "")]
+    assert send(world, mine, report(world, "a-pod", 4, None)) == [("accepted", "")]
+    used = {one["podName"]: one["usedMs"] for one in world.get("/api/v1/workloads")["items"]}
+    assert used == {"a-pod": 23_000, "b-pod": None}
+    usage = world.get("/api/v1/usage/team")
+    assert (usage["usedMs"], usage["workloads"], usage["unknownWorkloads"]) == (23_000, 2, 1)
+    assert world.get("/api/v1/budgets/team") == before
+
+
+def test_a_pod_the_ledger_does_not_know_is_refused_by_name(world: World) -> None:
+    mine = world.pod("a")
+    world.clock.advance(60_000)
+    body = report(world, "a-pod", 1, 1) | {"podUid": "nobody"}
+    answer = world.call("POST", "/api/v1/reports", {"reports": [body]})
+    assert [o["reason"] for o in answer.json["outcomes"]] == ["unknown-pod"]
+    assert send(world, mine, body) == [("refused", "wrong-pod")]
+
+
+def test_the_sidecar_leaves_when_all_others_have_ended(world: World) -> None:
+    token = world.pod("a")
+    pod = world.cluster.store.get(names_pods(), "a-pod", "team")
+    ended = {"name": "main", "state": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:05Z"}}}
+    headers = {"Authorization": f"Bearer {token}"}
+    body = {"reports": [report(world, "a-pod", 1, None)]}
+    assert world.call("POST", "/api/v1/reports", body, headers).json["terminate"] is False
+    world.service.controller.pods.on_event("MODIFIED", {**pod, "status": {"containerStatuses": [ended]}})
+    assert world.call("POST", "/api/v1/reports", body, headers).json["terminate"] is True
+    life = world.call("POST", "/budget/team/report", {"pod_name": "a-pod"}, headers)
+    assert life.json == {"terminate": True}
+
+
+# Refusals
+
+WITH_IDENTITY = [route for route in ROUTES if not route.public]
+
+
+def fill(path: str) -> str:
+    return path.replace("{namespace}", "team")
+
+
+@pytest.mark.parametrize("route", WITH_IDENTITY, ids=lambda r: f"{r.method} {r.path}")
+def test_every_endpoint_wants_to_know_who_asks(world: World, route: Any) -> None:
+    for header in ("", "Bearer ", "Basic b3BlcmF0b3I=", "Bearer nobody", "Bearer operator-token2"):
+        answer = world.call(route.method, fill(route.path), {}, {"Authorization": header})
+        assert (answer.status_code, answer.json["code"]) == (401, "unauthenticated")
+        assert answer.content_type == "application/problem+json"
+        assert answer.json["type"] == "urn:slicekeeper:problem:unauthenticated"
+
+
+@pytest.mark.parametrize("route", WITH_IDENTITY, ids=lambda r: f"{r.method} {r.path}")
+def test_a_pods_token_may_only_report(world: World, route: Any) -> None:
+    token = world.pod("a")
+    answer = world.call(route.method, fill(route.path), {}, {"Authorization": f"Bearer {token}"})
+    reports = route.path.endswith(("/report", "/reports"))
+    assert answer.status_code == (422 if reports else 403), answer.data
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.body], ids=lambda r: f"{r.method} {r.path}")
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "body-not-json"),
+        (b'{"am', 400, "body-not-json"),
+        (b"[" * 100_000, 422, "body-invalid"),
+        (b"\xff", 400, "body-not-json"),
+        (b'{"reason": "\\u0000"}', 422, "body-invalid"),
+        (b"[]", 422, "body-invalid"),
+        ({"surprise": 1}, 422, "body-invalid"),
+        (b" " * (5 << 20), 413, "body-too-large"),
+    ],
+)
+def test_every_body_is_checked(world: World, route: Any, body: Any, status: int, code: str) -> None:
+    world.pod("a")
+    answer = world.call(route.method, fill(route.path), body, {"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json["code"]) == (status, code)
+    assert world.get("/api/v1/budgets/team")["amountMs"] == 150 * 60_000
+
+
+GOOD_BUDGET = {"amountMs": 1, "period": "day", "timeZone": "UTC"}
+GOOD_GRANT = {"amountMs": 1, "reason": "r"}
+GOOD_TRANSFER = {"to": "other", "amountMs": 1, "reason": "r"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code", "field"),
+    [
+        ("PUT", "", {**GOOD_BUDGET, "amountMs": -1}, 422, "body-invalid", "amountMs"),
+        ("PUT", "", {**GOOD_BUDGET, "amountMs": 10**14 + 1}, 422, "body-invalid", "amountMs"),
+        ("PUT", "", {**GOOD_BUDGET, "amountMs": 10**40}, 422, "body-invalid", "amountMs"),
+        ("PUT", "", {**GOOD_BUDGET, "amountMs": 1.5}, 422, "body-invalid", "amountMs"),
+        ("PUT", "", {**GOOD_BUDGET, "amountMs": "1"}, 422, "body-invalid", "amountMs"),
+        ("PUT", "", {**GOOD_BUDGET, "period": "decade"}, 422, "body-invalid", "period"),
+        ("PUT", "", {**GOOD_BUDGET, "timeZone": "Mars/Olympus"}, 422, "time-zone-unknown", "timeZone"),
+        ("PUT", "", {**GOOD_BUDGET, "timeZone": "../etc/passwd"}, 422, "time-zone-unknown", "timeZone"),
+        ("PUT", "", {**GOOD_BUDGET, "timeZone": "Europe"}, 422, "time-zone-unknown", "timeZone"),
+        ("PUT", "", {**GOOD_BUDGET, "amountMS": 1}, 422, "body-invalid", ""),
+        ("PUT", "", {**GOOD_BUDGET, "creditMs": -1}, 422, "body-invalid", "creditMs"),
+        ("PUT", "/status", {"status": "open", "reason": "r"}, 422, "body-invalid", "status"),
+        ("POST", "/grants", {**GOOD_GRANT, "priority": 101}, 422, "body-invalid", "priority"),
+        ("POST", "/refunds", {**GOOD_GRANT, "podUid": "x", "amountMs": -1}, 422, "body-invalid", "amountMs"),
+        ("POST", "/refunds", {**GOOD_GRANT, "podUid": "x"}, 404, "pod-unknown", ""),
+        ("POST", "/adjustments", {**GOOD_GRANT, "amountMs": 0}, 422, "body-invalid", "amountMs"),
+        ("POST", "/adjustments", {**GOOD_GRANT, "amountMs": -(2**63)}, 422, "body-invalid", "amountMs"),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "to": "team"}, 422, "body-invalid", "to"),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "to": "No"}, 422, "namespace-invalid", "namespace"),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "to": "nowhere"}, 404, "namespace-unknown", ""),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "amountMs": 10**13}, 409, "balance-insufficient", ""),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "validTo": "2020-01-01T00:00:00Z"}, 422, "instant-past", "validTo"),
+        ("POST", "/grants", {**GOOD_GRANT, "amountMs": 0}, 422, "body-invalid", "amountMs"),
+        ("POST", "/grants", {**GOOD_GRANT, "amountMs": -5}, 422, "body-invalid", "amountMs"),
+        ("POST", "/grants", {**GOOD_GRANT, "amountMs": 2**63}, 422, "body-invalid", "amountMs"),
+        ("POST", "/grants", {**GOOD_GRANT, "reason": ""}, 422, "body-invalid", "reason"),
+        ("POST", "/grants", {**GOOD_GRANT, "validTo": "tomorrow"}, 422, "instant-invalid", "validTo"),
+        ("POST", "/grants", {**GOOD_GRANT, "validFrom": "2020-01-01T00:00:00Z"}, 422, "instant-past", "validFrom"),
+        ("POST", "/grants", {**GOOD_GRANT, "validTo": "2020-01-01T00:00:00Z"}, 422, "instant-order", "validTo"),
+        ("POST", "/grants", {**GOOD_GRANT, "validTo": "9999-99-99T00:00:00Z"}, 422, "instant-invalid", "validTo"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_named_and_nothing_is_half_done(
+    world: World, method: str, path: str, body: Any, status: int, code: str, field: str
+) -> None:
+    answer = world.call(method, f"/api/v1/budgets/team{path}", body, {"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json["code"], answer.json.get("field", "")) == (status, code, field)
+    assert world.get("/api/v1/budgets/team/grants")["items"] == []
+    assert world.get("/api/v1/budgets/team")["source"] == "policy"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/api/v1/budgets/Team", 422, "namespace-invalid"),
+        ("GET", "/api/v1/budgets?limit=0", 422, "limit-invalid"),
+        ("GET", "/api/v1/budgets?limit=x", 422, "limit-invalid"),
+        ("GET", "/api/v1/workloads?cursor=%00", 422, "cursor-invalid"),
+        ("GET", "/api/v1/workloads?cursor=bm8=", 422, "cursor-invalid"),
+        ("GET", "/api/v1/rates?cursor=OTk5OTk5OTk5OTk5OTk5OTk5OTk5", 422, "cursor-invalid"),
+        ("GET", "/api/v1/rates?model=%00", 422, "query-invalid"),
+        ("GET", "/api/v1/budgets/team/entries", 404, "namespace-unknown"),
+        ("GET", "/api/v1/decisions/team", 404, "namespace-unknown"),
+        ("PUT", "/api/v1/budgets/nowhere", 404, "namespace-unknown"),
+        ("GET", "/nothing", 404, "not-found"),
+        ("DELETE", "/api/v1/budgets/team", 405, "method-not-allowed"),
+        ("GET", "/readyz", 503, None),
+    ],
+)
+def test_refusals(world: World, method: str, path: str, status: int, code: str | None) -> None:
+    answer = world.call(method, path, GOOD_BUDGET if method == "PUT" else None)
+    assert answer.status_code == status
+    assert answer.json.get("code") == code
+
+
+def test_a_grant_needs_a_key(world: World) -> None:
+    answer = world.call("POST", "/api/v1/budgets/team/grants", GOOD_GRANT)
+    assert (answer.status_code, answer.json["code"]) == (422, "idempotency-key-missing")
+
+
+def test_rights_are_asked_of_the_api_server(world: World) -> None:
+    # The simulator lets its one user do all, and others nothing.
+    identity = world.service.identity
+    identity.allow(Caller("slicekeeper-operator-test", operator=True), "update", "team")
+    with pytest.raises(Exception, match="may not get gpubudgets/statement in namespace team"):
+        identity.allow(Caller("system:serviceaccount:team:default"), "get", "team", "statement")
+
+
+def test_a_token_is_reviewed_once_until_its_pod_ends(world: World) -> None:
+    token = world.pod("a")
+    identity = world.service.identity
+    first = identity.caller(f"Bearer {token}")
+    assert (first.pod_name, first.namespace) == ("a-pod", "team")
+    world.cluster.store.delete(names_pods(), "a-pod", "team", grace=0)
+    assert identity.caller(f"Bearer {token}") == first
+    identity.forget(first.pod_uid)
+    with pytest.raises(Exception, match="not valid"):
+        identity.caller(f"Bearer {token}")
+
+
+def test_metrics_have_their_names(world: World) -> None:
+    world.pod("a")
+    world.clock.advance(HOUR)
+    text = world.call("GET", "/metrics").data.decode()
+    assert 'gpu_budget_limit_seconds{namespace="team"} 9000.0' in text
+    assert 'gpu_budget_remaining_seconds{namespace="team"} 5400.0' in text
+    assert 'gpu_budget_exhausted{namespace="team"} 0.0' in text
+    for name in ("gpu_budget_reserved_seconds", "gpu_budget_charged_seconds_total", "timekeeper_report_lag_seconds"):
+        assert f"\n{name}" in text
+    world.service.books.apply([], [Closing(world.uid("a-pod"), T0 + HOUR, "finished")], {}, world.clock.now_ms())
+    text = world.call("GET", "/metrics").data.decode()
+    assert 'timekeeper_unobserved_seconds_total{namespace="team"} 3600.0' in text
+    assert 'gpu_budget_charged_seconds_total{account="charged",namespace="team"} 3600.0' in text
+
+
+def test_a_controller_that_is_stuck_makes_the_server_unhealthy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert world.get("/healthz") == {"status": "ok", "reason": ""}
+    later = time.monotonic() + 61
+    monkeypatch.setattr("timekeeper.controller.time.monotonic", lambda: later)
+    answer = world.call("GET", "/healthz")
+    assert (answer.status_code, answer.json["status"]) == (503, "failing")
+    assert answer.json["reason"].startswith("the controller has not finished a look for 6")
+
+
+# The interface's own description
+
+
+def test_the_document_describes_every_route(world: World) -> None:
+    document = world.get("/api/v1/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    described = {(m.upper(), path) for path, methods in document["paths"].items() for m in methods}
+    assert described == {(route.method, route.path) for route in ROUTES}
+
+
+def test_schemathesis_finds_nothing(world: World) -> None:
+    world.pod("a")
+    schema = schemathesis.openapi.from_wsgi("/api/v1/openapi.json", world.app)
+    schema.config.generation.update(max_examples=12)
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if operation.path != "/readyz":  # nothing follows a cluster here, and it says so with 503
+            _exercise(operation)
+
+
+def _exercise(operation: Any) -> None:
+    from hypothesis import HealthCheck, given, settings
+
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(case=operation.as_strategy())
+    def run(case: Any) -> None:
+        # Cursors, zones and instants have a meaning that no schema tells, so a valid one may still be refused.
+        case.call_and_validate(headers=OPERATOR, excluded_checks=[positive_data_acceptance])
+
+    run()

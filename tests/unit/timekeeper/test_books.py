@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The books on real databases: late, repeated and reordered records, and writers that die in between."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+
+import pytest
+from databases import Databases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from slicekeeper.errors import Conflict
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from timekeeper import books as books_module
+from timekeeper import movements, timeline
+from timekeeper.books import Books, Closing, Opening, version_of
+from timekeeper.movements import Order, Place
+from timekeeper.records import Claim, Posting, Records, Rule
+from timekeeper.store import bookings, namespaces
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.verify import verify
+
+T0 = 1_767_225_600_000
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Books]:
+    database = Database(make_engine(url))
+    try:
+        yield Books(database, "default", carry=False)
+    finally:
+        database.close()
+
+
+@pytest.fixture
+def books(database_url: str) -> Iterator[Books]:
+    with opened(database_url) as made:
+        yield made
+
+
+def opening(uid: str, start: int, rate: Fraction = Fraction(1, 2), namespace: str = "team") -> Opening:
+    return Opening(
+        pod_uid=uid,
+        pod_name=uid,
+        namespace=namespace,
+        namespace_uid=f"uid-{namespace}",
+        node="node",
+        gpus=("GPU-1",),
+        holders='{"main":1}',
+        gpu_class="standard",
+        shares={"": rate},
+        start=start,
+        flags=(),
+    )
+
+
+def standing(books: Books, name: str = "team") -> list[Posting]:
+    with books.database.reading() as session:
+        known = namespaces.find_name(session, books.cluster, name)
+        assert known is not None
+        return sorted(b.posting for b in bookings.standing(session, known.id, None))
+
+
+def apply(books: Books, openings: list[Opening], closings: list[Closing], now: int) -> None:
+    books.apply(openings, closings, {o.namespace: POLICY for o in openings}, now)
+
+
+pods = st.tuples(st.integers(0, 50_000), st.integers(0, 40_000), st.sampled_from([1, 2, 3, 7]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(pods, min_size=1, max_size=6), st.data())
+def test_late_repeated_and_reordered_knowledge_ends_in_the_same_ledger(
+    databases: Databases, histories: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    openings = {f"pod-{i}": opening(f"pod-{i}", T0 + s, Fraction(1, d)) for i, (s, _, d) in enumerate(histories)}
+    closings = {f"pod-{i}": Closing(f"pod-{i}", T0 + s + n, "finished") for i, (s, n, _) in enumerate(histories)}
+    news = [(uid, kind) for uid in openings for kind in ("open", "close")]
+    order = data.draw(st.permutations(news * 2))
+    now = T0
+    with databases.migrated() as url:
+        with opened(url) as books:
+            for uid, kind in order[: len(news)]:
+                now += data.draw(st.integers(0, 30_000))
+                ends = [closings[uid]] if kind == "close" else []
+                apply(books, [openings[uid]], ends, now)
+        with opened(url) as books:  # another process goes on; what it is told, it may have been told before
+            for uid, _ in order:
+                now += data.draw(st.integers(0, 10_000))
+                apply(books, [openings[uid]], [closings[uid]], now)
+            apply(books, [opening("last", T0 + 200_000)], [Closing("last", T0 + 200_001, "finished")], T0 + 900_000)
+            found = standing(books)
+            report = verify(books.database.engine, carry=False)
+    claims = [
+        Claim(uid, one.start, closings[uid].end, *one.shares[""].as_integer_ratio()) for uid, one in openings.items()
+    ]
+    claims.append(Claim("last", T0 + 200_000, T0 + 200_001, 1, 2))
+    records = Records(claims, [Rule(0, 20_000, "hour", "UTC")])
+    wanted = timeline.advance(timeline.begin(records, T0 + 900_000), records, T0 + 900_000).postings
+    assert found == sorted(wanted)
+    assert report.differences == []
+
+
+def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books_module, "ANCHOR_EVERY", 3)
+    monkeypatch.setattr(books_module, "ANCHOR_LAG_MS", 1_000)
+    monkeypatch.setattr(books_module, "ANCHORS_KEPT", 4)
+    for i in range(40):
+        at = T0 + i * 700
+        apply(books, [opening(f"pod-{i}", at, Fraction(1, 3))], [], at)
+        if i > 3:
+            apply(books, [], [Closing(f"pod-{i - 3}", at - 50, "finished")], at)
+    with books.database.reading() as session:
+        known = namespaces.find_name(session, "default", "team")
+        assert known is not None
+        assert len(namespaces.anchors(session, known.id)) == 4
+    apply(books, [opening("late", T0 + 900)], [Closing("late", T0 + 1_900, "finished")], T0 + 40_000)
+    found = verify(books.database.engine, carry=False)
+    assert found.differences == []
+    assert found.transactions > 40
+
+
+def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_charged_over_budget(
+    books: Books,
+) -> None:
+    policy = {"team": NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))}
+    one = Fraction(1)
+    books.apply([opening("a", T0, one), opening("b", T0, one)], [], policy, T0)
+    books.apply([], [Closing("a", T0 + 10_000, "finished")], policy, T0 + 10_000)
+    over = [p for p in standing(books) if p.kind == "over-budget"]
+    assert [(p.key, p.amount) for p in over] == [("a", 5_000)]
+    # b had ended long before, which nobody knew: a was within the budget for nine seconds.
+    books.apply([], [Closing("b", T0 + 1_000, "finished")], policy, T0 + 20_000)
+    amounts: Counter[tuple[str, str]] = Counter()
+    for posting in standing(books):
+        amounts[posting.kind, posting.key] += posting.amount
+    assert amounts["charge", "a"] == 9_000
+    assert amounts["over-budget", "a"] == 1_000
+    assert amounts["charge", "b"] == 1_000
+    assert verify(books.database.engine, carry=False).differences == []
+
+
+def test_a_grant_is_booked_once_and_its_key_is_for_that_grant_alone(books: Books) -> None:
+    def grant(amount: int, now: int) -> bool:
+        order = Order(amount, "why", "k", str(amount).encode(), "me", now)
+        return movements.grant(books, Place("uid-team", "team", POLICY), order, valid_from=now, valid_to=None)
+
+    assert grant(5_000, T0)
+    assert not grant(5_000, T0 + 1)
+    with pytest.raises(Conflict):
+        grant(6_000, T0 + 2)
+    position = books.position("team")
+    assert position is not None
+    assert position.at(T0 + 10).balance == 25_000
+
+
+def test_a_budget_of_its_own_holds_from_then_on_and_stale_versions_are_refused(books: Books) -> None:
+    apply(books, [opening("a", T0, Fraction(1))], [], T0)
+    before = books.require("team")
+    tag = version_of(before.rule)
+    books.set_budget("uid-team", "team", POLICY, Rule(T0 + 5_000, 8_000, "hour", "UTC"), actor="me", if_match=tag)
+    position = books.require("team")
+    assert position.at(T0 + 5_000).balance == 3_000
+    assert position.run_out(T0 + 5_000) == T0 + 8_000
+    with pytest.raises(Conflict):
+        books.set_budget("uid-team", "team", POLICY, Rule(T0 + 6_000, 1, "hour", "UTC"), actor="me", if_match=tag)
+
+
+def test_a_changed_policy_holds_from_then_on_but_not_for_a_budget_of_its_own(books: Books) -> None:
+    apply(books, [opening("a", T0, Fraction(1)), opening("b", T0, Fraction(1), "mine")], [], T0)
+    books.set_budget("uid-mine", "mine", POLICY, Rule(T0 + 1, 7_000, "hour", "UTC"), actor="me", if_match=None)
+    changed = NamespacePolicy(budget=BudgetPolicy(amount="30s", period="hour"))
+    books.follow_policy({"team": changed, "mine": changed}, T0 + 10_000)
+    assert books.require("team").at(T0 + 10_000).balance == 20_000
+    assert books.require("mine").at(T0 + 5_000).balance == 2_000
+
+
+def test_a_namespace_that_is_made_again_starts_afresh(books: Books) -> None:
+    apply(books, [opening("a", T0, Fraction(1))], [Closing("a", T0 + 5_000, "finished")], T0 + 5_000)
+    again = Opening(**{**opening("b", T0 + 6_000).__dict__, "namespace_uid": "another"})
+    apply(books, [again], [], T0 + 6_000)
+    assert books.require("team").at(T0 + 6_000).balance == 20_000
+
+
+def test_a_write_that_fails_undoes_itself_alone(books: Books) -> None:
+    def fail(session: Session) -> None:
+        session.execute(text("INSERT INTO watch_mark (cluster, confirmed_at) VALUES ('x', 1)"))
+        raise ValueError("no")
+
+    done: list[int] = []
+
+    def work(index: int) -> None:
+        apply(books, [opening(f"pod-{index}", T0)], [], T0 + index)
+        done.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(ValueError, match="no"):
+        books.database.write(fail)
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == list(range(8))
+    with books.database.reading() as session:
+        assert session.execute(text("SELECT count(*) FROM watch_mark")).scalar_one() == 0
+        assert session.execute(text("SELECT count(*) FROM workload")).scalar_one() == 8
+
+
+def test_the_database_is_set_up_to_lose_nothing(books: Books) -> None:
+    if books.database.engine.dialect.name == "postgresql":
+        with books.database.reading() as session:
+            assert session.execute(text("SHOW synchronous_commit")).scalar_one() == "on"
+            assert session.execute(text("SHOW transaction_isolation")).scalar_one() == "repeatable read"
+        return
+    with books.database.reading() as session:
+        found = {
+            name: session.execute(text(f"PRAGMA {name}")).scalar_one()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("UPDATE account SET balance_ms = balance_ms + 1 WHERE kind = 'charged'", "account charged holds"),
+        ("UPDATE entry SET amount_ms = amount_ms + 1 WHERE id = 1", "not to zero"),
+        ("UPDATE workload SET ended_at = ended_at - 7", "does not follow from the records"),
+    ],
+)
+def test_verify_finds_what_was_tampered_with(books: Books, damage: str, told: str) -> None:
+    apply(books, [opening("a", T0)], [Closing("a", T0 + 5_000, "finished")], T0 + 5_000)
+    assert verify(books.database.engine, carry=False).differences == []
+    books.database.write(lambda session: session.execute(text(damage)) and None)
+    assert any(told in difference for difference in verify(books.database.engine, carry=False).differences)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller, look by look, against the simulator's API server over HTTP and a real SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.api import Api, ApiServer
+from simulator.cluster import Cluster
+from slicekeeper import inventory, names
+from slicekeeper.clock import ManualClock
+from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, KubeClient, Object
+from slicekeeper.namespace_policy import PolicyFile
+from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
+from slicekeeper.units import format_instant, format_seconds
+from timekeeper import controller as module
+from timekeeper.books import Books
+from timekeeper.controller import Controller
+from timekeeper.store import workloads
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.models import Workload
+
+T0 = 1_767_225_600_000
+GPU = inventory.Gpu(uuid="GPU-1", model="A100", memory_mib=40960)
+
+
+@dataclass
+class Stage:
+    clock: ManualClock
+    kube: KubeClient
+    cluster: Cluster
+    books: Books
+    controller: Controller
+
+    def create(self, name: str = "a", *, bound: bool = True, core: str = "50") -> Object:
+        limits = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": "16"}
+        annotations = {names.gpu_annotation("main"): GPU.uuid, names.BOUND_AT: format_instant(self.clock.now_ms())}
+        pod: Object = {
+            "metadata": {
+                "name": name, "namespace": "team", "finalizers": [names.FINALIZER],
+                "labels": {names.MANAGED_LABEL: "true"}, "annotations": annotations if bound else {},
+            },
+            "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "resources": {"limits": limits}}]},
+            "status": {"phase": "Running" if bound else "Pending"},
+        }  # fmt: skip
+        if bound:
+            pod["spec"]["nodeName"] = "n"
+        return self.cluster.store.create(PODS, pod, "team")
+
+    def write(self, name: str, **status: Any) -> None:
+        def change(pod: Object) -> Object:
+            pod["status"] |= status
+            return pod
+
+        self.cluster.store.update(PODS, name, "team", change, subresource="status")
+
+    def end(self, name: str, at: int) -> None:
+        ended = {"name": "main", "state": {"terminated": {"exitCode": 0, "finishedAt": format_seconds(at)}}}
+        self.write(name, phase="Succeeded", containerStatuses=[ended])
+
+    def look(self, *, fresh: bool = True) -> None:
+        """Look once, after what a watch would have brought."""
+        if fresh:
+            self.controller.pods.on_list(self.kube.list(PODS)[0])
+        self.controller.look()
+
+    def workload(self, uid: str) -> Workload:
+        with self.books.database.reading() as session:
+            return workloads.by_uid(session, [uid])[uid]
+
+    def known(self) -> int:
+        with self.books.database.reading() as session:
+            return len(workloads.page(session, "default", "", None, 100))
+
+
+@pytest.fixture
+def stage(tmp_path: Path, database_url: str) -> Iterator[Stage]:
+    clock = ManualClock(T0)
+    cluster = Cluster(clock)
+    server = ApiServer(Api(cluster))
+    server.start()
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("default: {budget: {amount: 10s, period: none}}")
+    settings = Settings(
+        kubernetes=KubernetesSettings(server=server.url), policy=PolicySettings(file=str(policy), exempt_namespaces=())
+    )
+    kube = KubeClient(settings.kubernetes)
+    kube.create(NAMESPACES, {"metadata": {"name": "team"}})
+    kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
+    database = Database(make_engine(database_url))
+    books = Books(database, "default", carry=False)
+    controller = Controller(settings, clock, kube, books, PolicyFile(settings.policy))
+    controller.namespaces.on_list(kube.list(NAMESPACES)[0])
+    yield Stage(clock, kube, cluster, books, controller)
+    controller.stop()
+    database.close()
+    kube.close()
+    server.stop()
+
+
+def test_a_pod_first_seen_when_it_is_over_is_charged_and_released_at_once(stage: Stage) -> None:
+    pod = stage.create()
+    stage.clock.advance(5_000)
+    stage.end("a", T0 + 4_000)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.started_at, row.ended_at, row.end_source) == (T0, T0 + 4_000, "finished")
+    assert stage.kube.get(PODS, "a", "team")["metadata"]["finalizers"] == []
+
+
+def test_looking_again_changes_nothing(stage: Stage) -> None:
+    stage.create()
+    stage.clock.advance(25_000)
+    for _ in range(3):
+        stage.look()
+    assert stage.kube.get(PODS, "a", "team")["metadata"]["annotations"][names.BUDGET_STATE] == names.OVER_BUDGET
+    assert [e["reason"] for e in stage.kube.list(EVENTS)[0]] == ["BudgetExhausted"]
+    assert stage.known() == 1
+
+
+def test_a_stale_view_of_a_pod_never_removes_another_finalizer(stage: Stage) -> None:
+    stage.create()
+    stage.end("a", T0 + 1_000)
+    stage.clock.advance(2_000)
+    stage.controller.pods.on_list(stage.kube.list(PODS)[0])
+    meanwhile = {"metadata": {"finalizers": ["example.com/first", names.FINALIZER]}}
+    stage.kube.patch(PODS, "a", meanwhile, "team")
+    stage.look(fresh=False)
+    assert stage.kube.get(PODS, "a", "team")["metadata"]["finalizers"] == ["example.com/first", names.FINALIZER]
+    stage.look()
+    assert stage.kube.get(PODS, "a", "team")["metadata"]["finalizers"] == ["example.com/first"]
+
+
+def test_a_pod_of_the_same_name_is_another_pod(stage: Stage) -> None:
+    old = stage.create()
+    stage.look()
+    stage.clock.advance(3_000)
+    stage.kube.patch(PODS, "a", {"metadata": {"finalizers": None}}, "team")
+    stage.cluster.store.delete(PODS, "a", "team", grace=0)
+    new = stage.create()
+    stage.clock.advance(1_000)
+    stage.look()
+    assert stage.workload(old["metadata"]["uid"]).end_source == "last-confirmed"
+    assert stage.workload(new["metadata"]["uid"]).ended_at is None
+    assert stage.kube.get(PODS, "a", "team")["metadata"]["finalizers"] == [names.FINALIZER]
+
+
+def test_a_pod_seen_to_be_deleted_without_our_finalizer_closes_by_its_last_record(stage: Stage) -> None:
+    pod = stage.create()
+    stage.look()
+    changed = {"deletionTimestamp": format_seconds(T0 + 7_000), "finalizers": []}
+    last = {**pod, "metadata": {**pod["metadata"], **changed}}
+    stage.clock.advance(9_000)
+    stage.controller.pods.on_event("DELETED", last)
+    stage.look(fresh=False)
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.flags) == (T0 + 7_000, "end-deleted")
+
+
+def test_kubelet_gets_its_time_to_tell_how_a_deleted_pod_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KUBELET_SECONDS", -1.0)
+    silent, slow = stage.create("silent"), stage.create("slow")
+    stage.look()
+    stage.clock.advance(5_000)
+    for name in ("silent", "slow"):
+        stage.kube.delete(PODS, name, "team")  # with its grace of 30 s
+    stage.clock.advance(60_000)
+    stage.look()
+    assert stage.workload(silent["metadata"]["uid"]).ended_at is None
+    stage.end("slow", T0 + 12_000)
+    stage.clock.advance(30_000 + module.KUBELET_MS)
+    stage.look()
+    assert stage.workload(slow["metadata"]["uid"]).ended_at == T0 + 12_000
+    row = stage.workload(silent["metadata"]["uid"])
+    assert (row.ended_at, row.end_source) == (T0 + 5_000, "deleted")
+    assert [pod["metadata"]["finalizers"] for pod in stage.kube.list(PODS)[0]] == [[], []]
+
+
+def test_what_was_never_bound_owes_nothing_and_goes(stage: Stage) -> None:
+    stage.create(bound=False)
+    stage.look()
+    assert stage.known() == 0
+    stage.kube.delete(PODS, "a", "team")
+    stage.look()
+    assert stage.kube.list(PODS)[0] == []
+
+
+def test_a_pod_whose_namespace_is_not_known_yet_waits_and_loses_nothing(stage: Stage) -> None:
+    pod = stage.create()
+    stage.controller.namespaces.on_list([])
+    stage.look()
+    assert stage.known() == 0
+    stage.controller.namespaces.on_list(stage.kube.list(NAMESPACES)[0])
+    stage.clock.advance(60_000)
+    stage.look()
+    assert stage.workload(pod["metadata"]["uid"]).started_at == T0
+
+
+def test_gpus_of_a_node_that_the_watch_has_not_brought_are_asked_for_and_kept(stage: Stage) -> None:
+    pod = stage.create(core="10")
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.shares, row.flags) == ('{"' + GPU.model + '":"1/10"}', "")
+    with stage.books.database.reading() as session:
+        assert workloads.gpus(session) == {GPU.uuid: GPU}
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_label_taken_off_does_not_end_a_charge(stage: Stage, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    pod = stage.create()
+    uid = pod["metadata"]["uid"]
+    stage.look()
+    unlabelled = stage.kube.patch(PODS, "a", {"metadata": {"labels": None}}, "team")
+    if seen:  # a watch by label says DELETED
+        stage.controller.pods.on_event("DELETED", unlabelled)
+    else:
+        stage.controller.pods.on_list([])
+    stage.clock.advance(5_000)
+    stage.look(fresh=False)
+    stage.look(fresh=False)
+    assert stage.workload(uid).ended_at is None
+    stage.end("a", T0 + 5_000)
+    stage.look(fresh=False)
+    assert stage.workload(uid).ended_at == T0 + 5_000
+    assert stage.kube.get(PODS, "a", "team")["metadata"]["finalizers"] == []
+    stage.cluster.store.delete(PODS, "a", "team", grace=0)
+    stage.look(fresh=False)
+    stage.look(fresh=False)
+    assert stage.controller.pods.all() == []

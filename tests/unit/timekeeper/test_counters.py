@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Usage counters: what counts, what changes nothing, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slicekeeper.wire.timekeeper import UsageReport
+from timekeeper import counters
+from timekeeper.counters import Bounds, Watermark, judge, used
+
+HOUR = 3_600_000
+NOW = 1_767_225_600_000
+BOUNDS = Bounds(gpus=1, start=NOW - HOUR, now=NOW)
+EPOCH = (NOW - HOUR) * 1_000_000
+
+
+def report(seq: int, used_ms: int | None, epoch: int = EPOCH, **more: Any) -> UsageReport:
+    fields = {"monotonic_ns": seq * 600_000_000_000, **more}
+    return UsageReport(
+        namespace="team", pod_name="p", pod_uid="u", container="c", epoch=epoch, seq=seq, used_ms=used_ms, **fields
+    )
+
+
+def feed(reports: list[UsageReport], bounds: Bounds = BOUNDS) -> tuple[list[tuple[str, str]], dict[int, Watermark]]:
+    marks: dict[int, Watermark] = {}
+    outcomes = []
+    for one in reports:
+        outcome, reason, mark = judge(one, marks, bounds)
+        if mark is not None:
+            marks[one.epoch] = mark
+        outcomes.append((outcome, reason))
+    return outcomes, marks
+
+
+@st.composite
+def honest(draw: st.DrawFn) -> list[UsageReport]:
+    """Return what sidecars that restart say of a container that uses its GPU."""
+    made = []
+    for number in range(draw(st.integers(1, 3))):
+        total, known = 0, draw(st.booleans())
+        for seq in range(1, draw(st.integers(1, 5)) + 1):
+            total += draw(st.integers(0, 100_000))
+            made.append(report(seq, total if known else None, EPOCH + number))
+    return made
+
+
+@given(honest(), st.data())
+def test_loss_repeat_and_reorder_change_nothing(reports: list[UsageReport], data: st.DataObject) -> None:
+    _, marks = feed(reports)
+    last = {one.epoch: one for one in reports}.values()
+    kept = [one for one in reports if one in last or data.draw(st.booleans())]
+    shuffled = data.draw(st.permutations(kept * 2))
+    outcomes, found = feed(shuffled)
+    assert found == marks
+    assert "refused" not in {outcome for outcome, _ in outcomes}
+    known = [one.used_ms for one in last if one.used_ms is not None]
+    assert used(found) == (sum(known) if known else None)
+
+
+@pytest.mark.parametrize(
+    ("reports", "reason"),
+    [
+        ([report(1, 5_000), report(2, 4_999)], counters.RAN_BACKWARDS),
+        ([report(2, 5_000), report(1, 6_000)], counters.RAN_BACKWARDS),
+        ([report(1, 5_000, monotonic_ns=9), report(2, 6_000, monotonic_ns=8)], counters.RAN_BACKWARDS),
+        ([report(1, HOUR + HOUR // 50 + counters.SLACK_MS + 1)], counters.TOO_FAST),
+        ([report(1, 0, monotonic_ns=0), report(2, 120_000, monotonic_ns=10**10)], counters.TOO_FAST),
+        ([report(1, HOUR), report(1, HOUR, EPOCH + 1)], counters.TOO_FAST),
+        ([report(1, -1)], counters.BAD_COUNTER),
+        ([report(1, 2**63)], counters.BAD_COUNTER),
+        ([report(0, 1)], counters.BAD_COUNTER),
+        ([report(1, 1, monotonic_ns=-1)], counters.BAD_COUNTER),
+        ([report(1, 1, (NOW + counters.CLOCK_SKEW_MS + 1) * 1_000_000)], counters.BAD_EPOCH),
+        ([report(1, 1, -5)], counters.BAD_EPOCH),
+        ([report(1, 0, EPOCH + n) for n in range(counters.MAX_EPOCHS + 1)], counters.TOO_MANY_EPOCHS),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_reason_and_changes_nothing(reports: list[UsageReport], reason: str) -> None:
+    outcomes, marks = feed(reports)
+    assert outcomes[-1] == ("refused", reason)
+    assert feed(reports[:-1])[1] == marks
+
+
+def test_unknown_stays_unknown_and_never_takes_back_what_was_known() -> None:
+    assert used(feed([report(1, None), report(2, None)])[1]) is None
+    assert used(feed([report(1, 700), report(2, None)])[1]) == 700
+    assert used(feed([report(1, None), report(2, 700)])[1]) == 700
+
+
+def test_more_gpus_may_use_more() -> None:
+    two = Bounds(gpus=2, start=NOW - HOUR, now=NOW)
+    assert feed([report(1, 2 * HOUR)], two)[0] == [("accepted", "")]

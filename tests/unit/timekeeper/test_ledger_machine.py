@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger under arbitrary histories, on both databases, over a change of daylight saving and a leap day.
+
+The machine tells the books of pods late, twice and out of order, moves GPU time, sets prices, lets the clock jump and
+has another process take over. A model that knows only what was told says what must come of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from databases import Databases
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import text
+
+from slicekeeper.errors import Conflict
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from timekeeper import movements
+from timekeeper.books import Books, Closing, Opening
+from timekeeper.movements import BALANCE_INSUFFICIENT, REFUND_ABOVE_CHARGE, Order, Place
+from timekeeper.records import Rule
+from timekeeper.store import bookings, namespaces
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.verify import verify
+
+MINUTE = 60_000
+STARTS = {
+    "daylight saving begins": 1_774_746_000_000 - 90 * MINUTE,  # 2026-03-29T01:00Z in Berlin
+    "a leap day": 1_835_395_200_000 - 90 * MINUTE,  # 2028-02-29T00:00Z
+}
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_zone="Europe/Berlin"))
+PLACES = {name: Place(f"uid-{name}", name, POLICY) for name in ("team", "other")}
+places, amounts = st.sampled_from(sorted(PLACES)), st.integers(1, 30 * MINUTE)
+prices = st.sampled_from([Fraction(1), Fraction(3, 2), Fraction(1, 3), Fraction(0)])
+
+
+class Ledger(RuleBasedStateMachine):
+    databases: Databases
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = self.databases.migrated()
+        self.url = self.made.__enter__()
+        self.books = Books(Database(make_engine(self.url)), "default", carry=False)
+        self.now = 0
+        self.orders = 0
+        self.pods: dict[str, tuple[str, int, int | None, Fraction]] = {}
+        self.prices: list[tuple[int, Fraction]] = []
+        self.refunded: Counter[str] = Counter()
+        self.gross = 0
+
+    @initialize(start=st.sampled_from(sorted(STARTS)))
+    def begin(self, start: str) -> None:
+        self.now = STARTS[start]
+
+    @rule(by=st.one_of(st.integers(1, 5_000), st.integers(1, 90 * MINUTE)))
+    def time_passes(self, by: int) -> None:
+        self.now += by
+
+    @rule(
+        name=places,
+        ago=st.integers(0, 40 * MINUTE),
+        share=st.sampled_from([Fraction(1, 3), Fraction(1), Fraction(7, 4)]),
+    )
+    def a_pod_is_noticed(self, name: str, ago: int, share: Fraction) -> None:
+        uid = f"pod-{len(self.pods)}"
+        self.pods[uid] = (name, self.now - ago, None, share)
+        self.tell(uid)
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def a_pod_is_told_again_or_has_ended(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.pods)))
+        name, start, end, share = self.pods[uid]
+        if end is None:
+            self.pods[uid] = (name, start, data.draw(st.integers(start, self.now)), share)
+        self.tell(uid)
+
+    def tell(self, uid: str) -> None:
+        name, start, end, share = self.pods[uid]
+        opening = Opening(
+            uid, uid, name, f"uid-{name}", "n", ("g",), '{"main":1}', "standard", {"A100": share}, start, ()
+        )
+        closings = [] if end is None else [Closing(uid, end, "finished")]
+        self.books.apply([opening], closings, {name: POLICY}, self.now)
+
+    def order(self, amount: int) -> Order:
+        self.orders += 1
+        return Order(amount, "why", str(self.orders), str(amount).encode(), "me", self.now)
+
+    def twice(self, work: Any, allowed: str = "") -> bool:
+        """Do a thing twice, which is once; return whether it was done."""
+        try:
+            first = work()
+        except Conflict as refusal:
+            if refusal.reason != allowed:
+                raise
+            return False
+        if work() or not first:
+            raise AssertionError("a repeated request was booked again, or a new one was not")
+        return True
+
+    @rule(
+        name=places,
+        amount=amounts,
+        lasts=st.one_of(st.none(), st.integers(1, 90 * MINUTE)),
+        priority=st.integers(-1, 1),
+    )
+    def a_grant(self, name: str, amount: int, lasts: int | None, priority: int) -> None:
+        order, end = self.order(amount), None if lasts is None else self.now + lasts
+        self.twice(lambda: movements.grant(
+            self.books, PLACES[name], order, valid_from=order.now, valid_to=end, priority=priority
+        ))  # fmt: skip
+
+    @rule(amount=amounts, back=st.booleans())
+    def a_transfer(self, amount: int, back: bool) -> None:
+        order, (source, target) = self.order(amount), sorted(PLACES, reverse=back)
+        self.twice(
+            lambda: movements.transfer(self.books, PLACES[source], PLACES[target], order, valid_to=None),
+            BALANCE_INSUFFICIENT,
+        )
+
+    @rule(name=places, amount=amounts, sign=st.sampled_from([1, -1]))
+    def an_adjustment(self, name: str, amount: int, sign: int) -> None:
+        order = self.order(sign * amount)
+        self.twice(lambda: movements.adjust(self.books, PLACES[name], order), BALANCE_INSUFFICIENT)
+
+    @precondition(lambda self: any(end is not None for _, _, end, _ in self.pods.values()))
+    @rule(data=st.data(), amount=amounts)
+    def a_refund(self, data: st.DataObject, amount: int) -> None:
+        uid = data.draw(st.sampled_from(sorted(uid for uid, pod in self.pods.items() if pod[2] is not None)))
+        order = self.order(amount)
+        place = PLACES[self.pods[uid][0]]
+        if self.twice(lambda: movements.refund(self.books, place, order, pod_uid=uid), REFUND_ABOVE_CHARGE):
+            self.refunded[uid] += amount
+
+    @rule(rate=prices, ahead=st.integers(0, 30 * MINUTE))
+    def a_price(self, rate: Fraction, ahead: int) -> None:
+        since = self.now + ahead
+        if all(at != since for at, _ in self.prices):
+            movements.set_price(self.books, "A100", rate, since=since, reason="r", actor="me", now=self.now)
+            self.prices.append((since, rate))
+
+    @rule(name=places, amount=amounts, period=st.sampled_from(["none", "hour", "day", "month"]),
+          credit=st.sampled_from([0, 5 * MINUTE]), rollover=st.sampled_from([0, 9 * MINUTE]))  # fmt: skip
+    def a_budget(self, name: str, amount: int, period: Any, credit: int, rollover: int) -> None:
+        rule = Rule(self.now, amount, period, "Europe/Berlin", credit, rollover)
+        self.books.set_budget(f"uid-{name}", name, POLICY, rule, actor="me", if_match=None)
+
+    @rule(name=places, status=st.sampled_from(["active", "suspended"]))
+    def a_status(self, name: str, status: Any) -> None:
+        self.books.set_status(f"uid-{name}", name, POLICY, status, reason="r", actor="me", now=self.now)
+
+    @rule()
+    def another_process_takes_over(self) -> None:
+        self.books.database.close()
+        self.books = Books(Database(make_engine(self.url)), "default", carry=False)
+
+    def owed(self, start: int, end: int, share: Fraction) -> int:
+        """Return a pod's charge, from each stretch at one price, rounded once."""
+        edges = sorted({start, end, *(at for at, _ in self.prices if start < at < end)})
+        total = Fraction(0)
+        for since, until in pairwise(edges):
+            rate = max(((at, r) for at, r in self.prices if at <= since), default=(0, Fraction(1)))[1]
+            total += share * rate * (until - since)
+        return (total + Fraction(1, 2)).__floor__()
+
+    @invariant()
+    def every_ended_pod_is_charged_what_it_owes(self) -> None:
+        with self.books.database.reading() as session:
+            found = bookings.booked_by_pod(session, sorted(self.pods))
+            moved = session.execute(text("SELECT sum(balance_ms) FROM account WHERE kind = 'transferred'")).scalar()
+            total = session.execute(text("SELECT sum(balance_ms) FROM account")).scalar()
+        ended = {uid: pod for uid, pod in self.pods.items() if pod[2] is not None}
+        wanted = {uid: self.owed(start, end or 0, share) for uid, (_, start, end, share) in ended.items()}
+        assert {uid: sum(found.get(uid, (0, 0))) for uid in ended} == wanted
+        assert all(self.refunded[uid] <= wanted[uid] for uid in ended)
+        assert (moved or 0, total or 0) == (0, 0)
+        assert sum(wanted.values()) >= self.gross
+        self.gross = sum(wanted.values())
+
+    @invariant()
+    def balances_hold(self) -> None:
+        for position in self.books.positions():
+            with self.books.database.reading() as session:
+                known = namespaces.find_name(session, "default", position.known.name)
+                booked = bookings.balances(session, position.known.id)
+            assert known == position.known
+            assert booked["charged"] + booked["over-budget"] >= 0
+
+    def teardown(self) -> None:
+        try:
+            assert verify(self.books.database.engine, carry=False).differences == []
+        finally:
+            self.books.database.close()
+            self.made.__exit__(None, None, None)
+
+
+def test_any_history_ends_in_the_ledger_that_its_records_say(databases: Databases) -> None:
+    machine = type("LedgerOn" + databases.kind, (Ledger,), {"databases": databases})
+    few = settings(max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine, settings=few)

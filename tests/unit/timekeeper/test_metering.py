@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What part of the GPUs a pod is charged for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from slicekeeper import names
+from slicekeeper.inventory import Gpu
+from slicekeeper.request import parse_pod
+from slicekeeper.settings import Resources
+from timekeeper.metering import GPU_UNKNOWN, QUOTA_MISSING, Metering, Quota, Weight, meter, quota_of
+
+RESOURCES = Resources()
+A = Gpu(uuid="GPU-a", model="A100", memory_mib=40960)
+H = Gpu(uuid="GPU-h", model="H100", memory_mib=81920)
+INVENTORY = {"GPU-a": A, "GPU-h": H}
+
+
+def pod(*containers: tuple[str, int, int, str], gpu_class: str = "", devices: int = 0) -> dict[str, Any]:
+    """Containers as (name, core, blocks, GPUs)."""
+    made = []
+    annotations = {names.GPU_CLASS: gpu_class} if gpu_class else {}
+    for name, core, blocks, gpus in containers:
+        limits = {RESOURCES.core: str(core)} | ({RESOURCES.memory: str(blocks)} if blocks else {})
+        made.append({"name": name, "resources": {"limits": limits}})
+        if gpus:
+            annotations[names.gpu_annotation(name)] = gpus
+    if devices:
+        made.append({"name": "whole", "resources": {"limits": {RESOURCES.device: devices}}})
+    return {"metadata": {"annotations": annotations}, "spec": {"nodeName": "n", "containers": made}}
+
+
+@dataclass
+class Priced:
+    found: Metering
+    rates: dict[str, Fraction]
+
+    @property
+    def rate(self) -> Fraction:
+        return sum((share * self.rates.get(model, 1) for model, share in self.found.shares.items()), Fraction(0))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.found, name)
+
+
+def metered(
+    given: dict[str, Any], weight: Weight = "max", rates: dict[str, Fraction] | None = None, **more: Any
+) -> Priced:
+    arguments = {"background": Fraction(1, 2), **more}
+    found = meter(given, parse_pod(given, RESOURCES), inventory=INVENTORY, weight=weight, **arguments)
+    return Priced(found, rates or {})
+
+
+@pytest.mark.parametrize(
+    ("weight", "rate"),
+    [("max", Fraction(1, 2)), ("mean", Fraction(3, 8)), ("core", Fraction(1, 4))],
+)
+def test_weights_of_a_fraction(weight: Weight, rate: Fraction) -> None:
+    found = metered(pod(("main", 25, 80, "GPU-a")), weight)  # 80 blocks are 20,480 of 40,960 MiB
+    assert (found.rate, found.gpus, found.held, found.flags) == (rate, ("GPU-a",), 1, ())
+
+
+def test_two_containers_on_one_gpu_are_summed_there_before_the_larger_is_taken() -> None:
+    both = metered(pod(("a", 30, 16, "GPU-a"), ("b", 10, 64, "GPU-a")))
+    assert both.rate == Fraction(1, 2)  # compute 40 %, memory 50 %
+    apart = metered(pod(("a", 30, 16, "GPU-a"), ("b", 10, 64, "GPU-h")))
+    assert apart.rate == Fraction(3, 10) + Fraction(1, 5)
+
+
+@pytest.mark.parametrize("weight", ["max", "mean", "core"])
+def test_whole_gpus_count_one_each(weight: Weight) -> None:
+    found = metered(pod(("main", 200, 0, "GPU-a,GPU-h")), weight)
+    assert (found.rate, found.held) == (2, 2)
+
+
+@pytest.mark.parametrize("weight", ["max", "mean", "core"])
+def test_a_gpu_kept_for_the_pod_alone_counts_whole(weight: Weight) -> None:
+    given = pod(("a", 10, 16, "GPU-a"), ("b", 20, 8, "GPU-a"))
+    given["metadata"]["annotations"][names.SHARING_MODE] = "exclusive: asked for by the pod"
+    assert metered(given, weight).rate == 1
+
+
+def test_rates_by_model_and_for_background() -> None:
+    rates = {"H100": Fraction(3, 2)}
+    assert metered(pod(("main", 200, 0, "GPU-a,GPU-h")), rates=rates).rate == Fraction(5, 2)
+    assert metered(pod(("main", 50, 1, "GPU-h"), gpu_class="background"), rates=rates).rate == Fraction(3, 8)
+
+
+def test_whole_gpus_of_nvidias_plugin_are_counted() -> None:
+    assert metered(pod(devices=3)).rate == 3
+    assert metered(pod(devices=2), rates={"H100": Fraction(2)}, device_model="H100").rate == 4
+    assert metered(pod(devices=2), "quota", quota=Quota(Fraction(50), Fraction(15))).rate == 2
+
+
+def test_a_gpu_that_nobody_published_is_charged_by_compute_and_flagged() -> None:
+    found = metered(pod(("main", 25, 80, "GPU-lost")))
+    assert (found.rate, found.gpus, found.flags) == (Fraction(1, 4), ("GPU-lost",), (GPU_UNKNOWN,))
+    unnamed = metered(pod(("main", 25, 80, "")))
+    assert (unnamed.rate, unnamed.gpus, unnamed.flags) == (Fraction(1, 4), (), (GPU_UNKNOWN,))
+
+
+def test_the_originals_rule_is_the_mean_of_the_shares_of_the_quota() -> None:
+    quota = Quota(Fraction(50), Fraction(15))
+    assert metered(pod(("main", 50, 15, "GPU-a")), "quota", quota=quota).rate == 1
+    assert metered(pod(("main", 25, 3, "GPU-a")), "quota", quota=quota).rate == Fraction(7, 20)
+    assert metered(pod(("main", 25, 3, "GPU-h")), "quota", quota=quota, rates={"H100": Fraction(2)}).rate == Fraction(
+        7, 10
+    )
+
+
+def test_without_a_quota_the_larger_share_is_charged_and_flagged() -> None:
+    found = metered(pod(("main", 25, 80, "GPU-a")), "quota")
+    assert (found.rate, found.flags) == (Fraction(1, 2), (QUOTA_MISSING,))
+
+
+def test_the_tightest_quota_counts() -> None:
+    def quota(**hard: str) -> dict[str, Any]:
+        return {"spec": {"hard": {f"requests.tencent.com/vcuda-{k}": v for k, v in hard.items()}}}
+
+    assert quota_of([quota(core="50"), quota(core="40", memory="15")], RESOURCES) == Quota(Fraction(40), Fraction(15))
+    assert quota_of([quota(core="50")], RESOURCES) is None
+    assert quota_of([quota(core="0", memory="x"), {}], RESOURCES) is None

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Migrations walked up and down on real databases, with data in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from databases import Databases
+from sqlalchemy import Engine, inspect, text
+
+from slicekeeper.errors import SettingsError
+from timekeeper.store import migrate
+from timekeeper.store.engine import make_engine
+from timekeeper.store.models import Base
+
+
+@pytest.fixture
+def engine(databases: Databases) -> Iterator[Engine]:
+    with databases.empty() as url:
+        made = make_engine(url)
+        yield made
+        made.dispose()
+
+
+def test_up_down_and_up_again(engine: Engine) -> None:
+    assert not migrate.is_current(engine)
+    assert migrate.upgrade(engine) == migrate.head()
+    assert migrate.is_current(engine)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO watch_mark VALUES ('c', 1)"))
+    assert migrate.upgrade(engine) == migrate.head()
+    assert migrate.downgrade(engine, "base") == ""
+    assert inspect(engine).get_table_names() == ["alembic_version"]
+    assert migrate.upgrade(engine) == migrate.head()
+
+
+def test_the_migrations_make_what_the_models_say(engine: Engine) -> None:
+    migrate.upgrade(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    inspector = inspect(engine)
+    checks = {check["name"] for table in Base.metadata.tables for check in inspector.get_check_constraints(table)}
+    assert {"ck_entry_amount", "ck_account_kind", "ck_workload_interval"} <= checks
+
+
+@pytest.mark.parametrize("url", ["nonsense", "oracle+none://x", ""])
+def test_a_bad_database_url_is_named(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"timekeeper\.database is"):
+        make_engine(url)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refunds, adjustments, transfers, prices, credit, rollover and status in the books; all of it is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import pytest
+from sqlalchemy import text
+
+from slicekeeper.errors import Conflict, NotFound
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from timekeeper import movements
+from timekeeper.books import Books, Closing, Opening
+from timekeeper.movements import Order, Place
+from timekeeper.records import Rule
+from timekeeper.store import audit, bookings, migrate, namespaces
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.verify import verify
+
+T0 = 1_767_225_600_000
+HOUR = 3_600_000
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
+TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
+
+
+@pytest.fixture
+def books(database_url: str) -> Iterator[Books]:
+    database = Database(make_engine(database_url))
+    yield Books(database, "default", carry=False)
+    assert verify(database.engine, carry=False).differences == []
+    database.close()
+
+
+def run(books: Books, uid: str, start: int, end: int | None = None, *, share: Fraction = Fraction(1)) -> None:
+    opening = Opening(
+        pod_uid=uid, pod_name=uid, namespace="team", namespace_uid="uid-team", node="n", gpus=("GPU-1",),
+        holders='{"main":1}', gpu_class="standard", shares={"A100": share}, start=start, flags=(),
+    )  # fmt: skip
+    books.apply([opening], [Closing(uid, end, "finished")] if end else [], {"team": POLICY}, end or start)
+
+
+def order(amount: int, key: str, now: int) -> Order:
+    return Order(amount, "why", key, f"{amount}".encode(), "me", now)
+
+
+def charges(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
+    with books.database.reading() as session:
+        known = namespaces.find_name(session, "default", "team")
+        assert known is not None
+        found = [b.posting for b in bookings.standing(session, known.id, None) if b.posting.key == uid]
+    return sorted((p.kind, p.start - T0, p.at - T0, p.amount) for p in found)
+
+
+def test_a_refund_never_exceeds_the_charge_and_is_used_within_the_period(books: Books) -> None:
+    run(books, "a", T0, T0 + 15_000)
+    run(books, "b", T0 + 15_000)
+    with pytest.raises(Conflict, match="still runs"):
+        movements.refund(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="b")
+    with pytest.raises(NotFound):
+        movements.refund(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="nobody")
+    with pytest.raises(Conflict, match="at most 15000"):
+        movements.refund(books, TEAM, order(15_001, "k1", T0 + 16_000), pod_uid="a")
+    assert movements.refund(books, TEAM, order(9_000, "k2", T0 + 16_000), pod_uid="a")
+    assert not movements.refund(books, TEAM, order(9_000, "k2", T0 + 17_000), pod_uid="a")
+    with pytest.raises(Conflict, match="at most 6000"):
+        movements.refund(books, TEAM, order(6_001, "k3", T0 + 16_000), pod_uid="a")
+    assert books.require("team").at(T0 + 16_000).balance == 13_000
+    assert books.require("team").run_out(T0 + 16_000) == T0 + 29_000
+    assert books.require("team").at(T0 + HOUR).balance == 20_000
+
+
+def test_a_transfer_conserves_and_needs_cover(books: Books) -> None:
+    run(books, "a", T0)
+    assert movements.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 1_000), valid_to=None)
+    assert not movements.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 2_000), valid_to=None)
+    with pytest.raises(Conflict, match="more than the 5000"):
+        movements.transfer(books, TEAM, OTHER, order(6_000, "k2", T0 + 3_000), valid_to=None)
+    assert books.require("team").at(T0 + 3_000).balance == 5_000
+    assert books.require("other").at(T0 + 3_000).balance == 32_000
+    with books.database.reading() as session:
+        query = text("SELECT sum(balance_ms) FROM account WHERE kind = 'transferred'")
+        assert session.execute(query).scalar_one() == 0
+
+
+def test_an_adjustment_takes_what_is_left_and_not_more(books: Books) -> None:
+    run(books, "a", T0, T0 + 1_000)
+    assert movements.adjust(books, TEAM, order(-19_000, "k", T0 + 2_000))
+    assert books.require("team").at(T0 + 2_000).exhausted
+    with pytest.raises(Conflict, match="more than the 0"):
+        movements.adjust(books, TEAM, order(-1, "k2", T0 + 2_000))
+    assert movements.adjust(books, TEAM, order(500, "k3", T0 + 2_000))
+    assert books.require("team").at(T0 + 2_000).balance == 500
+
+
+def test_what_was_moved_stands_when_late_knowledge_finds_less(books: Books) -> None:
+    run(books, "a", T0, T0 + 1_000)
+    assert movements.transfer(books, TEAM, OTHER, order(15_000, "k", T0 + 10_000), valid_to=None)
+    run(books, "late", T0 + 1_000, T0 + 9_000)
+    state = books.require("team").at(T0 + 10_000)
+    assert (state.balance, state.exhausted) == (-4_000, True)
+    assert books.require("team").at(T0 + HOUR).balance == 16_000
+
+
+def test_a_new_price_splits_a_running_pod_exactly_whenever_it_is_noticed(books: Books) -> None:
+    run(books, "a", T0, share=Fraction(1, 3))
+    assert movements.set_price(books, "A100", Fraction(3, 2), since=T0 + 5_000, reason="r", actor="me", now=T0 + 1_000)
+    assert not movements.set_price(
+        books, "A100", Fraction(3, 2), since=T0 + 5_000, reason="r", actor="me", now=T0 + 2_000
+    )
+    with pytest.raises(Conflict):
+        movements.set_price(books, "A100", Fraction(2), since=T0 + 5_000, reason="r", actor="me", now=T0 + 2_000)
+    run(books, "late", T0 + 4_000, T0 + 6_000)
+    books.apply([], [Closing("a", T0 + 9_001, "finished")], {}, T0 + 20_000)
+    # 5,000 × 1/3 + 4,001 × 1/2 = 3,667.17, rounded once.
+    assert charges(books, "a") == [("charge", 0, 5_000, 1_667), ("charge", 5_000, 9_001, 2_000)]
+    assert charges(books, "late") == [("charge", 4_000, 5_000, 1_000), ("charge", 5_000, 6_000, 1_500)]
+
+
+def test_prices_of_the_settings_are_followed_where_they_change(books: Books) -> None:
+    movements.follow_settings(books, {"A100": Fraction(2)}, T0)
+    run(books, "a", T0)
+    movements.set_price(books, "A100", Fraction(3), since=T0 + 1_000, reason="r", actor="me", now=T0 + 1_000)
+    movements.follow_settings(books, {"A100": Fraction(2)}, T0 + 2_000)  # a restart changes nothing
+    movements.follow_settings(books, {}, T0 + 3_000)
+    books.apply([], [Closing("a", T0 + 4_000, "finished")], {}, T0 + 4_000)
+    assert [amount for *_, amount in charges(books, "a")] == [2_000, 6_000, 1_000]
+
+
+def test_four_quarters_of_a_gpu_for_an_hour_are_one_gpu_hour(books: Books) -> None:
+    books.set_budget("uid-team", "team", POLICY, Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
+    for index in range(4):
+        run(books, f"p{index}", T0, T0 + HOUR, share=Fraction(1, 4))
+    state = books.require("team").at(T0 + HOUR)
+    assert (state.used, state.over, state.balance) == (HOUR, 0, 0)
+
+
+def test_credit_is_overdraft_and_is_paid_back_from_the_next_period(books: Books) -> None:
+    rule = Rule(T0, 20_000, "hour", "UTC", credit=5_000)
+    books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    run(books, "a", T0)
+    position = books.require("team")
+    assert (position.at(T0 + 22_000).balance, position.at(T0 + 22_000).exhausted) == (-2_000, False)
+    assert position.run_out(T0 + 22_000) == T0 + 25_000
+    state = position.at(T0 + HOUR)
+    assert (state.balance, state.exhausted) == (15_000, False)
+    books.apply([], [Closing("a", T0 + HOUR + 1_000, "finished")], {}, T0 + HOUR + 1_000)
+
+
+def test_what_a_period_leaves_goes_over_up_to_its_cap(books: Books) -> None:
+    rule = Rule(T0, 20_000, "hour", "UTC", rollover=8_000)
+    books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    run(books, "a", T0, T0 + 15_000)
+    assert books.require("team").at(T0 + HOUR).balance == 25_000
+    run(books, "b", T0 + 2 * HOUR, T0 + 2 * HOUR + 1_000)
+    assert books.require("team").at(T0 + 2 * HOUR + 1_000).balance == 27_000
+
+
+def test_a_suspended_budget_is_not_spent_and_a_closed_one_stays_closed(books: Books) -> None:
+    def turn(status: namespaces.Status, now: int) -> None:
+        books.set_status("uid-team", "team", POLICY, status, reason="why", actor="me", now=now)
+
+    run(books, "a", T0)
+    turn("suspended", T0 + 1_000)
+    turn("active", T0 + 3_000)
+    turn("closed", T0 + 4_000)
+    with pytest.raises(Conflict, match="is closed"):
+        turn("active", T0 + 5_000)
+    with pytest.raises(Conflict, match="is closed"):
+        movements.adjust(books, TEAM, order(1, "k", T0 + 5_000))
+    books.apply([], [Closing("a", T0 + 6_000, "finished")], {}, T0 + 6_000)
+    assert charges(books, "a") == [
+        ("charge", 0, 1_000, 1_000), ("charge", 3_000, 4_000, 1_000),
+        ("over-budget", 1_000, 3_000, 2_000), ("over-budget", 4_000, 6_000, 2_000),
+    ]  # fmt: skip
+
+
+def test_grants_of_low_priority_are_used_first(books: Books) -> None:
+    for key, priority in (("late", 5), ("early", -5)):
+        movements.grant(books, TEAM, order(1_000, key, T0), valid_from=T0, valid_to=None, priority=priority)
+    run(books, "a", T0, T0 + 1_500)
+    left = {b.priority: b.left for b in books.require("team").at(T0 + 1_500).grants}
+    assert left == {-5: 0, 5: 1_000}
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("UPDATE audit SET actor = 'somebody' WHERE id = 1", "audit record 1: it was changed"),
+        ("DELETE FROM audit WHERE id = 1", "audit record 2: it does not follow"),
+        ("UPDATE budget_grant SET amount_ms = 11999 WHERE amount_ms = 12000", "nobody gave"),
+        ("UPDATE budget_grant SET amount_ms = 9000 WHERE kind = 'refund'", "was refunded 9000"),
+    ],
+)
+def test_verify_finds_what_was_tampered_with(database_url: str, damage: str, told: str) -> None:
+    books = Books(Database(make_engine(database_url)), "default", carry=False)
+    run(books, "a", T0, T0 + 1_000)
+    movements.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 1_000), valid_to=None)
+    movements.refund(books, TEAM, order(1_000, "r", T0 + 1_000), pod_uid="a")
+    assert verify(books.database.engine, carry=False).differences == []
+    with books.database.reading() as session:
+        assert [row.action for row in audit.page(session, "default", "", 0, 9)] == ["transfer", "transfer", "refund"]
+    books.database.write(lambda session: session.execute(text(damage)) and None)
+    assert any(told in difference for difference in verify(books.database.engine, carry=False).differences)
+    books.database.close()
+
+
+def test_the_migration_down_and_up_keeps_the_ledger(database_url: str) -> None:
+    engine = make_engine(database_url)
+    books = Books(Database(engine), "default", carry=False)
+    movements.follow_settings(books, {"A100": Fraction(3, 2)}, T0)
+    run(books, "a", T0, T0 + 1_001, share=Fraction(1, 3))
+    run(books, "b", T0 + 2_000)
+    movements.grant(books, TEAM, order(1_000, "k", T0 + 3_000), valid_from=T0 + 3_000, valid_to=None)
+    before = charges(books, "a")
+    migrate.downgrade(engine, "0001")
+    migrate.upgrade(engine)
+    assert verify(engine, carry=False).differences == []
+    books.apply([], [Closing("b", T0 + 9_000, "finished")], {}, T0 + 9_000)
+    assert charges(books, "a") == before == [("charge", 0, 1_001, 501)]
+    movements.adjust(books, TEAM, order(5, "k2", T0 + 9_000))
+    with pytest.raises(RuntimeError, match="have no place in revision 0001"):
+        migrate.downgrade(engine, "0001")
+    assert verify(engine, carry=False).differences == []
+    books.database.close()

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the golden files cannot show: the budget's other standings, second passes and the rules of /validate."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.settings import Settings, WebhookSettings
+from webhook.classes import ClusterClasses, SettingsClasses
+from webhook.patch import apply, escape, value_at
+from webhook.policy import Admission, Case, Standing, cut
+
+SETTINGS = Settings()
+ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
+SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
+CASE = Case("research", NamespacePolicy())
+OVER = Case("research", NamespacePolicy(), Standing(over_budget=True))
+
+
+def pod(**spec: Any) -> dict[str, Any]:
+    return {"metadata": {}, "spec": {"containers": [{"name": "a", "resources": {"limits": SHARE}}], **spec}}
+
+
+def admitted(case: Case = CASE, **spec: Any) -> dict[str, Any]:
+    return apply(pod(**spec), ADMISSION.mutate(pod(**spec), case).patch)
+
+
+def codes(case: Case, manifest: dict[str, Any], judge: Admission = ADMISSION) -> list[str]:
+    return [violation.code for violation in judge.validate(manifest, case).violations]
+
+
+def test_a_pod_that_bypassed_mutate_is_refused() -> None:
+    violation = ADMISSION.validate(pod(), CASE).violations[0]
+    assert violation.code == "not-as-admitted"
+    assert violation.field == "metadata.labels"
+    assert "slicekeeper.io/managed" in violation.example
+
+
+@pytest.mark.parametrize(
+    ("path", "undone"),
+    [
+        (("metadata", "finalizers"), []),
+        (("metadata", "annotations"), {}),
+        (("spec", "initContainers"), []),
+        (("spec", "volumes"), []),
+        (("spec", "schedulerName"), "default-scheduler"),
+        (("spec", "priorityClassName"), ""),
+    ],
+)
+def test_what_another_mutator_undid_is_refused(path: tuple[str, str], undone: Any) -> None:
+    manifest = admitted()
+    manifest[path[0]] = {**manifest[path[0]], path[1]: undone}
+    assert codes(CASE, manifest) == ["not-as-admitted"]
+
+
+def test_the_class_of_the_other_state_passes_only_in_the_grace_after_a_flip() -> None:
+    for made, now in ((CASE, OVER), (OVER, CASE)):
+        manifest = admitted(made)
+        assert codes(now, manifest) == ["not-as-admitted"]
+        assert codes(replace(now, standing=replace(now.standing, settled=False)), manifest) == []
+
+
+def test_a_budget_enforced_hard_refuses_new_pods_over_it() -> None:
+    hard = replace(OVER, standing=Standing(over_budget=True, hard=True))
+    refusal = ADMISSION.mutate(pod(), hard)
+    assert (refusal.violations[0].code, refusal.status) == ("budget-exhausted", 403)
+    assert codes(hard, admitted(OVER)) == ["budget-exhausted"]
+    assert codes(replace(hard, standing=Standing(over_budget=True, hard=True, settled=False)), admitted()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "over", "taken"), [("allow-in-budget", False, "in budget"), ("over-budget", True, "over budget")]
+)
+def test_an_unknown_budget_is_taken_by_the_stale_mode_with_a_warning(mode: str, over: bool, taken: str) -> None:
+    policy = NamespacePolicy(stale=mode)  # type: ignore[arg-type]
+    verdict = ADMISSION.mutate(pod(), Case("research", policy, Standing(over_budget=over, unknown=True)))
+    assert verdict.allowed
+    assert f"not known at present; the pod is taken as {taken}" in verdict.warnings[0]
+
+
+def test_an_unknown_budget_denies_where_the_policy_says_so() -> None:
+    case = Case("research", NamespacePolicy(stale="deny"), Standing(unknown=True))
+    refusal = ADMISSION.mutate(pod(), case)
+    assert (refusal.violations[0].code, refusal.status) == ("budget-unknown", 503)
+    assert ADMISSION.mutate({"spec": {"containers": [{"name": "x"}]}}, case).allowed
+
+
+def test_a_sidecar_of_another_release_or_registry_is_left_alone() -> None:
+    manifest = admitted()
+    sidecar = manifest["spec"]["initContainers"][0]
+    sidecar["image"] = "mirror.example.com/slicekeeper/sidecar:0.0.9"
+    sidecar["resources"] = {"limits": {"cpu": "100m"}}
+    sidecar["env"] = [{"name": "HTTP_PROXY", "value": "p"}, *sidecar["env"]]
+    assert ADMISSION.mutate(manifest, CASE).patch == []
+    assert codes(CASE, manifest) == []
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"args": ["sleep", "inf"]},
+        {"command": ["sh"]},
+        {"restartPolicy": None},
+        {"env": []},
+        {"volumeMounts": []},
+        {"resources": {"limits": SHARE}},
+    ],
+)
+def test_a_sidecar_that_does_something_else_is_refused(forged: dict[str, Any]) -> None:
+    manifest = admitted()
+    manifest["spec"]["initContainers"][0] |= forged
+    assert "reserved-container" in [v.code for v in ADMISSION.mutate(manifest, CASE).violations] or "gpu-in" in str(
+        ADMISSION.mutate(manifest, CASE).violations
+    )
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "SLICEKEEPER_SIDECAR_USAGE_FILE", "value": "/tmp/lie"},
+        {"name": "SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "value": "http://evil"},
+    ],
+)
+def test_a_variable_put_into_our_sidecar_is_refused(entry: dict[str, str]) -> None:
+    manifest = admitted()
+    manifest["spec"]["initContainers"][0]["env"].append(entry)
+    assert [v.code for v in ADMISSION.mutate(manifest, CASE).violations] == ["reserved-container"]
+
+
+def test_the_clusters_class_values_go_before_the_settings() -> None:
+    classes = ClusterClasses(SettingsClasses(SETTINGS.classes))
+    classes.on_list(
+        [
+            {"metadata": {"name": "gpu-default-priority"}, "value": 7, "preemptionPolicy": "Never"},
+            {"metadata": {"name": "everyday"}, "value": 1, "globalDefault": True},
+            {"metadata": {"name": "broken"}, "value": "x"},
+        ]
+    )
+    judge = Admission(SETTINGS, classes)
+    spec = apply(pod(), judge.mutate(pod(), CASE).patch)["spec"]
+    assert (spec["priority"], spec["preemptionPolicy"]) == (7, "Never")
+    spec = apply(pod(), judge.mutate(pod(), OVER).patch)["spec"]
+    assert (spec["priorityClassName"], spec["priority"], spec["preemptionPolicy"]) == (
+        "gpu-lower-priority",
+        -100,
+        "Never",
+    )
+    assert judge.mutate(pod(priorityClassName="everyday", priority=1), CASE).allowed, "the API server put it there"
+    assert not judge.mutate(pod(priorityClassName="broken"), CASE).allowed
+    classes.on_event("DELETED", {"metadata": {"name": "everyday"}})
+    classes.on_event("MODIFIED", {"metadata": {"name": "gpu-default-priority"}, "value": 8})
+    assert not judge.mutate(pod(priorityClassName="everyday", priority=1), CASE).allowed
+    assert classes.get("gpu-default-priority").value == 8  # type: ignore[union-attr]
+
+
+def test_a_ceiling_that_was_lowered_since_the_first_pass_is_told() -> None:
+    lower = Case("research", NamespacePolicy(ceiling=60))
+    assert [v.code for v in ADMISSION.mutate(admitted(), lower).violations] == ["limit-out-of-range"]
+
+
+def test_report_interval_and_timekeeper_reach_the_sidecar() -> None:
+    settings = Settings(webhook=WebhookSettings(report_seconds=2.5))
+    judge = Admission(settings, SettingsClasses(settings.classes))
+    env = apply(pod(), judge.mutate(pod(), CASE).patch)["spec"]["initContainers"][0]["env"]
+    assert {"name": "SLICEKEEPER_SIDECAR_REPORT_SECONDS", "value": "2.5"} in env
+
+
+def test_warnings_are_cut_at_what_the_api_server_takes() -> None:
+    assert cut("x" * 256) == "x" * 256
+    assert len(cut("x" * 257)) == 256
+    long = Case("n" * 200, NamespacePolicy(), Standing(over_budget=True))
+    assert all(len(warning) <= 256 for warning in ADMISSION.mutate(pod(), long).warnings)
+
+
+def test_pointers_are_escaped_and_read_back() -> None:
+    assert escape("a~b/c") == "a~0b~1c"
+    document = {"a": {"x~/y": [{"b": 1}]}}
+    assert value_at(document, "/a/x~0~1y/0/b") == (1, "a[x~/y][0].b")
+    assert value_at(document, "/a/x~0~1y/-") == (None, "a[x~/y][]")
+    assert value_at(document, "/q/r") == (None, "q.r")
+
+
+def test_applying_a_patch_leaves_the_original_as_it_was() -> None:
+    original = {"a": {"b": [1]}}
+    patch = [{"op": "add", "path": "/a/b/0", "value": 0}, {"op": "replace", "path": "/a/b/1", "value": 2}]
+    assert apply(original, patch) == {"a": {"b": [0, 2]}}
+    assert original == {"a": {"b": [1]}}
+
+
+def test_the_docs_list_every_code() -> None:
+    root = Path(__file__).parents[3]
+    docs = (root / "docs" / "webhook.md").read_text("utf-8")
+    golden = "".join(file.read_text("utf-8") for file in (root / "tests/golden/refusals").glob("*.golden.yaml"))
+    found = {line.removeprefix("- code: ") for line in golden.splitlines() if line.startswith("- code: ")}
+    found |= {"not-as-admitted", "budget-exhausted", "budget-unknown", "request-malformed"}
+    assert not [code for code in found if f"`{code}`" not in docs]

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision cache: ETags, staleness, and the memory of flips."""
+
+import threading
+
+import pytest
+
+from slicekeeper.clock import ManualClock
+from slicekeeper.errors import Unavailable
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.settings import WebhookSettings
+from slicekeeper.wire.timekeeper import Decision, DecisionList, State
+from webhook.decisions import Decisions
+from webhook.facts import Standing
+from webhook.flips import FlipBoard
+
+POLICY = NamespacePolicy()
+
+
+def decision(namespace: str, state: State, enforcement: str = "soft") -> Decision:
+    return Decision(
+        namespace=namespace, state=state, balance_ms=0, used_ms=0, enforcement=enforcement, priority_class_name="",
+        as_of="", since="", stale_after="",
+    )  # fmt: skip
+
+
+class Upstream:
+    """A timekeeper whose answers the test sets."""
+
+    def __init__(self, **states: State) -> None:
+        self.up = True
+        self.version = 0
+        self.asked: list[str] = []
+        self.say(**states)
+
+    def say(self, enforcement: str = "soft", **states: State) -> None:
+        self.version += 1
+        self.items = [decision(ns, state, enforcement) for ns, state in states.items()]
+
+    def decisions(self, etag: str = "") -> tuple[DecisionList | None, str]:
+        self.asked.append(etag)
+        if not self.up:
+            raise Unavailable("no answer")
+        tag = f'"{self.version}"'
+        return (None if etag == tag else DecisionList(items=self.items, as_of="")), tag
+
+
+def cache(upstream: Upstream, clock: ManualClock, board: FlipBoard | None = None) -> Decisions:
+    return Decisions(upstream, clock, WebhookSettings(), board=board)
+
+
+def later(clock: ManualClock, decisions: Decisions, seconds: int) -> None:
+    """Let time pass with a refresh every two seconds."""
+    for _ in range(seconds // 2):
+        clock.advance(2000)
+        decisions.refresh()
+
+
+def test_states_and_namespaces_without_a_decision() -> None:
+    upstream, clock = Upstream(a="exhausted", b="ok", c="suspended", d="overdraft"), ManualClock()
+    decisions = cache(upstream, clock)
+    decisions.refresh()
+    later(clock, decisions, 62)
+    assert {ns: decisions.standing(ns, POLICY).over_budget for ns in "abcdx"} == {
+        "a": True, "b": False, "c": True, "d": False, "x": False,
+    }  # fmt: skip
+    assert decisions.standing("a", POLICY).settled
+
+
+def test_an_unchanged_answer_keeps_the_decisions_fresh() -> None:
+    upstream, clock = Upstream(a="exhausted"), ManualClock()
+    decisions = cache(upstream, clock)
+    decisions.refresh()
+    later(clock, decisions, 200)
+    assert upstream.asked[:3] == ["", '"1"', '"1"']
+    assert decisions.standing("a", POLICY) == Standing(over_budget=True)
+
+
+def test_a_flip_is_remembered_for_the_grace_and_only_for_its_namespace() -> None:
+    upstream, clock = Upstream(a="ok", b="ok"), ManualClock()
+    decisions = cache(upstream, clock)
+    decisions.refresh()
+    later(clock, decisions, 62)
+    upstream.say(a="exhausted", b="ok")
+    decisions.refresh()
+    assert decisions.standing("a", POLICY) == Standing(over_budget=True, settled=False)
+    later(clock, decisions, 58)
+    assert not decisions.standing("a", POLICY).settled
+    assert decisions.standing("b", POLICY).settled
+    later(clock, decisions, 4)
+    assert decisions.standing("a", POLICY).settled
+
+
+def test_a_namespace_that_vanishes_from_the_answer_flips_to_in_budget() -> None:
+    upstream, clock = Upstream(a="exhausted"), ManualClock()
+    decisions = cache(upstream, clock)
+    decisions.refresh()
+    later(clock, decisions, 62)
+    upstream.say()
+    decisions.refresh()
+    assert decisions.standing("a", POLICY) == Standing(over_budget=False, settled=False)
+
+
+def test_enforcement_hard_is_told() -> None:
+    upstream, clock = Upstream(), ManualClock()
+    upstream.say("hard", a="exhausted")
+    decisions = cache(upstream, clock)
+    decisions.refresh()
+    assert decisions.standing("a", POLICY).hard
+
+
+@pytest.mark.parametrize(("mode", "over"), [("allow-in-budget", False), ("over-budget", True), ("deny", False)])
+def test_what_was_never_fetched_is_unknown(mode: str, over: bool) -> None:
+    decisions = cache(Upstream(), ManualClock())
+    policy = NamespacePolicy(stale=mode)  # type: ignore[arg-type]
+    assert decisions.standing("a", policy) == Standing(over_budget=over, unknown=True)
+    assert decisions.stale
+    assert decisions.age_seconds is None
+
+
+def test_going_stale_and_coming_back_are_flips_of_all_namespaces() -> None:
+    upstream, clock = Upstream(a="exhausted"), ManualClock()
+    decisions = cache(upstream, clock)
+    decisions.refresh()
+    later(clock, decisions, 62)
+    upstream.up = False
+    clock.advance(59_000)
+    with pytest.raises(Unavailable):
+        decisions.refresh()
+    assert decisions.standing("a", POLICY) == Standing(over_budget=True)
+    clock.advance(2_000)
+    assert decisions.stale
+    assert decisions.standing("a", POLICY) == Standing(unknown=True, settled=False)
+    clock.advance(60_000)
+    assert decisions.standing("a", POLICY) == Standing(unknown=True, settled=True)
+    upstream.up = True
+    decisions.refresh()
+    assert decisions.standing("a", POLICY) == Standing(over_budget=True, settled=False)
+    later(clock, decisions, 62)
+    assert decisions.standing("a", POLICY).settled
+
+
+def test_a_worker_that_has_not_heard_of_anothers_flip_takes_either_class_until_it_fetches() -> None:
+    upstream, clock, board = Upstream(a="exhausted"), ManualClock(), FlipBoard()
+    quick, slow = cache(upstream, clock, board), cache(upstream, clock, board)
+    quick.refresh()
+    slow.refresh()
+    for _ in range(31):
+        clock.advance(2_000)
+        quick.refresh()
+        slow.refresh()
+    assert slow.standing("a", POLICY).settled
+    upstream.say(a="ok")
+    clock.advance(1_000)
+    quick.refresh()
+    assert slow.standing("a", POLICY) == Standing(over_budget=True, settled=False)
+    upstream.say(a="ok", b="exhausted")
+    clock.advance(1_000)
+    slow.refresh()
+    assert slow.standing("a", POLICY) == Standing(over_budget=False, settled=False)
+    assert slow.standing("c", POLICY).settled
+
+
+def test_scaled_time_leaves_real_seconds_for_the_network() -> None:
+    upstream, clock = Upstream(a="exhausted"), ManualClock()
+    decisions = Decisions(upstream, clock, WebhookSettings(), speed=600)
+    decisions.refresh()
+    clock.advance(2_900_000)
+    assert not decisions.stale
+    clock.advance(200_000)
+    assert decisions.stale
+
+
+def test_the_thread_outlives_errors_and_counts_them(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Upstream):
+        def decisions(self, etag: str = "") -> tuple[DecisionList | None, str]:
+            if len(self.asked) < 3:
+                self.asked.append(etag)
+                raise (Unavailable("no answer") if len(self.asked) < 3 else KeyError("unexpected"))
+            return super().decisions(etag)
+
+    done = threading.Event()
+    upstream = Broken(a="exhausted")
+
+    def seen() -> None:
+        if len(upstream.asked) > 5:
+            done.set()
+
+    decisions = Decisions(upstream, ManualClock(), WebhookSettings(), on_refresh=seen)
+    decisions.start()
+    assert done.wait(10)
+    decisions.stop()
+    assert decisions.tried.is_set()
+    assert decisions.failures == 0
+    told = [record.message for record in caplog.records]
+    assert sum("not fetched, the last ones stay" in message for message in told) == 1
+    assert "decisions not fetched" in told
