@@ -64,7 +64,11 @@ def orphan() -> None:
 @case("memory: 16 processes race against 1 GiB")
 def race() -> str:
     with Node(virtual=False) as node:
-        answer = result(node.run(Seat(50, program=[*MEMORY, "race", ROUNDS, "16", "1024"], name="r")), 400)
+        racers = node.run(Seat(50, program=[*MEMORY, "race", ROUNDS, "16", "1024"], name="r"))
+        wait_for("the seat was taken", lambda: "r" in node.seats())
+        # Set without a process ID, the seat outlives its program and can still be asked.
+        node.ask(op="set", seat="r", gpu=0, core=50, limit=100, memory=1 << 30, **{"class": "in-budget"})
+        answer = result(racers, 400)
         peak = node.seats()["r"]["memory_peak"]
         wait_for("zero bytes at the end", lambda: held(node, "r") == 0)
     check(answer["over"] == 0 and peak <= 1 << 30, f"over the cap: {answer}, peak {peak}")
