@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 import uuid
 from typing import Any, Final
 
 from simulator.cluster import Cluster
 from simulator.errors import ApiError, ObjectNotFound
+from simulator.loop import Loop
 from simulator.patch import clone
 from simulator.store import TERMINAL, phase
 from slicekeeper.kube.client import DEPLOYMENTS, EVENTS, JOBS, PODS, Object, Resource
@@ -44,31 +44,10 @@ class Controllers:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._store = cluster.store
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
+        self._loop = Loop("controllers", self.reconcile, self._store, RETRY_SECONDS / 2)
+        self.start, self.stop = self._loop.start, self._loop.stop
         self._not_before: dict[str, float] = {}
         """By the owner's UID: when creating may be tried again after a refusal."""
-
-    def start(self) -> None:
-        """Start."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the object at hand."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(5)
-
-    def _run(self) -> None:
-        version = -1
-        while not self._stop.is_set():
-            self._store.wait(version, RETRY_SECONDS / 2)
-            version = self._store.version
-            try:
-                self.reconcile()
-            except Exception:
-                log.exception("controllers")
-            self._stop.wait(0.02)
 
     def reconcile(self) -> None:
         """Look at every workload once, and delete pods whose owner is gone."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from simulator.cluster import Cluster, set_condition
 from simulator.errors import ObjectNotFound
+from simulator.loop import TICK_SECONDS, Loop
 from simulator.pod_run import PodRun
 from simulator.processes import Spawner
 from simulator.sidecar_process import SidecarProcess
@@ -30,7 +30,6 @@ from slicekeeper.units import CORES_PER_GPU, format_seconds
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS: Final = 0.02
 USAGE_SECONDS: Final = 0.2
 SIDECAR_GRACE_SECONDS: Final = 4.0
 """Real seconds that a sidecar gets at least: it speaks real HTTP, whatever the clock's speed."""
@@ -58,18 +57,12 @@ class Kubelet:
         self._folder = folder
         self._logs = logs
         self._pods: dict[str, _Pod] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
-
-    def start(self) -> None:
-        """Start."""
-        self._thread.start()
+        self._loop = Loop("kubelet", self.sync)
+        self.start = self._loop.start
 
     def stop(self) -> None:
         """Stop, and all sidecars with it, without writing anything more."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(10)
+        self._loop.stop()
         for pod in self._pods.values():
             if pod.sidecar is not None:
                 pod.sidecar.stop(SIDECAR_GRACE_SECONDS / 2)
@@ -84,13 +77,6 @@ class Kubelet:
         with self._store.changed:
             found = {uid: pod.sidecar.pid for uid, pod in self._pods.items() if pod.sidecar is not None}
         return {uid: pid for uid, pid in found.items() if pid is not None}
-
-    def _run(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
-            try:
-                self.sync()
-            except Exception:
-                log.exception("kubelet")
 
     def sync(self) -> None:
         """Look at every bound pod once."""

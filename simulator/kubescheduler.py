@@ -8,8 +8,6 @@ There is no in-tree preemption here: giving way is the reclaimer's, and the clus
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,13 +16,12 @@ from typing import Any, Final
 from simulator.cluster import Cluster, set_condition
 from simulator.controllers import write_event
 from simulator.errors import ApiError
+from simulator.loop import Loop
 from simulator.store import TERMINAL, phase
 from slicekeeper.errors import ServiceError
 from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import NODES, PODS, Object
 from slicekeeper.units import parse_quantity
-
-log = logging.getLogger(__name__)
 
 Amounts = dict[str, Fraction]
 
@@ -79,29 +76,8 @@ class KubeScheduler:
         self._extender = extender
         self._name = name
         self._waiting: dict[str, _Waiting] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kube-scheduler", daemon=True)
-
-    def start(self) -> None:
-        """Start."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the pod at hand."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(10)
-
-    def _run(self) -> None:
-        version = -1
-        while not self._stop.is_set():
-            self._store.wait(version, FIRST_BACKOFF_SECONDS)
-            version = self._store.version
-            try:
-                self.schedule_all()
-            except Exception:
-                log.exception("kube-scheduler")
-            self._stop.wait(0.02)
+        self._loop = Loop("kube-scheduler", self.schedule_all, self._store, FIRST_BACKOFF_SECONDS)
+        self.start, self.stop = self._loop.start, self._loop.stop
 
     def schedule_all(self) -> None:
         """Try every pending pod whose back-off is over, the highest priority first, then the oldest."""
@@ -111,7 +87,7 @@ class KubeScheduler:
         # The sort is stable and a collection is in the order of creation.
         for pod in sorted(pods, key=lambda pod: -int(pod["spec"].get("priority", 0))):
             waiting = self._waiting.setdefault(pod["metadata"]["uid"], _Waiting())
-            if self._stop.is_set():
+            if self._loop.stopping:
                 return
             if time.monotonic() < waiting.not_before:
                 continue

@@ -3,12 +3,11 @@
 
 import base64
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from json_server import JsonServer
 
 from simulator.cluster import Cluster
 from simulator.errors import ApiError, Denied, Invalid
@@ -26,25 +25,11 @@ class Webhook:
         self.reviews: list[tuple[str, Object]] = []
         self.mutate: Callable[[Object], list[Any]] = lambda _: []
         self.refuse: Callable[[str, Object], str] = lambda _path, _obj: ""
-        outer = self
+        self.server = JsonServer(self.answer)
+        self.url = self.server.url
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                answer = json.dumps(outer.answer(self.path, json.loads(body)["request"])).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def answer(self, path: str, request: Object) -> Object:
+    def answer(self, path: str, review: Object) -> Object:
+        request = review["request"]
         self.reviews.append((path, request))
         response: Object = {"uid": request["uid"], "allowed": True, "warnings": [f"seen by {path}"]}
         if message := self.refuse(path, request["object"]):
@@ -62,8 +47,7 @@ class Webhook:
 def webhook() -> Iterator[Webhook]:
     webhook = Webhook()
     yield webhook
-    webhook.server.shutdown()
-    webhook.server.server_close()
+    webhook.server.stop()
 
 
 @pytest.fixture
@@ -141,8 +125,7 @@ def test_a_refusal_carries_the_webhooks_code_and_words(cluster: Cluster, webhook
 
 
 def test_without_the_webhook_mutate_is_passed_over_and_validate_fails(cluster: Cluster, webhook: Webhook) -> None:
-    webhook.server.shutdown()
-    webhook.server.server_close()
+    webhook.server.stop()
     with pytest.raises(ApiError, match="failed calling webhook") as failed:
         cluster.create(PODS, pod(), "default")
     assert failed.value.code == 500

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """kube-scheduler's loop: order, node totals, and the extender's answers."""
 
-import json
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from json_server import JsonServer
 
 from simulator.cluster import Cluster
 from simulator.inventory import fill
@@ -29,24 +28,13 @@ class Extender:
         self.full: dict[str, str] = {}
         self.scores: dict[str, int] = {}
         self.bind_error = ""
-        outer = self
+        self._cluster = cluster
+        self.server = JsonServer(self.answer)
+        self.url = self.server.url
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.calls.append((self.path, body))
-                answer = json.dumps(getattr(outer, self.path[1:])(cluster, body)).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+    def answer(self, path: str, args: Object) -> Any:
+        self.calls.append((path, args))
+        return getattr(self, path[1:])(self._cluster, args)
 
     def filter(self, _cluster: Cluster, args: Object) -> Object:
         fit = [name for name in args["NodeNames"] if name not in self.full]
@@ -75,8 +63,7 @@ def cluster() -> Cluster:
 def extender(cluster: Cluster) -> Iterator[Extender]:
     extender = Extender(cluster)
     yield extender
-    extender.server.shutdown()
-    extender.server.server_close()
+    extender.server.stop()
 
 
 @pytest.fixture
