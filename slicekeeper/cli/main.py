@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from functools import cached_property
@@ -52,7 +53,7 @@ class Context:
 
 
 class Parts(click.Group):
-    """A group whose commands are entry points, each imported when it is called."""
+    """A group whose commands are entry points, each imported when it is called, and none for the list of all."""
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:
@@ -66,6 +67,11 @@ class Parts(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands that are installed, in alphabetical order."""
         return sorted({*super().list_commands(ctx), *self._points})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, each with the first line of its documentation."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_line(self._points[name])) for name in self.list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command; one whose extra is not installed says so."""
@@ -83,12 +89,21 @@ class Parts(click.Group):
         return command
 
 
+def _first_line(point: EntryPoint) -> str:
+    """Return the first line of a command's documentation, read from its source: importing all parts takes a second."""
+    spec = find_spec(point.module)
+    source = Path(spec.origin).read_text("utf-8") if spec is not None and spec.origin is not None else ""
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    texts = [ast.get_docstring(function) or "" for function in functions if function.name == point.attr]
+    return texts[0].partition("\n")[0] if texts else ""
+
+
 def _missing(name: str, message: str) -> click.Command:
     def fail() -> None:
         raise click.ClickException(message)
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(name, context_settings=anything, callback=fail, short_help=f"(not installed) {message}")
+    return click.Command(name, context_settings=anything, callback=fail)
 
 
 @click.group(cls=Parts, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

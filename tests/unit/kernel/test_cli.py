@@ -16,11 +16,13 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_help_lists_the_commands() -> None:
+def test_help_lists_the_commands_and_imports_no_part() -> None:
     probe = (
         "import sys; from click.testing import CliRunner; from slicekeeper.cli.main import cli\n"
         "r = CliRunner().invoke(cli, ['--help']); assert r.exit_code == 0, r.output\n"
-        "assert 'budget' in r.output and 'sidecar' in r.output\n"
+        "assert 'Show and change budgets.' in r.output and 'Run the reporting sidecar.' in r.output, r.output\n"
+        "loaded = {'flask', 'sqlalchemy', 'numpy', 'cryptography', 'webhook.commands', 'timekeeper.commands'}\n"
+        "assert not loaded & set(sys.modules), loaded & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
 
