@@ -125,9 +125,11 @@ class Namespaces:
 
     def __init__(self) -> None:
         self._uids: dict[str, str] = {}
+        self._listed = False
 
     def on_list(self, objects: list[Object]) -> None:
         """Take the whole state."""
+        self._listed = True
         self._uids = {namespace["metadata"]["name"]: namespace["metadata"]["uid"] for namespace in objects}
 
     def on_event(self, kind: str, obj: Object) -> None:
@@ -141,3 +143,7 @@ class Namespaces:
     def uid(self, name: str) -> str | None:
         """Return a namespace's UID; None where it is not there."""
         return self._uids.get(name)
+
+    def is_gone(self, name: str, uid: str) -> bool:
+        """Whether a namespace was deleted; before the first list nobody can tell, and none counts as gone."""
+        return self._listed and self._uids.get(name) != uid

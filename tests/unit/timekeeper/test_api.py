@@ -508,6 +508,20 @@ def test_the_document_describes_every_route(world: World) -> None:
     assert described == {(route.method, route.path) for route in ROUTES}
 
 
+def test_a_deleted_namespace_has_no_decision_and_its_successor_begins_afresh(world: World) -> None:
+    for namespace in ("team", "other"):
+        world.pod(f"in-{namespace}", namespace)
+    before = world.call("GET", "/api/v1/decisions")
+    world.service.controller.namespaces.on_list(
+        [{"metadata": {"name": "team", "uid": "uid-anew"}}, {"metadata": {"name": "other", "uid": "uid-other"}}]
+    )
+    after = world.call("GET", "/api/v1/decisions", headers={"If-None-Match": before.headers["ETag"]})
+    assert [one["namespace"] for one in before.json["items"]] == ["other", "team"]
+    assert [one["namespace"] for one in after.json["items"]] == ["other"]
+    assert world.call("GET", "/api/v1/decisions/team").status_code == 404
+    assert world.get("/api/v1/decisions/other")["state"] == "ok"
+
+
 def test_schemathesis_finds_nothing(world: World) -> None:
     world.pod("a")
     schema = schemathesis.openapi.from_wsgi("/api/v1/openapi.json", world.app)

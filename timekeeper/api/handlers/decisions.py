@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions: what namespaces may do now, all in one answer that pollers get as 304 while nothing changes."""
+"""Decisions: what namespaces may do now, all in one answer that pollers get as 304 while nothing changes.
+
+A deleted namespace keeps its account, and has no decision: one made anew under its name begins afresh.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
 from timekeeper import views
 from timekeeper.api import requests
-from timekeeper.api.service import service
+from timekeeper.api.service import Service, service
+from timekeeper.books import Position
 
 
 def listed() -> Response:
@@ -18,7 +22,11 @@ def listed() -> Response:
     it = service()
     it.allow("list")
     now = it.clock.now_ms()
-    items = [views.decision(p, it.policy.of(p.known.name), it.settings, now) for p in it.books.positions()]
+    items = [
+        views.decision(p, it.policy.of(p.known.name), it.settings, now)
+        for p in it.books.positions()
+        if _is_there(it, p)
+    ]
     etag = views.decisions_tag(items)
     return requests.not_modified(etag) or requests.answer(
         DecisionList(items=items, as_of=format_instant(now)), etag=etag
@@ -30,8 +38,12 @@ def shown(namespace: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     it.allow("get", name)
     position = it.books.position(name)
-    if position is None:
+    if position is None or not _is_there(it, position):
         raise NotFound(f"namespace {name} has no account yet: it is in budget", 404, "namespace-unknown")
     decision = views.decision(position, it.policy.of(name), it.settings, it.clock.now_ms())
     etag = views.decisions_tag([decision])
     return requests.not_modified(etag) or requests.answer(decision, etag=etag)
+
+
+def _is_there(it: Service, position: Position) -> bool:
+    return not it.controller.namespaces.is_gone(position.known.name, position.known.uid)
