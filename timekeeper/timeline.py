@@ -127,7 +127,7 @@ def run_out(state: State, records: Records) -> int | None:
     """Return when a namespace that has time left will be exhausted if its open claims go on; None: not foreseeable."""
     going_on = [c for c in records.claims if c.end is None]
     run = _Run(state, Records(going_on, records.rules, records.grants, withdrawals=records.withdrawals))
-    if state.exhausted or not run.active:
+    if state.exhausted or not going_on:
         return None
     furthest = state.at + 400 * 86_400_000
     periods = 0

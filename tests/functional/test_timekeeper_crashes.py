@@ -32,7 +32,7 @@ from slicekeeper.units import format_instant, format_seconds, parse_instant
 
 GPU = inventory.Gpu(uuid="GPU-1", model="A100", memory_mib=40960)
 HALF = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "15"}
-PATIENCE = 60.0
+PATIENCE = 120.0
 COMMAND = Path(sys.executable).with_name("slicekeeper")
 POLICY = """
 default: {budget: {amount: 10h, period: none}}
@@ -67,7 +67,7 @@ class Site:
 
     def get(self, path: str) -> Any:
         request = urllib.request.Request(self.url + path, headers={"Authorization": "Bearer secret"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
     def post(self, path: str, body: Any, key: str) -> Any:
@@ -234,6 +234,7 @@ def test_killed_at_any_moment_the_ledger_is_what_the_pods_records_say(site: Site
             time.sleep(chance.uniform(0.0, 1.8))
     for pod in alive:
         site.finish(*pod)
+    until(site.ready, "the server is ready")
     until(
         lambda: all(names.FINALIZER not in (p["metadata"].get("finalizers") or []) for p in site.all()), "all are paid"
     )

@@ -165,6 +165,13 @@ def test_a_grant_is_booked_once_and_its_key_is_for_that_grant_alone(books: Books
     assert position.at(T0 + 10).balance == 25_000
 
 
+@pytest.mark.parametrize("ahead", [1, 3_600_000])
+def test_a_pod_bound_by_a_clock_ahead_of_ours_is_foreseen_to_run_out(books: Books, ahead: int) -> None:
+    policy = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="none"))
+    books.apply([opening("a", T0 + ahead, Fraction(1))], [], {"team": policy}, T0)
+    assert books.require("team").due(T0) == T0 + ahead + 20_000
+
+
 def test_a_budget_of_its_own_holds_from_then_on_and_stale_versions_are_refused(books: Books) -> None:
     apply(books, [opening("a", T0, Fraction(1))], [], T0)
     before = books.require("team")
