@@ -159,6 +159,9 @@ class TimekeeperSettings(Section, frozen=True):
     ] = ""
     audience: Annotated[Name, about("Audience that a sidecar's projected token must have.")] = "timekeeper"
     controller_seconds: Annotated[Positive, about("Longest pause between two looks at running pods' budgets.")] = 1.0
+    seal_after_hours: Annotated[
+        Positive, about("How long after its end a period still takes what becomes known late; then it is sealed.")
+    ] = 24.0
     rates: Annotated[dict[str, str], about("GPU-time rate by GPU model, as an integer or a ratio such as 3/2.")] = {}
 
 

@@ -3,7 +3,8 @@
 
 The one way in is to append a record (a pod's interval, a budget rule, a grant) and to settle its namespace in the
 same transaction: compute the time line from the last anchor before the change, compare with what is booked, reverse
-and book the difference. So it does not matter in which order, how late or how often a record comes.
+and book the difference. So it does not matter in which order, how late or how often a record comes. What falls into a
+sealed period is booked as a correction in the open one (`timekeeper.sealing`); the sums come to the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import ledger, timeline
 from timekeeper.records import Claim, Records, Rule
-from timekeeper.store import audit, bookings, namespaces, prices, workloads
+from timekeeper.store import audit, bookings, namespaces, prices, seals, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.namespaces import Known, RuleRow, Status
 from timekeeper.timeline import State
@@ -185,8 +186,9 @@ class Books:
         start = anchor or timeline.begin(records, until)
         outcome = timeline.advance(start, records, until, every=ANCHOR_EVERY, settled=until - ANCHOR_LAG_MS)
         wrong, missing = ledger.difference(bookings.standing(session, namespace, after), outcome.postings)
-        bookings.reverse(session, namespace, wrong, now)
-        bookings.book(session, namespace, missing, now)
+        floor = seals.until(session, namespace)
+        bookings.reverse(session, namespace, wrong, now, floor)
+        bookings.book(session, namespace, missing, now, floor)
         namespaces.keep_anchors(session, namespace, outcome.anchors, ANCHORS_KEPT)
         namespaces.settled(session, namespace, until)
         return outcome.state

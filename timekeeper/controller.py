@@ -21,8 +21,8 @@ from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
 from slicekeeper.namespace_policy import PolicyBook, PolicyFile
 from slicekeeper.settings import Settings
-from slicekeeper.units import format_instant
-from timekeeper import interval, marks
+from slicekeeper.units import MS_PER_HOUR, format_instant
+from timekeeper import interval, marks, sealing
 from timekeeper.books import Books, Closing, Opening, Position
 from timekeeper.cluster import Namespaces, Nodes, Pods
 from timekeeper.counters import CLOCK_SKEW_MS
@@ -42,6 +42,9 @@ KUBELET_SECONDS = 10.0
 
 RETRY_SECONDS = 1.0
 STUCK_SECONDS = 60.0
+SEAL_MS = 60_000
+"""How often periods that are to be sealed are looked for (our time)."""
+
 CONFIRM_SECONDS = 5.0
 
 
@@ -82,6 +85,7 @@ class Controller:
         self._due: dict[str, tuple[Position, int | None]] = {}
         self._written: dict[str, tuple[str, float]] = {}
         self._confirmed = 0.0
+        self._sealed = 0
         self._looked = time.monotonic()
         self._leadership = Leadership(books.database.engine, books.cluster)
         self._leads = False
@@ -179,6 +183,7 @@ class Controller:
         self._settle_due(now)
         self._flip(there, now)
         self._confirm(now)
+        self._seal(now)
         dues = [due for _, due in self._due.values() if due is not None]
         return max(min(dues, default=now + 3_600_000) - self._clock.now_ms(), 0) / 1000
 
@@ -371,6 +376,12 @@ class Controller:
         wanted = self._states[namespace_of(pod)]
         marks.flip(self._client, self._clock, pod, wanted, why)
         self._written[pod["metadata"]["uid"]] = (wanted, time.monotonic())
+
+    def _seal(self, now: int) -> None:
+        """Seal from time to time the periods that ended long enough ago."""
+        if now - self._sealed >= SEAL_MS:
+            sealing.seal_due(self._books, int(self._settings.timekeeper.seal_after_hours * MS_PER_HOUR), now)
+            self._sealed = now
 
     def _confirm(self, now: int) -> None:
         """Note from time to time that the watch is up, for pods that vanish unseen later."""

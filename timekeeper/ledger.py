@@ -40,6 +40,8 @@ class Booked:
 
     transaction: int
     posting: Posting
+    effective_at: int
+    """When it counts: `posting.at`, but of a correction an instant of the period that was open when it was booked."""
 
 
 def entries(posting: Posting) -> tuple[tuple[AccountKind, int], ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from sqlalchemy import case, func, insert, select, update
+from sqlalchemy import ColumnElement, case, func, insert, select, update
 from sqlalchemy.orm import Session, aliased
 
 from timekeeper.ledger import AccountKind, Booked, entries, idempotency_key
@@ -19,31 +19,45 @@ REVERSAL = "reversal"
 _CHUNK = 500
 
 
+def due_at(table: type[Transaction] = Transaction) -> ColumnElement[int]:
+    """Return when a transaction would be effective had everything been known in time: a correction is so later."""
+    return func.coalesce(table.corrects_at, table.effective_at)
+
+
+def _effect(due: int, floor: int, now: int) -> dict[str, int | None]:
+    """Return when something that falls due at an instant is effective: never in what is sealed."""
+    if due > floor:
+        return {"effective_at": due, "corrects_at": None}
+    return {"effective_at": max(now, floor + 1), "corrects_at": due}
+
+
 def standing(session: Session, namespace: int, after: int | None) -> list[Booked]:
     """Return the postings settled after an instant (None: ever) that nothing has reversed."""
     undo = aliased(Transaction)
     query = select(
         Transaction.id,
-        Transaction.effective_at,
+        due_at(),
         Transaction.kind,
         Transaction.subject,
         Transaction.started_at,
         Transaction.amount_ms,
+        Transaction.effective_at,
     ).where(
         Transaction.namespace_id == namespace,
         Transaction.kind != REVERSAL,
         ~select(undo.id).where(undo.reverses == Transaction.id).exists(),
     )
     if after is not None:
-        query = query.where(Transaction.effective_at > after)
+        # The first alone has an index; a correction is effective after what it corrects.
+        query = query.where(Transaction.effective_at > after, due_at() > after)
     return [
-        Booked(key, Posting(at, cast(PostingKind, kind), subject, start, amount))
-        for key, at, kind, subject, start, amount in session.execute(query)
+        Booked(key, Posting(at, cast(PostingKind, kind), subject, start, amount), effective_at)
+        for key, at, kind, subject, start, amount, effective_at in session.execute(query)
     ]
 
 
-def book(session: Session, namespace: int, postings: Sequence[Posting], now: int) -> None:
-    """Append transactions for postings."""
+def book(session: Session, namespace: int, postings: Sequence[Posting], now: int, floor: int) -> None:
+    """Append transactions for postings; those up to `floor`, which is sealed, as corrections."""
     if not postings:
         return
     versions = _reversed_versions(session, namespace, postings)
@@ -59,10 +73,10 @@ def book(session: Session, namespace: int, postings: Sequence[Posting], now: int
                 "idempotency_key": idempotency_key(namespace, posting, version),
                 "subject": posting.key,
                 "started_at": posting.start,
-                "effective_at": posting.at,
                 "amount_ms": posting.amount,
                 "booked_at": now,
                 "reverses": None,
+                **_effect(posting.at, floor, now),
             }
         )
     keys = session.scalars(insert(Transaction).returning(Transaction.id, sort_by_parameter_order=True), rows).all()
@@ -76,7 +90,7 @@ def _reversed_versions(session: Session, namespace: int, postings: Sequence[Post
     wanted = set(postings)
     for start in range(0, len(subjects), _CHUNK):
         query = select(
-            Transaction.effective_at,
+            due_at(),
             Transaction.kind,
             Transaction.subject,
             Transaction.started_at,
@@ -92,8 +106,8 @@ def _reversed_versions(session: Session, namespace: int, postings: Sequence[Post
     return found
 
 
-def reverse(session: Session, namespace: int, wrong: Sequence[Booked], now: int) -> None:
-    """Append the opposite of postings that late knowledge has shown to be wrong."""
+def reverse(session: Session, namespace: int, wrong: Sequence[Booked], now: int, floor: int) -> None:
+    """Append the opposite of postings that late knowledge has shown to be wrong; as `book` does."""
     if not wrong:
         return
     rows = [
@@ -103,10 +117,10 @@ def reverse(session: Session, namespace: int, wrong: Sequence[Booked], now: int)
             "idempotency_key": f"{REVERSAL}:{booked.transaction}",
             "subject": booked.posting.key,
             "started_at": booked.posting.start,
-            "effective_at": booked.posting.at,
             "amount_ms": -booked.posting.amount,
             "booked_at": now,
             "reverses": booked.transaction,
+            **_effect(booked.effective_at, floor, now),
         }
         for booked in wrong
     ]

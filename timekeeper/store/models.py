@@ -45,6 +45,8 @@ class Namespace(Base):
     opened_at: Mapped[int]
     settled_at: Mapped[int]
     version: Mapped[int]
+    sealed_until: Mapped[int] = mapped_column(server_default="0")
+    """Up to this instant, and at it, nothing is booked or reversed any more."""
 
 
 class Account(Base):
@@ -203,6 +205,27 @@ class Transaction(Base):
     amount_ms: Mapped[int]
     booked_at: Mapped[int]
     reverses: Mapped[int | None] = mapped_column(ForeignKey("txn.id"))
+    corrects_at: Mapped[int | None]
+    """Of a correction: the instant in a sealed period at which it would have been effective, had it been known."""
+
+
+class Seal(Base):
+    """The end of what is sealed of a namespace: up to `until`, and at it, nothing is booked or reversed any more.
+
+    `transactions` are those since the seal before, `last_txn` is the newest of them; `balances` are the sums of all
+    entries that are effective up to `until`, by account.
+    """
+
+    __tablename__ = "seal"
+
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    until: Mapped[int] = mapped_column(primary_key=True)
+    sealed_at: Mapped[int]
+    actor: Mapped[str] = mapped_column(String(253))
+    last_txn: Mapped[int]
+    transactions: Mapped[int]
+    balances: Mapped[str] = mapped_column(Text)
+    """JSON: GPU-milliseconds by account."""
 
 
 class Entry(Base):

@@ -31,9 +31,17 @@ class Known:
     name: str
     settled_at: int
     version: int
+    sealed_until: int
 
 
-_COLUMNS = (Namespace.id, Namespace.uid, Namespace.name, Namespace.settled_at, Namespace.version)
+_COLUMNS = (
+    Namespace.id,
+    Namespace.uid,
+    Namespace.name,
+    Namespace.settled_at,
+    Namespace.version,
+    Namespace.sealed_until,
+)
 
 
 def find(session: Session, cluster: str, uid: str) -> Known | None:
@@ -62,13 +70,19 @@ def everyone(session: Session) -> list[Known]:
     return [Known(*row) for row in session.execute(select(*_COLUMNS).order_by(Namespace.id))]
 
 
+def of_cluster(session: Session, cluster: str) -> list[Known]:
+    """Return all namespaces of a cluster that ever were."""
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster)
+    return [Known(*row) for row in session.execute(query.order_by(Namespace.id))]
+
+
 def open_account(session: Session, cluster: str, uid: str, name: str, rule: Rule, now: int) -> Known:
     """Make a namespace's accounts, with the policy's rule from the start of time."""
     values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": 0, "version": 1}
     key = session.execute(insert(Namespace).values(values).returning(Namespace.id)).scalar_one()
     session.execute(insert(Account), [{"namespace_id": key, "kind": kind, "balance_ms": 0} for kind in ACCOUNTS])
     add_rule(session, key, rule, source="policy", actor="policy", now=now)
-    return Known(key, uid, name, 0, 1)
+    return Known(key, uid, name, 0, 1, 0)
 
 
 def settled_until(session: Session, namespace: int) -> int:
@@ -127,6 +141,16 @@ def rules(session: Session, namespace: int) -> list[RuleRow]:
     """Return a namespace's rules, oldest first."""
     query = select(BudgetRule).where(BudgetRule.namespace_id == namespace)
     return [_rule_row(row) for row in session.scalars(query.order_by(BudgetRule.effective_at, BudgetRule.id))]
+
+
+def all_rules(session: Session, cluster: str) -> dict[int, list[Rule]]:
+    """Return the rules of all namespaces of a cluster, oldest first."""
+    query = select(BudgetRule).join(Namespace, Namespace.id == BudgetRule.namespace_id)
+    found: dict[int, list[Rule]] = {}
+    rows = session.scalars(query.where(Namespace.cluster == cluster).order_by(BudgetRule.effective_at, BudgetRule.id))
+    for row in rows:
+        found.setdefault(row.namespace_id, []).append(_rule_row(row).rule)
+    return found
 
 
 def current_rules(session: Session, namespace_ids: Sequence[int]) -> dict[int, RuleRow]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from timekeeper import timeline
 from timekeeper.ledger import difference
-from timekeeper.store import audit, bookings, namespaces, prices, workloads
+from timekeeper.store import audit, bookings, namespaces, prices, seals, workloads
 from timekeeper.store.models import Account, Entry, Transaction
 from timekeeper.store.namespaces import Known
 
@@ -42,6 +42,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
             differences += _balances(session, place)
             differences += _bookings(session, place, carry=carry)
             differences += _refunds(session, place)
+            differences += seals.broken(session, place)
         return Verification(
             namespaces=len(places),
             transactions=session.execute(select(func.count(Transaction.id))).scalar_one(),

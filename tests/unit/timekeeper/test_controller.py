@@ -124,6 +124,15 @@ def test_looking_again_changes_nothing(stage: Stage) -> None:
     assert stage.known() == 1
 
 
+def test_months_are_sealed_a_day_after_their_end(stage: Stage) -> None:
+    stage.create()
+    stage.look()
+    assert stage.books.require("team").known.sealed_until < T0
+    stage.clock.advance(24 * 3_600_000)
+    stage.look()
+    assert stage.books.require("team").known.sealed_until == T0
+
+
 def test_a_stale_view_of_a_pod_never_removes_another_finalizer(stage: Stage) -> None:
     stage.create()
     stage.end("a", T0 + 1_000)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seals: up to where a namespace's ledger is closed, and what it held there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from timekeeper.store.models import Account, Entry, Namespace, Seal, Transaction
+from timekeeper.store.namespaces import Known
+
+
+def until(session: Session, namespace: int) -> int:
+    """Return the instant up to which, and at which, nothing is booked any more; 0: nothing is sealed."""
+    return session.execute(select(Namespace.sealed_until).where(Namespace.id == namespace)).scalar_one()
+
+
+def put(session: Session, namespace: int, at: int, *, actor: str, now: int) -> None:
+    """Seal everything up to an instant; the namespace must be settled there.
+
+    A row tells what is in it where anything was booked since the seal before.
+    """
+    before = until(session, namespace)
+    if at <= before:
+        return
+    last, count = _booked(session, namespace, before, at)
+    if count:
+        sums = Counter(latest(session, namespace, before)[1])
+        sums.update(_moved(session, namespace, before, at))
+        session.execute(
+            insert(Seal).values(
+                namespace_id=namespace, until=at, sealed_at=now, actor=actor, last_txn=last, transactions=count,
+                balances=msgspec.json.encode(dict(sums), order="sorted").decode(),
+            )
+        )  # fmt: skip
+    session.execute(update(Namespace).where(Namespace.id == namespace).values(sealed_until=at))
+
+
+def latest(session: Session, namespace: int, at: int) -> tuple[int, dict[str, int]]:
+    """Return the newest seal at an instant or before: until when it is, and the sums by account up to there."""
+    query = select(Seal.until, Seal.balances).where(Seal.namespace_id == namespace, Seal.until <= at)
+    row = session.execute(query.order_by(Seal.until.desc()).limit(1)).one_or_none()
+    return (0, {}) if row is None else (row.until, msgspec.json.decode(row.balances, type=dict[str, int]))
+
+
+def _booked(session: Session, namespace: int, after: int, at: int) -> tuple[int, int]:
+    """Return the newest transaction that is effective in (after, at], and how many there are."""
+    query = select(func.coalesce(func.max(Transaction.id), 0), func.count(Transaction.id)).where(
+        Transaction.namespace_id == namespace, Transaction.effective_at > after, Transaction.effective_at <= at
+    )
+    last, count = session.execute(query).one()
+    return int(last), int(count)
+
+
+def _moved(session: Session, namespace: int, after: int, at: int) -> dict[str, int]:
+    """Return by how much the accounts moved in (after, at]."""
+    query = (
+        select(Account.kind, func.sum(Entry.amount_ms))
+        .join(Entry, Entry.account_id == Account.id)
+        .join(Transaction, Transaction.id == Entry.txn_id)
+        .where(Transaction.namespace_id == namespace, Transaction.effective_at > after, Transaction.effective_at <= at)
+        .group_by(Account.kind)
+    )
+    return {kind: int(total) for kind, total in session.execute(query)}
+
+
+def broken(session: Session, place: Known) -> Iterator[str]:
+    """Yield what has changed in a namespace's sealed periods since they were sealed."""
+    where = f"namespace {place.name} ({place.uid})"
+    after, sums = 0, Counter[str]()
+    for seal in session.scalars(select(Seal).where(Seal.namespace_id == place.id).order_by(Seal.until)):
+        last, count = _booked(session, place.id, after, seal.until)
+        sums.update(_moved(session, place.id, after, seal.until))
+        told = msgspec.json.decode(seal.balances, type=dict[str, int])
+        if (last, count) != (seal.last_txn, seal.transactions):
+            yield f"{where}: what was sealed up to {seal.until} has {count} transactions, not {seal.transactions}"
+        elif {k: v for k, v in sums.items() if v} != {k: v for k, v in told.items() if v}:
+            yield f"{where}: what was sealed up to {seal.until} comes to {dict(sums)}, not to {told}"
+        after = seal.until
+    _, stray = _booked(session, place.id, after, place.sealed_until)
+    if stray:
+        yield f"{where}: {stray} transactions were booked into what is sealed up to {place.sealed_until}"
