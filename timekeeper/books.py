@@ -20,11 +20,11 @@ from sqlalchemy.orm import Session
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import ledger, timeline
-from timekeeper.records import Claim, Records, Rule
+from timekeeper.allowances import State
+from timekeeper.records import Claim, Forest, Records, Rule
 from timekeeper.store import audit, bookings, namespaces, prices, seals, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.namespaces import Known, RuleRow, Status
-from timekeeper.timeline import State
 
 ANCHOR_EVERY = 256
 ANCHOR_LAG_MS = 600_000
@@ -81,7 +81,7 @@ class Position:
         """Return the state at an instant, at least that at which the namespace was settled."""
         with self._lock:
             if now > self._state.at:
-                self._state = timeline.advance(self._state, self.records, now).state
+                self._state = timeline.advance({0: self._state}, Forest({0: self.records}), now).states[0]
             return self._state
 
     def run_out(self, now: int) -> int | None:
@@ -89,7 +89,8 @@ class Position:
         state = self.at(now)
         with self._lock:
             if self._forecast_for != state.cut:
-                self._run_out, self._forecast_for = timeline.run_out(state, self.records), state.cut
+                self._run_out = timeline.run_outs({0: state}, Forest({0: self.records})).get(0)
+                self._forecast_for = state.cut
         return self._run_out
 
     def claim(self, pod_uid: str, start: int, shares: str) -> Claim:
@@ -99,7 +100,7 @@ class Position:
     def due(self, now: int) -> int | None:
         """Return the next instant at which the namespace's state may change by itself."""
         state = self.at(now)
-        instants = (self.run_out(now), timeline.next_turn(state, self.records))
+        instants = (self.run_out(now), timeline.next_turn({0: state}, Forest({0: self.records}), 0))
         return min((instant for instant in instants if instant is not None), default=None)
 
 
@@ -184,14 +185,15 @@ class Books:
         records = namespaces.records(session, namespace, after, carry=self._carry)
         until = max([now, namespaces.settled_until(session, namespace), *(c.end or 0 for c in records.claims)])
         start = anchor or timeline.begin(records, until)
-        outcome = timeline.advance(start, records, until, every=ANCHOR_EVERY, settled=until - ANCHOR_LAG_MS)
-        wrong, missing = ledger.difference(bookings.standing(session, namespace, after), outcome.postings)
+        forest = Forest({namespace: records})
+        outcome = timeline.advance({namespace: start}, forest, until, every=ANCHOR_EVERY, settled=until - ANCHOR_LAG_MS)
+        wrong, missing = ledger.difference(bookings.standing(session, namespace, after), outcome.postings[namespace])
         floor = seals.until(session, namespace)
         bookings.reverse(session, namespace, wrong, now, floor)
         bookings.book(session, namespace, missing, now, floor)
-        namespaces.keep_anchors(session, namespace, outcome.anchors, ANCHORS_KEPT)
+        namespaces.keep_anchors(session, namespace, [anchor[namespace] for anchor in outcome.anchors], ANCHORS_KEPT)
         namespaces.settled(session, namespace, until)
-        return outcome.state
+        return outcome.states[namespace]
 
     def settle(self, ids: Iterable[int], now: int) -> None:
         """Book what has become due by the passing of time."""
@@ -306,7 +308,7 @@ class Books:
         after = None if anchor is None else anchor.at
         records = namespaces.records(session, known.id, after, carry=self._carry)
         start = anchor or timeline.begin(records, known.settled_at)
-        state = timeline.advance(start, records, max(known.settled_at, start.at)).state
+        state = timeline.advance({0: start}, Forest({0: records}), max(known.settled_at, start.at)).states[0]
         rest = Records(
             claims=[c for c in records.claims if c.end is None or c.end > state.at],
             rules=records.rules,

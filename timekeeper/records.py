@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -108,6 +108,23 @@ class Records:
     grants: Sequence[Grant] = ()
     carry: bool = False
     withdrawals: Sequence[Withdrawal] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A budget stands under another one from an instant on, until its next link; `parent` None: under none."""
+
+    child: int
+    parent: int | None
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The budgets that go through time together, by key, and how they stand under each other."""
+
+    records: Mapping[int, Records]
+    links: Sequence[Link] = ()
 
 
 @dataclass(frozen=True, slots=True, order=True)

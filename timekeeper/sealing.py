@@ -17,11 +17,11 @@ from itertools import pairwise
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict
+from timekeeper.allowances import rule_at
 from timekeeper.books import Books
 from timekeeper.periods import bounds
 from timekeeper.records import Rule
 from timekeeper.store import namespaces, seals
-from timekeeper.timeline import rule_at
 
 BY_ITSELF = "timekeeper"
 _TOGETHER = 50

@@ -1,94 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A namespace's time line: what its pods are charged, from which account, at every instant. A pure function of records.
+"""The time line of budgets: what pods are charged, from which account, at every instant. A pure function of records.
 
 Records are claims (pods), rules (budget amount per period) and grants; what comes out is the state at an instant and
 the postings that the ledger must hold up to there. It never matters when anybody looked: `advance` from any earlier
 state gives the same as from the beginning, so callers keep states as anchors and go on from one.
 
 A claim's cumulative charge is `round_half_up(rate × milliseconds)`, and a part of it is a difference of two such
-values: cutting a claim anywhere moves nothing. A namespace is exhausted from the instant at which nothing is left,
+values: cutting a claim anywhere moves nothing. A budget is exhausted from the instant at which nothing is left,
 or at the start of the first millisecond whose charge would exceed what is left. It stays so until an allowance comes:
 a grant, a new period, a raised amount. Charges of exhausted time go to the over-budget account.
+
+Budgets stand under each other, and one with all that depend on it goes through time together. A pod's time is charged
+to its namespace's budget and to all above it, or to none: where one of them is exhausted it is over budget in the
+namespace, and in the lowest that is exhausted. Of a millisecond that several budgets cannot carry the lower ones are
+asked first. A budget above holds one posting per budget below and instant, the sum of what was posted there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-import msgspec
+from timekeeper.allowances import Line, State, period_bucket
+from timekeeper.records import Claim, Forest, Link, Posting, PostingKind, Records
 
-from timekeeper.periods import bounds
-from timekeeper.records import Claim, Grant, Posting, PostingKind, Records, Rule, Withdrawal
-
-
-class Bucket(msgspec.Struct):
-    """An allowance and what is left of it. The period's is booked when the first pod may draw on it."""
-
-    key: str
-    amount: int
-    left: int
-    expires: int | None
-    booked: bool
-    priority: int = 0
-
-
-class State(msgspec.Struct):
-    """Where a namespace stands at `at`, everything that happened at that instant included."""
-
-    at: int
-    period_start: int | None
-    period: Bucket
-    grants: list[Bucket]
-    exhausted: bool
-    since: int
-    """When `exhausted` last changed."""
-    cut: int
-    """When the charges' account or the period last changed: no posting goes across it."""
-    debt: int = 0
-    used: int = 0
-    """Charged to the budget in this period."""
-    over: int = 0
-    """Metered over budget in this period."""
-    granted: int = 0
-    """Grants that began in this period."""
-    overdrawn: int = 0
-    """Drawn beyond all allowances: on credit, or by a withdrawal that late knowledge left without cover."""
-
-    @property
-    def balance(self) -> int:
-        """GPU-milliseconds left; below zero what is owed back."""
-        return self.period.left + sum(bucket.left for bucket in self.grants) - self.overdrawn
-
-    def copy(self) -> State:
-        """Return a state that may be changed without changing this one."""
-        return msgspec.structs.replace(
-            self, period=msgspec.structs.replace(self.period), grants=[msgspec.structs.replace(b) for b in self.grants]
-        )
+CHILD = "child:"
+"""Before the key of the budget below, in the subject of a posting that sums up its charges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The state at the instant asked for, the postings settled since the state before, and anchors on the way."""
+    """The states at the instant asked for, the postings settled since the states before, and anchors on the way."""
 
-    state: State
-    postings: list[Posting]
-    anchors: list[State]
+    states: dict[int, State]
+    postings: dict[int, list[Posting]]
+    anchors: list[dict[int, State]]
 
 
 def begin(records: Records, at: int) -> State:
-    """Return the state before anything happened: just before the first record's instant, or at `at`."""
+    """Return one budget's state before anything happened: just before the first record's instant, or at `at`."""
     later = [rule.since for rule in records.rules[1:]]
     moved = [*(g.since for g in records.grants), *(w.at for w in records.withdrawals)]
     firsts = [*(c.start for c in records.claims), *moved, *later]
     at = min([at, *(first - 1 for first in firsts)])
-    rule = rule_at(records.rules, at)
-    start, end = bounds(at, rule.period, rule.zone) or (None, None)
+    rule = records.rules[0]
+    start, bucket = period_bucket(rule, at)
     return State(
         at=at,
         period_start=start,
-        period=_period_bucket(rule, start, end),
+        period=bucket,
         grants=[],
         exhausted=rule.amount + rule.credit == 0 or not rule.open,
         since=at if start is None else start,
@@ -96,333 +57,392 @@ def begin(records: Records, at: int) -> State:
     )
 
 
-def advance(state: State, records: Records, until: int, *, every: int = 0, settled: int = 0) -> Outcome:
-    """Return the outcome at `until` from an earlier state, which is left as it is.
+def begin_all(forest: Forest, at: int) -> dict[int, State]:
+    """Return all budgets' states at an instant before anything happened.
 
-    All records that differ from those `state` was made of must begin after `state.at`. Anchors are taken after each
-    `every` boundaries (0: none) that lie before `settled`.
+    Each is as it was before its own first record, so that it is the same with whatever others it begins.
     """
-    run = _Run(state, records)
-    anchors: list[State] = []
+    births: dict[int, int] = {}
+    for link in forest.links:
+        for key in (link.child, link.parent):
+            if key is not None:
+                births[key] = min(link.since - 1, births.get(key, at))
+    states = {key: begin(records, min(at, births.get(key, at))) for key, records in forest.records.items()}
+    first = min([state.at for state in states.values()])
+    for state in states.values():
+        state.at = first
+    return states
+
+
+def advance(
+    states: Mapping[int, State], forest: Forest, until: int, *, every: int = 0, settled: int = 0
+) -> Outcome:  # fmt: skip
+    """Return the outcome at `until` from earlier states of one instant, which are left as they are.
+
+    All records that differ from those `states` were made of must begin after their instant. Anchors are taken after
+    each `every` boundaries (0: none) that lie before `settled`.
+    """
+    run = _Run(states, forest)
+    anchors: list[dict[int, State]] = []
     passed = 0
     while (boundary := run.next_boundary(until)) is not None:
         run.move(boundary)
         run.apply()
         passed += 1
         if every and passed >= every and boundary < settled:
-            run.close_window()
-            run.look_ahead()
-            anchors.append(run.state.copy())
+            run.complete()
+            anchors.append({key: line.state.copy() for key, line in run.lines.items()})
             passed = 0
     run.move(until)
-    run.close_window()
-    run.look_ahead()
-    return Outcome(run.state, run.postings, anchors)
+    run.complete()
+    return Outcome({key: line.state for key, line in run.lines.items()}, run.postings(), anchors)
 
 
 _FORECAST_PERIODS = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}
+_FORECAST_DAYS = 400
+_FORECAST_STEPS = 20_000
+"""The most that a forecast looks at: boundaries times budgets."""
 
 
-def run_out(state: State, records: Records) -> int | None:
-    """Return when a namespace that has time left will be exhausted if its open claims go on; None: not foreseeable."""
-    going_on = [c for c in records.claims if c.end is None]
-    run = _Run(state, Records(going_on, records.rules, records.grants, withdrawals=records.withdrawals))
-    if state.exhausted or not going_on:
-        return None
-    furthest = state.at + 400 * 86_400_000
-    periods = 0
-    while (boundary := run.next_boundary(furthest)) is not None:
+def run_outs(states: Mapping[int, State], forest: Forest) -> dict[int, int]:
+    """Return when budgets that have time left, above too, will have none if open claims go on.
+
+    One that is not in the answer has none already, or none of its pods runs, or it is not foreseeable.
+    """
+    going_on = {
+        key: replace(records, claims=[c for c in records.claims if c.end is None], carry=False)
+        for key, records in forest.records.items()
+    }
+    run = _Run(states, Forest(going_on, forest.links))
+    found: dict[int, int] = {}
+    used = {one.key for key, records in going_on.items() if records.claims for one in run.lines[key].chain}
+    waiting = {key: line for key, line in run.lines.items() if key in used and not line.state.over_budget}
+    furthest = run.at + _FORECAST_DAYS * 86_400_000
+    periods: Counter[int] = Counter()
+
+    def note(before: int) -> None:
+        for key, line in list(waiting.items()):
+            if line.state.over_budget and line.state.since < before:
+                found[key] = waiting.pop(key).state.since
+
+    for _ in range(max(_FORECAST_STEPS // len(run.lines), 50)):
+        boundary = run.next_boundary(furthest)
+        if boundary is None or not waiting:
+            break
         run.move(boundary)
-        if run.state.exhausted and run.state.since < boundary:
-            return run.state.since
-        periods += boundary == run.state.period.expires
-        if periods > _FORECAST_PERIODS[run.rule.period]:
-            return None
+        note(boundary)
+        periods.update(key for key, line in run.lines.items() if line.state.period.expires == boundary)
+        spent = {key for key, line in run.lines.items() if periods[key] > _FORECAST_PERIODS[line.rule.period]}
+        for key in [key for key, line in waiting.items() if all(one.key in spent for one in line.chain)]:
+            del waiting[key]
         run.apply()
-        if run.state.exhausted:
-            return run.state.since
-    if run.rule.period == "none":
+        note(boundary + 1)
+    else:
+        return found
+    if waiting:
         run.move(furthest)
-    return run.state.since if run.state.exhausted else None
+        note(furthest + 1)
+    return found
 
 
-def next_turn(state: State, records: Records) -> int | None:
-    """Return the next instant at which an allowance comes or goes by itself."""
-    instants = (
-        [r.since for r in records.rules] + [g.since for g in records.grants] + [w.at for w in records.withdrawals]
-    )
-    instants += [b.expires for b in (state.period, *state.grants) if b.expires is not None]
-    return min((instant for instant in instants if instant > state.at), default=None)
+def next_turn(states: Mapping[int, State], forest: Forest, key: int) -> int | None:
+    """Return the next instant at which an allowance of a budget, or of one above it, comes or goes by itself."""
+    instants: list[int] = []
+    at = states[key].at
+    for one in chain(forest.links, key, at):
+        records, state = forest.records[one], states[one]
+        instants += [r.since for r in records.rules]
+        instants += [g.since for g in records.grants] + [w.at for w in records.withdrawals]
+        instants += [b.expires for b in (state.period, *state.grants) if b.expires is not None]
+    return min((instant for instant in instants if instant > at), default=None)
 
 
-def rule_at(rules: Sequence[Rule], at: int) -> Rule:
-    """Return the rule in force at an instant."""
-    return next((rule for rule in reversed(rules) if rule.since <= at), rules[0])
+def parents_at(links: Iterable[Link], at: int) -> dict[int, int]:
+    """Return which budget each one stands under at an instant, those under none left out."""
+    found: dict[int, int | None] = {}
+    for link in sorted(links, key=lambda link: link.since):
+        if link.since <= at:
+            found[link.child] = link.parent
+    return {child: parent for child, parent in found.items() if parent is not None}
 
 
-def _period_bucket(rule: Rule, start: int | None, end: int | None) -> Bucket:
-    return Bucket(f"period:{'none' if start is None else start}", rule.amount, rule.amount, end, booked=False)
+def chain(links: Iterable[Link], key: int, at: int) -> list[int]:
+    """Return a budget and those above it at an instant, nearest first."""
+    parents = parents_at(links, at)
+    found = [key]
+    while found[-1] in parents:
+        found.append(parents[found[-1]])
+    return found
 
 
 class _Run:
-    """One passage along the time line.
+    """One passage of some budgets along the time line."""
 
-    A window is a stretch in which allowances don't change. Within it only the exact sum of the rates is followed;
-    the pods' rounded charges are added up where the sum comes near what is left, and when the window closes. So a
-    boundary costs little, however many pods run.
-    """
+    def __init__(self, states: Mapping[int, State], forest: Forest) -> None:
+        self.lines = {key: Line(key, state, forest.records[key]) for key, state in states.items()}
+        self.at = min(line.state.at for line in self.lines.values())
+        self._links: dict[int, list[Link]] = {}
+        for link in forest.links:
+            if link.since > self.at:
+                self._links.setdefault(link.since, []).append(link)
+        for child, parent in parents_at(forest.links, self.at).items():
+            if child in self.lines:
+                self.lines[child].parent = self.lines[parent]
+        self._linked = bool(forest.links)
+        self._starts: dict[int, list[tuple[Line, Claim]]] = {}
+        self._ends: dict[int, list[tuple[Line, Claim]]] = {}
+        self._turns: dict[int, list[tuple[Line, Claim]]] = {}
+        self._sums: dict[tuple[int, int, PostingKind, int], tuple[int, int]] = {}
+        self._sort()
+        for key, line in self.lines.items():
+            line.counting = self._counting(line)
+            self._take_in(line, forest.records[key].claims)
+        own = [instant for line in self.lines.values() for instant in (*line.rules, *line.grants, *line.withdrawals)]
+        self._instants = sorted({*self._starts, *self._ends, *self._turns, *self._links, *own}, reverse=True)
 
-    def __init__(self, state: State, records: Records) -> None:
-        self.state = state.copy()
-        self.records = records
-        self.postings: list[Posting] = []
-        self.rule = rule_at(records.rules, state.at)
-        claims = [c for c in records.claims if c.end is None or (c.end > c.start and c.end > state.at)]
-        self.active = {c.key: c for c in claims if c.start <= state.at}
-        self._starts: dict[int, list[Claim]] = {}
-        self._ends: dict[int, list[Claim]] = {}
-        self._turns: dict[int, list[Claim]] = {}
+    def _take_in(self, line: Line, claims: Iterable[Claim]) -> None:
         for claim in claims:
-            if claim.start > state.at:
-                self._starts.setdefault(claim.start, []).append(claim)
+            if claim.end is not None and (claim.end <= claim.start or claim.end <= self.at):
+                continue
+            if claim.start <= self.at:
+                self._start(line, claim)
+            else:
+                self._starts.setdefault(claim.start, []).append((line, claim))
             if claim.end is not None:
-                self._ends.setdefault(claim.end, []).append(claim)
+                self._ends.setdefault(claim.end, []).append((line, claim))
             for turn, _, _ in claim.turns:
-                if turn > state.at:
-                    self._turns.setdefault(turn, []).append(claim)
-        self._rules = {rule.since: rule for rule in records.rules if rule.since > state.at}
-        self._grants: dict[int, list[Grant]] = {}
-        for grant in records.grants:
-            if grant.since > state.at:
-                self._grants.setdefault(grant.since, []).append(grant)
-        self._withdrawals: dict[int, list[Withdrawal]] = {}
-        for withdrawal in records.withdrawals:
-            if withdrawal.at > state.at:
-                self._withdrawals.setdefault(withdrawal.at, []).append(withdrawal)
-        moved = {*self._rules, *self._grants, *self._withdrawals}
-        instants: Iterable[int] = {*self._starts, *self._ends, *self._turns, *moved}
-        self._instants = sorted(instants, reverse=True)
-        self._rate = Fraction(0)
-        for claim in self.active.values():
-            self._rate += claim.rate(state.at)
-        self._open_window()
+                if turn > self.at:
+                    self._turns.setdefault(turn, []).append((line, claim))
 
-    # The window
+    def _sort(self) -> None:
+        """Have the budgets in the order in which they are asked whether a millisecond is too much: lower ones first."""
+        self._order = sorted(self.lines.values(), key=lambda line: (-len(line.chain), line.key))
 
-    def _open_window(self) -> None:
-        self._from = self.state.at
-        self._base = {key: claim.gross(self._from) for key, claim in self.active.items()}
-        self._ended = 0
-        self._estimate = Fraction(0)
-        self._available = self.state.balance + self.rule.credit
-
-    def _spent(self, at: int) -> int:
-        return self._ended + sum(claim.gross(at) - self._base[key] for key, claim in self.active.items())
-
-    def close_window(self) -> None:
-        """Draw what was spent since the window opened from the allowances, and open the next."""
-        state, spent = self.state, self._spent(self.state.at)
-        if state.exhausted:
-            state.over += spent
-            state.debt += spent if self.records.carry else 0
-        else:
-            state.used += spent
-            self._draw(spent)
-        self._open_window()
-
-    def _draw(self, amount: int) -> None:
-        """Take an amount from the allowances: by priority, and of those the one that expires first. Then on credit."""
-        buckets = [self.state.period, *self.state.grants]
-        for bucket in sorted(buckets, key=lambda b: (b.priority, b.expires is None, b.expires or 0)):
-            part = min(bucket.left, amount)
-            bucket.left -= part
-            amount -= part
-        self.state.overdrawn += amount
+    def postings(self) -> dict[int, list[Posting]]:
+        """Return the postings of all budgets."""
+        found = {key: line.postings for key, line in self.lines.items()}
+        for (key, child, kind, at), (start, amount) in self._sums.items():
+            found[key].append(Posting(at, kind, f"{CHILD}{child}", start, amount))
+        return found
 
     # Time
 
     def next_boundary(self, until: int) -> int | None:
         """Return the next instant, up to `until`, at which anything changes; None where there is none."""
-        state = self.state
-        while self._instants and self._instants[-1] <= state.at:
+        while self._instants and self._instants[-1] <= self.at:
             self._instants.pop()
-        expiries = [b.expires for b in state.grants if b.expires is not None]
-        known = min([*self._instants[-1:], *expiries], default=None)
-        self._skip_idle_periods(until if known is None else min(known, until))
-        found = min((i for i in (known, state.period.expires) if i is not None), default=None)
+        known = self._instants[-1] if self._instants else None
+        idle: list[Line] = []
+        for line in self._order:
+            state = line.state
+            instants = [b.expires for b in state.grants if b.expires is not None]
+            if state.period.expires is not None:
+                if line.idle:
+                    idle.append(line)
+                else:
+                    instants.append(state.period.expires)
+            if instants:
+                known = min(instants) if known is None else min(known, *instants)
+        found = known
+        for line in idle:
+            line.skip_idle_periods(until if known is None else min(known, until))
+            end = line.state.period.expires
+            if end is not None:
+                found = end if found is None else min(found, end)
         return found if found is not None and found <= until else None
 
-    def _skip_idle_periods(self, to: int) -> None:
-        """Pass over periods in which nothing can happen, so that a year of idle hours costs one step."""
-        state = self.state
-        end = state.period.expires
-        owed = state.debt or state.overdrawn or self.rule.rollover
-        if end is None or end >= to or self.active or owed or state.period.booked:
-            return
-        if state.exhausted and self.rule.amount:
-            return  # the next period restores it, at its very start
-        start, after = bounds(to, self.rule.period, self.rule.zone) or (None, None)
-        if start is not None and start > end:
-            state.period_start, state.period = start, _period_bucket(self.rule, start, after)
-            state.used = state.over = state.granted = 0
-            state.cut = state.at = start
-            self._open_window()
-
     def move(self, to: int) -> None:
-        """Go on to an instant before which nothing changes by itself but the balance."""
-        state = self.state
-        if self.active and not state.exhausted and to > state.at:
-            estimate = self._estimate + self._rate * (to - state.at)
-            if self._ended + estimate + len(self.active) >= self._available and self._spent(to) >= self._available:
-                state.at = self._crossing(state.at, to)
-                self.close_window()
-                self._turn_over(exhausted=True)
-            self._estimate = estimate
-        state.at = to
+        """Go on to an instant before which nothing changes by itself but balances."""
+        while to > self.at:
+            crossings = [at for line in self._order if (at := line.crossing(to)) is not None]
+            if not crossings:
+                break
+            self._go(min(crossings))
+            for line in self._order:
+                if line.used_up() or (self.at < to and line.exceeds()):
+                    self._turn_over(line, exhausted=True)
+        self._go(to)
 
-    def look_ahead(self) -> None:
-        """Find out whether the millisecond that begins now would exceed what is left: then it is over at this instant.
+    def _go(self, to: int) -> None:
+        for line in self._order:
+            line.go(to)
+        self.at = to
 
-        So a state is complete, and what is settled from it on lies after it.
+    def complete(self) -> None:
+        """Make the states those of this instant: balances drawn, and over at once what the next millisecond exceeds.
+
+        So what is settled from them on lies after it.
         """
-        state = self.state
-        near = self._ended + self._estimate + self._rate + len(self.active) >= self._available
-        if self.active and not state.exhausted and near and self._spent(state.at + 1) > self._available:
-            self.close_window()
-            self._turn_over(exhausted=True)
-
-    def _crossing(self, before: int, after: int) -> int:
-        """Return when nothing is left, or the start of the first millisecond that would exceed what is left.
-
-        Less than what is left is spent at `before`, at least as much at `after`.
-        """
-        while after - before > 1:
-            middle = (before + after) // 2
-            before, after = (before, middle) if self._spent(middle) >= self._available else (middle, after)
-        return after if self._spent(after) == self._available else before
+        for line in self._order:
+            line.close_window()
+        for line in self._order:
+            if line.exceeds():
+                self._turn_over(line, exhausted=True)
 
     # What happens at an instant
 
     def apply(self) -> None:
         """Apply everything that happens at this instant."""
-        state, at = self.state, self.state.at
-        for claim in self._ends.get(at, ()):
-            self._end(claim)
-        expired = [b for b in state.grants if b.expires == at]
-        over = state.period.expires == at
-        rule, grants, withdrawals = self._rules.get(at), self._grants.get(at, []), self._withdrawals.get(at, [])
+        at = self.at
+        for line, claim in self._ends.get(at, ()):
+            self._end(line, claim)
         self._turn(at)
-        if over or expired or rule or grants or withdrawals:
-            self.close_window()
-            for bucket in expired:
-                self._expire(bucket)
-                state.grants.remove(bucket)
-            raised = self._renew(over, rule) if over or rule else False
-            for grant in grants:
-                state.grants.append(
-                    Bucket(grant.key, grant.amount, grant.amount, grant.until, booked=True, priority=grant.priority)
-                )
-                state.granted += grant.amount
-                self._post(grant.kind, grant.key, at, grant.amount)
-                raised = True
-            for withdrawal in withdrawals:
-                self._book_period()
-                self._draw(withdrawal.amount)
-                self._post(withdrawal.kind, withdrawal.key, at, withdrawal.amount)
-            self._judge(raised)
-        for claim in self._starts.get(at, ()):
-            self.active[claim.key] = claim
-            self._base[claim.key] = 0
-            self._rate += claim.rate(at)
-        if self.active:
-            self._book_period()
+        for link in self._links.get(at, ()):
+            self._relink(link)
+        self._allow(at)
+        for line, claim in self._starts.get(at, ()):
+            self._start(line, claim)
+        for line in self._order:
+            if line.running:
+                line.book_period()
+
+    def _start(self, line: Line, claim: Claim) -> None:
+        line.active[claim.key] = claim
+        for one in line.chain:
+            one.running += 1
+        for one in line.counting:
+            one.enter(claim)
+
+    def _end(self, line: Line, claim: Claim) -> None:
+        del line.active[claim.key]
+        for one in line.chain:
+            one.running -= 1
+        for one in line.counting:
+            one.leave(claim)
+        self._post_charge(line, claim)
 
     def _turn(self, at: int) -> None:
         """Have new prices hold from now on; what ran before is posted at the old ones."""
-        turned = [claim for claim in self._turns.get(at, ()) if claim.key in self.active]
-        if turned:
-            self._cut()
-        for claim in turned:
-            self._rate += claim.rate(at) - claim.rate(at - 1)
+        turned = [(line, claim) for line, claim in self._turns.get(at, ()) if claim.key in line.active]
+        for line in {line.key: line for line, _ in turned}.values():
+            self._cut(line)
+        for line, claim in turned:
+            for one in line.counting:
+                one.reprice(claim)
 
-    def _end(self, claim: Claim) -> None:
-        del self.active[claim.key]
-        self._rate -= claim.rate(self.state.at - 1)
-        self._estimate -= claim.exact(self.state.at) - claim.exact(max(claim.start, self._from))
-        self._ended += claim.gross(self.state.at) - self._base.pop(claim.key)
-        self._post_charge(claim)
+    def _allow(self, at: int) -> None:
+        """Have allowances come and go, all of this instant's before anything is judged."""
+        due = {line.key: line for line in self._order if self._has_turn(line, at)}
+        for line in list(due.values()):
+            if any(grant.kind == "refund" for grant in line.grants.get(at, ())):
+                due |= {one.key: one for one in line.chain}
+        raised = {key: self._renew(line, at) for key, line in due.items()}
+        for line in list(due.values()):
+            for grant in line.grants.get(at, ()):
+                line.grant(grant, grant.until)
+                raised[line.key] = True
+                for one in line.chain[1:] if grant.kind == "refund" else ():
+                    one.grant(grant, one.state.period.expires)
+                    raised[one.key] = True
+            for withdrawal in line.withdrawals.get(at, ()):
+                line.withdraw(withdrawal)
+        for key, line in due.items():
+            exhausted = line.judge(raised=raised[key])
+            if exhausted != line.state.exhausted:
+                self._turn_over(line, exhausted=exhausted)
 
-    def _renew(self, over: bool, rule: Rule | None) -> bool:
-        """Begin a new period or rule; return whether there is more to spend than before."""
-        state, old = self.state, self.state.period
-        before = self.rule
-        same = rule is not None and (rule.period, rule.zone) == (before.period, before.zone) and not over
-        self.rule = rule or before
-        opened = self.rule.credit > before.credit or (self.rule.open and not before.open)
-        if same:
-            amount = old.amount - before.amount + self.rule.amount
-            left = max(0, amount - (old.amount - old.left))
-            change, old.left, old.amount = left - old.left, left, amount
-            if old.booked and change:
-                self._post("adjustment", old.key, state.at, change)
-            return change > 0 or opened
-        self._cut()
-        self._expire(old)
-        start, end = bounds(state.at, self.rule.period, self.rule.zone) or (None, None)
-        state.period_start, state.period = start, _period_bucket(self.rule, start, end)
-        kept = min(old.left, before.rollover) if over else 0
-        state.period.amount += kept
-        state.period.left += kept
-        state.used = state.over = state.granted = 0
-        return state.period.amount > 0 or opened
+    def _has_turn(self, line: Line, at: int) -> bool:
+        buckets = (line.state.period, *line.state.grants)
+        return (
+            at in line.rules
+            or at in line.grants
+            or at in line.withdrawals
+            or any(bucket.expires == at for bucket in buckets)
+        )
 
-    def _judge(self, raised: bool) -> None:
-        """Settle what is owed, and decide anew whether the namespace is exhausted."""
-        state = self.state
-        if raised and state.overdrawn:
-            self._book_period()
-            owed, state.overdrawn = state.overdrawn, 0
-            self._draw(owed)
-        if raised and state.debt:
-            self._book_period()
-            paid = min(state.debt, max(state.balance, 0))
-            state.debt -= paid
-            self._draw(paid)
-            if paid:
-                self._post("debt", f"debt:{state.at}", state.at, paid)
-        may_spend = self.rule.open and state.balance + self.rule.credit > 0
-        if state.exhausted and raised and may_spend:
-            self._turn_over(exhausted=False)
-        elif not state.exhausted and not may_spend:
-            self._turn_over(exhausted=True)
-        self._open_window()
+    def _renew(self, line: Line, at: int) -> bool:
+        """Expire what ends now, begin a new period or rule; return whether there is more to spend than before."""
+        line.close_window()
+        line.expire_grants()
+        over, rule = line.state.period.expires == at, line.rules.get(at)
+        if rule is not None and line.keeps_period(rule, over=over):
+            return line.adjust(rule)
+        if not over and rule is None:
+            return False
+        self._cut(line)
+        return line.renew(rule, over=over)
 
-    def _turn_over(self, *, exhausted: bool) -> None:
-        self._cut()
-        self.state.exhausted = exhausted
-        self.state.since = self.state.at
+    # Whose time counts where
 
-    def _cut(self) -> None:
-        for claim in self.active.values():
-            self._post_charge(claim)
-        self.state.cut = self.state.at
+    def _below(self, line: Line) -> list[Line]:
+        """Return a line and all under it."""
+        return [one for one in self._order if line in one.chain] if self._linked else [line]
 
-    def _book_period(self) -> None:
-        bucket = self.state.period
-        if not bucket.booked:
-            bucket.booked = True
-            self._post("allowance", bucket.key, self.state.at, bucket.amount)
+    def _counting(self, line: Line) -> tuple[Line, ...]:
+        """Return where a line's own pods' time counts: in all above, or only in the lowest that is exhausted."""
+        found = line.chain
+        stop = next((one for one in found if one.state.exhausted), None)
+        return found if stop is None else (line,) if stop is line else (line, stop)
 
-    def _expire(self, bucket: Bucket) -> None:
-        if bucket.booked:
-            self._post("expiry", bucket.key, self.state.at, bucket.left)
+    def _turn_over(self, line: Line, *, exhausted: bool) -> None:
+        """Have a budget be exhausted, or no more; it concerns all below."""
+        self._cut(line)
 
-    def _post_charge(self, claim: Claim) -> None:
-        start, at = max(claim.start, self.state.cut), self.state.at
-        if at > start:
-            kind: PostingKind = "over-budget" if self.state.exhausted else "charge"
-            self.postings.append(Posting(at, kind, claim.key, start, claim.gross(at) - claim.gross(start)))
+        def change() -> None:
+            line.state.exhausted = exhausted
 
-    def _post(self, kind: PostingKind, key: str, start: int, amount: int) -> None:
-        if amount:
-            self.postings.append(Posting(self.state.at, kind, key, start, amount))
+        self._change(line, change)
+
+    def _relink(self, link: Link) -> None:
+        """Have a budget stand under another one from now on; what was before stays where it was."""
+        line = self.lines[link.child]
+        self._cut(line)
+
+        def change() -> None:
+            for one in line.chain[1:]:
+                one.running -= line.running
+            line.parent = None if link.parent is None else self.lines[link.parent]
+            for one in line.chain[1:]:
+                one.running += line.running
+
+        self._change(line, change)
+        self._sort()
+
+    def _change(self, line: Line, change: Callable[[], None]) -> None:
+        """Change what decides where the pods' time counts, of a line and all under it, and count it there."""
+        below = self._below(line)
+        before = [one.state.over_budget for one in below]
+        for one in below:
+            one.close_window()
+        change()
+        for one, was in zip(below, before, strict=True):
+            state = one.state
+            above = next((up.key for up in one.chain[1:] if up.state.exhausted), None)
+            state.barred = None if state.exhausted else above
+            if state.over_budget != was:
+                state.since = self.at
+            counting = self._counting(one)
+            for old in one.counting:
+                if old not in counting:
+                    for claim in one.active.values():
+                        old.leave(claim)
+            for new in counting:
+                if new not in one.counting:
+                    for claim in one.active.values():
+                        new.enter(claim)
+            one.counting = counting
+
+    # Postings
+
+    def _cut(self, line: Line) -> None:
+        """Post what ran up to now, in a line and all under it."""
+        for one in self._below(line):
+            for claim in one.active.values():
+                self._post_charge(one, claim)
+            if one.active or one is line:
+                one.state.cut = self.at
+
+    def _post_charge(self, line: Line, claim: Claim) -> None:
+        start, at = max(claim.start, line.state.cut), self.at
+        if at <= start:
+            return
+        kind: PostingKind = "over-budget" if line.state.over_budget else "charge"
+        amount = claim.gross(at) - claim.gross(start)
+        line.postings.append(Posting(at, kind, claim.key, start, amount))
+        child = line
+        for one in line.chain[1:]:
+            if amount and one in line.counting:
+                place = (one.key, child.key, kind, at)
+                since, total = self._sums.get(place, (start, 0))
+                self._sums[place] = (min(since, start), total + amount)
+            child = one

@@ -12,6 +12,7 @@ from slicekeeper.settings import Settings
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Budget, Decision, State, Workload
 from timekeeper import counters, timeline
+from timekeeper.allowances import State as Standing
 from timekeeper.books import Books, Position, policy_rule
 from timekeeper.intake import holders_of
 from timekeeper.periods import bounds
@@ -23,14 +24,14 @@ STALE_MS = 60_000
 """How long a decision may be believed after `asOf`."""
 
 
-def standing(position: Position | None, policy: NamespacePolicy, now: int) -> timeline.State:
+def standing(position: Position | None, policy: NamespacePolicy, now: int) -> Standing:
     """Return a namespace's state; one without an account stands at the beginning of its policy's budget."""
     if position is not None:
         return position.at(now)
     return timeline.begin(Records([], [policy_rule(policy.budget, 0)]), now)
 
 
-def state_name(position: Position | None, state: timeline.State, policy: NamespacePolicy) -> State:
+def state_name(position: Position | None, state: Standing, policy: NamespacePolicy) -> State:
     """Return the state's name on the wire."""
     if position is not None and position.rule.status != "active":
         return "suspended"
@@ -67,7 +68,7 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
     )
 
 
-def _reason(name: State, position: Position, state: timeline.State, policy: NamespacePolicy) -> str:
+def _reason(name: State, position: Position, state: Standing, policy: NamespacePolicy) -> str:
     since = format_instant(state.since)
     if name == "suspended":
         return f"the budget is {position.rule.status} since {since}"

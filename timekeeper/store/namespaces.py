@@ -12,12 +12,12 @@ import msgspec
 from sqlalchemy import delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from timekeeper.allowances import State
 from timekeeper.ledger import ACCOUNTS
 from timekeeper.periods import PeriodName
 from timekeeper.records import Grant, PostingKind, Records, Rule, Withdrawal
 from timekeeper.store import prices
 from timekeeper.store.models import Account, Anchor, BudgetGrant, BudgetRule, Namespace, Workload
-from timekeeper.timeline import State
 
 Status = Literal["active", "suspended", "closed"]
 

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from timekeeper import timeline
 from timekeeper.ledger import difference
+from timekeeper.records import Forest
 from timekeeper.store import audit, bookings, namespaces, prices, seals, workloads
 from timekeeper.store.models import Account, Entry, Transaction
 from timekeeper.store.namespaces import Known
@@ -116,12 +117,13 @@ def _bookings(session: Session, place: Known, *, carry: bool) -> Iterator[str]:
     where = f"namespace {place.name} ({place.uid})"
     records = namespaces.records(session, place.id, None, carry=carry)
     start = timeline.begin(records, place.settled_at)
-    outcome = timeline.advance(start, records, max(place.settled_at, start.at))
-    wrong, missing = difference(bookings.standing(session, place.id, None), outcome.postings)
+    begun, forest = {place.id: start}, Forest({place.id: records})
+    outcome = timeline.advance(begun, forest, max(place.settled_at, start.at))
+    wrong, missing = difference(bookings.standing(session, place.id, None), outcome.postings[place.id])
     for booked in wrong:
         yield f"{where}: transaction {booked.transaction} does not follow from the records: {booked.posting}"
     for posting in missing:
         yield f"{where}: missing: {posting}"
     for anchor in namespaces.anchors(session, place.id):
-        if timeline.advance(start, records, anchor.at).state != anchor:
+        if timeline.advance(begun, forest, anchor.at).states[place.id] != anchor:
             yield f"{where}: the anchor at {anchor.at} is not what the records give"

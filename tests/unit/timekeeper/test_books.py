@@ -22,7 +22,7 @@ from timekeeper import books as books_module
 from timekeeper import movements, timeline
 from timekeeper.books import Books, Closing, Opening, version_of
 from timekeeper.movements import Order, Place
-from timekeeper.records import Claim, Posting, Records, Rule
+from timekeeper.records import Claim, Forest, Posting, Records, Rule
 from timekeeper.store import bookings, namespaces
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
@@ -105,7 +105,8 @@ def test_late_repeated_and_reordered_knowledge_ends_in_the_same_ledger(
     ]
     claims.append(Claim("last", T0 + 200_000, T0 + 200_001, 1, 2))
     records = Records(claims, [Rule(0, 20_000, "hour", "UTC")])
-    wanted = timeline.advance(timeline.begin(records, T0 + 900_000), records, T0 + 900_000).postings
+    forest = Forest({1: records})
+    wanted = timeline.advance(timeline.begin_all(forest, T0 + 900_000), forest, T0 + 900_000).postings[1]
     assert found == sorted(wanted)
     assert report.differences == []
 

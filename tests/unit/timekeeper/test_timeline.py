@@ -4,203 +4,45 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timeline_oracle import Oracle, histories, rounded, short_bounds
 
-from timekeeper import timeline
+from timekeeper import allowances, timeline
+from timekeeper.allowances import State
 from timekeeper.ledger import entries
-from timekeeper.records import Claim, Grant, Records, Rule, Withdrawal
-from timekeeper.timeline import advance, begin, run_out
-
-SHORT = {"hour": 40, "day": 100, "week": 150, "month": 230}
-
-
-def short_bounds(instant: int, period: str, zone: str) -> tuple[int, int] | None:
-    """Periods of some milliseconds, so that the oracle may walk through many; zones shift them."""
-    if period == "none":
-        return None
-    length, shift = SHORT[period], len(zone)
-    start = (instant - shift) // length * length + shift
-    return start, start + length
+from timekeeper.records import Claim, Forest, Grant, Posting, Records, Rule
+from timekeeper.timeline import begin
 
 
 @pytest.fixture(autouse=True)
 def _short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "bounds", short_bounds)
-
-
-def rounded(exact: Fraction) -> int:
-    return (exact + Fraction(1, 2)).__floor__()
+    monkeypatch.setattr(allowances, "bounds", short_bounds)
 
 
 @dataclass
-class Oracle:
-    """Walks the time line in steps of one millisecond, with none of the shortcuts."""
+class Outcome:
+    """What becomes of a budget that stands alone."""
 
-    records: Records
-    balance: int = 0
-    buckets: list[list[object]] = field(default_factory=list)
-    exhausted: bool = False
-    debt: int = 0
-    used: int = 0
-    over: int = 0
-    charged: Counter[str] = field(default_factory=Counter)
-    unpaid: Counter[str] = field(default_factory=Counter)
-    overdrawn: int = 0
-    credit: int = 0
-    open: bool = True
-    so_far: dict[str, tuple[int, Fraction]] = field(default_factory=dict)
-    looked: dict[str, tuple[int, Fraction]] = field(default_factory=dict)
-
-    def left(self) -> int:
-        return sum(bucket[1] for bucket in self.buckets)
-
-    def spendable(self) -> int:
-        return self.left() - self.overdrawn + self.credit if self.open else 0
-
-    def take(self, amount: int) -> None:
-        for bucket in sorted(self.buckets, key=lambda b: (b[3], b[2] is None, b[2] or 0, b[0] != "period")):
-            part = min(bucket[1], amount)
-            bucket[1] -= part
-            amount -= part
-        self.overdrawn += amount
-
-    def walk(self, begin_at: int, until: int) -> Oracle:
-        rules = {rule.since: rule for rule in self.records.rules[1:] if rule.since > begin_at}
-        rule = [r for r in self.records.rules if r.since <= begin_at or r is self.records.rules[0]][-1]
-        period = short_bounds(begin_at, rule.period, rule.zone)
-        mine = ["period", rule.amount, period and period[1], 0]
-        total = rule.amount
-        self.buckets = [mine]
-        self.credit, self.open = rule.credit, rule.open
-        self.exhausted = self.spendable() <= 0
-        for t in range(begin_at + 1, until + 1):
-            self.consume(t)
-            if self.spendable() <= 0:
-                self.exhausted = True
-            raised = False
-            self.buckets = [b for b in self.buckets if b is mine or b[2] != t]
-            over, new = mine[2] == t, rules.get(t)
-            if new and not over and (new.period, new.zone) == (rule.period, rule.zone):
-                spent, total = total - mine[1], total - rule.amount + new.amount
-                left = max(0, total - spent)
-                raised, mine[1], rule = left > mine[1], left, new
-            elif new or over:
-                kept = min(mine[1], rule.rollover) if over else 0
-                rule = new or rule
-                period = short_bounds(t, rule.period, rule.zone)
-                mine[1:3] = [rule.amount + kept, period and period[1]]
-                total, raised, self.used, self.over = rule.amount + kept, rule.amount + kept > 0, 0, 0
-            raised = raised or rule.credit > self.credit or (rule.open and not self.open)
-            self.credit, self.open = rule.credit, rule.open
-            for grant in self.records.grants:
-                if grant.since == t:
-                    self.buckets.append([grant.key, grant.amount, grant.until, grant.priority])
-                    raised = True
-            self.take(sum(w.amount for w in self.records.withdrawals if w.at == t))
-            if raised:
-                owed, self.overdrawn = self.overdrawn, 0
-                self.take(owed)
-                paid = min(self.debt, max(self.left() - self.overdrawn, 0))
-                self.debt -= paid
-                self.take(paid)
-            if raised and self.spendable() > 0:
-                self.exhausted = False
-            if self.spendable() <= 0:
-                self.exhausted = True
-        steps = self.steps(until + 1)
-        self.exhausted = self.exhausted or sum(steps.values()) > self.spendable()
-        return self
-
-    def steps(self, t: int) -> dict[str, int]:
-        """Return each claim's charge for the millisecond that ends at t."""
-        steps = {}
-        for claim in self.records.claims:
-            if claim.start < t and (claim.end is None or t <= claim.end):
-                _, before = self.so_far.get(claim.key, (0, Fraction(0)))
-                now = before + self.price(claim, t - 1)
-                self.looked[claim.key] = (t, now)
-                steps[claim.key] = rounded(now) - rounded(before)
-        return steps
-
-    def price(self, claim: Claim, t: int) -> Fraction:
-        """Return the claim's rate in the millisecond that begins at t."""
-        return [Fraction(n, d) for since, n, d in ((claim.start, claim.num, claim.den), *claim.turns) if since <= t][-1]
-
-    def consume(self, t: int) -> None:
-        """Charge the millisecond that ends at t."""
-        steps = self.steps(t)
-        total = sum(steps.values())
-        if not self.exhausted and total > self.spendable():
-            self.exhausted = True
-        if self.exhausted:
-            self.over += total
-            self.debt += total if self.records.carry else 0
-            self.unpaid.update(steps)
-        else:
-            self.used += total
-            self.take(total)
-            self.charged.update(steps)
-        self.so_far |= self.looked
+    state: State
+    postings: list[Posting]
+    anchors: list[State]
 
 
-rates = st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 3), (7, 10), (9, 4), (4, 1), (1, 100), (0, 1), (15 * 256, 40960)])
+def advance(state: State, records: Records, until: int, *, every: int = 0, settled: int = 0) -> Outcome:
+    found = timeline.advance({1: state}, Forest({1: records}), until, every=every, settled=settled)
+    return Outcome(found.states[1], found.postings[1], [anchor[1] for anchor in found.anchors])
 
 
-@st.composite
-def histories(draw: st.DrawFn) -> Records:
-    claims = []
-    for index in range(draw(st.integers(0, 5))):
-        start = draw(st.integers(1000, 1200))
-        end = draw(st.one_of(st.none(), st.integers(0, 200)))
-        num, den = draw(rates)
-        at = sorted(draw(st.lists(st.integers(start + 1, start + 150), max_size=2, unique=True)))
-        turns = tuple((turn, *draw(rates)) for turn in at)
-        claims.append(Claim(f"pod-{index}", start, None if end is None else start + end, num, den, turns))
-    amounts = st.integers(0, 200)
-    periods, zones = st.sampled_from(["none", *SHORT]), st.sampled_from(["UTC", "Asia/Kolkata"])
-    few = st.sampled_from([0, 0, 0, 7, 60])
-    shut = st.sampled_from([True, True, True, False])
-    rules = [Rule(0, draw(amounts), draw(periods), draw(zones), draw(few), draw(few), draw(shut))]
-    for since in sorted(draw(st.sets(st.integers(1000, 1300), max_size=3))):
-        same = draw(st.booleans())
-        last = rules[-1]
-        rules.append(
-            Rule(
-                since,
-                draw(amounts),
-                last.period if same else draw(periods),
-                last.zone if same else draw(zones),
-                draw(few),
-                draw(few),
-                draw(shut),
-            )
-        )
-    grants = []
-    for index, since in enumerate(draw(st.lists(st.integers(1000, 1300), max_size=3))):
-        until = draw(st.one_of(st.none(), st.integers(1, 150)))
-        grants.append(
-            Grant(
-                f"grant-{index}",
-                draw(st.integers(1, 120)),
-                since,
-                None if until is None else since + until,
-                priority=draw(st.integers(-1, 1)),
-            )
-        )
-    moves = st.tuples(st.integers(1000, 1300), st.integers(1, 80))
-    withdrawals = [
-        Withdrawal(f"w{i}", n, at, "withdrawal") for i, (at, n) in enumerate(draw(st.lists(moves, max_size=2)))
-    ]
-    grants.sort(key=lambda grant: (grant.since, grant.key))
-    return Records(claims, rules, grants, carry=draw(st.booleans()), withdrawals=withdrawals)
+def run_out(state: State, records: Records) -> int | None:
+    return timeline.run_outs({1: state}, Forest({1: records})).get(1)
 
 
-def totals(records: Records, outcome: timeline.Outcome) -> tuple[Counter[str], Counter[str]]:
+def totals(records: Records, outcome: Outcome) -> tuple[Counter[str], Counter[str]]:
     """Return each claim's charges by account: postings, and the stretch that is still open."""
     charged: Counter[str] = Counter()
     over: Counter[str] = Counter()

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets under each other: the joint time line against an oracle that walks it by milliseconds, and exact splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timeline_oracle import ForestOracle, forests, short_bounds
+
+from timekeeper import allowances
+from timekeeper.records import Forest, Posting, Records
+from timekeeper.timeline import Outcome, advance, begin_all, chain, run_outs
+
+
+@pytest.fixture(autouse=True)
+def _short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowances, "bounds", short_bounds)
+
+
+def whole(forest: Forest, until: int) -> Outcome:
+    return advance(begin_all(forest, until), forest, until)
+
+
+def charged(forest: Forest, outcome: Outcome, kind: str) -> Counter[str]:
+    """Return each pod's charges of a kind: posted, and of the stretch that is still open."""
+    found: Counter[str] = Counter()
+    for key, records in forest.records.items():
+        state = outcome.states[key]
+        for posting in outcome.postings[key]:
+            if posting.kind == kind and not posting.key.startswith("child:"):
+                found[posting.key] += posting.amount
+        for claim in records.claims:
+            open_now = claim.start < state.at and (claim.end is None or claim.end > state.at)
+            if open_now and state.over_budget == (kind == "over-budget"):
+                found[claim.key] += claim.gross(state.at) - claim.gross(max(claim.start, state.cut))
+    return +found
+
+
+@settings(max_examples=200, deadline=None)
+@given(forests(), st.integers(1000, 1450))
+def test_budgets_under_each_other_are_what_a_walk_by_milliseconds_gives(forest: Forest, until: int) -> None:
+    start = begin_all(forest, until)
+    outcome = advance(start, forest, until)
+    oracle = ForestOracle(forest).walk(start[1].at, until)
+    want = {
+        kind: +sum((getattr(b, name) for b in oracle.budgets.values()), Counter[str]())
+        for kind, name in (("charge", "charged"), ("over-budget", "unpaid"))
+    }
+    assert {kind: charged(forest, outcome, kind) for kind in want} == want
+    for key, budget in oracle.budgets.items():
+        state = outcome.states[key]
+        stop = oracle.stop(key)
+        assert (key, state.exhausted, state.barred) == (key, budget.exhausted, None if stop == key else stop)
+        assert (key, state.balance, state.debt) == (key, budget.left() - budget.overdrawn, budget.debt)
+        if any(claim.end is None for claim in forest.records[key].claims):
+            assert (key, state.used, state.over) == (key, budget.used, budget.over)
+
+
+@settings(max_examples=100, deadline=None)
+@given(forests(), st.integers(1000, 1400), st.lists(st.integers(1000, 1400), max_size=4))
+def test_it_does_not_matter_when_anybody_looked(forest: Forest, until: int, looks: list[int]) -> None:
+    at_once = whole(forest, until)
+    states, postings = begin_all(forest, until), {key: list[Posting]() for key in forest.records}
+    for look in sorted({*(look for look in looks if look <= until), until}):
+        if look < states[1].at:
+            continue
+        outcome = advance(states, forest, look)
+        states = outcome.states
+        for key, mine in outcome.postings.items():
+            postings[key] += mine
+    assert {k: sorted(p) for k, p in postings.items()} == {k: sorted(p) for k, p in at_once.postings.items()}
+    assert states == at_once.states
+
+
+@settings(max_examples=60, deadline=None)
+@given(forests(), st.integers(1000, 1400))
+def test_settling_goes_on_from_any_anchor(forest: Forest, until: int) -> None:
+    outcome = advance(begin_all(forest, until), forest, until, every=1, settled=until)
+    for anchor in outcome.anchors:
+        rest = advance(anchor, forest, until)
+        assert rest.states == outcome.states
+        for key, mine in rest.postings.items():
+            assert sorted(mine) == sorted(p for p in outcome.postings[key] if p.at > anchor[key].at)
+
+
+@settings(max_examples=60, deadline=None)
+@given(forests(), st.integers(1000, 1400))
+def test_a_budget_above_consumed_what_those_below_were_charged_meanwhile(forest: Forest, until: int) -> None:
+    outcome = whole(forest, until)
+    below: Counter[tuple[int, int]] = Counter()
+    for key in forest.records:
+        for posting in outcome.postings[key]:
+            # A posting belongs to whoever the budget stood under while it ran, not to whom it came under at its end.
+            if posting.kind in ("charge", "refund"):
+                sign, at = (1, posting.at - 1) if posting.kind == "charge" else (-1, posting.at)
+                for up in chain(forest.links, key, at)[1:2]:
+                    below[up, posting.at] += sign * posting.amount
+    mine: Counter[tuple[int, int]] = Counter()
+    for key in forest.records:
+        for posting in outcome.postings[key]:
+            if posting.kind == "charge" and posting.key.startswith("child:"):
+                mine[key, posting.at] += posting.amount
+            elif posting.kind == "refund" and any(
+                posting.key == g.key for k, r in forest.records.items() if k != key for g in r.grants
+            ):
+                mine[key, posting.at] -= posting.amount
+    assert {k: n for k, n in mine.items() if n} == {k: n for k, n in below.items() if n}
+
+
+@settings(max_examples=60, deadline=None)
+@given(forests(), st.integers(1000, 1300))
+def test_the_forecast_is_when_it_happens(forest: Forest, now: int) -> None:
+    states = whole(forest, now).states
+    for key, at in run_outs(states, forest).items():
+        going_on = Forest(
+            {k: Records([c for c in r.claims if c.end is None], r.rules, r.grants, withdrawals=r.withdrawals)
+             for k, r in forest.records.items()},
+            forest.links,
+        )  # fmt: skip
+        then = advance(states, going_on, at).states[key]
+        assert (states[key].over_budget, then.over_budget, then.since) == (False, True, at)
+        assert not advance(states, going_on, at - 1).states[key].over_budget
+
+
+@settings(max_examples=60, deadline=None)
+@given(forests(), st.integers(1000, 1400))
+def test_a_budget_that_stands_alone_is_settled_alike_with_others_or_without(forest: Forest, until: int) -> None:
+    alone = Forest(forest.records)
+    together = whole(alone, until)
+    for key, records in forest.records.items():
+        single = Forest({key: records})
+        found = whole(single, until)
+        assert (found.states[key], sorted(found.postings[key])) == (
+            together.states[key], sorted(together.postings[key])
+        )  # fmt: skip
