@@ -7,7 +7,6 @@ keep others off a GPU, or creep onto one, by guessing a word.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from slicekeeper.request import GpuRequest, PodRequest
@@ -103,15 +102,3 @@ def _words(request: GpuRequest) -> str:
     if request.is_fraction:
         return f"{request.core} percent of a GPU{memory}"
     return f"{request.gpus} whole GPU{'s' if request.gpus > 1 else ''}{memory}"
-
-
-_WORD = re.compile(r"[a-z0-9.]+")
-
-
-def model_matches(asked: str, model: str) -> bool:
-    """Whether a GPU of `model` is what was asked: `A100` and `a100-sxm4` are an `NVIDIA A100-SXM4-80GB`, `A10` is not.
-
-    The words asked for must stand in the model's name, one behind the other.
-    """
-    wanted, there = _WORD.findall(asked.lower()), _WORD.findall(model.lower())
-    return bool(wanted) and any(there[i : i + len(wanted)] == wanted for i in range(len(there)))

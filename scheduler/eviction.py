@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 from scheduler.pods import Pod, read_pod
 from slicekeeper import names
@@ -17,13 +17,12 @@ from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.events import tell
+from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
 from slicekeeper.settings import Resources
 
 log = logging.getLogger(__name__)
 
 Outcome = Literal["evicted", "gone", "spared", "protected", "failed"]
-
-TOO_MANY_REQUESTS: Final = 429
 
 
 class Evictor:
@@ -104,7 +103,7 @@ class Evictor:
                 return "gone"
             if now.budget_state != names.OVER_BUDGET and now.gpu_class != names.BACKGROUND:
                 return "spared"
-            self._client.create(PODS, _eviction(obj), victim.namespace, name=victim.name, subresource="eviction")
+            evict(self._client, obj)
         except NotFound:
             return "gone"
         except Conflict:
@@ -119,17 +118,6 @@ class Evictor:
             self._client, self._clock, pod,
             kind=kind, reason=reason, action="Reclaim", note=note, reporter=self._reporter,
         )  # fmt: skip
-
-
-def _eviction(obj: Object) -> Object:
-    metadata = obj["metadata"]
-    seen = {"uid": metadata["uid"], "resourceVersion": metadata.get("resourceVersion", "")}
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-        "deleteOptions": {"preconditions": {key: value for key, value in seen.items() if value}},
-    }
 
 
 def _reference(pod: Pod) -> Object:

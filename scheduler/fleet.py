@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.demand import Demand, model_matches
+from scheduler.demand import Demand
+from slicekeeper.inventory import model_matches
 from slicekeeper.units import CORES_PER_GPU
 
 Ints = NDArray[np.int64]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.cover import fewest
-from scheduler.demand import MIG, Demand, Slice, model_matches
+from scheduler.demand import MIG, Demand, Slice
 from scheduler.packing import Budget
 from scheduler.pods import Hold
-from slicekeeper.inventory import Gpu
+from slicekeeper.inventory import Gpu, model_matches
 from slicekeeper.units import CORES_PER_GPU
 
 SEARCH_STEPS: Final = 200_000

@@ -226,7 +226,10 @@ def _settings_tree(settings: Settings, paced: float) -> dict[str, Any]:
             "flipGraceSeconds": real(3.0, webhook.flip_grace_seconds),
             "reportSeconds": real(1.0, webhook.report_seconds),
         },
-        "timekeeper": {"controllerSeconds": real(0.1, timekeeper.controller_seconds)},
+        "timekeeper": {
+            "controllerSeconds": real(0.1, timekeeper.controller_seconds),
+            "reservationMarginSeconds": real(5.0, timekeeper.reservation_margin_seconds),
+        },
         "scheduler": {
             "assumeSeconds": real(5.0, scheduler.assume_seconds),
             "reclaimSeconds": real(0.2, scheduler.reclaim_seconds),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPUs of a node as its agent publishes them: the annotation `slicekeeper.io/gpus`, a JSON list."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -47,3 +48,15 @@ def of_node(node: Mapping[str, Any]) -> list[Gpu]:
     """
     value = (node.get("metadata", {}).get("annotations") or {}).get(names.NODE_GPUS)
     return decode(value) if value else []
+
+
+_WORD = re.compile(r"[a-z0-9.]+")
+
+
+def model_matches(asked: str, model: str) -> bool:
+    """Whether a GPU of `model` is what was asked: `A100` and `a100-sxm4` are an `NVIDIA A100-SXM4-80GB`, `A10` is not.
+
+    The words asked for must stand in the model's name, one behind the other.
+    """
+    wanted, there = _WORD.findall(asked.lower()), _WORD.findall(model.lower())
+    return bool(wanted) and any(there[i : i + len(wanted)] == wanted for i in range(len(there)))

@@ -29,6 +29,7 @@ Mode = Literal["enforce", "observe", "off"]
 StaleMode = Literal["allow-in-budget", "over-budget", "deny"]
 Sharing = Literal["adaptive", "exclusive", "shared", "mig"]
 Period = Literal["none", "hour", "day", "week", "month", "year"]
+Enforcement = Literal["soft", "hard", "safe"]
 
 
 class BudgetPolicy(Section, frozen=True):
@@ -41,11 +42,24 @@ class BudgetPolicy(Section, frozen=True):
         tuple[Annotated[int, Meta(ge=1, le=100)], ...],
         about("Percent of the budget used; the lowest warns."),
     ] = (80, 95)
+    enforcement: Annotated[
+        Enforcement,
+        about(
+            "What happens when it is spent. soft: pods give way; hard: new ones are refused, running ones evicted "
+            "after the grace; safe: a pod starts only when GPU time until its deadline is set aside."
+        ),
+    ] = "soft"
+    grace: Annotated[str, about("Under hard: time from the budget's end to the eviction, for example 5m.")] = "5m"
 
     @property
     def amount_ms(self) -> int:
         """The amount in GPU-milliseconds."""
         return parse_duration(self.amount)
+
+    @property
+    def grace_ms(self) -> int:
+        """The time that running pods have under `hard` once the budget is spent."""
+        return parse_duration(self.grace)
 
 
 class SidecarPolicy(Section, frozen=True):
@@ -77,6 +91,16 @@ class NamespacePolicy(Section, frozen=True):
     nvidia_gpu: Annotated[
         Literal["metered", "refused", "ignored"], about("Pods that ask NVIDIA's plugin for whole GPUs.")
     ] = "metered"
+
+    @property
+    def evicts(self) -> bool:
+        """Whether pods that run are evicted when the budget is spent."""
+        return self.mode == "enforce" and self.budget.enforcement == "hard"
+
+    @property
+    def reserves(self) -> bool:
+        """Whether a pod starts only when GPU time until its deadline is set aside."""
+        return self.mode == "enforce" and self.budget.enforcement == "safe"
 
     @property
     def background_fraction(self) -> Fraction:
@@ -176,6 +200,7 @@ def _policy(base: Mapping[str, Any], own: Any, where: str) -> NamespacePolicy:
     policy = convert(_merge(base, own), NamespacePolicy, where)
     checks: tuple[tuple[str, str, Callable[[], object]], ...] = (
         ("budget.amount", "for example 20h", lambda: policy.budget.amount_ms),
+        ("budget.grace", "for example 5m", lambda: policy.budget.grace_ms),
         ("backgroundRate", "for example 1/2", lambda: policy.background_fraction),
         ("sidecar.cpu", "for example 10m", lambda: _check_amount(policy.sidecar.cpu)),
         ("sidecar.memory", "for example 48Mi", lambda: _check_amount(policy.sidecar.memory)),

@@ -162,6 +162,10 @@ class TimekeeperSettings(Section, frozen=True):
     seal_after_hours: Annotated[
         Positive, about("How long after its end a period still takes what becomes known late; then it is sealed.")
     ] = 24.0
+    reservation_margin_seconds: Annotated[
+        Positive,
+        about("Set aside beyond a pod's deadline and grace: from its binding to kubelet's first look, and rounding."),
+    ] = 60.0
     rates: Annotated[dict[str, str], about("GPU-time rate by GPU model, as an integer or a ratio such as 3/2.")] = {}
 
 

@@ -26,6 +26,8 @@ from timekeeper import interval, marks, sealing
 from timekeeper.books import Books, Closing, Opening, Position
 from timekeeper.cluster import Namespaces, Nodes, Pods
 from timekeeper.counters import CLOCK_SKEW_MS
+from timekeeper.evictions import Evictions
+from timekeeper.gates import Gates
 from timekeeper.intake import Intake, charged_request, holders_of, namespace_of
 from timekeeper.store import workloads
 from timekeeper.store.leadership import Leadership
@@ -74,6 +76,11 @@ class Controller:
             Watch(client, PODS, self.pods, label_selector=selector),
         )
         self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
+        margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
+        self._gates = Gates(
+            client, clock, books, self._intake, self.pods, margin_ms=margin_ms, each=self._each
+        )  # fmt: skip
+        self._evictions = Evictions(client, clock, books)
         self._book: PolicyBook | None = None
         self._lists = 0
         self._later: dict[str, float] = {}
@@ -160,6 +167,7 @@ class Controller:
             self._lists = 0
             self._states.clear()
             self._written.clear()
+            self._gates.start_over()
         elif not leads:
             self.pods.take()  # the leader's business
         self._leads = leads
@@ -173,7 +181,7 @@ class Controller:
         self._visit_strays()
         there, gone = self._take()
         try:
-            released = self._account(there, gone, now)
+            released, done = self._account(there, gone, now)
         except Exception:
             self.pods.mark(there, gone.values())
             raise
@@ -181,10 +189,12 @@ class Controller:
             self._look_for_absent(now)
         self._release(released)
         self._settle_due(now)
+        self._gates.look(there, done, self._policy.of, now)
         self._flip(there, now)
+        eviction = self._evict()
         self._confirm(now)
         self._seal(now)
-        dues = [due for _, due in self._due.values() if due is not None]
+        dues = [due for due in (eviction, *(due for _, due in self._due.values())) if due is not None]
         return max(min(dues, default=now + 3_600_000) - self._clock.now_ms(), 0) / 1000
 
     # Pods' intervals
@@ -224,16 +234,20 @@ class Controller:
         if book is not self._book:
             known = [position.known.name for position in self._books.positions()]
             self._books.follow_policy({name: book.of(name) for name in known}, now)
+            self._evictions.follow_policy(known, book.of, now if self._book else 0)
             self._book = book
             self._states.clear()  # the mode may have changed, and with it whether states are written
 
-    def _account(self, there: dict[str, Object], gone: dict[str, Object], now: int) -> list[Object]:
-        """Book what pods' records say; return the pods of which our finalizer may go."""
+    def _account(
+        self, there: dict[str, Object], gone: dict[str, Object], now: int
+    ) -> tuple[list[Object], list[str]]:  # fmt: skip
+        """Book what pods' records say; return the pods of which our finalizer may go, and all that are settled."""
         with self._books.database.reading() as session:
             rows = workloads.by_uid(session, {*there, *gone})
         openings: list[Opening] = []
         closings: list[Closing] = []
         paid: list[Object] = []
+        settled: list[str] = []
         for uid, pod in (there | gone).items():
             try:
                 opening, closing, done = self._read(pod, rows.get(uid), now, gone=uid in gone)
@@ -246,6 +260,7 @@ class Controller:
             openings += [opening] if opening else []
             closings += [closing] if closing else []
             if done:
+                settled.append(uid)
                 self._ending.pop(uid, None)
                 self._written.pop(uid, None)
                 self._on_end(uid)
@@ -254,7 +269,7 @@ class Controller:
         if openings or closings:
             policies = {opening.namespace: self._policy.of(opening.namespace) for opening in openings}
             self._books.apply(openings, closings, policies, now)
-        return paid
+        return paid, settled
 
     def _read(
         self, pod: Object, row: Workload | None, now: int, *, gone: bool
@@ -352,6 +367,10 @@ class Controller:
             state = position.at(now)
             wanted = names.OVER_BUDGET if state.exhausted else names.IN_BUDGET
             self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
+            policy = self._policy.of(name)
+            if state.exhausted and policy.evicts:
+                due = format_instant(self._evictions.due(name, policy, state.since))
+                self._why[name] += f"; its pods are evicted from {due} on, unless a grant or a new period comes before"
             if self._states.get(name) != wanted:
                 self._states[name] = wanted
                 turned.add(name)
@@ -361,9 +380,14 @@ class Controller:
         wrong = [pod for pod in candidates.values() if self._wrong(pod)]
         self._each(wrong, lambda pod: self._write(pod, self._why[namespace_of(pod)]))
 
+    def _wanted(self, pod: Object) -> str | None:
+        """Return the state that a pod is to bear: one for which GPU time is, or will be, set aside stays in budget."""
+        wanted = self._states.get(namespace_of(pod))
+        return names.IN_BUDGET if wanted and self._gates.keeps_in_budget(pod) else wanted
+
     def _wrong(self, pod: Object) -> bool:
         namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
-        wanted = self._states.get(namespace)
+        wanted = self._wanted(pod)
         if wanted is None or interval.is_terminal(pod) or self._policy.of(namespace).mode != "enforce":
             return False
         if marks.state_of(pod) == wanted:
@@ -373,7 +397,7 @@ class Controller:
         return state != wanted or time.monotonic() - at > RETRY_SECONDS * 5
 
     def _write(self, pod: Object, why: str) -> None:
-        wanted = self._states[namespace_of(pod)]
+        wanted = self._wanted(pod) or names.IN_BUDGET
         marks.flip(self._client, self._clock, pod, wanted, why)
         self._written[pod["metadata"]["uid"]] = (wanted, time.monotonic())
 
@@ -382,6 +406,15 @@ class Controller:
         if now - self._sealed >= SEAL_MS:
             sealing.seal_due(self._books, int(self._settings.timekeeper.seal_after_hours * MS_PER_HOUR), now)
             self._sealed = now
+
+    def _evict(self) -> int | None:
+        """Evict who is to go; return when somebody is next."""
+        spent = {
+            name: policy
+            for name, state in self._states.items()
+            if state == names.OVER_BUDGET and (policy := self._policy.of(name)).evicts
+        }
+        return self._evictions.look(spent, self.pods.all, self._each)
 
     def _confirm(self, now: int) -> None:
         """Note from time to time that the watch is up, for pods that vanish unseen later."""

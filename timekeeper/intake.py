@@ -13,12 +13,13 @@ from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.request import PodRequest, parse_pod
 from slicekeeper.settings import Settings
-from timekeeper import interval, metering
+from timekeeper import holds, interval, metering
 from timekeeper.books import Opening
 from timekeeper.cluster import Namespaces, Nodes
 from timekeeper.counters import CLOCK_SKEW_MS
 from timekeeper.store import workloads
 from timekeeper.store.database import Database
+from timekeeper.store.prices import PriceBook
 
 
 def namespace_of(pod: Object) -> str:
@@ -91,6 +92,30 @@ class Intake:
             shares=found.shares,
             start=start.at,
             flags=tuple(sorted(flags)),
+        )
+
+    def is_charged(self, pod: Object, policy: NamespacePolicy) -> bool:
+        """Whether a pod will be charged once it is bound."""
+        request = charged_request(pod, policy, self._settings)
+        return bool(request.requests or request.whole_device_gpus)
+
+    def hold(
+        self, pod: Object, policy: NamespacePolicy, span: int, prices: PriceBook, now: int
+    ) -> holds.Hold | None:  # fmt: skip
+        """Return what must be set aside for a pod that holds its GPUs for `span` milliseconds at most.
+
+        None where no GPU is known that it could get. Raises Unavailable where the API server does not answer.
+        """
+        weight = self._settings.timekeeper.weight
+        return holds.hold_of(
+            charged_request(pod, policy, self._settings),
+            span,
+            gpus=self._inventory.values(),
+            prices=prices,
+            weight=weight,
+            background=policy.background_fraction,
+            quota=self._quota(namespace_of(pod)) if weight == "quota" else None,
+            now=now,
         )
 
     def namespace_uid(self, name: str) -> str:

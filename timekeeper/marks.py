@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two marks that the timekeeper writes on pods: our finalizer goes, the budget state flips.
+"""The marks that the timekeeper writes on pods: our finalizer goes, our gate goes, the budget state flips.
 
 JSON patches that first test the pod's UID and what they replace: a pod of the same name, or a list that somebody
 changed meanwhile, makes the API server refuse, and the controller looks again.
@@ -14,7 +14,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound
 from slicekeeper.kube import events
 from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
-from slicekeeper.request import annotations_of, as_list
+from slicekeeper.request import annotations_of, as_list, as_map
 
 REPORTER = "slicekeeper-timekeeper"
 
@@ -32,6 +32,27 @@ def release(client: KubeClient, pod: Object) -> None:
     index = as_list(pod["metadata"].get("finalizers")).index(names.FINALIZER)
     path = f"/metadata/finalizers/{index}"
     _patch(client, pod, [{"op": "test", "path": path, "value": names.FINALIZER}, {"op": "remove", "path": path}])
+
+
+def gate_index(pod: Object) -> int | None:
+    """Return where our scheduling gate stands in the pod's list; None where it bears none."""
+    gates = as_list(as_map(pod.get("spec")).get("schedulingGates"))
+    return next((index for index, gate in enumerate(gates) if as_map(gate).get("name") == names.GATE), None)
+
+
+def lift(client: KubeClient, clock: Clock, pod: Object, why: str) -> None:
+    """Remove our scheduling gate, with an event that says why.
+
+    Raises ServiceError where that did not happen.
+    """
+    path = f"/spec/schedulingGates/{gate_index(pod)}"
+    _patch(client, pod, [{"op": "test", "path": f"{path}/name", "value": names.GATE}, {"op": "remove", "path": path}])
+    say(client, clock, pod, kind="Normal", reason="GpuTimeReserved", action="LiftGate", note=why)
+
+
+def say(client: KubeClient, clock: Clock, pod: Object, *, kind: str, reason: str, action: str, note: str) -> None:
+    """Write an event in the timekeeper's name."""
+    events.tell(client, clock, pod, kind=kind, reason=reason, action=action, note=note, reporter=REPORTER)
 
 
 def state_of(pod: Object) -> str:
@@ -52,11 +73,11 @@ def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) ->
         change = {"op": "add", "path": "/metadata/annotations", "value": {names.BUDGET_STATE: state}}
     _patch(client, pod, [change])
     over = state == names.OVER_BUDGET
-    events.tell(
+    say(
         client, clock, pod,
         kind="Warning" if over else "Normal",
         reason="BudgetExhausted" if over else "BudgetAvailable",
-        action="SetBudgetState", note=why, reporter=REPORTER,
+        action="SetBudgetState", note=why,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import NamespacePolicy
 from timekeeper.books import MAX_AMOUNT_MS, Books
 from timekeeper.periods import bounds
-from timekeeper.store import bookings, namespaces, prices, workloads
+from timekeeper.store import bookings, namespaces, prices, reservations, workloads
 from timekeeper.store.namespaces import Known
 
 Kind = Literal["grant", "refund", "adjustment", "transfer"]
@@ -186,10 +186,11 @@ def _repeated(session: Session, known: Known, order: Order, kind: Kind) -> bool:
 
 
 def _need(books: Books, session: Session, known: Known, amount: int, now: int) -> None:
-    left = books.settle_in(session, known.id, None, now).balance
+    state = books.settle_in(session, known.id, None, now)
+    left = state.balance - reservations.held(session, known.id, state.at)
     if amount > left:
         raise Conflict(
-            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.name} has left",
+            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.name} has left and not set aside",
             409, BALANCE_INSUFFICIENT,
         )  # fmt: skip
 

@@ -44,12 +44,12 @@ def state_name(position: Position | None, state: Standing, policy: NamespacePoli
     return "warning" if percent and state.used * 100 >= limit * percent else "ok"
 
 
-def decision(position: Position, policy: NamespacePolicy, settings: Settings, now: int) -> Decision:
-    """Return what a namespace may do now."""
+def decision(position: Position, policy: NamespacePolicy, settings: Settings, now: int, reserved: int) -> Decision:
+    """Return what a namespace may do now; `reserved` is what it has set aside."""
     state = position.at(now)
     run_out = position.run_out(now)
     name = state_name(position, state, policy)
-    if state.exhausted:
+    if state.exhausted and not policy.reserves:
         chosen = policy.over_budget_class or settings.classes.over_budget.name
     else:
         chosen = policy.in_budget_class or settings.classes.in_budget.name
@@ -59,6 +59,8 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
         balance_ms=state.balance,
         used_ms=state.used,
         over_budget_ms=state.over,
+        reserved_ms=reserved,
+        enforcement=policy.budget.enforcement,
         priority_class_name=chosen,
         as_of=format_instant(now),
         since=format_instant(state.since),
@@ -90,8 +92,8 @@ def decisions_tag(decisions: Sequence[Decision]) -> str:
     return f'W/"{digest.hexdigest()[:32]}"'
 
 
-def budget(name: str, position: Position | None, policy: NamespacePolicy, now: int) -> Budget:
-    """Return a namespace's budget as it stands."""
+def budget(name: str, position: Position | None, policy: NamespacePolicy, now: int, reserved: int) -> Budget:
+    """Return a namespace's budget as it stands; `reserved` is what it has set aside."""
     state = standing(position, policy, now)
     rule = position.rule.rule if position else policy_rule(policy.budget, 0)
     around = bounds(now, rule.period, rule.zone)
@@ -113,6 +115,8 @@ def budget(name: str, position: Position | None, policy: NamespacePolicy, now: i
         credit_ms=rule.credit,
         rollover_ms=rule.rollover,
         status=position.rule.status if position else "active",
+        reserved_ms=reserved,
+        enforcement=policy.budget.enforcement,
     )
 
 

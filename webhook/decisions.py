@@ -114,7 +114,10 @@ class Decisions:
         )
         if decision is None:
             return Standing(settled=settled)
-        return Standing(over_budget=decision.over_budget, hard=decision.enforcement == "hard", settled=settled)
+        return Standing(
+            over_budget=decision.over_budget, hard=decision.enforcement == "hard", settled=settled,
+            reason=decision.reason,
+        )  # fmt: skip
 
     def refresh(self) -> None:
         """Fetch the decisions once.

@@ -39,6 +39,8 @@ class Standing:
     """The budget is enforced hard: over it, no new pod is admitted."""
     settled: bool = True
     """No flip in the grace period: one state alone is right."""
+    reason: str = ""
+    """Why the budget stands as it does, in the timekeeper's words."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Case:
     namespace: str
     policy: NamespacePolicy
     standing: Standing = Standing()
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether new pods get the lower class; one that waits for its reservation starts in budget or not at all."""
+        return self.standing.over_budget and not self.policy.reserves
 
 
 class Cluster:

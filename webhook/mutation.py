@@ -30,6 +30,10 @@ def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: 
     spec = as_map(pod.get("spec"))
     if enforced:
         _priority(patch, spec, request, case, cluster)
+    if case.policy.reserves:
+        gates = spec.get("schedulingGates")
+        if not any(as_map(gate).get("name") == names.GATE for gate in as_list(gates)):
+            patch.append(gates, "/spec/schedulingGates", [{"name": names.GATE}])
     if request.requests:
         if not spec.get("nodeName") and spec.get("schedulerName") in (None, "", DEFAULT_SCHEDULER):
             patch.member(spec, "/spec", "schedulerName", cluster.webhook.scheduler_name)
@@ -45,7 +49,7 @@ def _metadata(patch: PatchBuilder, pod: Mapping[str, Any], request: PodRequest, 
         metadata = {}
     annotations = {}
     if case.policy.mode == "enforce":
-        annotations[names.BUDGET_STATE] = names.OVER_BUDGET if case.standing.over_budget else names.IN_BUDGET
+        annotations[names.BUDGET_STATE] = names.OVER_BUDGET if case.over_budget else names.IN_BUDGET
         if any(r.is_fraction and r.limit is None for r in request.requests):
             annotations[names.CORE_LIMIT] = str(case.policy.ceiling)
     patch.members(metadata.get("labels"), "/metadata/labels", {names.MANAGED_LABEL: names.MANAGED_VALUE})
@@ -57,7 +61,7 @@ def _metadata(patch: PatchBuilder, pod: Mapping[str, Any], request: PodRequest, 
 
 def _priority(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> None:
     """Set the class with its exact numbers: the API server refuses a name whose numbers it did not write itself."""
-    over = case.standing.over_budget or request.gpu_class == names.BACKGROUND
+    over = case.over_budget or request.gpu_class == names.BACKGROUND
     named = spec.get("priorityClassName")
     kept = not over and named in case.policy.allowed_priority_classes
     name = named if kept else cluster.class_name(case, over=over)

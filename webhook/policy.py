@@ -32,7 +32,8 @@ _STATUS: Final = {
     **dict.fromkeys(
         (
             "budget-exhausted", "device-refused", "host-pid", "node-name", "priority-class-not-allowed", "privileged",
-            "reserved-annotation", "reserved-container", "reserved-env", "reserved-finalizer", "reserved-label",
+            "reserved-annotation", "reserved-container", "reserved-env", "reserved-finalizer", "reserved-gate",
+            "reserved-label",
             "reserved-resource", "reserved-volume", "scheduler-name", "sharing-not-allowed", "not-as-admitted",
         ),
         403,
@@ -152,7 +153,8 @@ def _refused_by_budget(case: Case) -> list[Violation]:
         return [
             Violation(
                 "budget-exhausted", "", "metadata.namespace", show(case.namespace),
-                "the namespace has no GPU budget left, and its budget is enforced hard",
+                "the namespace has no GPU budget left, and its budget is enforced hard"
+                + (f" ({standing.reason})" if standing.reason else ""),
                 "the same manifest, after a grant or in the next period",
             )
         ]  # fmt: skip
@@ -171,7 +173,7 @@ def _not_as_admitted(pod: Mapping[str, Any], operation: dict[str, Any]) -> Viola
 def _warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> tuple[str, ...]:
     found = []
     namespace, standing = case.namespace, case.standing
-    over = standing.over_budget
+    over = case.over_budget
     if standing.unknown:
         taken = "over budget" if over else "in budget"
         found.append(f"the GPU budget of namespace {namespace} is not known at present; the pod is taken as {taken}")

@@ -49,6 +49,7 @@ def concerns(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
     return (
         names.MANAGED_LABEL in as_map(metadata.get("labels"))
         or names.FINALIZER in as_list(metadata.get("finalizers"))
+        or _bears_gate(pod)
         or any(_is_written_by_us(key) for key in as_map(metadata.get("annotations")))
     )
 
@@ -65,6 +66,7 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[Pod
     except RequestRefused as error:
         return None, list(error.violations)
     violations += _reserved_metadata(pod, request)
+    violations += _reserved_gate(pod, request, case)
     violations += _containers(pod, request, case, cluster)
     if request.requests or request.whole_device_gpus:
         violations += _pod_fields(as_map(pod.get("spec")), request, case, cluster)
@@ -102,6 +104,11 @@ def named_class(pod: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
+def _bears_gate(pod: Mapping[str, Any]) -> bool:
+    gates = as_list(as_map(pod.get("spec")).get("schedulingGates"))
+    return any(as_map(gate).get("name") == names.GATE for gate in gates)
+
+
 def _is_written_by_us(annotation: str) -> bool:
     return (
         annotation == names.BUDGET_STATE
@@ -135,6 +142,17 @@ def _reserved_metadata(pod: Mapping[str, Any], request: PodRequest) -> Iterator[
             "reserved-annotation", "", f"metadata.annotations[{key}]", show(value),
             "the annotation is reserved; Slicekeeper writes it when the pod is admitted or bound",
             "no such annotation",
+        )  # fmt: skip
+
+
+def _reserved_gate(pod: Mapping[str, Any], request: PodRequest, case: Case) -> Iterator[Violation]:
+    """Check our gate: nobody would ever lift it from a pod that has nothing to wait for."""
+    waits = case.policy.reserves and bool(request.requests or request.whole_device_gpus)
+    if _bears_gate(pod) and not waits:
+        yield Violation(
+            "reserved-gate", "", "spec.schedulingGates", show(names.GATE),
+            "the gate is reserved; the webhook writes it on GPU pods of namespaces whose budget is enforced safe",
+            "no such gate",
         )  # fmt: skip
 
 
@@ -280,7 +298,9 @@ def _pod_fields(spec: Mapping[str, Any], request: PodRequest, case: Case, cluste
             "host-pid", "", "spec.hostPID", show(spec["hostPID"]),
             "a GPU pod in the node's process namespace could reach other pods' GPU processes", "hostPID: false",
         )  # fmt: skip
-    if spec.get("nodeName") and not webhook.allow_node_name:
+    if policy.reserves:
+        yield from _deadline(spec)
+    if spec.get("nodeName") and (policy.reserves or not webhook.allow_node_name):
         yield Violation(
             "node-name", "", "spec.nodeName", show(spec["nodeName"]),
             "a GPU pod is placed by the scheduler, which keeps GPUs from being given away twice",
@@ -301,6 +321,24 @@ def _pod_fields(spec: Mapping[str, Any], request: PodRequest, case: Case, cluste
         )  # fmt: skip
     if policy.mode == "enforce":
         yield from _priority_class(spec, case, cluster)
+
+
+def _deadline(spec: Mapping[str, Any]) -> Iterator[Violation]:
+    """Check the field that bounds how long a pod holds its GPUs.
+
+    A Job's own `activeDeadlineSeconds` is another thing: it ends the Job with all its pods, counts from the Job's
+    start, begins anew when a suspended Job is resumed, may be raised at any time, and is not copied to the pods. A
+    pod's can only ever be lowered, so what is set aside for it is enough.
+    """
+    deadline = spec.get("activeDeadlineSeconds")
+    if deadline is None or deadline < 1:
+        yield Violation(
+            "deadline-missing", "", "spec.activeDeadlineSeconds", show(deadline),
+            "this namespace's budget is enforced safe: a GPU pod starts when GPU time until its deadline is set aside, "
+            "so the pod itself must have one (the same field of a Job's own spec bounds the Job and not its pods; pods "
+            "of Deployments, StatefulSets and DaemonSets cannot have one)",
+            "activeDeadlineSeconds: 3600",
+        )  # fmt: skip
 
 
 def _priority_class(spec: Mapping[str, Any], case: Case, cluster: Cluster) -> Iterator[Violation]:

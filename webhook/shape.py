@@ -13,12 +13,13 @@ from typing import Any, Final
 from slicekeeper.errors import Violation
 from slicekeeper.request import as_list, as_map, show
 
-_KIND: Final = {dict: "a mapping", list: "a list", str: "a string", bool: "true or false"}
-_EXAMPLE: Final = {dict: "{}", list: "[]", str: "text", bool: "false"}
+_KIND: Final = {dict: "a mapping", list: "a list", str: "a string", bool: "true or false", int: "a whole number"}
+_EXAMPLE: Final = {dict: "{}", list: "[]", str: "text", bool: "false", int: "3600"}
 
 _METADATA: Final = (("labels", dict), ("annotations", dict), ("finalizers", list))
 _SPEC: Final = (
     ("volumes", list), ("priorityClassName", str), ("schedulerName", str), ("nodeName", str), ("hostPID", bool),
+    ("schedulingGates", list), ("activeDeadlineSeconds", int),
 )  # fmt: skip
 _CONTAINER: Final = (("name", str), ("env", list), ("resources", dict), ("securityContext", dict), ("command", list))
 _CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
@@ -30,7 +31,8 @@ def malformed(pod: Mapping[str, Any]) -> Iterator[Violation]:
     yield from _fields(as_map(pod.get("metadata")), "metadata.", _METADATA)
     spec = as_map(pod.get("spec"))
     yield from _fields(spec, "spec.", _SPEC)
-    yield from _entries(as_list(spec.get("volumes")), "spec.volumes")
+    for key in ("volumes", "schedulingGates"):
+        yield from _entries(as_list(spec.get(key)), f"spec.{key}")
     for key in _CONTAINER_LISTS:
         if key not in spec:
             continue

@@ -29,7 +29,8 @@ class Decision(Wire, frozen=True, kw_only=True):
     over_budget_ms: int = 0
     """Metered over budget in this period."""
     reserved_ms: int = 0
-    enforcement: str = "soft"
+    """Set aside of the balance for pods that are to finish, and by hand."""
+    enforcement: Literal["soft", "hard", "safe"] = "soft"
     priority_class_name: str
     as_of: str
     since: str
@@ -116,6 +117,9 @@ class Budget(Wire, frozen=True, kw_only=True):
     """How far the balance may go below zero."""
     rollover_ms: int = 0
     status: Literal["active", "suspended", "closed"] = "active"
+    reserved_ms: int = 0
+    """Set aside of the balance for pods that are to finish, and by hand."""
+    enforcement: Literal["soft", "hard", "safe"] = "soft"
 
 
 class BudgetList(Wire, frozen=True, kw_only=True):

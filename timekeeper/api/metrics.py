@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from timekeeper import reservations
 from timekeeper.api.service import Service
 from timekeeper.store import bookings, workloads
 
@@ -34,18 +35,18 @@ class _Books(Collector):
         it, now = self._it, self._it.clock.now_ms()
         limit = GaugeMetricFamily("gpu_budget_limit_seconds", "GPU time per period and grants.", labels=["namespace"])
         left = GaugeMetricFamily("gpu_budget_remaining_seconds", "GPU time left.", labels=["namespace"])
-        reserved = GaugeMetricFamily("gpu_budget_reserved_seconds", "GPU time reserved.", labels=["namespace"])
+        reserved = GaugeMetricFamily("gpu_budget_reserved_seconds", "GPU time set aside.", labels=["namespace"])
         exhausted = GaugeMetricFamily("gpu_budget_exhausted", "1 where nothing is left.", labels=["namespace"])
         charged = CounterMetricFamily(
             "gpu_budget_charged_seconds", "GPU time of ended stretches, by account.", labels=["namespace", "account"]
         )
-        positions = it.books.positions()
+        positions, held = it.books.positions(), reservations.held(it.books, now)
         with it.books.database.reading() as session:
             for position in positions:
                 name, state = position.known.name, position.at(now)
                 limit.add_metric([name], (state.period.amount + state.granted) / 1000)
                 left.add_metric([name], state.balance / 1000)
-                reserved.add_metric([name], 0)
+                reserved.add_metric([name], held[position.known.id] / 1000)
                 exhausted.add_metric([name], int(state.exhausted))
                 balances = bookings.balances(session, position.known.id)
                 for account in ("charged", "over-budget"):

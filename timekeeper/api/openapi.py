@@ -14,6 +14,10 @@ from timekeeper.api.requests import MOST_PER_PAGE
 from timekeeper.api.routes import ROUTES, Route
 
 _NAMESPACE = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
+_PATH: dict[str, dict[str, Any]] = {
+    "namespace": _NAMESPACE,
+    "reservation": {"type": "integer", "minimum": 1, "maximum": 2**53},
+}
 _QUERY: dict[str, dict[str, Any]] = {
     "cursor": {"type": "string"},
     "limit": {"type": "integer", "minimum": 1, "maximum": MOST_PER_PAGE, "default": 100},
@@ -68,7 +72,7 @@ def _operation(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
         "responses": _responses(route, schemas),
     }
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": _NAMESPACE}
+        {"name": name, "in": "path", "required": True, "schema": _PATH[name]}
         for name in re.findall(r"{(\w+)}", route.path)
     ]
     parameters += [{"name": name, "in": "query", "schema": _QUERY[name]} for name in route.query]

@@ -96,6 +96,8 @@ _OWN: Final = frozenset(
         "pod-unknown",
         "rate-exists",
         "refund-above-charge",
+        "reservation-of-pod",
+        "reservation-unknown",
     }
 )
 

@@ -11,7 +11,17 @@ from flask import Response
 
 from slicekeeper.wire import timekeeper as wire
 from timekeeper.api import openapi_answer, schemas
-from timekeeper.api.handlers import budgets, decisions, health, movements, original, rates, reports, workloads
+from timekeeper.api.handlers import (
+    budgets,
+    decisions,
+    health,
+    movements,
+    original,
+    rates,
+    reports,
+    reservations,
+    workloads,
+)
 
 Kind = type[msgspec.Struct]
 
@@ -61,6 +71,12 @@ ROUTES: tuple[Route, ...] = (
           query=_PAGE),
     Route("POST", f"{_NS}/transfers", movements.transfer, "Move GPU time into another namespace's budget", wire.Budget,
           schemas.TransferBody, status=(200, 201), headers=_ONCE, problems=(404, 409)),
+    Route("GET", f"{_NS}/reservations", reservations.listed, "GPU time set aside, newest first",
+          schemas.ReservationList, query=_PAGE),
+    Route("POST", f"{_NS}/reservations", reservations.opened, "Set GPU time aside", schemas.Reservation,
+          schemas.ReservationBody, status=(200, 201), headers=_ONCE, problems=(404, 409)),
+    Route("DELETE", f"{_NS}/reservations/{{reservation}}", reservations.released, "Give it back", schemas.Reservation,
+          problems=(404, 409)),
     Route("PUT", f"{_NS}/status", budgets.status, "Suspend a budget, close it, or have it go on", wire.Budget,
           schemas.StatusBody, problems=(404, 409)),
     Route("GET", "/api/v1/rates", rates.listed, "Prices of GPU models, in the order of setting", schemas.GpuRateList,

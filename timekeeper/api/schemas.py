@@ -76,6 +76,14 @@ class StatusBody(Body, frozen=True, kw_only=True):
     reason: Reason
 
 
+class ReservationBody(Body, frozen=True, kw_only=True):
+    """GPU time to be set aside until an instant."""
+
+    amount_ms: Amount
+    reason: Reason
+    expires_at: Instant
+
+
 class RateBody(Body, frozen=True, kw_only=True):
     """A GPU model's price; without `effectiveAt` from now on."""
 
@@ -150,6 +158,31 @@ class MovementList(Wire, frozen=True, kw_only=True):
     """A page of movements, newest first."""
 
     items: list[Movement]
+    next_cursor: str | None = None
+
+
+class Reservation(Wire, frozen=True, kw_only=True):
+    """GPU time that is set aside, for a pod until it ends or by hand until `expiresAt`."""
+
+    id: int
+    state: Literal["open", "settled", "released", "expired"]
+    """Settled: the pod has ended; released: by hand; expired: its time is over, or the pod never ran."""
+    amount_ms: int
+    held_ms: int
+    """What is left of it now: less what the pod has been charged."""
+    pod_uid: str | None
+    pod_name: str
+    reason: str
+    actor: str
+    opened_at: str
+    expires_at: str | None
+    ended_at: str | None
+
+
+class ReservationList(Wire, frozen=True, kw_only=True):
+    """A page of reservations, newest first."""
+
+    items: list[Reservation]
     next_cursor: str | None = None
 
 

@@ -120,6 +120,38 @@ class BudgetGrant(Base):
     counterpart: Mapped[str] = mapped_column(String(253), server_default="")
 
 
+class Reservation(Base):
+    """GPU time set aside: for a pod until it ends, or by hand until `expires_at`. What is left of it is computed.
+
+    `span_ms` is for how long at most the pod holds its GPUs. A row is ended once and kept.
+    """
+
+    __tablename__ = "reservation"
+    __table_args__ = (
+        UniqueConstraint("pod_uid"),
+        UniqueConstraint("namespace_id", "idempotency_key"),
+        Index(None, "namespace_id", "ended_at"),
+        CheckConstraint("amount_ms >= 0", "amount"),
+        CheckConstraint("(pod_uid IS NULL) <> (expires_at IS NULL)", "holder"),
+        CheckConstraint("outcome IN ('', 'settled', 'released', 'expired')", "outcome"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    pod_uid: Mapped[str | None] = mapped_column(String(64))
+    pod_name: Mapped[str] = mapped_column(String(253))
+    amount_ms: Mapped[int]
+    span_ms: Mapped[int]
+    reason: Mapped[str] = mapped_column(String(1024))
+    idempotency_key: Mapped[str] = mapped_column(String(255))
+    request_hash: Mapped[str] = mapped_column(String(64))
+    actor: Mapped[str] = mapped_column(String(253))
+    opened_at: Mapped[int]
+    expires_at: Mapped[int | None]
+    ended_at: Mapped[int | None]
+    outcome: Mapped[str] = mapped_column(String(16))
+
+
 class Rate(Base):
     """The rate of a GPU model from an instant on; the empty model is never rated. Rows never change.
 

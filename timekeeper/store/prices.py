@@ -38,6 +38,14 @@ class PriceBook:
         """Return a model's rate at an instant; 1 where nobody has set one."""
         return next((rate for since, rate in reversed(self._by_model.get(model, [])) if since <= at), _ONE)
 
+    def highest(self, model: str, since: int) -> Fraction:
+        """Return the highest rate that a model has at an instant or later, as far as it is set today."""
+        return max([self.rate(model, since), *(rate for at, rate in self._by_model.get(model, ()) if at > since)])
+
+    def highest_of_all(self, since: int) -> Fraction:
+        """Return the highest rate of any model at an instant or later; at least that of a model without one."""
+        return max((self.highest(model, since) for model in self._by_model), default=_ONE)
+
     def claim(self, key: str, start: int, end: int | None, shares: str) -> Claim:
         """Return a pod's claim, with the prices of its models from its start on."""
         mine = self._shares.get(shares)

@@ -8,11 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.demand import demand_of, model_matches
+from scheduler.demand import demand_of
 from scheduler.fleet import Fleet, GpuRow
 from scheduler.placement import Why, explain, survey
 from scheduler.policy import BestFit
 from scheduler.state import best_of
+from slicekeeper.inventory import model_matches
 from slicekeeper.request import GpuRequest, PodRequest
 
 CORES = st.sampled_from([10, 30, 50, 60, 90, 100, 200])

@@ -8,7 +8,7 @@ from flask import Response, request
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Budget, BudgetList
-from timekeeper import views
+from timekeeper import reservations, views
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import BudgetBody, EntryList, LedgerEntry, StatusBody
@@ -25,7 +25,10 @@ def listed() -> Response:
     limit, after = requests.limit(), requests.cursor(str)
     positions = it.books.positions(after or "", limit + 1)
     now = it.clock.now_ms()
-    items = [views.budget(p.known.name, p, it.policy.of(p.known.name), now) for p in positions[:limit]]
+    held = reservations.held(it.books, now)
+    items = [
+        views.budget(p.known.name, p, it.policy.of(p.known.name), now, held[p.known.id]) for p in positions[:limit]
+    ]
     more = requests.next_cursor(items[-1].namespace) if len(positions) > limit else None
     return requests.answer(BudgetList(items=items, next_cursor=more))
 
@@ -47,8 +50,9 @@ def answer(it: Service, name: str, status: int = 200) -> Response:
 
 def current(it: Service, name: str) -> tuple[Budget, Position | None]:
     """Return a budget as it stands, and its namespace's position where it has an account."""
-    position = it.books.position(name)
-    return views.budget(name, position, it.policy.of(name), it.clock.now_ms()), position
+    position, now = it.books.position(name), it.clock.now_ms()
+    held = reservations.held(it.books, now, position.known.id)[position.known.id] if position else 0
+    return views.budget(name, position, it.policy.of(name), now, held), position
 
 
 def _unseen(budget: Budget) -> str:

@@ -11,7 +11,7 @@ from flask import Response
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
-from timekeeper import views
+from timekeeper import reservations, views
 from timekeeper.api import requests
 from timekeeper.api.service import Service, service
 from timekeeper.books import Position
@@ -22,8 +22,9 @@ def listed() -> Response:
     it = service()
     it.allow("list")
     now = it.clock.now_ms()
+    held = reservations.held(it.books, now)
     items = [
-        views.decision(p, it.policy.of(p.known.name), it.settings, now)
+        views.decision(p, it.policy.of(p.known.name), it.settings, now, held[p.known.id])
         for p in it.books.positions()
         if _is_there(it, p)
     ]
@@ -40,7 +41,9 @@ def shown(namespace: str) -> Response:
     position = it.books.position(name)
     if position is None or not _is_there(it, position):
         raise NotFound(f"namespace {name} has no account yet: it is in budget", 404, "namespace-unknown")
-    decision = views.decision(position, it.policy.of(name), it.settings, it.clock.now_ms())
+    now = it.clock.now_ms()
+    held = reservations.held(it.books, now, position.known.id)[position.known.id]
+    decision = views.decision(position, it.policy.of(name), it.settings, now, held)
     etag = views.decisions_tag([decision])
     return requests.not_modified(etag) or requests.answer(decision, etag=etag)
 

@@ -99,7 +99,7 @@ def grant(namespace: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     caller = it.allow("create", name, "grants")
     given = requests.body(GrantBody)
-    order = _order(it, caller, given.amount_ms, given.reason)
+    order = order_of(it, caller, given.amount_ms, given.reason)
     start = order.now if given.valid_from is None else requests.instant(given.valid_from, "validFrom")
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
     if start < order.now - _CLOCKS_MS and not _booked(it, name, order.key):
@@ -119,7 +119,7 @@ def refund(namespace: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     caller = it.allow("create", name, "refunds")
     given = requests.body(RefundBody)
-    order = _order(it, caller, given.amount_ms, given.reason)
+    order = order_of(it, caller, given.amount_ms, given.reason)
     return _done(it, name, made=movements.refund(it.books, place(it, name), order, pod_uid=given.pod_uid))
 
 
@@ -130,7 +130,7 @@ def adjust(namespace: str) -> Response:
     given = requests.body(AdjustmentBody)
     if given.amount_ms == 0:
         raise Problem(422, "body-invalid", "amountMs: 0 changes nothing; name what is to come or to go", "amountMs")
-    order = _order(it, caller, given.amount_ms, given.reason)
+    order = order_of(it, caller, given.amount_ms, given.reason)
     return _done(it, name, made=movements.adjust(it.books, place(it, name), order))
 
 
@@ -143,7 +143,7 @@ def transfer(namespace: str) -> Response:
     it.allow("create", target, "transfers")
     if target == name:
         raise Problem(422, "body-invalid", "to: name another namespace", "to")
-    order = _order(it, caller, given.amount_ms, given.reason)
+    order = order_of(it, caller, given.amount_ms, given.reason)
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
     if end is not None and end <= order.now and not _booked(it, name, order.key):
         raise Problem(422, "instant-past", "validTo lies in the past", "validTo")
@@ -156,7 +156,11 @@ def place(it: Service, name: str) -> Place:
     return Place(it.controller.namespace_uid(name), name, it.policy.of(name))
 
 
-def _order(it: Service, caller: Caller, amount: int, reason: str) -> Order:
+def order_of(it: Service, caller: Caller, amount: int, reason: str) -> Order:
+    """Return what the request orders, under its Idempotency-Key.
+
+    Raises Problem where it has none.
+    """
     key = request.headers.get("Idempotency-Key", "").strip()
     if not 1 <= len(key) <= 255 or not key.isprintable():
         raise Problem(

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reservations: GPU time that is set aside. The controller makes those of pods; here they are seen, and made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from flask import Response
+
+from slicekeeper.units import format_instant
+from timekeeper import reservations
+from timekeeper.api import requests
+from timekeeper.api.handlers import movements
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas import Reservation, ReservationBody, ReservationList
+from timekeeper.api.service import Service, service
+from timekeeper.store import namespaces
+from timekeeper.store import reservations as store
+from timekeeper.store.models import Reservation as Row
+
+_LARGEST = 2**62
+
+
+def listed(namespace: str) -> Response:
+    """Return a page of reservations."""
+    it, name = service(), requests.namespace(namespace)
+    it.allow("get", name, "reservations")
+    limit, before = requests.limit(), requests.cursor(int)
+    with it.books.database.reading() as session:
+        known = namespaces.find_name(session, it.books.cluster, name)
+        rows = store.page(session, known.id, before, limit + 1) if known else []
+    more = requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
+    return requests.answer(ReservationList(items=_views(it, rows[:limit]), next_cursor=more))
+
+
+def opened(namespace: str) -> Response:
+    """Set GPU time aside."""
+    it, name = service(), requests.namespace(namespace)
+    caller = it.allow("create", name, "reservations")
+    given = requests.body(ReservationBody)
+    order = movements.order_of(it, caller, given.amount_ms, given.reason)
+    end = requests.instant(given.expires_at, "expiresAt")
+    place = movements.place(it, name)
+    if not place.policy.reserves:
+        raise Problem(
+            409, "enforcement-not-safe",
+            f"the budget of {name} is enforced {place.policy.budget.enforcement}: its pods take what there is, so "
+            "nothing can be set aside; set budget.enforcement: safe in the policy file",
+        )  # fmt: skip
+    if not order.now < end < _LARGEST and not _made(it, name, order.key):
+        raise Problem(422, "instant-past", "expiresAt must lie in the future", "expiresAt")
+    row, made = reservations.open_by_hand(it.books, place, order, expires_at=end)
+    return requests.answer(_views(it, [row])[0], 201 if made else 200)
+
+
+def released(namespace: str, reservation: str) -> Response:
+    """Give back what was set aside by hand."""
+    it, name = service(), requests.namespace(namespace)
+    caller = it.allow("delete", name, "reservations")
+    if not (reservation.isascii() and reservation.isdecimal() and len(reservation) <= 18):
+        raise Problem(404, "reservation-unknown", f"namespace {name} has no such reservation")
+    row = reservations.release(it.books, name, int(reservation), actor=caller.name, now=it.clock.now_ms())
+    it.controller.nudge()
+    return requests.answer(_views(it, [row])[0])
+
+
+def _made(it: Service, name: str, key: str) -> bool:
+    with it.books.database.reading() as session:
+        known = namespaces.find_name(session, it.books.cluster, name)
+        return known is not None and store.under(session, known.id, reservations.key_of(key)) is not None
+
+
+def _views(it: Service, rows: Sequence[Row]) -> list[Reservation]:
+    now = it.clock.now_ms()
+    with it.books.database.reading() as session:
+        left = store.left(session, rows, now)
+    return [
+        Reservation(
+            id=row.id,
+            state=cast(Literal["open", "settled", "released", "expired"], reservations.outcome_of(row, now)),
+            amount_ms=row.amount_ms,
+            held_ms=left[row.id],
+            pod_uid=row.pod_uid,
+            pod_name=row.pod_name,
+            reason=row.reason,
+            actor=row.actor,
+            opened_at=format_instant(row.opened_at),
+            expires_at=None if row.expires_at is None else format_instant(row.expires_at),
+            ended_at=None if row.ended_at is None else format_instant(row.ended_at),
+        )
+        for row in rows
+    ]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens and releases reservations: GPU time of a namespace that is set aside and that nobody else can have.
+
+What is free is what is left, credit included, less what is set aside. A reservation is opened only where that much is
+free, in the transaction that says so; so what is set aside never exceeds what there is. Movements that take time out
+of a budget ask the same. Reservations are no entries of the ledger: they move nothing, they only keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy.orm import Session
+
+from slicekeeper.errors import Conflict, NotFound
+from timekeeper.books import Books, Position
+from timekeeper.holds import Hold
+from timekeeper.movements import BALANCE_INSUFFICIENT, Order, Place
+from timekeeper.store import namespaces
+from timekeeper.store import reservations as store
+from timekeeper.store.models import Reservation
+
+CONTROLLER: Final = "controller"
+
+
+@dataclass(frozen=True)
+class Free:
+    """What a namespace may set aside at an instant, and what it has set aside."""
+
+    amount: int
+    held: int
+
+
+def free_of(session: Session, position: Position, now: int) -> Free:
+    """Return what is free by what this process knows; whether it really is, is decided in `open_for_pod`."""
+    state, rule = position.at(now), position.rule
+    held = store.held(session, position.known.id, max(now, state.at))
+    spendable = rule.status == "active" and not state.exhausted
+    return Free(state.balance + rule.rule.credit - held if spendable else 0, held)
+
+
+def held(books: Books, now: int, namespace: int | None = None) -> Counter[int]:
+    """Return what is set aside, by namespace; of one alone where it is named."""
+    with books.database.reading() as session:
+        return store.held_by_namespace(session, now, namespace)
+
+
+def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, now: int) -> bool:
+    """Set GPU time aside for a pod; return whether it is. A pod has one reservation, however often this is asked."""
+
+    def change(session: Session) -> bool:
+        known = books.ensure(session, place.uid, place.name, place.policy, now)
+        key = f"pod:{uid}"
+        if store.under(session, known.id, key) is not None:
+            return True
+        if hold.amount > _free(books, session, known.id, now):
+            return False
+        values = {"pod_uid": uid, "pod_name": name, "amount_ms": hold.amount, "span_ms": hold.span, "expires_at": None}
+        store.add(session, _values(known.id, values, key=key, reason="", digest="", actor=CONTROLLER, now=now))
+        return True
+
+    return books.database.write(change)
+
+
+def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -> tuple[Reservation, bool]:
+    """Set GPU time aside until an instant; return the reservation, and False where it was made before under its key.
+
+    Raises Conflict where less is free, the budget may not be spent, or the key was used for another request.
+    """
+
+    def change(session: Session) -> tuple[Reservation, bool]:
+        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        key = key_of(order.key)
+        digest = hashlib.sha256(order.body).hexdigest()
+        before = store.under(session, known.id, key)
+        if before is not None:
+            if before.request_hash != digest:
+                raise Conflict(
+                    f"Idempotency-Key {order.key!r} was used for another request", 409, "idempotency-key-reused"
+                )
+            return before, False
+        status = namespaces.rules(session, known.id)[-1].status
+        if status != "active":
+            raise Conflict(f"the budget of {known.name} is {status}", 409, "budget-closed")
+        free = _free(books, session, known.id, order.now)
+        if order.amount > free:
+            raise Conflict(
+                f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {known.name} has free",
+                409, BALANCE_INSUFFICIENT,
+            )  # fmt: skip
+        values = {
+            "pod_uid": None, "pod_name": "", "amount_ms": order.amount, "span_ms": 0, "expires_at": expires_at,
+        }  # fmt: skip
+        row = store.add(
+            session,
+            _values(
+                known.id, values, key=key, reason=order.reason, digest=digest, actor=order.actor, now=order.now
+            ),
+        )  # fmt: skip
+        detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}
+        books.note(session, actor=order.actor, action="reservation", namespace=known.name, detail=detail, now=order.now)
+        made = store.by_id(session, known.id, row)
+        assert made is not None  # noqa: S101 - added just now
+        return made, True
+
+    return books.database.write(change)
+
+
+def key_of(idempotency_key: str) -> str:
+    """Return the key under which a request's reservation stands: apart from those of pods, and never too long."""
+    return "key:" + hashlib.sha256(idempotency_key.encode()).hexdigest()
+
+
+def release(books: Books, name: str, key: int, *, actor: str, now: int) -> Reservation:
+    """Give back what was set aside by hand; again is harmless.
+
+    Raises NotFound where the namespace has no such reservation, Conflict where it is a pod's.
+    """
+
+    def change(session: Session) -> Reservation:
+        known = namespaces.find_name(session, books.cluster, name)
+        row = None if known is None else store.by_id(session, known.id, key)
+        if known is None or row is None:
+            raise NotFound(f"namespace {name} has no reservation {key}", 404, "reservation-unknown")
+        if row.pod_uid is not None:
+            raise Conflict(
+                f"reservation {key} is that of pod {row.pod_name}: it ends with the pod; delete the pod", 409,
+                "reservation-of-pod",
+            )  # fmt: skip
+        if row.ended_at is None and row.expires_at is not None and now < row.expires_at:
+            store.release(session, key, now)
+            detail = {"id": key, "amountMs": row.amount_ms}
+            books.note(session, actor=actor, action="release", namespace=name, detail=detail, now=now)
+            session.expire(row)
+            session.refresh(row)
+        return row
+
+    return books.database.write(change)
+
+
+def outcome_of(row: Reservation, now: int) -> str:
+    """Return `open`, or how a reservation ended."""
+    if row.outcome:
+        return row.outcome
+    return "expired" if row.expires_at is not None and row.expires_at <= now else "open"
+
+
+def _free(books: Books, session: Session, namespace: int, now: int) -> int:
+    """Settle a namespace, and return what it may set aside; its row moves, so two cannot both."""
+    state = books.settle_in(session, namespace, None, now)
+    rule = namespaces.rules(session, namespace)[-1]
+    if rule.status != "active" or state.exhausted:
+        return 0
+    return state.balance + rule.rule.credit - store.held(session, namespace, state.at)
+
+
+def _values(
+    namespace: int, values: dict[str, Any], *, key: str, reason: str, digest: str, actor: str, now: int
+) -> dict[str, Any]:
+    return {
+        **values, "namespace_id": namespace, "idempotency_key": key, "reason": reason, "request_hash": digest,
+        "actor": actor, "opened_at": now, "ended_at": None, "outcome": "",
+    }  # fmt: skip
