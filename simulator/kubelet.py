@@ -190,6 +190,8 @@ class Kubelet:
         def change(old: Object) -> Object:
             status = old.setdefault("status", {})
             status["phase"] = held.run.phase()
+            if held.run.overdue:
+                status["reason"] = "DeadlineExceeded"
             status.setdefault("startTime", format_seconds(held.run.bound_ms))
             status["containerStatuses"] = [container.status() for container in held.run.containers]
             status["initContainerStatuses"] = [

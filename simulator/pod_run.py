@@ -108,6 +108,10 @@ class PodRun:
         self.policy = spec.get("restartPolicy", "Always")
         self.stage: Stage = "creating"
         self.bound_ms = now_ms
+        deadline = spec.get("activeDeadlineSeconds")
+        self.deadline_ms = None if deadline is None else now_ms + deadline * 1_000
+        self.overdue = False
+        """Whether its `activeDeadlineSeconds` have passed: whatever still ran then was ended."""
         inits = [c for c in spec.get("initContainers") or [] if not is_native_sidecar(c)]
         self.init_ms = sum(program_of(c, pod).run_ms or 0 for c in inits)
         self.containers = [ContainerRun(c["name"], c.get("image", ""), program_of(c, pod)) for c in spec["containers"]]
@@ -115,6 +119,15 @@ class PodRun:
     def step(self, now_ms: int, *, deleting: bool) -> bool:
         """Bring the pod to the instant; return whether anything changed."""
         before = (self.stage, [(c.started_ms, c.finished_ms, c.restart_ms) for c in self.containers])
+        due = self.deadline_ms is not None and now_ms >= self.deadline_ms
+        until = min(now_ms, self.deadline_ms) if self.deadline_ms is not None else now_ms
+        self._advance(until, deleting=deleting)
+        if due and self.stage in ("creating", "running"):
+            self.overdue = True
+            self._advance(until, deleting=True)
+        return before != (self.stage, [(c.started_ms, c.finished_ms, c.restart_ms) for c in self.containers])
+
+    def _advance(self, now_ms: int, *, deleting: bool) -> None:
         if self.stage == "creating":
             self._create(now_ms, deleting=deleting)
         if self.stage == "running":
@@ -122,7 +135,6 @@ class PodRun:
                 self._step_container(container, now_ms, deleting=deleting)
             if all(not c.is_running and c.restart_ms is None for c in self.containers):
                 self.stage = "stopping"
-        return before != (self.stage, [(c.started_ms, c.finished_ms, c.restart_ms) for c in self.containers])
 
     def _create(self, now_ms: int, *, deleting: bool) -> None:
         if deleting:
@@ -156,4 +168,4 @@ class PodRun:
             return "Pending"
         if self.stage != "ended":
             return "Running"
-        return "Succeeded" if all(c.exit_code == 0 for c in self.containers) else "Failed"
+        return "Succeeded" if not self.overdue and all(c.exit_code == 0 for c in self.containers) else "Failed"

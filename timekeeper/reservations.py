@@ -71,7 +71,7 @@ def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -
     Raises Conflict where less is free, the budget may not be spent, or the key was used for another request.
     """
 
-    def change(session: Session) -> tuple[Reservation, bool]:
+    def change(session: Session) -> tuple[int, bool]:
         known = books.ensure(session, place.uid, place.name, place.policy, order.now)
         key = key_of(order.key)
         digest = hashlib.sha256(order.body).hexdigest()
@@ -81,7 +81,7 @@ def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -
                 raise Conflict(
                     f"Idempotency-Key {order.key!r} was used for another request", 409, "idempotency-key-reused"
                 )
-            return before, False
+            return before.id, False
         status = namespaces.rules(session, known.id)[-1].status
         if status != "active":
             raise Conflict(f"the budget of {known.name} is {status}", 409, "budget-closed")
@@ -102,11 +102,10 @@ def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -
         )  # fmt: skip
         detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}
         books.note(session, actor=order.actor, action="reservation", namespace=known.name, detail=detail, now=order.now)
-        made = store.by_id(session, known.id, row)
-        assert made is not None  # noqa: S101 - added just now
-        return made, True
+        return row, True
 
-    return books.database.write(change)
+    row, made = books.database.write(change)
+    return _read(books, row), made
 
 
 def key_of(idempotency_key: str) -> str:
@@ -120,7 +119,7 @@ def release(books: Books, name: str, key: int, *, actor: str, now: int) -> Reser
     Raises NotFound where the namespace has no such reservation, Conflict where it is a pod's.
     """
 
-    def change(session: Session) -> Reservation:
+    def change(session: Session) -> None:
         known = namespaces.find_name(session, books.cluster, name)
         row = None if known is None else store.by_id(session, known.id, key)
         if known is None or row is None:
@@ -134,11 +133,14 @@ def release(books: Books, name: str, key: int, *, actor: str, now: int) -> Reser
             store.release(session, key, now)
             detail = {"id": key, "amountMs": row.amount_ms}
             books.note(session, actor=actor, action="release", namespace=name, detail=detail, now=now)
-            session.expire(row)
-            session.refresh(row)
-        return row
 
-    return books.database.write(change)
+    books.database.write(change)
+    return _read(books, key)
+
+
+def _read(books: Books, key: int) -> Reservation:
+    with books.database.reading() as session:
+        return session.get_one(Reservation, key)
 
 
 def outcome_of(row: Reservation, now: int) -> str:

@@ -50,6 +50,17 @@ def test_a_program_ends_when_it_should_however_late_anybody_looks() -> None:
     assert run.phase() == "Succeeded"
 
 
+def test_a_pods_deadline_ends_what_still_runs_however_late_anybody_looks() -> None:
+    run = make(["sleep", "10"], ["sleep", "1000"])
+    run.deadline_ms = BOUND + 60_000
+    run.step(BOUND + PULL_MS, deleting=False)
+    run.step(BOUND + 3_600_000, deleting=False)
+    assert run.stage == "stopping"
+    assert [c.finished_ms for c in run.containers] == [BOUND + PULL_MS + 10_000, BOUND + 60_000]
+    run.stage = "ended"
+    assert run.phase() == "Failed"
+
+
 def test_deletion_ends_programs_now_and_one_that_never_started_has_no_end() -> None:
     run = make(["sleep", "10"], ["sleep", "1000"])
     run.step(BOUND + PULL_MS, deleting=False)

@@ -11,18 +11,27 @@ from fractions import Fraction
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import movements
+from timekeeper import movements, reservations
 from timekeeper.books import Books, Closing, Opening
+from timekeeper.holds import Hold
 from timekeeper.movements import BALANCE_INSUFFICIENT, Order, Place
+from timekeeper.store import bookings
+from timekeeper.store import reservations as store
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
 NOW = T0 + 60_000
+END = NOW + 1_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))
 TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
 CLIENTS, EACH = 64, 4
+
+
+def pod(uid: str, start: int) -> Opening:
+    shares = {"": Fraction(1)}
+    return Opening(uid, uid, "team", "uid-team", "n", ("g",), '{"main":1}', "standard", shares, start, ())
 
 
 def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> None:
@@ -48,10 +57,8 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
                     amount = -amount
                     movements.adjust(books, TEAM, Order(**{**order.__dict__, "amount": amount}))
                 else:
-                    uid, start = f"pod-{number}-{step}", NOW - amount
-                    opening = Opening(uid, uid, "team", "uid-team", "n", ("g",), '{"main":1}', "standard",
-                                      {"": Fraction(1)}, start, ())  # fmt: skip
-                    books.apply([opening], [Closing(uid, NOW, "finished")], {"team": POLICY}, NOW)
+                    uid = f"pod-{number}-{step}"
+                    books.apply([pod(uid, NOW - amount)], [Closing(uid, NOW, "finished")], {"team": POLICY}, NOW)
             except Conflict as refusal:
                 refusals.append(refusal.reason)
                 continue
@@ -66,6 +73,80 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
     assert state.used + state.over == booked["pod"]
     assert state.balance == given - state.used
     assert replicas[-1].require("other").at(NOW).balance == 10_000 + booked["transfer"]
+    assert verify(replicas[0].database.engine, carry=False).differences == []
+    for books in replicas:
+        books.database.close()
+
+
+def watch(books: Books, team: int, done: threading.Event, broken: list[str]) -> None:
+    """Look again and again whether what is set aside is covered by what is left, in one snapshot."""
+    while not done.wait(0.01):
+        with books.database.reading() as session:
+            held = store.held(session, team, END)
+            left = bookings.balances(session, team)["budget"]
+        if held > left:
+            broken.append(f"{held} are set aside of {left}")
+
+
+def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: str) -> None:
+    """Pods that reserve, run and end beside grants, transfers and reservations by hand; looked at all the while."""
+    replicas = [
+        Books(Database(make_engine(database_url)), "default", carry=False)
+        for _ in range(1 if database_url.startswith("sqlite") else 2)
+    ]
+    # The first pod has the budget booked, so that the account's balance is all that is left.
+    replicas[0].apply([pod("first", T0)], [Closing("first", T0 + 1, "finished")], {"team": POLICY}, NOW)
+    team = replicas[0].require("team").known.id
+    booked: Counter[str] = Counter({"pod": 1})
+    kept: Counter[str] = Counter()
+    counting, refusals, broken = threading.Lock(), list[str](), list[str]()
+    done = threading.Event()
+
+    def client(number: int) -> None:
+        chance, books = random.Random(number), replicas[number % len(replicas)]
+        for step in range(EACH // 2):
+            amount = chance.randint(1, 900)
+            uid = f"pod-{number}-{step}"
+            order = Order(amount, "why", f"{number}-{step}", str(amount).encode(), "me", NOW)
+            kind = chance.choice(("grant", "transfer", "by-hand", "pod", "pod"))
+            spent = chance.randint(0, amount)
+            try:
+                if kind == "grant":
+                    movements.grant(books, TEAM, order, valid_from=NOW, valid_to=None)
+                elif kind == "transfer":
+                    movements.transfer(books, TEAM, OTHER, order, valid_to=None)
+                elif kind == "by-hand":
+                    row, _ = reservations.open_by_hand(books, TEAM, order, expires_at=END + 1)
+                    if chance.random() < 0.5:
+                        reservations.release(books, "team", row.id, actor="me", now=NOW)
+                        amount = 0
+                elif reservations.open_for_pod(books, TEAM, uid, uid, Hold(amount, amount), NOW):
+                    books.apply([pod(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END)
+                    amount = spent
+                else:
+                    raise Conflict("not free", 409, BALANCE_INSUFFICIENT)
+            except Conflict as refusal:
+                refusals.append(refusal.reason)
+                continue
+            with counting:
+                booked[kind] += amount
+                kept["by-hand"] += amount if kind == "by-hand" else 0
+
+    watcher = threading.Thread(target=watch, args=(replicas[-1], team, done, broken))
+    watcher.start()
+    try:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            list(clients.map(client, range(CLIENTS)))
+    finally:
+        done.set()
+        watcher.join()
+    assert broken == []
+    assert set(refusals) <= {BALANCE_INSUFFICIENT}
+    state = replicas[0].require("team").at(END)
+    assert (state.used, state.over) == (booked["pod"], 0), "whoever started was paid for"
+    assert state.balance == 10_000 + booked["grant"] - booked["transfer"] - booked["pod"]
+    held = reservations.held(replicas[0], END)[team]
+    assert held == kept["by-hand"] <= state.balance
     assert verify(replicas[0].database.engine, carry=False).differences == []
     for books in replicas:
         books.database.close()

@@ -50,3 +50,28 @@ def test_the_migrations_make_what_the_models_say(engine: Engine) -> None:
 def test_a_bad_database_url_is_named(url: str) -> None:
     with pytest.raises(SettingsError, match=r"timekeeper\.database is"):
         make_engine(url)
+
+
+def test_open_reservations_are_not_given_away_by_a_step_down(engine: Engine) -> None:
+    migrate.upgrade(engine)
+    namespace = (
+        "INSERT INTO namespace (id, cluster, uid, name, opened_at, settled_at, version)"
+        " VALUES (1, 'c', 'u', 'n', 1, 1, 1)"
+    )
+    reservation = (
+        "INSERT INTO reservation (namespace_id, pod_uid, pod_name, amount_ms, span_ms, reason, idempotency_key,"
+        " request_hash, actor, opened_at, ended_at, outcome)"
+        " VALUES (1, 'p', 'p', 1, 1, '', 'pod:p', '', 'me', 1, NULL, '')"
+    )
+    with engine.begin() as connection:
+        connection.execute(text(namespace))
+        connection.execute(text(reservation))
+    with pytest.raises(RuntimeError, match="1 reservations are open"):
+        migrate.downgrade(engine, "0003")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE reservation SET ended_at = 2, outcome = 'settled'"))
+    migrate.downgrade(engine, "0003")
+    assert not inspect(engine).has_table("reservation")
+    assert migrate.upgrade(engine) == migrate.head()
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT uid FROM namespace")).scalar_one() == "u"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper import names
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.settings import Settings, WebhookSettings
 from webhook.classes import ClusterClasses, SettingsClasses
 from webhook.patch import apply, escape, value_at
@@ -64,11 +65,51 @@ def test_the_class_of_the_other_state_passes_only_in_the_grace_after_a_flip() ->
 
 
 def test_a_budget_enforced_hard_refuses_new_pods_over_it() -> None:
-    hard = replace(OVER, standing=Standing(over_budget=True, hard=True))
+    hard = replace(OVER, standing=Standing(over_budget=True, hard=True, reason="nothing is left since noon"))
     refusal = ADMISSION.mutate(pod(), hard)
+    assert "(nothing is left since noon); for example the same manifest, after a grant" in str(refusal.violations[0])
     assert (refusal.violations[0].code, refusal.status) == ("budget-exhausted", 403)
     assert codes(hard, admitted(OVER)) == ["budget-exhausted"]
     assert codes(replace(hard, standing=Standing(over_budget=True, hard=True, settled=False)), admitted()) == []
+
+
+SAFE = replace(OVER, policy=NamespacePolicy(budget=BudgetPolicy(enforcement="safe")))
+GATE = {"name": names.GATE}
+
+
+def test_a_budget_enforced_safe_holds_new_pods_by_a_gate_in_the_class_in_budget() -> None:
+    made = admitted(SAFE, activeDeadlineSeconds=60)
+    assert made["spec"]["schedulingGates"] == [GATE]
+    assert made["spec"]["priorityClassName"] == SETTINGS.classes.in_budget.name
+    assert ADMISSION.mutate(made, SAFE).patch == [], "what is as it should be is accepted as it is"
+    assert codes(SAFE, made) == []
+    undone = {**made, "spec": {**made["spec"], "schedulingGates": []}}
+    assert codes(SAFE, undone) == ["not-as-admitted"]
+    other = apply(pod(schedulingGates=[{"name": "example.com/a"}], activeDeadlineSeconds=60), [])
+    assert apply(other, ADMISSION.mutate(other, SAFE).patch)["spec"]["schedulingGates"] == [
+        {"name": "example.com/a"}, GATE,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("deadline", [None, 0, -1, True, "60"])
+def test_safe_refuses_a_pod_without_a_deadline_of_its_own(deadline: Any) -> None:
+    refusal = ADMISSION.mutate(pod(activeDeadlineSeconds=deadline), SAFE)
+    assert refusal.violations[0].code in ("deadline-missing", "manifest-malformed")
+    assert refusal.violations[0].field == "spec.activeDeadlineSeconds"
+    assert refusal.status == 422
+    assert ADMISSION.mutate({"spec": {"containers": [{"name": "x"}]}}, SAFE).patch == [], "no GPU, no deadline"
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_nobody_waits_where_nothing_is_enforced(mode: str) -> None:
+    policy = NamespacePolicy(mode=mode, budget=BudgetPolicy(enforcement="safe"))  # type: ignore[arg-type]
+    made = apply(pod(), ADMISSION.mutate(pod(), Case("research", policy)).patch)
+    assert "schedulingGates" not in made["spec"]
+
+
+def test_our_gate_is_refused_where_nobody_would_lift_it() -> None:
+    assert codes(CASE, pod(schedulingGates=[GATE])) == ["reserved-gate"]
+    assert codes(SAFE, {"spec": {"containers": [{"name": "x"}], "schedulingGates": [GATE]}}) == ["reserved-gate"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reservations: GPU time that is set aside. The controller makes those of pods; here they are seen, and made by hand."""
+"""Reservations: GPU time that is set aside. The controller makes those of pods; by hand they are made here."""
 
 from __future__ import annotations
 

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU time set aside: what a pod needs at most, and that nobody is promised what another has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import pytest
+
+from slicekeeper import names
+from slicekeeper.errors import Conflict, NotFound
+from slicekeeper.inventory import Gpu
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.request import GpuRequest, PodRequest
+from timekeeper import movements, reservations
+from timekeeper.books import Books, Closing, Opening
+from timekeeper.holds import Hold, hold_of, span_of
+from timekeeper.movements import Order, Place
+from timekeeper.store import reservations as store
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.models import Reservation
+from timekeeper.store.prices import PriceBook
+
+T0 = 1_767_225_600_000
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none", enforcement="safe"))
+TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
+
+
+@pytest.fixture
+def books(database_url: str) -> Iterator[Books]:
+    made = Books(Database(make_engine(database_url)), "default", carry=False)
+    yield made
+    made.database.close()
+
+
+def order(amount: int, key: str = "k", now: int = T0) -> Order:
+    return Order(amount, "why", key, str(amount).encode(), "me", now)
+
+
+def held(books: Books, now: int) -> int:
+    return reservations.held(books, now)[books.require("team").known.id]
+
+
+def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int, rate: Fraction = Fraction(1)) -> None:
+    opening = Opening(uid, uid, "team", "uid-team", "n", ("g",), '{"main":1}', "standard", {"": rate}, start, ())
+    closings = [] if end is None else [Closing(uid, end, "finished")]
+    books.apply([opening], closings, {"team": POLICY}, now)
+
+
+def outcomes(books: Books, now: int) -> dict[str, str]:
+    with books.database.reading() as session:
+        rows = store.page(session, books.require("team").known.id, None, 100)
+    return {row.pod_uid or row.reason: reservations.outcome_of(row, now) for row in rows}
+
+
+# What a pod needs
+
+
+def test_a_span_is_deadline_grace_and_margin() -> None:
+    assert span_of({"spec": {"activeDeadlineSeconds": 60, "terminationGracePeriodSeconds": 5}}, 10_000) == 75_000
+    assert span_of({"spec": {"activeDeadlineSeconds": 60}}, 10_000) == 100_000
+    assert span_of({"spec": {}}, 10_000) is None
+
+
+GPUS = (Gpu("a", "A100", 40960), Gpu("b", "A100", 40960), Gpu("t", "T4", 16384))
+PRICES = PriceBook([("A100", 0, Fraction(3, 2)), ("A100", T0 + 1, Fraction(2)), ("T4", 0, Fraction(1, 4))])
+
+
+@pytest.mark.parametrize(
+    ("request_", "rate"),
+    [
+        # half of an A100's compute at the price that is to come; all memory of a T4 is cheaper
+        (PodRequest((GpuRequest("c", 50, 64),)), Fraction(1)),
+        (PodRequest((GpuRequest("c", 50, 64),), gpu_models=("T4",)), Fraction(1, 4)),
+        (PodRequest((GpuRequest("c", 50, 64),), gpu_uuid="t"), Fraction(1, 4)),
+        (PodRequest((GpuRequest("c", 10, 160),)), Fraction(2)),
+        (PodRequest((GpuRequest("c", 200, None), GpuRequest("d", 25, 1))), Fraction(9, 2)),
+        (PodRequest((GpuRequest("c", 25, 1),), sharing="exclusive"), Fraction(2)),
+        (PodRequest((GpuRequest("c", 50, 1),), gpu_class=names.BACKGROUND), Fraction(1, 2)),
+        (PodRequest(whole_device_gpus={"c": 2}), Fraction(4)),
+        (PodRequest((GpuRequest("c", 50, 64),), gpu_models=("H100",)), None),
+    ],
+)  # fmt: skip
+def test_a_hold_is_what_the_dearest_place_would_cost(request_: PodRequest, rate: Fraction | None) -> None:
+    found = hold_of(
+        request_, 1_001, gpus=GPUS, prices=PRICES, weight="max", background=Fraction(1, 2), quota=None, now=T0
+    )
+    assert found == (None if rate is None else Hold(-(-1_001 * rate.numerator // rate.denominator), 1_001))
+
+
+# Holds
+
+
+def test_a_pods_reservation_shrinks_as_it_is_charged_and_its_rest_comes_back_at_once(books: Books) -> None:
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(60_000, 60_000), T0)
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(60_000, 60_000), T0), "asked again, the same one"
+    assert held(books, T0) == 60_000
+    assert not reservations.open_for_pod(books, TEAM, "q", "q", Hold(40_001, 1), T0)
+    assert reservations.open_for_pod(books, TEAM, "q", "q", Hold(40_000, 1), T0)
+    run(books, "p", T0 + 1_000, now=T0 + 11_000)
+    for now, left in ((T0 + 11_000, 50_000), (T0 + 31_000, 30_000), (T0 + 61_000, 0)):
+        assert held(books, now) == left + 40_000
+        assert books.require("team").at(now).balance >= held(books, now)
+    books.apply([], [Closing("p", T0 + 41_000, "finished")], {}, T0 + 50_000)
+    assert held(books, T0 + 50_000) == 40_000
+    assert books.require("team").at(T0 + 50_000).balance == 60_000
+    assert reservations.open_for_pod(books, TEAM, "r", "r", Hold(20_000, 1), T0 + 50_000)
+    books.database.write(lambda session: store.end_pods(session, ["p", "q"], T0 + 50_000))
+    assert outcomes(books, T0 + 50_000) == {"p": "settled", "q": "expired", "r": "open"}
+    assert held(books, T0 + 50_000) == 20_000
+
+
+def test_a_pod_on_a_cheaper_gpu_than_feared_keeps_only_what_it_needs_there(books: Books) -> None:
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(80_000, 40_000), T0)
+    run(books, "p", T0, now=T0, rate=Fraction(1, 2))
+    assert held(books, T0) == 20_000
+    assert held(books, T0 + 10_000) == 15_000
+
+
+def test_what_is_set_aside_cannot_be_taken_out_and_a_grant_makes_room(books: Books) -> None:
+    made, new = reservations.open_by_hand(books, TEAM, order(70_000), expires_at=T0 + 60_000)
+    assert (new, made.amount_ms) == (True, 70_000)
+    with pytest.raises(Conflict, match="more than the 30000"):
+        movements.transfer(books, TEAM, OTHER, order(30_001, "t"), valid_to=None)
+    with pytest.raises(Conflict, match="more than the 30000"):
+        movements.adjust(books, TEAM, order(-30_001, "a"))
+    movements.transfer(books, TEAM, OTHER, order(30_000, "t"), valid_to=None)
+    assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+    movements.grant(books, TEAM, order(1, "g"), valid_from=T0, valid_to=None)
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+
+
+def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
+    first, new = reservations.open_by_hand(books, TEAM, order(60_000), expires_at=T0 + 60_000)
+    again, repeated = reservations.open_by_hand(books, TEAM, order(60_000), expires_at=T0 + 60_000)
+    assert (new, repeated, again.id) == (True, False, first.id)
+    with pytest.raises(Conflict, match="another request"):
+        reservations.open_by_hand(books, TEAM, order(50_000), expires_at=T0 + 60_000)
+    with pytest.raises(Conflict, match="the 40000 that team has free"):
+        reservations.open_by_hand(books, TEAM, order(40_001, "k2"), expires_at=T0 + 60_000)
+    assert reservations.release(books, "team", first.id, actor="me", now=T0 + 1).outcome == "released"
+    assert reservations.release(books, "team", first.id, actor="me", now=T0 + 2).ended_at == T0 + 1
+    assert held(books, T0 + 2) == 0
+    short, _ = reservations.open_by_hand(books, TEAM, order(100_000, "k3", T0 + 2), expires_at=T0 + 10_000)
+    assert held(books, T0 + 9_999) == 100_000
+    assert held(books, T0 + 10_000) == 0
+    assert reservations.outcome_of(short, T0 + 10_000) == "expired"
+    with pytest.raises(NotFound):
+        reservations.release(books, "team", 999, actor="me", now=T0)
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0 + 20_000)
+    with books.database.reading() as session:
+        row: Reservation = store.page(session, books.require("team").known.id, None, 1)[0]
+    with pytest.raises(Conflict, match="ends with the pod"):
+        reservations.release(books, "team", row.id, actor="me", now=T0)
+
+
+def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
+    books.set_status("uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0)
+    assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+    with pytest.raises(Conflict, match="suspended"):
+        reservations.open_by_hand(books, TEAM, order(1), expires_at=T0 + 1)
+
+
+def test_credit_may_be_set_aside_but_not_more(books: Books) -> None:
+    from timekeeper.records import Rule
+
+    rule = Rule(T0, 10_000, "none", "UTC", credit=5_000)
+    books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(15_001, 1), T0)
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(15_000, 15_000), T0)
+    run(books, "p", T0, end=T0 + 15_000, now=T0 + 15_000)
+    state = books.require("team").at(T0 + 15_000)
+    assert (state.balance, state.over) == (-5_000, 0)
