@@ -7,24 +7,31 @@ import logging
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import click
 
+from certificates.authority import split
 from certificates.keeper import Keeper
+from certificates.publisher import Publisher
 from slicekeeper import clock, log
 from slicekeeper.cli.main import Context
-from slicekeeper.errors import ServiceError
+from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection
 
 logger = logging.getLogger(__name__)
 
-LEASE = "slicekeeper-certificates"
+LEASE: Final = "slicekeeper-certificates"
+RETRY_SECONDS: Final = 1.0
 
 
 @click.group()
 def certificates() -> None:
-    """Keep the webhook's certificate and its CA."""
+    """Keep the servers' certificates and their CA."""
 
 
 @certificates.command()
@@ -33,18 +40,49 @@ def run(context: Context) -> None:
     """Make, trust and rotate certificates until SIGTERM; of several replicas one acts."""
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
-    stop = threading.Event()
+    stop, wake = threading.Event(), threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        wake.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     client, now = KubeClient(settings.kubernetes), clock.from_settings(settings.clock)
     mine = settings.certificates
     leader = LeaderElection(client, now, namespace=mine.namespace, name=LEASE, identity=socket.gethostname())
-    keeper = Keeper(client, now, mine)
+    publisher = Publisher(client, mine.namespace, wake)
+    keep: Callable[[], object] = Keeper(client, now, mine, publisher).keep
+    if mine.ca_file:
+        keep = lambda: publisher.publish(_bundle(Path(mine.ca_file)))  # noqa: E731
     leader.start()
-    while not stop.wait(mine.look_seconds):
+    publisher.start()
+    due = 0.0
+    while not stop.is_set():
         if leader.is_leader:
             try:
-                keeper.keep()
+                if time.monotonic() >= due:
+                    keep()
+                    due = time.monotonic() + mine.look_seconds
+                publisher.repeat()
             except ServiceError as error:
                 logger.warning("certificates not kept: %s", error)
+                stop.wait(RETRY_SECONDS)
+        wake.wait(mine.look_seconds)
+        wake.clear()
+    publisher.stop()
     leader.stop()
+
+
+def _bundle(file: Path) -> bytes:
+    """Return the certificates in a file.
+
+    Raises Unavailable where there is none that can be read: who keeps the file may still be writing it.
+    """
+    try:
+        found = split(file.read_bytes())
+    except OSError as error:
+        raise Unavailable(f"certificates.caFile {file} cannot be read ({error.strerror})") from error
+    if not found:
+        raise Unavailable(f"certificates.caFile {file} holds no certificate")
+    return b"".join(found)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what `rotation` decides in two Secrets, and the trusted CAs in the webhook configurations.
+"""Keeps what `rotation` decides in Secrets, and the trusted CAs in the webhook configurations and all namespaces.
 
-The CA's Secret is written first, then the trust, then the server's certificate: whatever step a crash cuts off,
+The CA's Secret is written first, then the trust, then the servers' certificates: whatever step a crash cuts off,
 the next run takes up from what is there, and no certificate is ever shown before its CA is trusted.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from certificates.authority import KeyPair, split
+from certificates.publisher import Publisher
 from certificates.rotation import Schedule, State, advance
 from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound
@@ -31,8 +33,9 @@ CONFIGURATIONS: Final = tuple(
 class Keeper:
     """The certificates of one installation."""
 
-    def __init__(self, client: KubeClient, clock: Clock, settings: CertificateSettings) -> None:
+    def __init__(self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: Publisher) -> None:
         self._client = client
+        self._publisher = publisher
         self._clock = clock
         self._settings = settings
         self._schedule = Schedule(
@@ -46,25 +49,29 @@ class Keeper:
 
         Raises ServiceError where the API server does not answer or refuses.
         """
+        hosts = {service: self._hosts(service) for service in self._settings.services}
         ca_secret = self._secret(self._settings.ca_secret)
-        server_secret = self._secret(self._settings.server_secret)
-        before = _state(ca_secret, server_secret)
+        secrets = {service: self._secret(f"{service}-tls") for service in hosts}
+        before = _state(ca_secret, secrets)
         now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
-        after = advance(before, self._hosts(), now, self._schedule)
+        after = advance(before, hosts, now, self._schedule)
         if (after.authorities, after.ca_key, after.old_key) != (before.authorities, before.ca_key, before.old_key):
             data = {"ca.crt": after.bundle, "ca.key": after.ca_key, "old.key": after.old_key}
             self._write(ca_secret, self._settings.ca_secret, data, "Opaque")
             log.info("trusted CAs: %d", len(after.authorities))
         self._trust(after.bundle)
-        if after.server is not None and after.server != before.server:
-            data = {"tls.crt": after.server.certificate, "tls.key": after.server.key, "ca.crt": after.bundle}
-            self._write(server_secret, self._settings.server_secret, data, "kubernetes.io/tls")
-            log.info("signed a certificate for %s", ", ".join(self._hosts()))
+        self._publisher.publish(after.bundle)
+        for service, server in after.servers.items():
+            if server != before.servers.get(service):
+                data = {"tls.crt": server.certificate, "tls.key": server.key, "ca.crt": after.bundle}
+                self._write(secrets[service], f"{service}-tls", data, "kubernetes.io/tls")
+                log.info("signed a certificate for %s", ", ".join(hosts[service]))
         return after != before
 
-    def _hosts(self) -> tuple[str, ...]:
-        service = f"{self._settings.service}.{self._settings.namespace}"
-        return (f"{service}.svc", service, f"{service}.svc.cluster.local")
+    def _hosts(self, service: str) -> tuple[str, ...]:
+        """Return the names of a Service; `localhost` is for people who forward a port to it."""
+        full = f"{service}.{self._settings.namespace}"
+        return (f"{full}.svc", full, f"{full}.svc.cluster.local", "localhost")
 
     def _trust(self, bundle: bytes) -> None:
         """Write the bundle into every webhook of our configurations that has another one."""
@@ -105,12 +112,16 @@ def _bundle_of(hook: Object) -> str:
     return str((hook.get("clientConfig") or {}).get("caBundle") or "")
 
 
-def _state(ca_secret: Object | None, server_secret: Object | None) -> State:
-    ca, server = _data(ca_secret), _data(server_secret)
+def _state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> State:
+    ca = _data(ca_secret)
     authorities = tuple(split(ca.get("ca.crt", b"")))
-    found = KeyPair(server.get("tls.crt", b""), server.get("tls.key", b""))
-    readable = bool(split(found.certificate)) and bool(found.key)
-    return State(authorities, ca.get("ca.key", b""), ca.get("old.key", b""), found if readable else None)
+    servers = {}
+    for service, secret in secrets.items():
+        data = _data(secret)
+        found = KeyPair(data.get("tls.crt", b""), data.get("tls.key", b""))
+        if split(found.certificate) and found.key:
+            servers[service] = found
+    return State(authorities, ca.get("ca.key", b""), ca.get("old.key", b""), servers)
 
 
 def _data(secret: Object | None) -> dict[str, bytes]:

@@ -7,7 +7,8 @@ whoever still shows the old certificate, or has not seen the new CA yet, is neve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from certificates.authority import KeyPair, expires_at, is_for, made_at, make_ca, sign_server, signed_by
@@ -30,7 +31,8 @@ class State:
     ca_key: bytes = b""
     old_key: bytes = b""
     """Key of the CA before the newest, which signs until the newest one's overlap is over."""
-    server: KeyPair | None = None
+    servers: Mapping[str, KeyPair] = field(default_factory=dict)
+    """By the name of the Service."""
 
     @property
     def bundle(self) -> bytes:
@@ -38,23 +40,27 @@ class State:
         return b"".join(self.authorities)
 
 
-def advance(state: State, hosts: tuple[str, ...], now: datetime, schedule: Schedule) -> State:
-    """Return the state that should be, the same one where nothing is due."""
+def advance(state: State, hosts: Mapping[str, tuple[str, ...]], now: datetime, schedule: Schedule) -> State:
+    """Return the state that should be, the same one where nothing is due. `hosts` are each Service's names."""
     state = _with_ca(state, now, schedule)
     signing = _signing(state, now, schedule)
-    if state.server is None or _server_due(state.server.certificate, signing.certificate, hosts, now):
-        server = sign_server(signing, hosts, now, schedule.server_life)
-        state = State(state.authorities, state.ca_key, state.old_key, server)
-    return state
+    servers = {service: state.servers.get(service) for service in hosts}
+    kept = {
+        service: sign_server(signing, hosts[service], now, schedule.server_life)
+        if server is None or _server_due(server.certificate, signing.certificate, hosts[service], now)
+        else server
+        for service, server in servers.items()
+    }
+    return replace(state, servers=kept)
 
 
 def _with_ca(state: State, now: datetime, schedule: Schedule) -> State:
     alive = tuple(ca for ca in state.authorities if expires_at(ca) > now)
     if state.ca_key and alive and alive[0] == state.authorities[0] and not _over_two_thirds(alive[0], now):
-        return State(alive, state.ca_key, state.old_key, state.server)
+        return replace(state, authorities=alive)
     fresh = make_ca(now, schedule.ca_life)
     kept = bool(alive) and alive[0] == state.authorities[0]
-    return State((fresh.certificate, *alive), fresh.key, state.ca_key if kept else b"", state.server)
+    return State((fresh.certificate, *alive), fresh.key, state.ca_key if kept else b"", state.servers)
 
 
 def _signing(state: State, now: datetime, schedule: Schedule) -> KeyPair:

@@ -38,6 +38,7 @@ KINDS: Final = (
     Kind("Node", client.NODES),
     Kind("Namespace", client.NAMESPACES),
     Kind("Event", client.EVENTS),
+    Kind("ConfigMap", client.CONFIG_MAPS),
     Kind("ResourceQuota", client.RESOURCE_QUOTAS),
     Kind("PriorityClass", client.PRIORITY_CLASSES),
     Kind("Deployment", client.DEPLOYMENTS),

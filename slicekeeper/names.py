@@ -33,6 +33,10 @@ OVER_BUDGET: Final = "over-budget"
 # Written by the node agent.
 NODE_GPUS: Final = "slicekeeper.io/gpus"
 
+# Written by the certificates part, into every namespace.
+CA_CONFIG_MAP: Final = "slicekeeper-ca.crt"
+CA_KEY: Final = "ca.crt"
+
 # Written by users.
 CORE_LIMIT: Final = "tencent.com/vcuda-core-limit"
 CONTAINER_LIMIT_PREFIX: Final = "limit.slicekeeper.io/"

@@ -226,17 +226,22 @@ class NodeAgentSettings(Section, frozen=True):
 
 
 class CertificateSettings(Section, frozen=True):
-    """The self-managed CA, and the webhook's certificate that it signs."""
+    """The self-managed CA, the servers' certificates that it signs, and whom all namespaces trust."""
 
-    namespace: Annotated[Name, about("Namespace of the Secrets and of the webhook's Service.")] = "slicekeeper-system"
-    service: Annotated[Name, about("Name of the webhook's Service.")] = "webhook"
+    namespace: Annotated[Name, about("Namespace of the Secrets and of the Services.")] = "slicekeeper-system"
+    services: Annotated[
+        tuple[Name, ...], about("Services that get a certificate, each in a Secret `<service>-tls`, which it mounts.")
+    ] = ("webhook", "timekeeper")
     configuration: Annotated[Name, about("Name of both webhook configurations, which must trust the CA.")] = (
         "slicekeeper"
     )
     ca_secret: Annotated[Name, about("Secret that keeps the CA.")] = "slicekeeper-ca"  # noqa: S105 - a name
-    server_secret: Annotated[Name, about("Secret that the webhook mounts.")] = "webhook-tls"  # noqa: S105 - a name
+    ca_file: Annotated[
+        str,
+        about("CA bundle (PEM) that another keeps, such as cert-manager: published, nothing signed. Empty: our own."),
+    ] = ""
     ca_hours: Annotated[Positive, about("Life of a CA; renewed after two thirds of it.")] = 8760.0
-    server_hours: Annotated[Positive, about("Life of the webhook's certificate; renewed after two thirds.")] = 720.0
+    server_hours: Annotated[Positive, about("Life of a server's certificate; renewed after two thirds.")] = 720.0
     overlap_seconds: Annotated[Positive, about("How long a new CA is trusted before anything is signed by it.")] = 600.0
     look_seconds: Annotated[Positive, about("Pause between two looks.")] = 5.0
 

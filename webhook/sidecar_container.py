@@ -33,6 +33,8 @@ def sidecar_container(settings: Settings, policy: SidecarPolicy) -> dict[str, An
         names.ENV_PREFIX + "TIMEKEEPER_CLIENT_URL": settings.timekeeper_client.url,
         names.ENV_PREFIX + "TIMEKEEPER_CLIENT_TOKEN_FILE": f"{TOKEN_FOLDER}/token",
     }
+    if _speaks_tls(settings):
+        literal[names.ENV_PREFIX + "TIMEKEEPER_CLIENT_CA_FILE"] = f"{TOKEN_FOLDER}/{names.CA_KEY}"
     resources = {"cpu": policy.cpu, "memory": policy.memory}
     return {
         "name": names.SIDECAR,
@@ -67,10 +69,19 @@ def volumes(settings: Settings) -> list[dict[str, Any]]:
         "expirationSeconds": _TOKEN_SECONDS,
         "path": "token",
     }
+    sources: list[dict[str, Any]] = [{"serviceAccountToken": token}]
+    if _speaks_tls(settings):
+        # By name and not by value: the pod stays as it was admitted while CAs come and go.
+        items = [{"key": names.CA_KEY, "path": names.CA_KEY}]
+        sources.append({"configMap": {"name": names.CA_CONFIG_MAP, "items": items}})
     return [
-        {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
+        {"name": TOKEN_VOLUME, "projected": {"sources": sources}},
         {"name": SPOOL_VOLUME, "emptyDir": {}},
     ]
+
+
+def _speaks_tls(settings: Settings) -> bool:
+    return settings.timekeeper_client.url.startswith("https://")
 
 
 def is_ours(container: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:

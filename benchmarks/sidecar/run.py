@@ -3,8 +3,8 @@
 
     .venv/bin/python benchmarks/sidecar/run.py [--seconds 60]
 
-Runs the real command against a real HTTP server on loopback and reads /proc. Start-up is counted apart: it happens once
-in a pod's life. Prints a Markdown table.
+Runs the real command against a real HTTPS server on loopback, and reads /proc. Start-up is counted apart: it happens
+once in a pod's life. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from certificates.authority import make_ca, sign_server
 
 TICKS = os.sysconf("SC_CLK_TCK")
 SETTLE_SECONDS = 2.0
@@ -57,7 +61,22 @@ def peak_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure(url: str, containers: int, seconds: float, *, away: bool) -> tuple[float, float, float]:
+def serve(folder: Path) -> ThreadingHTTPServer:
+    """Start the server; clients find the CA in `folder`."""
+    now, life = datetime.now(UTC), timedelta(days=1)
+    ca = make_ca(now, life)
+    pair = sign_server(ca, ("localhost",), now, life)
+    for name, data in (("ca.crt", ca.certificate), ("tls.crt", pair.certificate), ("tls.key", pair.key)):
+        (folder / name).write_bytes(data)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def measure(url: str, ca_file: Path, containers: int, seconds: float, *, away: bool) -> tuple[float, float, float]:
     """Return peak MiB, CPU seconds of the start, and CPU as a share of one core afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         usage = Path(folder) / "usage.json"
@@ -72,7 +91,8 @@ def measure(url: str, containers: int, seconds: float, *, away: bool) -> tuple[f
             "SLICEKEEPER_SIDECAR_USAGE_FILE": str(usage),
             "SLICEKEEPER_SIDECAR_SPOOL_DIR": folder,
             "SLICEKEEPER_SIDECAR_REPORT_SECONDS": "10",
-            "SLICEKEEPER_TIMEKEEPER_CLIENT_URL": "http://127.0.0.1:9" if away else url,
+            "SLICEKEEPER_TIMEKEEPER_CLIENT_URL": "https://127.0.0.1:9" if away else url,
+            "SLICEKEEPER_TIMEKEEPER_CLIENT_CA_FILE": str(ca_file),
         }
         command = [str(Path(sys.executable).parent / "slicekeeper"), "sidecar", "run"]
         process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
@@ -92,16 +112,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="length of each case")
     seconds = parser.parse_args().seconds
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
+    cases = (("1 container", 1, False), ("8 containers", 8, False), ("timekeeper away", 1, True))
     print(f"Interval 10 s, {seconds:.0f} s per case; bounds: 40 MiB, 0.2 % of a core.\n")
     print("| case | peak memory, MiB | CPU of the start, s | CPU afterwards, % of a core |")
     print("| --- | ---: | ---: | ---: |")
-    for name, containers, away in (("1 container", 1, False), ("8 containers", 8, False), ("timekeeper away", 1, True)):
-        memory, start, share = measure(url, containers, seconds, away=away)
-        print(f"| {name} | {memory:.1f} | {start:.2f} | {100 * share:.3f} |")
-    server.shutdown()
+    with tempfile.TemporaryDirectory() as folder:
+        server = serve(Path(folder))
+        url = f"https://localhost:{server.server_address[1]}"
+        for name, containers, away in cases:
+            memory, start, share = measure(url, Path(folder) / "ca.crt", containers, seconds, away=away)
+            print(f"| {name} | {memory:.1f} | {start:.2f} | {100 * share:.3f} |")
+        server.shutdown()
 
 
 if __name__ == "__main__":

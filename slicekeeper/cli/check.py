@@ -94,7 +94,7 @@ def _missing(client: KubeClient, settings: Settings, namespace: str) -> Iterator
         found = _get(client, DEPLOYMENTS, part, namespace)
         if found is not None and not (found.get("status") or {}).get("readyReplicas"):
             yield Finding(f"deployment {part} has no ready pod", f"kubectl logs -n {namespace} deployment/{part}")
-        elif found is None and part != "certificates":  # cert-manager may do its work
+        elif found is None:
             yield Finding(f"deployment {part} is missing", _INSTALL)
     for known in (settings.classes.in_budget, settings.classes.over_budget):
         if _get(client, PRIORITY_CLASSES, known.name) is None:

@@ -17,6 +17,7 @@ from cluster.harness.kubectl import Refused, wait_for
 from cluster.harness.site import Site, deployment, gpu_container, plain_container, pod
 
 from certificates.authority import KeyPair, sign_server, split
+from slicekeeper import names
 
 WEBHOOK = "deployment/webhook"
 HOST = f"webhook.{NAMESPACE}.svc"
@@ -80,8 +81,11 @@ def test_an_expired_certificate_is_refused_and_healed(site: Site) -> None:
     wait_for("certificate that is good again", lambda: _admits(site, team), seconds=120, pause=1)
 
 
-def test_rotation_under_load_fails_no_admission(site: Site) -> None:
+def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) -> None:
     team = site.namespace()
+    site.kubectl.create(pod("reports", gpu_container(core=5)), namespace=team)
+    reports = site.wait_phase(team, "reports", "Running")
+    heard = wait_for("first report", lambda: site.heard(reports), seconds=60, pause=1)
     before = site.kubectl.get("secret", "webhook-tls", NAMESPACE)["data"]["tls.crt"]
     trusted = site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"]
     failed: list[str] = []
@@ -124,6 +128,15 @@ def test_rotation_under_load_fails_no_admission(site: Site) -> None:
             thread.join()
     assert failed == []
     assert done > 20
+    # A pod that was there before trusts what the timekeeper shows to new connections, and goes on where it was.
+    site.rollout("deployment/timekeeper")
+    [(epoch, seq)] = heard.items()
+    more = wait_for(
+        "further reports", lambda: next((h for h in [site.heard(reports)] if h[epoch] > seq + 4), None), 180, 2
+    )
+    assert set(more) == {epoch}, "one run of the sidecar, and nothing begun anew"
+    dropped = site.kubectl("logs", "reports", "-n", team, "-c", names.SIDECAR)
+    assert "dropped" not in dropped
 
 
 def _changed(site: Site, before: str) -> Iterator[str]:

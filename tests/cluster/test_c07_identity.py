@@ -7,18 +7,21 @@ import base64
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
-from cluster.harness.kubectl import Kubectl, Object, Refused
+from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
 from cluster.harness.site import Site, gpu_container, pod
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
+from certificates.authority import make_ca
 from slicekeeper import names
-from slicekeeper.errors import Forbidden
+from slicekeeper.errors import Forbidden, Unavailable
+from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import NODES
 
 AGENT = "system:serviceaccount:slicekeeper-system:nodeagent"
@@ -72,6 +75,27 @@ def test_a_pod_speaks_for_itself_alone(site: Site, pair: tuple[Object, Object]) 
     assert forged["reason"]
     after = site.workloads(theirs["metadata"]["namespace"])[theirs["metadata"]["uid"]]
     assert after.used_ms == before.used_ms
+
+
+def test_a_sidecar_reports_over_tls_and_clear_text_gets_no_answer(site: Site, pair: tuple[Object, Object]) -> None:
+    mine, _ = pair
+    [sidecar] = [c for c in mine["spec"]["initContainers"] if c["name"] == names.SIDECAR]
+    environ = {entry["name"]: entry.get("value", "") for entry in sidecar["env"]}
+    assert environ["SLICEKEEPER_TIMEKEEPER_CLIENT_URL"].startswith("https://")
+    wait_for("report of the pod's own sidecar", lambda: site.heard(mine), seconds=60, pause=1)
+    token = site.folder / "mine.token"
+    token.write_text(site.pod_token(mine))
+    stranger = site.folder / "stranger.crt"
+    stranger.write_bytes(make_ca(datetime.now(UTC), timedelta(hours=1)).certificate)
+    with site.timekeeper_url() as url:
+        for asked, ca in (
+            (url.replace("https://", "http://"), site.timekeeper_ca()),
+            (url, str(stranger)),
+            (url.replace("localhost", "127.0.0.1"), site.timekeeper_ca()),
+        ):
+            with pytest.raises(Unavailable):
+                JsonClient(asked, ca_file=ca, token_file=str(token)).json("GET", "/healthz")
+        assert JsonClient(url, ca_file=site.timekeeper_ca()).request("GET", "/healthz")[0] == 200
 
 
 def test_tokens_that_say_nothing_are_refused(site: Site, pair: tuple[Object, Object]) -> None:

@@ -17,6 +17,8 @@ from cluster.harness import install
 from cluster.harness.kubectl import wait_for
 from cluster.harness.site import CORE, Site, gpu_container, pod
 
+from slicekeeper import names
+
 
 @contextmanager
 def _proxy(site: Site) -> Iterator[str]:
@@ -70,6 +72,8 @@ def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
     code, told = _check(site, "--repair")
     assert code == 0, told
     wait_for("pod that goes", lambda: not site.pods(team), seconds=60)
+    published = ("get", "configmap", "-A", f"--field-selector=metadata.name={names.CA_CONFIG_MAP}", "-o", "name")
+    wait_for("end of what the garbage collector takes", lambda: not site.kubectl(*published).split())
     node = site.kubectl.list("nodes")[0]
     assert not [key for key in node["metadata"]["annotations"] if "slicekeeper" in key]
     assert CORE not in node["status"]["capacity"]

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from simulator import certificates
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import inventory, names
@@ -50,6 +52,7 @@ class Site:
     kube: KubeClient
     cluster: Cluster
     url: str
+    trust: ssl.SSLContext
     config: Path
     process: subprocess.Popen[bytes] | None = None
     pods: dict[str, Object] = field(default_factory=dict)
@@ -67,13 +70,13 @@ class Site:
 
     def get(self, path: str) -> Any:
         request = urllib.request.Request(self.url + path, headers={"Authorization": "Bearer secret"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30, context=self.trust) as answer:
             return json.load(answer)
 
     def post(self, path: str, body: Any, key: str) -> Any:
         headers = {"Authorization": "Bearer secret", "Idempotency-Key": key, "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30, context=self.trust) as answer:
             return json.load(answer)
 
     def ready(self) -> bool:
@@ -149,7 +152,8 @@ def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
         port = probe.getsockname()[1]
     (tmp_path / "token").write_text("secret")
     (tmp_path / "policy.yaml").write_text(POLICY)
-    url = f"http://127.0.0.1:{port}"
+    url = f"https://127.0.0.1:{port}"
+    tls = certificates.make(tmp_path / "tls", clock.now_ms())
     config = tmp_path / "config.yaml"
     settings = {
         "kubernetes": {"server": server.url},
@@ -157,15 +161,16 @@ def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
         "timekeeper": {
             "bind": f"127.0.0.1:{port}", "database": database_url,
             "operatorTokenFile": str(tmp_path / "token"),
+            "tls": {"certificateFile": str(tls.certificate), "keyFile": str(tls.key)},
         },
-        "timekeeperClient": {"url": url, "tokenFile": str(tmp_path / "token")},
+        "timekeeperClient": {"url": url, "caFile": str(tls.ca), "tokenFile": str(tmp_path / "token")},
     }  # fmt: skip
     config.write_text(json.dumps(settings))
     kube = KubeClient(KubernetesSettings(server=server.url))
     for namespace in ("rich", "poor", "watched"):
         kube.create(NAMESPACES, {"metadata": {"name": namespace}})
     kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
-    site = Site(tmp_path, kube, cluster, url, config)
+    site = Site(tmp_path, kube, cluster, url, ssl.create_default_context(cafile=str(tls.ca)), config)
     yield site
     site.kill()
     kube.close()
@@ -326,7 +331,7 @@ def test_two_replicas_on_postgresql_are_killed_in_turn(site: Site, database_url:
     settings["timekeeper"]["bind"] = f"127.0.0.1:{port}"
     config = site.folder / "second.yaml"
     config.write_text(json.dumps(settings))
-    second = replace(site, url=f"http://127.0.0.1:{port}", config=config, process=None)
+    second = replace(site, url=f"https://127.0.0.1:{port}", config=config, process=None)
     both = (site, second)
     try:
         for one in both:

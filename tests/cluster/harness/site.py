@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import secrets
 import subprocess
@@ -19,6 +20,7 @@ from cluster.harness.images import SHELL_IMAGE
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
 
+from slicekeeper import names
 from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.settings import KubernetesSettings, TimekeeperClientSettings
@@ -101,6 +103,12 @@ class Site:
         self.kubectl.apply(account, binding)
         return self.kubectl("create", "token", MANAGER, "-n", NAMESPACE, "--audience=timekeeper").strip()
 
+    def timekeeper_ca(self) -> str:
+        """Return a file with the CAs that everybody in the cluster trusts."""
+        file = self.folder / "timekeeper-ca.crt"
+        file.write_text(self.kubectl.get("configmap", names.CA_CONFIG_MAP, NAMESPACE)["data"][names.CA_KEY])
+        return str(file)
+
     @contextmanager
     def timekeeper_url(self) -> Iterator[str]:
         """Forward a port of this machine to the timekeeper."""
@@ -112,7 +120,7 @@ class Site:
                 found = re.search(r"127\.0\.0\.1:(\d+)", line)
                 if found is None:
                     raise RuntimeError(f"kubectl port-forward said {line!r}")
-                yield f"http://127.0.0.1:{found[1]}"
+                yield f"https://localhost:{found[1]}"
             finally:
                 forward.terminate()
 
@@ -123,7 +131,8 @@ class Site:
         token.touch(mode=0o600)
         token.write_text(self.manager_token())
         with self.timekeeper_url() as url:
-            yield TimekeeperClient(TimekeeperClientSettings(url=url, token_file=str(token)))
+            ca = self.timekeeper_ca()
+            yield TimekeeperClient(TimekeeperClientSettings(url=url, ca_file=ca, token_file=str(token)))
 
     @contextmanager
     def raw_timekeeper(self, token: str) -> Iterator[JsonClient]:
@@ -132,7 +141,18 @@ class Site:
         file.touch(mode=0o600)
         file.write_text(token)
         with self.timekeeper_url() as url:
-            yield JsonClient(url, token_file=str(file))
+            yield JsonClient(url, ca_file=self.timekeeper_ca(), token_file=str(file))
+
+    def heard(self, pod: Object) -> dict[int, int]:
+        """Return what the timekeeper has taken of a pod's sidecar: its newest report's number, by epoch."""
+        script = (
+            "import json, sqlite3, sys\n"
+            "books = sqlite3.connect('/var/lib/timekeeper/timekeeper.sqlite')\n"
+            "rows = books.execute('select epoch, seq from watermark where pod_uid = ?', sys.argv[1:])\n"
+            "print(json.dumps(rows.fetchall()))"
+        )
+        read = ("--", "/usr/local/bin/python3", "-c", script, pod["metadata"]["uid"])
+        return dict(json.loads(self.kubectl("exec", "deployment/timekeeper", "-n", NAMESPACE, *read)))
 
     def workloads(self, namespace: str) -> dict[str, Workload]:
         """Return what the ledger has of a namespace's pods, by their UID."""

@@ -7,21 +7,25 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from certificates.authority import expires_at, is_for, signed_by
+from certificates.authority import expires_at, is_for, signed_by, split
 from certificates.rotation import Schedule, State, advance
 
-HOSTS = ("webhook.slicekeeper-system.svc", "webhook.slicekeeper-system")
+HOSTS = {
+    "webhook": ("webhook.slicekeeper-system.svc", "webhook.slicekeeper-system"),
+    "timekeeper": ("timekeeper.slicekeeper-system.svc", "localhost"),
+}
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEDULE = Schedule(ca_life=timedelta(days=90), server_life=timedelta(days=9), overlap=timedelta(hours=6))
 
 
-def test_the_first_run_makes_a_ca_and_a_certificate() -> None:
+def test_the_first_run_makes_a_ca_and_a_certificate_for_every_service() -> None:
     state = advance(State(), HOSTS, BEGIN, SCHEDULE)
     assert len(state.authorities) == 1
-    assert state.server is not None
-    assert signed_by(state.server.certificate, state.authorities[0])
-    assert is_for(state.server.certificate, HOSTS)
-    assert expires_at(state.server.certificate) == BEGIN + timedelta(days=9)
+    assert set(state.servers) == set(HOSTS)
+    for service, server in state.servers.items():
+        assert signed_by(server.certificate, state.authorities[0])
+        assert is_for(server.certificate, HOSTS[service])
+        assert expires_at(server.certificate) == BEGIN + timedelta(days=9)
 
 
 def test_nothing_changes_while_nothing_is_due() -> None:
@@ -31,26 +35,27 @@ def test_nothing_changes_while_nothing_is_due() -> None:
 
 def test_a_certificate_for_other_hosts_is_made_anew() -> None:
     state = advance(State(), HOSTS, BEGIN, SCHEDULE)
-    moved = advance(state, ("webhook.elsewhere.svc",), BEGIN, SCHEDULE)
+    moved = advance(state, {**HOSTS, "webhook": ("webhook.elsewhere.svc",)}, BEGIN, SCHEDULE)
     assert moved.authorities == state.authorities
-    assert moved.server is not None
-    assert is_for(moved.server.certificate, ("webhook.elsewhere.svc",))
+    assert moved.servers["timekeeper"] == state.servers["timekeeper"]
+    assert is_for(moved.servers["webhook"].certificate, ("webhook.elsewhere.svc",))
 
 
-@pytest.mark.parametrize("step", [timedelta(minutes=30), timedelta(hours=5)])
+@pytest.mark.parametrize("step", [timedelta(hours=2), timedelta(hours=5)])
 def test_over_a_year_old_and_new_are_always_trusted_by_all(step: timedelta) -> None:
     state, now, seen_bundle = State(), BEGIN, b""
     authorities: set[bytes] = set()
     while now < BEGIN + timedelta(days=365):
-        shown = state.server
+        before = state.servers
         state = advance(state, HOSTS, now, SCHEDULE)
         authorities.update(state.authorities)
-        assert state.server is not None
-        # Who has seen only the bundle of the step before trusts what is shown now, and the newest bundle trusts
-        # the certificate that a slow server may still show.
-        for certificate, bundle in ((state.server, seen_bundle or state.bundle), (shown or state.server, state.bundle)):
-            assert any(signed_by(certificate.certificate, ca + b"") for ca in _split(bundle)), now
-        assert expires_at(state.server.certificate) > now + step
+        for service, server in state.servers.items():
+            # Who has seen only the bundle of the step before trusts what is shown now, and the newest bundle trusts
+            # the certificate that a slow server may still show.
+            shown = before.get(service, server)
+            for certificate, bundle in ((server, seen_bundle or state.bundle), (shown, state.bundle)):
+                assert any(signed_by(certificate.certificate, ca) for ca in split(bundle)), now
+            assert expires_at(server.certificate) > now + step
         assert len(state.authorities) <= 3
         seen_bundle, now = state.bundle, now + step
     assert len(authorities) >= 5
@@ -58,12 +63,7 @@ def test_over_a_year_old_and_new_are_always_trusted_by_all(step: timedelta) -> N
 
 def test_a_lost_ca_key_starts_a_new_ca_and_trusts_the_old_one_on() -> None:
     state = advance(State(), HOSTS, BEGIN, SCHEDULE)
-    broken = State(state.authorities, b"", b"", state.server)
+    broken = State(state.authorities, b"", b"", state.servers)
     healed = advance(broken, HOSTS, BEGIN + timedelta(days=1), SCHEDULE)
     assert healed.ca_key
     assert state.authorities[0] in healed.authorities
-
-
-def _split(bundle: bytes) -> list[bytes]:
-    end = b"-----END CERTIFICATE-----\n"
-    return [part + end for part in bundle.split(end) if part.strip()]

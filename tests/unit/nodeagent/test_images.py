@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from images import archive, oci
-from slicekeeper import __version__
+from slicekeeper import __version__, names
 from slicekeeper.settings import Settings, convert
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,6 +26,20 @@ def test_the_manifests_name_this_release_and_every_image_has_a_recipe() -> None:
 def test_the_installed_settings_are_valid() -> None:
     settings = convert(yaml.safe_load((BASE / "config/config.yaml").read_text()), Settings, "config.yaml")
     assert settings.webhook.injection == "seats"
+
+
+def test_every_server_has_the_certificate_that_is_made_for_it() -> None:
+    settings = convert(yaml.safe_load((BASE / "config/config.yaml").read_text()), Settings, "config.yaml")
+    rules = (BASE / "certificates.yaml").read_text()
+    for service in settings.certificates.services:
+        assert f"{service}-tls" in rules
+        assert f"secret: {{secretName: {service}-tls}}" in (BASE / f"{service}.yaml").read_text()
+    assert settings.timekeeper.tls == settings.webhook.tls != Settings().timekeeper.tls
+    home = f"https://timekeeper.{settings.certificates.namespace}.svc:8444"
+    assert settings.timekeeper_client.url == home
+    assert f"resourceNames: [{names.CA_CONFIG_MAP}]" in rules
+    trusted = f"configMap: {{name: {names.CA_CONFIG_MAP}, items: [{{key: {names.CA_KEY}, path: {names.CA_KEY}}}]}}"
+    assert trusted in (BASE / "webhook.yaml").read_text()
 
 
 def test_the_priority_classes_are_those_of_the_settings() -> None:

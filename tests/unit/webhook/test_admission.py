@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the golden files cannot show: the budget's other standings, second passes and the rules of /validate."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from slicekeeper import names
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from slicekeeper.settings import Settings, WebhookSettings
+from slicekeeper.settings import Settings, TimekeeperClientSettings, WebhookSettings
 from webhook.classes import ClusterClasses, SettingsClasses
 from webhook.patch import apply, escape, value_at
 from webhook.policy import Admission, Case, Standing, cut
@@ -169,6 +170,19 @@ def test_a_variable_put_into_our_sidecar_is_refused(entry: dict[str, str]) -> No
     manifest = admitted()
     manifest["spec"]["initContainers"][0]["env"].append(entry)
     assert [v.code for v in ADMISSION.mutate(manifest, CASE).violations] == ["reserved-container"]
+
+
+def test_a_re_applied_pod_may_not_trust_another_ca_in_our_volume() -> None:
+    url = TimekeeperClientSettings(url="https://timekeeper.slicekeeper-system.svc:8444")
+    settings = Settings(timekeeper_client=url)
+    judge = Admission(settings, SettingsClasses(settings.classes))
+    once = deepcopy(apply(pod(), judge.mutate(pod(), CASE).patch))
+    assert judge.mutate(once, CASE).patch == []
+    [token] = [v["projected"] for v in once["spec"]["volumes"] if v["name"] == "slicekeeper-token"]
+    token["defaultMode"] = 420  # as the API server completes it
+    assert judge.validate(once, CASE).allowed
+    token["sources"][1]["configMap"]["name"] = "my-ca"
+    assert [v.code for v in judge.mutate(once, CASE).violations] == ["reserved-volume"]
 
 
 def test_the_clusters_class_values_go_before_the_settings() -> None:

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the trusted CAs into a ConfigMap of every namespace, as Kubernetes does with its own (`kube-root-ca.crt`).
+
+Sidecars run in users' namespaces and mount it from there, so a pod that runs for years sees every rotation. The
+ConfigMaps belong to the installation's own namespace: the garbage collector takes them when that is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from slicekeeper import names
+from slicekeeper.errors import Conflict, Forbidden, NotFound, Unavailable
+from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, KubeClient, Object
+from slicekeeper.kube.watch import Watch
+
+log = logging.getLogger(__name__)
+
+LIST_SECONDS: Final = 10.0
+"""How long the first list of namespaces may take."""
+
+
+class Publisher:
+    """Keeps one bundle in all namespaces; `wake` is set when there may be something to do."""
+
+    def __init__(self, client: KubeClient, home: str, wake: threading.Event) -> None:
+        self._client = client
+        self._home = home
+        self._namespaces, self._published = _Mirror(wake), _Mirror(wake)
+        self._watches = (
+            Watch(client, NAMESPACES, self._namespaces),
+            Watch(client, CONFIG_MAPS, self._published, field_selector=f"metadata.name={names.CA_CONFIG_MAP}"),
+        )
+        self._bundle = b""
+
+    def start(self) -> None:
+        """Start to follow namespaces, in daemon threads."""
+        for watch in self._watches:
+            watch.start()
+
+    def stop(self) -> None:
+        """Stop following."""
+        for watch in self._watches:
+            watch.stop()
+
+    def publish(self, bundle: bytes) -> None:
+        """Write a bundle to wherever another one is, or none. A namespace that does not take it is tried next time.
+
+        Raises Unavailable where the namespaces are not known yet, another ServiceError where the API server fails.
+        """
+        self._bundle = bundle
+        if not all(watch.synced.wait(LIST_SECONDS) for watch in self._watches):
+            raise Unavailable("the namespaces have not been listed yet")
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Publish the last bundle again: to namespaces that are new, and where somebody has changed it."""
+        if not self._bundle:
+            return
+        namespaces, published = self._namespaces.all(), self._published.all()
+        wanted = self._config_map(namespaces.get(self._home))
+        for name, namespace in namespaces.items():
+            found = published.get(name)
+            if namespace["metadata"].get("deletionTimestamp") or _has(found, wanted):
+                continue
+            try:
+                if found is None:
+                    self._client.create(CONFIG_MAPS, wanted, name)
+                else:
+                    metadata = {**found["metadata"], "ownerReferences": wanted["metadata"]["ownerReferences"]}
+                    self._client.replace(CONFIG_MAPS, {**found, "metadata": metadata, "data": wanted["data"]})
+            except (Conflict, Forbidden, NotFound) as error:
+                log.info("CA not published to namespace %s, which is changing: %s", name, error)
+
+    def _config_map(self, home: Object | None) -> Object:
+        owners = []
+        if home is not None:
+            uid = home["metadata"]["uid"]
+            owners = [{"apiVersion": "v1", "kind": "Namespace", "name": self._home, "uid": uid}]
+        metadata = {"name": names.CA_CONFIG_MAP, "ownerReferences": owners}
+        data = {names.CA_KEY: self._bundle.decode()}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+class _Mirror:
+    """The newest state of objects of which each namespace has one, by the namespace's name."""
+
+    def __init__(self, wake: threading.Event) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._objects: dict[str, Object] = {}
+
+    def on_list(self, objects: list[Object]) -> None:
+        with self._lock:
+            self._objects = {_namespace_of(obj): obj for obj in objects}
+        self._wake.set()
+
+    def on_event(self, kind: str, obj: Object) -> None:
+        with self._lock:
+            if kind == "DELETED":
+                self._objects.pop(_namespace_of(obj), None)
+            else:
+                self._objects[_namespace_of(obj)] = obj
+        self._wake.set()
+
+    def all(self) -> dict[str, Object]:
+        with self._lock:
+            return dict(self._objects)
+
+
+def _namespace_of(obj: Object) -> str:
+    return str(obj["metadata"].get("namespace") or obj["metadata"]["name"])
+
+
+def _has(found: Object | None, wanted: Object) -> bool:
+    if found is None:
+        return False
+    owners = found["metadata"].get("ownerReferences") or []
+    return bool(found.get("data") == wanted["data"] and owners == wanted["metadata"]["ownerReferences"])

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whom to trust is in every namespace, whatever becomes of the namespace or of the ConfigMap."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from small_cluster import NAMESPACE, SmallCluster
+
+from certificates.publisher import Publisher
+from slicekeeper import names
+from slicekeeper.clock import SystemClock
+from slicekeeper.errors import NotFound
+from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, Object
+
+HOME = "slicekeeper-system"
+
+
+class World(SmallCluster):
+    """A cluster with a publisher that works as its command has it work: again whenever something changed."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self.publisher = Publisher(self.client, HOME, self._wake)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self.publisher.start()
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            self.publisher.repeat()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+        self.publisher.stop()
+        self.server.stop()
+
+    def published(self, namespace: str) -> Object:
+        return self.client.get(CONFIG_MAPS, names.CA_CONFIG_MAP, namespace)
+
+    def wait(self, namespace: str, bundle: str) -> Object:
+        pause = threading.Event()
+        for _ in range(1500):
+            try:
+                found = self.published(namespace)
+            except NotFound:
+                found = {}
+            if found.get("data") == {"ca.crt": bundle}:
+                return found
+            pause.wait(0.02)
+        raise AssertionError(f"{namespace} has not got {bundle!r}")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.stop()
+
+
+def test_every_namespace_gets_it_and_a_new_one_at_once(world: World) -> None:
+    world.publisher.publish(b"one")
+    for namespace in (NAMESPACE, HOME):
+        world.wait(namespace, "one")
+    world.client.create(NAMESPACES, {"metadata": {"name": "later"}})
+    world.wait("later", "one")
+
+
+def test_a_rotation_replaces_it_everywhere(world: World) -> None:
+    world.publisher.publish(b"one")
+    world.wait(NAMESPACE, "one")
+    world.publisher.publish(b"twoone")
+    for namespace in (NAMESPACE, HOME):
+        world.wait(namespace, "twoone")
+
+
+@pytest.mark.parametrize("damage", [{"data": {"ca.crt": "mine"}}, {"metadata": {"ownerReferences": []}}])
+def test_what_somebody_changed_or_deleted_is_put_right(world: World, damage: dict[str, Any]) -> None:
+    world.publisher.publish(b"one")
+    owners = world.wait(NAMESPACE, "one")["metadata"]["ownerReferences"]
+    world.client.patch(CONFIG_MAPS, names.CA_CONFIG_MAP, damage, NAMESPACE)
+    pause = threading.Event()
+    while world.wait(NAMESPACE, "one")["metadata"].get("ownerReferences") != owners:
+        pause.wait(0.02)
+    world.client.delete(CONFIG_MAPS, names.CA_CONFIG_MAP, NAMESPACE)
+    world.wait(NAMESPACE, "one")
+
+
+def test_it_belongs_to_the_installations_namespace_and_goes_with_it(world: World) -> None:
+    world.publisher.publish(b"one")
+    [owner] = world.wait(NAMESPACE, "one")["metadata"]["ownerReferences"]
+    home = world.client.get(NAMESPACES, HOME)
+    assert owner == {"apiVersion": "v1", "kind": "Namespace", "name": HOME, "uid": home["metadata"]["uid"]}
