@@ -26,7 +26,6 @@ from slicekeeper.kube.leader import LeaderElection
 logger = logging.getLogger(__name__)
 
 LEASE: Final = "slicekeeper-certificates"
-RETRY_SECONDS: Final = 1.0
 
 
 @click.group()
@@ -60,18 +59,22 @@ def run(context: Context) -> None:
     due = 0.0
     while not stop.is_set():
         if leader.is_leader:
-            try:
-                if time.monotonic() >= due:
-                    keep()
-                    due = time.monotonic() + mine.look_seconds
-                publisher.repeat()
-            except ServiceError as error:
-                logger.warning("certificates not kept: %s", error)
-                stop.wait(RETRY_SECONDS)
+            if time.monotonic() >= due:
+                due = time.monotonic() + mine.look_seconds
+                _attempt(keep)
+            _attempt(publisher.repeat)
         wake.wait(mine.look_seconds)
         wake.clear()
     publisher.stop()
     leader.stop()
+
+
+def _attempt(work: Callable[[], object]) -> None:
+    """Do what the next look makes good where it fails now."""
+    try:
+        work()
+    except ServiceError as error:
+        logger.warning("certificates not kept: %s", error)
 
 
 def _bundle(file: Path) -> bytes:

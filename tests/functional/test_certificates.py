@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper certificates run` where another keeps the CA, as cert-manager does: it publishes, and signs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from small_cluster import NAMESPACE, SmallCluster
+
+from certificates.authority import make_ca
+from slicekeeper import names
+from slicekeeper.clock import SystemClock
+from slicekeeper.errors import NotFound
+from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def small() -> Iterator[SmallCluster]:
+    small = SmallCluster(SystemClock())
+    yield small
+    small.client.close()
+    small.server.stop()
+
+
+def wait_for(small: SmallCluster, namespace: str, bundle: bytes) -> None:
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            found = small.client.get(CONFIG_MAPS, names.CA_CONFIG_MAP, namespace)["data"][names.CA_KEY]
+        except NotFound:
+            found = ""
+        if found == bundle.decode():
+            return
+        assert time.monotonic() < end, f"{namespace} has {found!r}"
+        time.sleep(0.05)
+
+
+def bundle() -> bytes:
+    return make_ca(datetime.now(UTC), timedelta(days=1)).certificate
+
+
+def test_a_bundle_that_another_keeps_is_published_and_followed(small: SmallCluster, tmp_path: Path) -> None:
+    file, first, second = tmp_path / "ca.crt", bundle(), bundle()
+    environ = {
+        "SLICEKEEPER_KUBERNETES_SERVER": small.server.url,
+        "SLICEKEEPER_CERTIFICATES_CA_FILE": str(file),
+        "SLICEKEEPER_CERTIFICATES_LOOK_SECONDS": "0.2",
+    }
+    command = [str(Path(sys.executable).parent / "slicekeeper"), "certificates", "run"]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, env=environ, stderr=log) as process:
+        try:
+            file.write_bytes(first)
+            wait_for(small, NAMESPACE, first)
+            small.client.create(NAMESPACES, {"metadata": {"name": "later"}})
+            wait_for(small, "later", first)
+            file.write_bytes(b"")  # half-way: what was trusted stays trusted
+            small.client.create(NAMESPACES, {"metadata": {"name": "meanwhile"}})
+            wait_for(small, "meanwhile", first)
+            file.write_bytes(second)
+            wait_for(small, NAMESPACE, second)
+        finally:
+            process.terminate()
+    assert process.returncode == 0, (tmp_path / "log").read_text()
