@@ -50,6 +50,12 @@ def entries(posting: Posting) -> tuple[tuple[AccountKind, int], ...]:
     return ((source, -posting.amount), (target, posting.amount)) if posting.amount else ()
 
 
+def effect(kind: PostingKind, account: AccountKind, amount: int) -> int:
+    """Return by how much a posting of a kind moves an account."""
+    source, target = _ROUTE[kind]
+    return amount * ((target == account) - (source == account))
+
+
 def difference(booked: Iterable[Booked], wanted: Iterable[Posting]) -> tuple[list[Booked], list[Posting]]:
     """Return what must be reversed and what must be booked so that exactly `wanted` stands in the ledger."""
     missing = Counter(wanted)

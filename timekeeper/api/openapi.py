@@ -22,6 +22,9 @@ _QUERY: dict[str, dict[str, Any]] = {
     "cursor": {"type": "string"},
     "limit": {"type": "integer", "minimum": 1, "maximum": MOST_PER_PAGE, "default": 100},
     "namespace": _NAMESPACE,
+    "from": {"type": "string", "format": "date-time"},
+    "to": {"type": "string", "format": "date-time"},
+    "format": {"type": "string", "enum": ["json", "csv"], "default": "json"},
     "model": {"type": "string", "maxLength": 253},
 }
 _HEADERS: dict[str, dict[str, Any]] = {
@@ -98,6 +101,8 @@ def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
         responses[str(status)] = {"description": "Not modified" if status == 304 else "Done"}
         if route.answer is not None and status != 304:
             responses[str(status)]["content"] = {"application/json": {"schema": schemas[route.answer]}}
+            if "format" in route.query:
+                responses[str(status)]["content"]["text/csv"] = {"schema": {"type": "string"}}
     refused = {"content": {MEDIA_TYPE: {"schema": next(s for k, s in schemas.items() if k is ProblemDocument)}}}
     for status in sorted(_statuses(route)):
         told = (

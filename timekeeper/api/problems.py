@@ -92,6 +92,7 @@ _OWN: Final = frozenset(
         "amount-overflow",
         "balance-insufficient",
         "budget-closed",
+        "period-not-over",
         "pod-running",
         "pod-unknown",
         "rate-exists",

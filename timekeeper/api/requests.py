@@ -145,6 +145,20 @@ def next_cursor(place: object) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode()
 
 
+def interval(default: tuple[int, int]) -> tuple[int, int]:
+    """Return the half-open interval from `from` to `to` of the query.
+
+    Raises Problem where it is none.
+    """
+    start, end = (
+        instant(request.args[name], name) if request.args.get(name) else otherwise
+        for name, otherwise in zip(("from", "to"), default, strict=True)
+    )
+    if end <= start:
+        raise Problem(422, "interval-invalid", "to must be later than from", "to")
+    return start, end
+
+
 def etag_of(header: str) -> str | None:
     """Return the entity tag of a condition, None where there is no condition."""
     value = request.headers.get(header)

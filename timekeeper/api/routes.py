@@ -20,6 +20,7 @@ from timekeeper.api.handlers import (
     rates,
     reports,
     reservations,
+    statements,
     workloads,
 )
 
@@ -87,6 +88,12 @@ ROUTES: tuple[Route, ...] = (
           query=("namespace", *_PAGE)),
     Route("GET", f"{_NS}/entries", budgets.entries, "Ledger entries, in the order of booking", schemas.EntryList,
           query=_PAGE, problems=(404,)),
+    Route("GET", f"{_NS}/periods", statements.periods, "Periods, newest first", schemas.PeriodList, query=_PAGE,
+          problems=(404,)),
+    Route("PUT", f"{_NS}/seal", statements.seal, "Seal periods that are over before their grace is", schemas.PeriodList,
+          schemas.SealBody, problems=(404, 409)),
+    Route("GET", f"{_NS}/statement", statements.statement, "What is booked in a period or any interval",
+          schemas.Statement, query=("from", "to", "format", *_PAGE), problems=(404,)),
     Route("POST", "/api/v1/reports", reports.taken, "One pod's usage counters", wire.ReportAnswer, wire.ReportBatch),
     Route("GET", "/api/v1/workloads", workloads.listed, "Pods as the ledger has them, newest first",
           wire.WorkloadList, query=("namespace", *_PAGE)),

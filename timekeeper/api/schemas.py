@@ -237,6 +237,8 @@ class LedgerEntry(Wire, frozen=True, kw_only=True):
     effective_at: str
     booked_at: str
     reverses: int | None
+    corrects_at: str | None
+    """Of a correction: the instant in a sealed period at which it would have been effective."""
 
 
 class EntryList(Wire, frozen=True, kw_only=True):
@@ -260,6 +262,76 @@ class Usage(Wire, frozen=True, kw_only=True):
     unknown_workloads: int
     """Pods of which nothing is known."""
     as_of: str
+
+
+class SealBody(Body, frozen=True, kw_only=True):
+    """Up to where periods are to be sealed: the end of one that is over."""
+
+    until: Instant
+    reason: Reason
+
+
+class Period(Wire, frozen=True, kw_only=True):
+    """An accounting period, and what is booked in it."""
+
+    start: str
+    end: str
+    state: Literal["open", "grace", "sealed"]
+    granted_ms: int
+    """All that came to the budget, less what was taken out of it by hand."""
+    charged_ms: int
+    over_budget_ms: int
+    expired_ms: int
+    rolled_over_ms: int
+    """The part of `grantedMs` that the period before left."""
+    corrections: int
+    """Bookings among these that tell of sealed periods."""
+
+
+class PeriodList(Wire, frozen=True, kw_only=True):
+    """A page of periods, newest first."""
+
+    items: list[Period]
+    sealed_until: str | None
+    """Nothing that is effective up to here is booked or reversed any more; None: nothing is sealed."""
+    next_cursor: str | None = None
+
+
+class StatementTotal(Wire, frozen=True, kw_only=True):
+    """All bookings of one kind, reversals taken off."""
+
+    kind: str
+    correction: bool
+    """Whether they tell of sealed periods."""
+    count: int
+    amount_ms: int
+    balance_ms: int
+    """By how much they moved the balance."""
+
+
+class StatementPod(Wire, frozen=True, kw_only=True):
+    """What one pod was charged."""
+
+    pod_uid: str
+    pod_name: str
+    charged_ms: int
+    over_budget_ms: int
+    corrections_ms: int
+    """The part of both that tells of sealed periods."""
+
+
+class Statement(Wire, frozen=True, kw_only=True):
+    """What is booked in a half-open interval: opening balance, totals and closing balance add up."""
+
+    namespace: str
+    start: str
+    end: str
+    opening_ms: int
+    closing_ms: int
+    totals: list[StatementTotal]
+    workloads: list[StatementPod]
+    """A page of them, in the order of their UIDs."""
+    next_cursor: str | None = None
 
 
 class Health(msgspec.Struct, frozen=True):

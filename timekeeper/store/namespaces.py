@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from slicekeeper.errors import NotFound
 from timekeeper.allowances import State
 from timekeeper.ledger import ACCOUNTS
 from timekeeper.periods import PeriodName
@@ -56,6 +57,17 @@ def find_name(session: Session, cluster: str, name: str) -> Known | None:
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.name == name)
     row = session.execute(query.order_by(Namespace.id.desc()).limit(1)).one_or_none()
     return Known(*row) if row else None
+
+
+def require_name(session: Session, cluster: str, name: str) -> Known:
+    """Return the newest namespace of a name.
+
+    Raises NotFound where it has no account.
+    """
+    found = find_name(session, cluster, name)
+    if found is None:
+        raise NotFound(f"namespace {name} has no account yet", 404, "namespace-unknown")
+    return found
 
 
 def newest(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[Known]:

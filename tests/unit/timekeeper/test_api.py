@@ -486,6 +486,9 @@ def test_wrong_values_are_named_and_nothing_is_half_done(
         ("GET", "/api/v1/budgets/team/entries", 404, "namespace-unknown"),
         ("GET", "/api/v1/decisions/team", 404, "namespace-unknown"),
         ("PUT", "/api/v1/budgets/nowhere", 404, "namespace-unknown"),
+        ("GET", "/api/v1/budgets/team/statement", 404, "namespace-unknown"),
+        ("GET", "/api/v1/budgets/team/statement?format=xml", 422, "format-unknown"),
+        ("GET", "/api/v1/budgets/team/periods?cursor=%00", 422, "cursor-invalid"),
         ("GET", "/nothing", 404, "not-found"),
         ("DELETE", "/api/v1/budgets/team", 405, "method-not-allowed"),
         ("GET", "/readyz", 503, None),
@@ -544,6 +547,57 @@ def test_a_controller_that_is_stuck_makes_the_server_unhealthy(world: World, mon
     answer = world.call("GET", "/healthz")
     assert (answer.status_code, answer.json["status"]) == (503, "failing")
     assert answer.json["reason"].startswith("the controller has not finished a look for 6")
+
+
+def test_periods_statements_and_seals(world: World) -> None:
+    world.pod("a")
+    world.clock.advance(HOUR)
+    end = lambda uid: world.service.books.apply(  # noqa: E731
+        [], [Closing(world.uid(f"{uid}-pod"), world.clock.now_ms(), "finished")], {}, world.clock.now_ms()
+    )
+    end("a")
+    world.clock.advance(24 * HOUR)
+    world.pod("b")
+    world.clock.advance(2 * HOUR)
+    end("b")
+    budget = "/api/v1/budgets/team"
+    newest, first = world.get(f"{budget}/periods")["items"]
+    assert (newest["state"], newest["chargedMs"], newest["grantedMs"]) == ("open", 2 * HOUR, 150 * 60_000)
+    assert (first["state"], first["chargedMs"], first["expiredMs"]) == ("grace", HOUR, 90 * 60_000)
+    page = world.get(f"{budget}/periods?limit=1")
+    assert world.get(f"{budget}/periods?cursor={page['nextCursor']}")["items"] == [first]
+
+    refused = world.call("PUT", f"{budget}/seal", {"until": newest["end"], "reason": "r"})
+    assert (refused.status_code, refused.json["code"]) == (409, "period-not-over")
+    sealed = world.call("PUT", f"{budget}/seal", {"until": first["end"], "reason": "r"})
+    assert (sealed.json["sealedUntil"], sealed.json["items"][0]["state"]) == (first["end"], "sealed")
+
+    late = Opening("late", "late", "team", "uid-team", "n", (), '{"main":1}', "standard", {"": Fraction(1)}, T0, ())
+    closing = Closing("late", T0 + 60_000, "finished")
+    world.service.books.apply([late], [closing], {"team": world.service.policy.of("team")}, world.clock.now_ms())
+    before = world.get(f"{budget}/statement?from={first['start']}&to={first['end']}")
+    assert (before["openingMs"], before["closingMs"]) == (0, 0)
+    assert {t["kind"]: t["amountMs"] for t in before["totals"]} == {
+        "allowance": 150 * 60_000, "charge": HOUR, "expiry": 90 * 60_000,
+    }  # fmt: skip
+    now = world.get(f"{budget}/statement")
+    assert [(t["kind"], t["amountMs"]) for t in now["totals"] if t["correction"]] == [
+        ("charge", 60_000), ("expiry", -60_000),
+    ]  # fmt: skip
+    assert now["closingMs"] == world.get(budget)["balanceMs"] == 30 * 60_000
+    assert {p["podName"]: p["chargedMs"] for p in now["workloads"]} == {"b-pod": 2 * HOUR, "late": 60_000}
+    following = world.get(f"{budget}/statement?limit=1")
+    rest = world.get(f"{budget}/statement?cursor={following['nextCursor']}")
+    assert following["workloads"] + rest["workloads"] == now["workloads"]
+    table = world.call("GET", f"{budget}/statement?format=csv")
+    lines = table.data.decode().splitlines()
+    assert table.content_type.startswith("text/csv")
+    assert [line for line in lines if line.startswith("closing")] == [
+        f"closing,{newest['end']},team,,,,,{now['closingMs']}"
+    ]
+    assert sum(line.startswith("workload") for line in lines) == 2
+    entries = world.get(f"{budget}/entries")["items"]
+    assert {e["subject"] for e in entries if e["correctsAt"]} == {"late", f"period:{T0}"}
 
 
 # The interface's own description

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import movements, sealing
 from timekeeper.books import Books, Closing, Opening
+from timekeeper.ledger import effect
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
-from timekeeper.store import bookings, migrate
+from timekeeper.store import bookings, migrate, statements
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.verify import verify
@@ -139,6 +141,7 @@ class Sealed(RuleBasedStateMachine):
             self.what_is_sealed_stays()
             self.books.settle([self.books.require("team").known.id], self.now)
             assert verify(self.books.database.engine, carry=False).differences == []
+            self.statements_add_up()
             with self.databases.migrated() as url:
                 calm = Books(Database(make_engine(url)), "default", carry=False)
                 try:
@@ -150,6 +153,24 @@ class Sealed(RuleBasedStateMachine):
         finally:
             self.books.database.close()
             self.made.__exit__(None, None, None)
+
+    def statements_add_up(self) -> None:
+        edges = [0, *range(T0 - 60 * HOUR, self.now + 25 * HOUR, 12 * HOUR), self.now + 500 * HOUR]
+        spans = list(pairwise(edges))
+        with self.books.database.reading() as session:
+            team = self.books.require("team").known.id
+            openings = [statements.opening(session, team, at) for at in edges]
+            parts = statements.totals(session, team, spans)
+            (whole,) = statements.totals(session, team, [(edges[0], edges[-1])])
+            pods = list(statements.charged(session, team, edges[0], edges[-1]))
+        for (before, after), totals in zip(pairwise(openings), parts, strict=True):
+            assert before + sum(effect(one.kind, "budget", one.amount) for one in totals) == after
+        assert openings[-1] == balances(self.books)["budget"]
+        assert sum(t.amount for t in whole) == sum(t.amount for totals in parts for t in totals)
+        booked = balances(self.books)
+        assert (sum(p.charged for p in pods), sum(p.over_budget for p in pods)) == (
+            booked["charged"], booked["over-budget"],
+        )  # fmt: skip
 
     def undisturbed(self, books: Books) -> None:
         history = list(self.done)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from flask import Response, request
 
-from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Budget, BudgetList
 from timekeeper import reservations, views
@@ -102,9 +101,7 @@ def entries(namespace: str) -> Response:
     it.allow("get", name, "statement")
     limit, after = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
-        known = namespaces.find_name(session, it.books.cluster, name)
-        if known is None:
-            raise NotFound(f"namespace {name} has no account yet", 404, "namespace-unknown")
+        known = namespaces.require_name(session, it.books.cluster, name)
         lines = bookings.lines(session, known.id, after or 0, limit + 1)
         items = [
             LedgerEntry(
@@ -118,6 +115,9 @@ def entries(namespace: str) -> Response:
                 effective_at=format_instant(line.transaction.effective_at),
                 booked_at=format_instant(line.transaction.booked_at),
                 reverses=line.transaction.reverses,
+                corrects_at=None
+                if line.transaction.corrects_at is None
+                else format_instant(line.transaction.corrects_at),
             )
             for line in lines[:limit]
         ]

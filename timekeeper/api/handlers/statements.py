@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Periods, their seals, and statements of what is booked."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from flask import Response, request
+from sqlalchemy.orm import Session
+
+from slicekeeper.units import format_instant
+from timekeeper import ledger, sealing
+from timekeeper.allowances import rule_at
+from timekeeper.api import requests
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas import Period, PeriodList, SealBody, Statement, StatementPod, StatementTotal
+from timekeeper.api.service import Service, service
+from timekeeper.records import Rule
+from timekeeper.sealing import period_around
+from timekeeper.store import namespaces, statements
+from timekeeper.store.namespaces import Known
+from timekeeper.store.statements import Total
+
+_GIVES: Final = ("allowance", "adjustment", "refund", "transfer-in")
+_TAKES: Final = ("withdrawal", "transfer-out")
+_COLUMNS: Final = ("line", "subject", "name", "correction", "count", "amountMs", "overBudgetMs", "balanceMs")
+
+
+def periods(namespace: str) -> Response:
+    """Return a page of periods."""
+    it, name = service(), requests.namespace(namespace)
+    it.allow("get", name, "statement")
+    return _periods(it, name, requests.limit(), requests.cursor(int))
+
+
+def seal(namespace: str) -> Response:
+    """Seal periods that are over."""
+    it, name = service(), requests.namespace(namespace)
+    caller = it.allow("update", name)
+    given = requests.body(SealBody)
+    until = requests.instant(given.until, "until")
+    sealing.seal(it.books, name, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
+    return _periods(it, name, 1, until)
+
+
+def _periods(it: Service, name: str, limit: int, before: int | None) -> Response:
+    now = it.clock.now_ms()
+    with it.books.database.reading() as session:
+        known = namespaces.require_name(session, it.books.cluster, name)
+        rules = [row.rule for row in namespaces.rules(session, known.id)]
+        found = _newest(rules, now if before is None else before - 1, statements.first_instant(session, known.id))
+        spans = [span for span, _ in zip(found, range(limit + 1), strict=False)]
+        items = _booked(session, known, rules, spans[:limit], now)
+    more = requests.next_cursor(spans[limit - 1][0]) if len(spans) > limit else None
+    sealed = format_instant(known.sealed_until) if known.sealed_until else None
+    return requests.answer(PeriodList(items=items, sealed_until=sealed, next_cursor=more))
+
+
+def _newest(rules: Sequence[Rule], at: int, first: int) -> Iterator[tuple[int, int]]:
+    """Yield periods from the one around an instant back to that of the first record."""
+    while at >= first:
+        start, end = period_around(rules, at)
+        yield start, end
+        at = start - 1
+
+
+def _booked(
+    session: Session, known: Known, rules: Sequence[Rule], spans: Sequence[tuple[int, int]], now: int
+) -> list[Period]:
+    all_totals = statements.totals(session, known.id, spans)
+    begun = statements.begun(session, known.id, [start for start, _ in spans])
+    return [
+        Period(
+            start=format_instant(start),
+            end=format_instant(end),
+            state="sealed" if end <= known.sealed_until else "grace" if end <= now else "open",
+            granted_ms=_sum(totals, _GIVES) - _sum(totals, _TAKES),
+            charged_ms=_sum(totals, ("charge",)),
+            over_budget_ms=_sum(totals, ("over-budget",)),
+            expired_ms=_sum(totals, ("expiry",)),
+            rolled_over_ms=_rolled_over(rules, begun.get(start)),
+            corrections=sum(total.count for total in totals if total.correction),
+        )
+        for (start, end), totals in zip(spans, all_totals, strict=True)
+    ]
+
+
+def _rolled_over(rules: Sequence[Rule], begun: tuple[int, int] | None) -> int:
+    """Return what a period began with beyond the budget's amount, as that was when the first pod drew on it."""
+    return 0 if begun is None else max(begun[0] - rule_at(rules, begun[1]).amount, 0)
+
+
+def _sum(totals: Sequence[Total], kinds: Sequence[str]) -> int:
+    return sum(total.amount for total in totals if total.kind in kinds)
+
+
+def statement(namespace: str) -> Response:
+    """Return what is booked in an interval; without one, in the current period."""
+    it, name = service(), requests.namespace(namespace)
+    it.allow("get", name, "statement")
+    limit, after = requests.limit(), requests.cursor(str) or ""
+    wanted = request.args.get("format", "json")
+    if wanted not in ("json", "csv"):
+        raise Problem(422, "format-unknown", "format is json or csv", "format")
+    with it.books.database.reading() as session:
+        known = namespaces.require_name(session, it.books.cluster, name)
+        rules = [row.rule for row in namespaces.rules(session, known.id)]
+        span = requests.interval(period_around(rules, it.clock.now_ms()))
+        if wanted == "csv":
+            return _csv(it, known, span)
+        opening, totals = _summed(session, known, span)
+        rows = list(statements.charged(session, known.id, *span, after=after, limit=limit + 1))
+    return requests.answer(
+        Statement(
+            namespace=name,
+            start=format_instant(span[0]),
+            end=format_instant(span[1]),
+            opening_ms=opening,
+            closing_ms=opening + sum(total.balance_ms for total in totals),
+            totals=totals,
+            workloads=[
+                StatementPod(
+                    pod_uid=row.pod_uid,
+                    pod_name=row.pod_name,
+                    charged_ms=row.charged,
+                    over_budget_ms=row.over_budget,
+                    corrections_ms=row.corrections,
+                )
+                for row in rows[:limit]
+            ],
+            next_cursor=requests.next_cursor(rows[limit - 1].pod_uid) if len(rows) > limit else None,
+        )
+    )
+
+
+def _summed(session: Session, known: Known, span: tuple[int, int]) -> tuple[int, list[StatementTotal]]:
+    (totals,) = statements.totals(session, known.id, [span])
+    told = [
+        StatementTotal(
+            kind=total.kind,
+            correction=total.correction,
+            count=total.count,
+            amount_ms=total.amount,
+            balance_ms=ledger.effect(total.kind, "budget", total.amount),
+        )
+        for total in totals
+    ]
+    return statements.opening(session, known.id, span[0]), told
+
+
+def _csv(it: Service, known: Known, span: tuple[int, int]) -> Response:
+    """Return a whole statement line by line; however many pods it has, they are never all in memory."""
+
+    def lines() -> Iterator[tuple[object, ...]]:
+        with it.books.database.reading() as session:
+            opening, totals = _summed(session, known, span)
+            closing = opening + sum(total.balance_ms for total in totals)
+            yield _COLUMNS
+            yield ("opening", format_instant(span[0]), known.name, "", "", "", "", opening)
+            for one in totals:
+                yield ("total", one.kind, "", str(one.correction).lower(), one.count, one.amount_ms, "", one.balance_ms)
+            yield ("closing", format_instant(span[1]), known.name, "", "", "", "", closing)
+            for pod in statements.charged(session, known.id, *span):
+                yield ("workload", pod.pod_uid, pod.pod_name, "", "", pod.charged, pod.over_budget, "")
+
+    def text() -> Iterator[str]:
+        for line in lines():
+            buffer = io.StringIO()
+            csv.writer(buffer).writerow(line)
+            yield buffer.getvalue()
+
+    answer = Response(text(), content_type="text/csv; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="statement-{known.name}.csv"'
+    return answer

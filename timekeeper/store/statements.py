@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over the ledger by time, all of them computed by the database, however many bookings there are.
+
+A booking belongs to the period of its effective instant. Of what is effective exactly where one period ends and the
+next begins, charges and expiries end with the one, all else begins with the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import BigInteger, ColumnElement, Integer, and_, case, column, func, or_, select, values
+from sqlalchemy.orm import Session, aliased
+
+from timekeeper.ledger import effect
+from timekeeper.records import PostingKind
+from timekeeper.store import seals
+from timekeeper.store.models import BudgetGrant, Namespace, Transaction, Workload
+
+_ENDS = ("charge", "over-budget", "expiry")
+_undone = aliased(Transaction)
+_kind: ColumnElement[str] = func.coalesce(_undone.kind, Transaction.kind)
+"""What is booked or, by a reversal, taken back."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """The bookings of one kind: how many, and GPU-milliseconds less what was reversed."""
+
+    kind: PostingKind
+    correction: bool
+    count: int
+    amount: int
+
+
+@dataclass(frozen=True)
+class Charged:
+    """What a pod was charged in an interval; `corrections` is the part of both that tells of sealed periods."""
+
+    pod_uid: str
+    pod_name: str
+    charged: int
+    over_budget: int
+    corrections: int
+
+
+def totals(session: Session, namespace: int, spans: Sequence[tuple[int, int]]) -> list[list[Total]]:
+    """Return the totals of each of some half-open intervals."""
+    found: list[list[Total]] = [[] for _ in spans]
+    if not spans:
+        return found
+    rows = [(index, start, end) for index, (start, end) in enumerate(spans)]
+    columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
+    span = values(*columns).data(rows).cte("span")  # SQLite names a list's columns only so
+    corrects = Transaction.corrects_at.is_not(None)
+    query = (
+        select(span.c.index, _kind, corrects, func.count(), func.sum(Transaction.amount_ms))
+        .select_from(span)
+        .join(Transaction, _within(span.c.start, span.c.until))
+        .outerjoin(_undone, _undone.id == Transaction.reverses)
+        .where(Transaction.namespace_id == namespace, _inside(span.c.start, span.c.until))
+        .group_by(span.c.index, _kind, corrects)
+        .order_by(span.c.index, _kind, corrects)
+    )
+    for index, kind, correction, count, amount in session.execute(query):
+        found[index].append(Total(cast(PostingKind, kind), bool(correction), count, int(amount)))
+    return found
+
+
+def _within(start: Any, end: Any) -> ColumnElement[bool]:
+    """Return what an index can answer; `_inside` sorts out the bookings at the very ends."""
+    return and_(Transaction.effective_at >= start, Transaction.effective_at <= end)
+
+
+def _inside(start: Any, end: Any) -> ColumnElement[bool]:
+    ends = _kind.in_(_ENDS)
+    return or_(and_(ends, Transaction.effective_at > start), and_(~ends, Transaction.effective_at < end))
+
+
+def opening(session: Session, namespace: int, at: int) -> int:
+    """Return the balance of a budget as it is booked just where an interval begins: what ends there is done."""
+    sealed, sums = seals.latest(session, namespace, at)
+    balance = sums.get("budget", 0)
+    query = (
+        select(_kind, func.sum(Transaction.amount_ms))
+        .outerjoin(_undone, _undone.id == Transaction.reverses)
+        .where(Transaction.namespace_id == namespace)
+        .group_by(_kind)
+    )
+    since = query.where(Transaction.effective_at > sealed, Transaction.effective_at <= at)
+    begins = query.where(Transaction.effective_at == at, _kind.not_in(_ENDS))
+    balance += sum(effect(cast(PostingKind, kind), "budget", int(amount)) for kind, amount in session.execute(since))
+    return balance - sum(
+        effect(cast(PostingKind, kind), "budget", int(amount)) for kind, amount in session.execute(begins)
+    )
+
+
+def charged(
+    session: Session, namespace: int, start: int, end: int, *, after: str = "", limit: int | None = None
+) -> Iterator[Charged]:
+    """Yield what pods were charged in an interval, in the order of their UIDs, from the one after a UID on."""
+    over = case((_kind == "over-budget", Transaction.amount_ms), else_=0)
+    query = (
+        select(
+            Transaction.subject,
+            func.max(Workload.pod_name),
+            func.sum(Transaction.amount_ms),
+            func.sum(over),
+            func.sum(case((Transaction.corrects_at.is_not(None), Transaction.amount_ms), else_=0)),
+        )
+        .outerjoin(_undone, _undone.id == Transaction.reverses)
+        .outerjoin(Workload, Workload.pod_uid == Transaction.subject)
+        .where(
+            Transaction.namespace_id == namespace,
+            _within(start, end),
+            _inside(start, end),
+            _kind.in_(("charge", "over-budget")),
+            Transaction.subject > after,
+        )
+        .group_by(Transaction.subject)
+        .order_by(Transaction.subject)
+        .limit(limit)
+        .execution_options(yield_per=1000)
+    )
+    for uid, name, total, beyond, corrections in session.execute(query):
+        yield Charged(uid, name or "", int(total) - int(beyond), int(beyond), int(corrections))
+
+
+def begun(session: Session, namespace: int, starts: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return for periods, by their start, what they began with, all in all, and when that was booked."""
+    subjects = {f"period:{start}": start for start in starts}
+    query = (
+        select(Transaction.subject, func.sum(Transaction.amount_ms), func.min(Transaction.effective_at))
+        .outerjoin(_undone, _undone.id == Transaction.reverses)
+        .where(Transaction.namespace_id == namespace, Transaction.subject.in_(subjects), _kind == "allowance")
+        .group_by(Transaction.subject)
+    )
+    return {subjects[subject]: (int(amount), int(at)) for subject, amount, at in session.execute(query)}
+
+
+def first_instant(session: Session, namespace: int) -> int:
+    """Return the instant before which a namespace has no record."""
+    found = [
+        session.execute(select(func.min(column)).where(owner == namespace)).scalar()
+        for column, owner in (
+            (Namespace.opened_at, Namespace.id),
+            (Workload.started_at, Workload.namespace_id),
+            (BudgetGrant.valid_from, BudgetGrant.namespace_id),
+        )
+    ]
+    return min(int(at) for at in found if at is not None)
