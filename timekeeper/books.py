@@ -9,11 +9,12 @@ sealed period is booked as a correction in the open one (`timekeeper.sealing`); 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
@@ -24,7 +25,13 @@ from timekeeper.allowances import State
 from timekeeper.records import Claim, Forest, Records, Rule
 from timekeeper.store import audit, bookings, namespaces, prices, seals, workloads
 from timekeeper.store.database import Database
+from timekeeper.store.models import Workload
 from timekeeper.store.namespaces import Known, RuleRow, Status
+
+log = logging.getLogger(__name__)
+
+ORPHAN: Final = "last-confirmed"
+"""How an interval ends whose pod vanished without our finalizer's knowledge."""
 
 ANCHOR_EVERY = 256
 ANCHOR_LAG_MS = 600_000
@@ -159,9 +166,18 @@ class Books:
             flags = sorted({*filter(None, workload.flags.split(",")), *closing.flags})
             ends.append({"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags)})
             dirty[workload.namespace_id] = min(end, dirty.get(workload.namespace_id, end))
+            if closing.source == ORPHAN:
+                self._note_orphan(session, workload, end, now)
         workloads.close(session, ends)
         for namespace, since in dirty.items():
             self.settle_in(session, namespace, since, now)
+
+    def _note_orphan(self, session: Session, workload: Workload, end: int, now: int) -> None:
+        """Say which interval was closed although no record of the pod tells its end."""
+        name = workloads.namespace_names(session, [workload.namespace_id])[workload.namespace_id]
+        detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}
+        log.warning("pod %s/%s (%s) is gone, its record too: closed", name, workload.pod_name, workload.pod_uid)
+        self.note(session, actor="timekeeper", action="orphan-closed", namespace=name, detail=detail, now=now)
 
     def ensure(self, session: Session, uid: str, name: str, policy: NamespacePolicy, now: int) -> Known:
         """Return a namespace's account, made where there is none."""

@@ -1,23 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper timekeeper`: serve, migrate, verify."""
+"""`slicekeeper timekeeper`: serve, migrate, verify, explain, dump, restore."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
 import click
 from flask import Flask
+from sqlalchemy import Engine
 
 from slicekeeper import clock as clocks
 from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
-from slicekeeper.cli.output import output_option, show
+from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.errors import SettingsError
 from slicekeeper.serving import serve as run_server
+from slicekeeper.units import parse_instant
+from timekeeper import explain as explaining
 from timekeeper.api.app import make_app
+from timekeeper.store import dump as dumping
 from timekeeper.store import migrate as migrations
 from timekeeper.store import verify as verification
 from timekeeper.store.engine import make_engine
+
+
+@contextmanager
+def _engine(context: Context) -> Iterator[Engine]:
+    """Open the database of the settings, and close it."""
+    engine = make_engine(context.loaded.settings.timekeeper.database)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 @click.group()
@@ -51,8 +68,8 @@ def serve(context: Context) -> None:
 @click.pass_obj
 def migrate(context: Context, to: str, down: bool) -> None:
     """Bring the database to the newest revision."""
-    engine = make_engine(context.loaded.settings.timekeeper.database)
-    reached = (migrations.downgrade if down else migrations.upgrade)(engine, to)
+    with _engine(context) as engine:
+        reached = (migrations.downgrade if down else migrations.upgrade)(engine, to)
     click.echo(f"{engine.url.render_as_string(hide_password=True)} is at {reached or 'base'}")
 
 
@@ -62,8 +79,49 @@ def migrate(context: Context, to: str, down: bool) -> None:
 def verify(context: Context, output: str) -> None:
     """Rebuild balances, anchors and bookings from the records and compare. Exit 1 where anything differs."""
     settings = context.loaded.settings
-    engine = make_engine(settings.timekeeper.database)
-    found = verification.verify(engine, carry=settings.timekeeper.debt == "carry")
+    with _engine(context) as engine:
+        found = verification.verify(engine, carry=settings.timekeeper.debt == "carry")
     show(found, output, lambda: "\n".join([*found.differences, found.summary]))
     if found.differences:
         sys.exit(EXIT_FAILED)
+
+
+@timekeeper.command()
+@click.argument("namespace")
+@click.option("--at", default="", help="Instant, RFC 3339. Without it: now.")
+@output_option("table", "json", "yaml")
+@click.pass_obj
+def explain(context: Context, namespace: str, at: str, output: str) -> None:
+    """Explain a namespace's balance, booking by booking, with the record that caused each."""
+    settings = context.loaded.settings
+    try:
+        instant = parse_instant(at) if at else clocks.from_settings(settings.clock).now_ms()
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{at!r} is not RFC 3339; for example 2026-11-30T12:00:00Z", param_hint="--at"
+        ) from error
+    mine = settings.timekeeper
+    with _engine(context) as engine:
+        lines = explaining.explain(engine, mine.cluster, namespace, instant, carry=mine.debt == "carry")
+    rows = [(e.at, e.transaction or "-", e.kind, e.amount_ms, e.balance_ms, e.cause) for e in lines]
+    show(lines, output, lambda: table(("AT", "TRANSACTION", "KIND", "GPU-MS", "BALANCE", "CAUSE"), rows))
+
+
+@timekeeper.command()
+@click.argument("file", type=click.File("wb"))
+@click.pass_obj
+def dump(context: Context, file: BinaryIO) -> None:
+    """Write one snapshot of the database to FILE (`-`: standard output), for either engine."""
+    with _engine(context) as engine:
+        rows = dumping.dump(engine, file)
+    click.echo(f"{rows} rows", err=True)
+
+
+@timekeeper.command()
+@click.argument("file", type=click.File("rb"))
+@click.pass_obj
+def restore(context: Context, file: BinaryIO) -> None:
+    """Fill an empty, migrated database from FILE (`-`: standard input). All of it, or nothing."""
+    with _engine(context) as engine:
+        rows = dumping.restore(engine, file)
+    click.echo(f"{rows} rows", err=True)

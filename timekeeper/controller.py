@@ -23,7 +23,7 @@ from slicekeeper.namespace_policy import PolicyBook, PolicyFile
 from slicekeeper.settings import Settings
 from slicekeeper.units import MS_PER_HOUR, format_instant
 from timekeeper import interval, marks, sealing
-from timekeeper.books import Books, Closing, Opening, Position
+from timekeeper.books import ORPHAN, Books, Closing, Opening, Position
 from timekeeper.cluster import Namespaces, Nodes, Pods
 from timekeeper.counters import CLOCK_SKEW_MS
 from timekeeper.evictions import Evictions
@@ -293,7 +293,7 @@ class Controller:
             began, holders = start.at, holders_of(opening.holders)
         end = interval.end_of(pod, holders, began, final=gone or self._overdue(pod, now))
         if end is None and gone:
-            end = interval.End(max(began, self._last_confirmed(now)), "last-confirmed")
+            end = interval.End(max(began, self._last_confirmed(now)), ORPHAN)
         if end is None:
             return opening, None, False
         skewed = ["clock-skew"] if end.at > now + CLOCK_SKEW_MS else []
@@ -328,7 +328,7 @@ class Controller:
             if pod is not None and pod["metadata"]["uid"] == uid:
                 self._strays[uid] = pod
                 continue
-            closings.append(Closing(uid, self._last_confirmed(now), "last-confirmed", ("end-last-confirmed",)))
+            closings.append(Closing(uid, self._last_confirmed(now), ORPHAN, (f"end-{ORPHAN}",)))
         if closings:
             self._books.apply([], closings, {}, now)
         self._lists = lists

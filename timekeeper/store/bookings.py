@@ -200,3 +200,36 @@ def lines(session: Session, namespace: int, after: int, limit: int) -> list[Line
         .limit(limit)
     )
     return [Line(key, kind, amount, txn) for key, kind, amount, txn in session.execute(query)]
+
+
+@dataclass(frozen=True)
+class Caused:
+    """A booking and the posting that it makes, or takes back: then `reverses` names the transaction."""
+
+    transaction: int
+    posting: Posting
+    reverses: int | None
+    corrects: bool
+    effective_at: int
+
+
+def causes(session: Session, namespace: int, at: int) -> list[Caused]:
+    """Return all bookings that fall due up to an instant, in that order; what is reversed beside its reversal."""
+    undone = aliased(Transaction)
+    due = func.coalesce(due_at(undone), due_at())
+    query = (
+        select(Transaction, func.coalesce(undone.kind, Transaction.kind), due)
+        .outerjoin(undone, undone.id == Transaction.reverses)
+        .where(Transaction.namespace_id == namespace, due <= at)
+        .order_by(due, Transaction.id)
+    )
+    return [
+        Caused(
+            row.id,
+            Posting(instant, cast(PostingKind, kind), row.subject, row.started_at, row.amount_ms),
+            row.reverses,
+            row.corrects_at is not None,
+            row.effective_at,
+        )
+        for row, kind, instant in session.execute(query)
+    ]

@@ -21,7 +21,7 @@ from slicekeeper.units import format_instant, format_seconds
 from timekeeper import controller as module
 from timekeeper.books import Books
 from timekeeper.controller import Controller
-from timekeeper.store import workloads
+from timekeeper.store import audit, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.models import Workload
@@ -156,6 +156,10 @@ def test_a_pod_of_the_same_name_is_another_pod(stage: Stage) -> None:
     stage.clock.advance(1_000)
     stage.look()
     assert stage.workload(old["metadata"]["uid"]).end_source == "last-confirmed"
+    with stage.books.database.reading() as session:
+        (told,) = audit.page(session, "default", "team", 0, 10)
+    assert (told.actor, told.action) == ("timekeeper", "orphan-closed")
+    assert old["metadata"]["uid"] in told.detail
     assert stage.workload(new["metadata"]["uid"]).ended_at is None
     assert stage.kube.get(PODS, "a", "team")["metadata"]["finalizers"] == [names.FINALIZER]
 

@@ -20,6 +20,7 @@ from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import movements, sealing
 from timekeeper.books import Books, Closing, Opening
+from timekeeper.explain import explain
 from timekeeper.ledger import effect
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
@@ -150,6 +151,7 @@ class Sealed(RuleBasedStateMachine):
                     assert self.books.require("team").at(self.now) == calm.require("team").at(self.now)
                 finally:
                     calm.database.close()
+            self.the_balance_is_explained()
         finally:
             self.books.database.close()
             self.made.__exit__(None, None, None)
@@ -171,6 +173,12 @@ class Sealed(RuleBasedStateMachine):
         assert (sum(p.charged for p in pods), sum(p.over_budget for p in pods)) == (
             booked["charged"], booked["over-budget"],
         )  # fmt: skip
+
+    def the_balance_is_explained(self) -> None:
+        team = self.books.require("team")
+        for at in (self.now, self.now + HOUR):
+            lines = explain(self.books.database.engine, "default", "team", at, carry=False)
+            assert (lines[-1].balance_ms if lines else 0) == team.at(at).balance
 
     def undisturbed(self, books: Books) -> None:
         history = list(self.done)
