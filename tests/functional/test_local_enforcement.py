@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets enforced `safe` and `hard` in local mode: gates, deadlines and evictions with all parts as processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_cluster import namespace, pod, pods, start, until
+
+from simulator.local import LocalCluster
+from simulator.store import phase
+from simulator.story import is_evicted
+from slicekeeper import names
+from slicekeeper.errors import ServiceError
+from slicekeeper.kube.client import EVENTS, JOBS, PODS, Object
+
+# The margin of local mode is 300 s at this speed, the grace of a pod 30 s.
+POLICY = """
+namespaces:
+  - match: careful
+    budget: {amount: 9630s, period: none, enforcement: safe}
+  - match: strict
+    budget: {amount: 1m, period: none, enforcement: hard, grace: 2m}
+"""
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalCluster]:
+    local = start(tmp_path, POLICY, nodes=1, gpus=2)
+    yield local
+    local.stop()
+
+
+def job(name: str, deadline: int | None, sleep: str) -> Object:
+    container = {
+        "name": "main", "image": "busybox", "command": ["sleep", sleep],
+        "resources": {"limits": {"tencent.com/vcuda-core": 100}},
+    }  # fmt: skip
+    spec = {"restartPolicy": "Never", "containers": [container]}
+    spec |= {} if deadline is None else {"activeDeadlineSeconds": deadline}
+    return {"metadata": {"name": name}, "spec": {"backoffLimit": 0, "template": {"spec": spec}}}
+
+
+def of_job(local: LocalCluster, where: str, name: str) -> Object:
+    """Return the last record of a Job's one pod."""
+    found = [*local.cluster.store.removed_pods, *pods(local, where).values()]
+    return next((p for p in found if p["metadata"]["labels"].get("job-name") == name), {})
+
+
+def told(local: LocalCluster, found: Object, reason: str) -> list[str]:
+    uid = found["metadata"]["uid"]
+    events = local.cluster.store.collection(EVENTS)[0]
+    return [e["message"] for e in events if e["involvedObject"].get("uid") == uid and e["reason"] == reason]
+
+
+def test_a_safe_namespace_lets_in_what_can_finish(local: LocalCluster) -> None:
+    client, timekeeper = local.kube_client(), local.timekeeper_client()
+    namespace(client, "careful")
+    with pytest.raises(ServiceError, match=r"spec\.template\.spec\.activeDeadlineSeconds is null"):
+        client.create(JOBS, job("endless", None, "60"), "careful")
+    # 9330 s of 9630 s are set aside for the first; the second needs 390 s.
+    client.create(JOBS, job("first", 9000, "infinity"), "careful")
+    until("the first", lambda: phase(of_job(local, "careful", "first") or {}) == "Running")
+    client.create(JOBS, job("second", 60, "infinity"), "careful")
+    second = until("the second", lambda: of_job(local, "careful", "second"))
+    assert second["spec"]["schedulingGates"] == [{"name": names.GATE}]
+    (why,) = until("word why it waits", lambda: told(local, second, "WaitsForGpuTime"))
+    assert "needs 6m30s of GPU time" in why
+    local.cluster.store.delete(PODS, of_job(local, "careful", "first")["metadata"]["name"], "careful")
+    until("the second's end", lambda: phase(of_job(local, "careful", "second")) == "Failed", 60)
+    ended = of_job(local, "careful", "second")
+    assert ended["status"]["reason"] == "DeadlineExceeded"
+    assert told(local, ended, "GpuTimeReserved")
+
+    def paid() -> int:
+        found = {w.pod_uid: w for w in timekeeper.workloads("careful")}[ended["metadata"]["uid"]]
+        return found.charged_ms if found.state == "closed" and not found.over_budget_ms else 0
+
+    assert 50_000 <= until("its charge", paid) <= 390_000
+    until("the rest", lambda: timekeeper.budget("careful").reserved_ms == 0)
+
+
+def test_a_hard_namespace_evicts_after_the_grace_and_refuses(local: LocalCluster) -> None:
+    client = local.kube_client()
+    namespace(client, "strict")
+    pod(client, "strict", "a", 100, 1)
+    until("its place", lambda: pods(local, "strict")["a"]["spec"].get("nodeName"))
+    found = pods(local, "strict")["a"]
+    assert "are evicted from" in until("word of the end", lambda: told(local, found, "BudgetExhausted"))[0]
+    until("the eviction", lambda: told(local, found, "BudgetEviction"), 60)
+    until("its end", lambda: not pods(local, "strict"), 60)
+    (gone,) = local.cluster.store.removed_pods
+    assert is_evicted(gone)
+
+    def refused() -> bool:
+        try:
+            pod(client, "strict", "b", 100, 1)
+        except ServiceError as error:
+            return "no GPU budget left" in str(error)
+        return False
+
+    assert refused()
