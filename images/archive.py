@@ -57,12 +57,12 @@ def images(wheel: Path, parts: list[str]) -> list[Image]:
     known = recipes()
     every = {package for recipe in known.values() for package in recipe["packages"]} | {"simulator"}
     runtime = layers.runtime(cache())
-    return [
+    made = [
         Image(
             f"docker.io/{names.image(part, __version__)}",
             (
                 runtime,
-                layers.dependencies(cache(), wheel, known[part]["extra"], ROOT / "constraints.txt"),
+                layers.dependencies(cache(), wheel, known[part]["extras"], ROOT / "constraints.txt"),
                 layers.part(cache(), wheel, known[part]["packages"], every),
             ),
             ("/usr/local/bin/slicekeeper",),
@@ -71,6 +71,8 @@ def images(wheel: Path, parts: list[str]) -> list[Image]:
         )
         for part in parts
     ]
+    layers.prune(cache())
+    return made
 
 
 def main() -> None:

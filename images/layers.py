@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterable
 from email.parser import HeaderParser
@@ -33,6 +35,10 @@ _NOT_NEEDED: Final = (
     "site-packages", "dist-packages", "__pycache__",
 )  # fmt: skip
 _NOT_LOADED: Final = re.compile(r"(config-.*|_tkinter.*|_test.*|_ctypes_test.*|xxlimited.*|_crypt.*|nis.*|ossaudio.*)")
+
+KEPT_LAYERS: Final = 3
+IN_USE_SECONDS: Final = 3600
+"""A layer that was used this long ago at most may be wanted by another run at this moment."""
 
 COMMAND: Final = f"""#!/usr/local/bin/{VERSION}
 import sys
@@ -72,10 +78,10 @@ def runtime(cache: Path) -> Path:
     return _layer(cache, key, fill, links)
 
 
-def dependencies(cache: Path, wheel: Path, extra: str, constraints: Path) -> Path:
-    """Return the layer with what an extra of the wheel needs, pinned by `constraints`."""
-    wanted = sorted(requirements(wheel, extra))
-    key = _key(f"deps-{extra}", sys.version, Path(__file__).read_text(), constraints.read_text(), *wanted)
+def dependencies(cache: Path, wheel: Path, extras: list[str], constraints: Path) -> Path:
+    """Return the layer with what extras of the wheel need, pinned by `constraints`."""
+    wanted = sorted(requirements(wheel, extras))
+    key = _key("deps-" + "-".join(extras), sys.version, Path(__file__).read_text(), constraints.read_text(), *wanted)
 
     def fill(tree: Path) -> None:
         site = tree / SITE
@@ -114,18 +120,30 @@ def part(cache: Path, wheel: Path, packages: list[str], every: set[str]) -> Path
     return _layer(cache, key, fill)
 
 
-def requirements(wheel: Path, extra: str) -> set[str]:
-    """Return what the wheel needs with one extra, as pip takes it."""
+def requirements(wheel: Path, extras: list[str]) -> set[str]:
+    """Return what the wheel needs with some extras, as pip takes it."""
     with zipfile.ZipFile(wheel) as content:
         name = next(n for n in content.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = HeaderParser().parsestr(content.read(name).decode())
     found = set()
     for text in metadata.get_all("Requires-Dist") or []:
         requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
             requirement.marker = None
             found.add(str(requirement))
     return found
+
+
+def prune(cache: Path) -> None:
+    """Remove layers that newer ones have replaced: of each kind the last few are kept, and all used within the hour."""
+    kinds: dict[str, list[Path]] = {}
+    for file in cache.glob("*-*.tar"):
+        kinds.setdefault(file.name.rpartition("-")[0], []).append(file)
+    for files in kinds.values():
+        for file in sorted(files, key=lambda f: -f.stat().st_mtime)[KEPT_LAYERS:]:
+            if file.stat().st_mtime < time.time() - IN_USE_SECONDS:
+                file.unlink(missing_ok=True)
+                file.with_suffix(".sha256").unlink(missing_ok=True)
 
 
 def _ignore(_folder: str, names: list[str]) -> set[str]:
@@ -179,7 +197,11 @@ def _compile(folder: Path) -> None:
 
 def _layer(cache: Path, key: str, fill: Callable[[Path], None], links: dict[str, str] | None = None) -> Path:
     file = cache / f"{key}.tar"
-    if not file.exists():
+    if file.exists():
+        for used in (file, file.with_suffix(".sha256")):  # in this order: a digest older than its layer is made anew
+            if used.exists():
+                os.utime(used)
+    else:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             tree = Path(folder)

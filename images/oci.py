@@ -36,7 +36,7 @@ class Image:
 
 def write_layer(file: Path, tree: Path, *, links: Mapping[str, str] | None = None) -> None:
     """Write the folder `tree` as a layer; `links` adds symbolic links (path → target)."""
-    fresh = file.with_suffix(".new")
+    fresh = file.with_suffix(f".{os.getpid()}.new")
     with tarfile.open(fresh, "w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(tree.rglob("*")):
             info = tar.gettarinfo(str(path), arcname=str(path.relative_to(tree)))
@@ -56,7 +56,7 @@ def write_layer(file: Path, tree: Path, *, links: Mapping[str, str] | None = Non
 
 def write_archive(file: Path, images: Iterable[Image]) -> None:
     """Write images as one OCI archive; a layer that several of them have is in it once."""
-    fresh = file.with_suffix(".new")
+    fresh = file.with_suffix(f".{os.getpid()}.new")
     written: set[str] = set()
     with tarfile.open(fresh, "w") as tar:
         _add(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')

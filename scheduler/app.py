@@ -2,7 +2,7 @@
 """The extender over HTTP: a thin shell that decodes, calls, encodes and measures.
 
 kube-scheduler takes any status but 200 for a failure of the whole extender, so what is wrong with one call is told in
-the answer's `Error`. Only `prioritize`, whose answer has no such field, says 400 or 503.
+the answer's `Error`. Only `prioritize` and `preempt`, whose answers have no such field, say 400 or 503.
 """
 
 from __future__ import annotations
@@ -23,13 +23,21 @@ from werkzeug.exceptions import HTTPException
 
 from scheduler.binder import Binder
 from scheduler.eviction import Evictor
-from scheduler.extender import filter_nodes, prioritize_nodes
+from scheduler.extender import filter_nodes, preempt, prioritize_nodes
 from scheduler.metrics import Metrics
+from scheduler.nudge import Nudger
 from scheduler.policy import POLICIES
 from scheduler.reclaimer import Reclaimer
 from scheduler.state import State
 from scheduler.watches import Watches
-from scheduler.wire import BadRequest, binding_result, decode_args, decode_binding, filter_result
+from scheduler.wire import (
+    BadRequest,
+    binding_result,
+    decode_args,
+    decode_binding,
+    decode_preemption,
+    filter_result,
+)
 from slicekeeper.clock import Clock
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.kube.client import KubeClient
@@ -83,7 +91,8 @@ class Scheduler:
             reporter=settings.webhook.scheduler_name, hold_seconds=hold,
             count=lambda outcome: self.metrics.evictions.labels(outcome).inc(),
         )  # fmt: skip
-        self.reclaimer = Reclaimer(settings, clock, self.state, policy, self.leader, evictor, hold_seconds=hold)
+        nudger = Nudger(self.client, clock, pause_seconds=settings.scheduler.reclaim_after_seconds)
+        self.reclaimer = Reclaimer(settings, clock, self.state, policy, self.leader, evictor, nudger, hold_seconds=hold)
 
     def start(self) -> None:
         """Start the watches, the thread that looks after bindings, and the reclaimer."""
@@ -136,6 +145,14 @@ def make_app(scheduler: Scheduler) -> Flask:
         return _answer(
             scheduler,
             lambda body: prioritize_nodes(state, *decode_args(body)),
+            lambda error, status: ({"Error": error}, status),
+        )
+
+    @app.post("/preempt")
+    def preempt_() -> Response:
+        return _answer(
+            scheduler,
+            lambda body: preempt(state, *decode_preemption(body)),
             lambda error, status: ({"Error": error}, status),
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extender's verbs on a state, without HTTP: filter, prioritize."""
+"""The extender's verbs on a state, without HTTP: filter, prioritize, preempt."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from scheduler.picture import rank_of
 from scheduler.placement import Survey, Why, explain
 from scheduler.pods import Pod, read_pod
 from scheduler.state import Found, State
 from scheduler.wire import BadRequest, filter_result
+from slicekeeper.names import IN_BUDGET
 from slicekeeper.request import asks_for
-from slicekeeper.wire.extender import MAX_SCORE, FilterResult, HostPriority
+from slicekeeper.wire.extender import MAX_SCORE, FilterResult, HostPriority, MetaVictims, PreemptionResult
 
 UNMANAGED: Final = (
     "the pod asks for GPUs but has not passed Slicekeeper's webhook (label slicekeeper.io/managed); "
@@ -54,6 +56,26 @@ def prioritize_nodes(state: State, obj: Mapping[str, Any], names: list[str]) -> 
     found = state.find(pod, names)
     given = dict(zip(found.names, scores(found), strict=True))
     return [{"Host": name, "Score": given.get(name, 0)} for name in names]
+
+
+def preempt(state: State, obj: Mapping[str, Any], nodes: Mapping[str, MetaVictims]) -> PreemptionResult:
+    """Return those of `nodes` on which what kube-scheduler proposes may be done, and makes room on single GPUs.
+
+    kube-scheduler counts whole nodes: its victims may sit on GPUs where their leaving does not help, or be in budget.
+    Such a node is left out. Other victims are not named in their place: that is the reclaimer's, which honours
+    disruption budgets and keeps the place. Nor is anybody evicted for a pod whose place the reclaimer is clearing.
+    """
+    pod = gpu_pod(state, obj)
+    if pod is None:
+        return PreemptionResult(NodeNameToMetaVictims=dict(nodes))
+    helped: dict[str, MetaVictims] = {}
+    if not placeable(pod) and pod.budget_state == IN_BUDGET and not state.is_reserved(pod.uid):
+        for node, listed in nodes.items():
+            uids = {victim["UID"] for victim in listed["Pods"]}
+            ours = [victim for victim in map(state.pod, uids) if victim is not None]
+            if all(rank_of(v, pod.priority) is not None for v in ours) and state.fits_without(pod, node, uids):
+                helped[node] = listed
+    return PreemptionResult(NodeNameToMetaVictims=helped)
 
 
 def scores(found: Found) -> list[int]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.eviction import Evictor
+from scheduler.nudge import Nudger
 from scheduler.picture import Picture
 from scheduler.pods import Pod
 from scheduler.policy import Policy
@@ -53,6 +54,7 @@ class Reclaimer:
         policy: Policy,
         leader: LeaderElection,
         evictor: Evictor,
+        nudger: Nudger,
         *,
         hold_seconds: float,
     ) -> None:
@@ -62,6 +64,7 @@ class Reclaimer:
         self._policy = policy
         self._leader = leader
         self._evictor = evictor
+        self._nudger = nudger
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._served: dict[str, _Service] = {}
 
@@ -79,9 +82,10 @@ class Reclaimer:
     def look(self) -> None:
         """Serve every pod that waits and may be served, the highest priority first, then the oldest."""
         snapshot = self._state.snapshot()
-        alive = {pod.uid for pod in snapshot.pods}
+        alive = {pod.uid for pod in snapshot.pods if not pod.node}
         self._served = {uid: service for uid, service in self._served.items() if uid in alive}
-        self._extend(snapshot)
+        self._nudger.keep(alive)
+        self._look_after(snapshot)
         waiting = [pod for pod in snapshot.pods if self._is_waiting(pod)]
         held = {p.pod.uid for p in snapshot.places}
         picture: Picture | None = None
@@ -90,14 +94,18 @@ class Reclaimer:
             if pod.uid not in held and (service is None or service.not_before_ns <= self._clock.monotonic_ns()):
                 picture = self._serve(pod, picture or self._look_around())
 
-    def _extend(self, snapshot: Snapshot) -> None:
-        """Keep reserved places for as long as the pods that make room are still there."""
+    def _look_after(self, snapshot: Snapshot) -> None:
+        """Keep reserved places while the pods that make room are still there; then see that they are taken."""
         there = {p.pod.uid for p in snapshot.places if p.kind is Kind.BOUND}
         for place in snapshot.places:
             service = self._served.get(place.pod.uid)
-            if place.kind is Kind.RESERVED and service is not None and service.victims & there:
+            if place.kind is not Kind.RESERVED or service is None:
+                continue
+            if service.victims & there:
                 self._state.reserve(place.pod, place.hold)
                 self._put_off(service)
+            else:
+                self._nudger.nudge(place.pod)
 
     def _put_off(self, service: _Service) -> None:
         pause = min(2**service.times, LONGEST_PAUSE) * self._hold_ns
@@ -121,6 +129,7 @@ class Reclaimer:
         """Make room for one pod, if that can be done; return None where the picture has changed by it."""
         for _ in range(CHOICES):
             if picture.fits(pod):
+                self._nudger.nudge(pod)
                 return picture
             hold, victims = picture.room(pod), []
             if hold is None:

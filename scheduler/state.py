@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -218,6 +218,27 @@ class State:
             self._put(pod.uid, [*kept, place])
             self._under_way.add(pod.uid)
             return place
+
+    def is_reserved(self, uid: str) -> bool:
+        """Whether the reclaimer keeps a place for a pod."""
+        with self._lock:
+            self._expire()
+            return any(place.kind is Kind.RESERVED for place in self._places.get(uid, []))
+
+    def fits_without(self, pod: Pod, node: str, gone: Set[str]) -> bool:
+        """Whether the pod would fit on a node if the pods `gone` were; what others merely expect does not count."""
+
+        def ignored(place: Place) -> bool:
+            return place.pod.uid == pod.uid or place.pod.uid in gone or place.kind is Kind.TENTATIVE
+
+        with self._lock:
+            if node not in self._fleet:
+                return False
+            self._refresh([node], ignored)
+            try:
+                return bool(self._survey([node], pod.demand).fits[0])
+            finally:
+                self._refresh([node])
 
     def _choose(self, pod: Pod, node: str) -> Place:
         if node not in self._fleet:

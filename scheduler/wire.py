@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from slicekeeper.errors import SlicekeeperError
-from slicekeeper.wire.extender import BindingArgs, BindingResult, FilterResult
+from slicekeeper.wire.extender import BindingArgs, BindingResult, FilterResult, MetaPod, MetaVictims
 
 
 class BadRequest(SlicekeeperError):
@@ -58,6 +58,32 @@ def decode_binding(body: bytes) -> BindingArgs:
     return BindingArgs(
         PodName=values["PodName"], PodNamespace=values["PodNamespace"], PodUID=values["PodUID"], Node=values["Node"]
     )
+
+
+def decode_preemption(body: bytes) -> tuple[dict[str, Any], dict[str, MetaVictims]]:
+    """Return the pod of a preempt call, and for each node whom kube-scheduler would evict there."""
+    fields = _fields(body)
+    pod, nodes = fields.get("pod"), fields.get("nodenametometavictims")
+    if not isinstance(pod, dict):
+        raise BadRequest("Pod is missing or no object")
+    if nodes is None and fields.get("nodenametovictims") is not None:
+        raise BadRequest("NodeNameToVictims came instead of NodeNameToMetaVictims: set nodeCacheCapable: true")
+    nodes = {} if nodes is None else nodes
+    if not isinstance(nodes, dict):
+        raise BadRequest("NodeNameToMetaVictims is no object")
+    return pod, {node: _victims(node, listed) for node, listed in nodes.items()}
+
+
+def _victims(node: str, listed: object) -> MetaVictims:
+    found = {key.lower(): value for key, value in listed.items()} if isinstance(listed, dict) else {}
+    pods, violations = found.get("pods"), found.get("numpdbviolations") or 0
+    uids = [
+        next((value for key, value in pod.items() if key.lower() == "uid"), None) if isinstance(pod, dict) else None
+        for pod in (pods if isinstance(pods, list) else [None])
+    ]
+    if not all(isinstance(uid, str) for uid in uids) or not isinstance(violations, int):
+        raise BadRequest(f"NodeNameToMetaVictims[{node}] is no list of victims: Pods, each with its UID")
+    return MetaVictims(Pods=[MetaPod(UID=str(uid)) for uid in uids], NumPDBViolations=violations)
 
 
 def filter_result(

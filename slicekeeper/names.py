@@ -25,6 +25,9 @@ GPU_PREFIX: Final = "gpu.slicekeeper.io/"
 BOUND_AT: Final = "slicekeeper.io/bound-at"
 SHARING_MODE: Final = "slicekeeper.io/sharing-mode"
 
+# Written by the reclaimer on a pod that waits, so that kube-scheduler tries it again. Nothing reads it.
+ROOM_SEEN_AT: Final = "slicekeeper.io/room-seen-at"
+
 # Written by the webhook at admission and by the timekeeper while the pod runs.
 BUDGET_STATE: Final = "slicekeeper.io/budget-state"
 IN_BUDGET: Final = "in-budget"

@@ -31,6 +31,25 @@ class HostPriority(TypedDict):
     Score: int
 
 
+class MetaPod(TypedDict):
+    """A pod, by its UID alone."""
+
+    UID: str
+
+
+class MetaVictims(TypedDict):
+    """Whom kube-scheduler would evict on one node; no node may have none."""
+
+    Pods: list[MetaPod]
+    NumPDBViolations: int
+
+
+class PreemptionResult(TypedDict):
+    """What `preempt` answers: the nodes on which evicting helps. An error is told by the HTTP status alone."""
+
+    NodeNameToMetaVictims: dict[str, MetaVictims]
+
+
 class BindingArgs(TypedDict):
     """What `bind` gets."""
 

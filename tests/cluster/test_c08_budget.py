@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.site import Site, deployment, gpu_container, job, pod
 
@@ -77,9 +78,40 @@ def test_an_in_budget_pod_is_never_taken_from(site: Site) -> None:
     site.wait_phase(second, "waits", "Running", seconds=60)
 
 
-def _events(site: Site, namespace: str) -> list[tuple[str, str]]:
-    """Return whom each event is about, and what it says."""
-    return [(e["involvedObject"].get("uid", ""), e["message"]) for e in site.kubectl.list("events", namespace)]
+def test_kube_schedulers_preemption_takes_only_what_helps_on_one_gpu(site: Site) -> None:
+    team, leftovers = site.namespace(), site.namespace()
+    site.kubectl.create(job("keep", gpu_container(core=60, blocks=64), count=4), namespace=team)
+    wait_for("four running pods", lambda: len(_alive(site, team)) == 4, seconds=90)
+    background = job("spare", gpu_container(core=40, blocks=64), count=4)
+    background["spec"]["template"]["metadata"]["annotations"] = {names.GPU_CLASS: names.BACKGROUND}
+    site.kubectl.create(background, namespace=leftovers)
+    wait_for("a full node", lambda: len(_alive(site, leftovers)) == 4, seconds=90)
+    asked = _preempt_calls(site)
+
+    # Two leftovers give the node what 60 percent need, and no GPU.
+    site.kubectl.create(pod("wide", gpu_container(core=60, blocks=64)), namespace=team)
+    wait_for("a question about victims", lambda: _preempt_calls(site) > asked, seconds=60)
+    wait_for("word why it waits", lambda: site.events(team, "FailedScheduling"), seconds=60)
+    site.kubectl.create(pod("narrow", gpu_container(core=40, blocks=64)), namespace=team)
+    narrow = site.wait_phase(team, "narrow", "Running", seconds=90)
+    assert len(_alive(site, leftovers)) == 3, "one gave way, for the pod that it helps"
+    assert len(_alive(site, team)) == 5
+    assert site.pod(team, "wide")["status"]["phase"] == "Pending"
+    told = [e for e in site.events(leftovers, "Preempted") if e["involvedObject"]["kind"] == "Pod"]
+    assert len(told) == 1
+    assert narrow["metadata"]["uid"] in told[0]["message"] or "narrow" in told[0]["message"]
+
+
+def _preempt_calls(site: Site) -> int:
+    """Return how often kube-scheduler has asked our extender about victims."""
+    read = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8445/metrics', timeout=10).read().decode())"
+    python = ("/usr/local/bin/python3", "-ISc", read)
+    told = site.kubectl("exec", "deployment/scheduler", "-c", "extender", "-n", NAMESPACE, "--", *python)
+    return sum(
+        int(float(line.split()[-1]))
+        for line in told.splitlines()
+        if line.startswith("slicekeeper_scheduler_requests_total{") and 'verb="preempt"' in line
+    )
 
 
 def _class_now(site: Site, namespace: str) -> str:

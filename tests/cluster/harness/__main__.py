@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from pathlib import Path
 
 from cluster.harness import binaries, cluster, images, install
 from cluster.harness.kubectl import Kubectl, Refused
@@ -36,7 +38,8 @@ def down() -> None:
 def build() -> None:
     """Build what a cluster needs, and start none."""
     binaries.ensure()
-    images.make()
+    with tempfile.TemporaryDirectory() as folder:
+        images.make(Path(folder) / "images.tar")
 
 
 def main() -> None:

@@ -19,14 +19,12 @@ SHELL_IMAGE = "slicekeeper.test/shell:1"
 _APPLETS = ("sh", "sleep", "cat", "env", "echo", "ls", "true", "false", "date", "wget", "id", "touch", "test", "kill")
 
 
-def make() -> Path:
-    """Return the archive with every image; layers that did not change are taken as they are."""
+def make(file: Path) -> None:
+    """Write the archive with every image; layers that did not change are taken as they are."""
     kept = cache() / "images"
     with tempfile.TemporaryDirectory() as folder:
         ours = archive.images(archive.build_wheel(Path(folder)), list(archive.recipes()))
-    file = kept / "cluster.tar"
     write_archive(file, [*ours, *_busybox(kept), _kube_scheduler(kept)])
-    return file
 
 
 def _busybox(kept: Path) -> list[Image]:

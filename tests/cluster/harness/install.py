@@ -20,7 +20,10 @@ ROLLOUT_SECONDS = 120
 
 def load_images(cluster: Cluster) -> None:
     """Give the node every image."""
-    cluster.load(images.make())
+    archive = cluster.folder / "images.tar"
+    images.make(archive)
+    cluster.load(archive)
+    archive.unlink()
 
 
 def give_storage(cluster: Cluster, kubectl: Kubectl) -> None:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
+import time
 from pathlib import Path
 
 import yaml
 
-from images import archive, oci
+from images import archive, layers, oci
 from slicekeeper import __version__, names
 from slicekeeper.settings import Settings, convert
 
@@ -71,3 +73,21 @@ def test_the_same_files_make_the_same_layer_and_an_archive_has_each_layer_once(t
     assert len(names) == len(set(names))
     assert {"oci-layout", "index.json"} <= set(names)
     assert sum(name.startswith("blobs/") for name in names) == 3  # layer, config, manifest
+
+
+def test_the_timekeepers_image_speaks_to_both_databases() -> None:
+    assert archive.recipes()["timekeeper"]["extras"] == ["timekeeper", "postgresql"]
+
+
+def test_layers_that_were_replaced_are_removed(tmp_path: Path) -> None:
+    now = time.time()
+    for age_days in range(6):
+        file = tmp_path / f"part-webhook-{age_days:016x}.tar"
+        for path in (file, file.with_suffix(".sha256")):
+            path.touch()
+            os.utime(path, (now, now - age_days * 86400))
+    (tmp_path / "busybox.tar").touch()
+    os.utime(tmp_path / "busybox.tar", (now, now - 1e7))
+    layers.prune(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"busybox.tar", *(f"part-webhook-{n:016x}.{end}" for n in range(3) for end in ("tar", "sha256"))}

@@ -165,12 +165,12 @@ def test_unknown_and_damaged_nodes(cluster, extender):
     b'{"Pod":{"spec":7},"NodeNames":{}}', b'{"Pod":{},"NodeNames":[1]}', b'{"Pod":{},"NodeNames":"n0"}',
     b"[" * 100_000, b'{"a":' * 100_000, b'{"Pod":' + b'{"a":' * 900 + b"1" + b"}" * 901,
 ])  # fmt: skip
-@pytest.mark.parametrize("verb", ["filter", "prioritize", "bind"])
+@pytest.mark.parametrize("verb", ["filter", "prioritize", "preempt", "bind"])
 def test_garbage_is_answered_in_words(extender, verb, body):
     status, answer = extender.call(verb, body)
-    if verb == "prioritize":
+    if verb in ("prioritize", "preempt"):
         assert status in (200, 400)
-        assert isinstance(answer, list) or answer["Error"]
+        assert isinstance(answer, list) or "NodeNameToMetaVictims" in answer or answer["Error"]
     else:
         assert status == 200
         assert "internal" not in answer["Error"]
@@ -188,7 +188,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([
         "Pod", "NodeNames", "metadata", "uid", "spec", "containers", "resources", "limits", "annotations", "labels",
         "tencent.com/vcuda-core", "tencent.com/vcuda-memory", names.SHARING, names.MANAGED_LABEL, "name", "PodName",
-        "PodUID", "Node", "PodNamespace",
+        "PodUID", "Node", "PodNamespace", "NodeNameToMetaVictims", "Pods", "UID",
     ]) | st.text(max_size=5), inner, max_size=5),
     max_leaves=25,
 )  # fmt: skip
@@ -204,7 +204,7 @@ def shared():
 
 
 @settings(max_examples=300, deadline=None)
-@given(verb=st.sampled_from(["filter", "prioritize", "bind"]), body=JSON)
+@given(verb=st.sampled_from(["filter", "prioritize", "preempt", "bind"]), body=JSON)
 def test_no_json_whatever_is_an_internal_error(shared, verb, body):
     if isinstance(body, dict):
         body = {"NodeNames": ["n0"], **body}

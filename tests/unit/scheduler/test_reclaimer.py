@@ -300,3 +300,35 @@ def test_only_a_leader_reclaims(story):
     assert story.scheduler.leader.is_leader
     story.scheduler.leader.stop()
     assert not story.scheduler.leader.is_leader
+
+
+def _nudged(story, name="w"):
+    return story.cluster.get(name)["metadata"]["annotations"].get(names.ROOM_SEEN_AT)
+
+
+def test_a_pod_that_does_not_come_to_its_place_is_nudged_ever_more_seldom(story):
+    story.runs("victim")
+    story.waits()
+    story.look()
+    story.clock.advance(10_000)
+    story.look()
+    assert _nudged(story) is None, "the victim is still there"
+    story.cluster.end("victim")
+    story.look()
+    assert _nudged(story) is None, "most come by themselves"
+    seen = []
+    for _ in range(9):
+        story.clock.advance(2_000)
+        story.look()
+        if _nudged(story) not in seen:
+            seen.append(_nudged(story))
+    assert len(seen) == 3
+    assert story.cluster.get("w")["spec"].get("nodeName") is None
+
+
+def test_a_pod_that_fits_and_does_not_come_is_nudged(story):
+    story.waits()
+    story.look()
+    story.clock.advance(2_000)
+    story.look()
+    assert _nudged(story)
