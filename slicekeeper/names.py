@@ -40,6 +40,9 @@ NODE_GPUS: Final = "slicekeeper.io/gpus"
 CA_CONFIG_MAP: Final = "slicekeeper-ca.crt"
 CA_KEY: Final = "ca.crt"
 
+# Written by `slicekeeper check --adopt` on a pod that was there before the installation.
+ADOPTED_AT: Final = "slicekeeper.io/adopted-at"
+
 # Written by users.
 CORE_LIMIT: Final = "tencent.com/vcuda-core-limit"
 CONTAINER_LIMIT_PREFIX: Final = "limit.slicekeeper.io/"
@@ -57,8 +60,8 @@ GPU_CLASSES: Final = (STANDARD, BACKGROUND)
 
 SHARING_MODES: Final = ("adaptive", "exclusive", "shared", "mig")
 
-# Annotations that only the scheduler writes: a user's pod may not bring them.
-SCHEDULER_ANNOTATIONS: Final = (BOUND_AT, SHARING_MODE)
+# Annotations that are written on pods that are there: a new pod may not bring them.
+NEVER_ON_NEW_PODS: Final = (BOUND_AT, SHARING_MODE, ADOPTED_AT)
 
 
 def gpu_annotation(container: str) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a pod held its GPUs, read from the pod's own record. Pure: the time at which anybody looked never matters.
 
-An interval opens at the scheduler's `bound-at` (a pod that another scheduler bound: at its PodScheduled condition).
+An interval opens at the scheduler's `bound-at` (a pod that another scheduler bound: at its PodScheduled condition, or
+when it was adopted, whichever is later).
 It closes, once the pod is terminal, at the last `finishedAt` of the containers that hold GPUs. Where kubelet has
 left none: at the disruption that ended the pod, at kubelet's refusal to start it, or at the deletion.
 """
@@ -75,7 +76,8 @@ def start_of(pod: Mapping[str, Any]) -> Start | None:
         _instant(condition.get("lastTransitionTime")) for condition in _conditions(pod, "PodScheduled", status="True")
     ]
     found = [instant for instant in scheduled if instant is not None]
-    return Start(found[0], exact=False) if found else None
+    adopted = _instant(annotations_of(pod).get(names.ADOPTED_AT))
+    return Start(max(found[0], adopted or 0), exact=False) if found else None
 
 
 def end_of(pod: Mapping[str, Any], holders: Collection[str], start: int, *, final: bool = False) -> End | None:

@@ -112,7 +112,7 @@ def _bears_gate(pod: Mapping[str, Any]) -> bool:
 def _is_written_by_us(annotation: str) -> bool:
     return (
         annotation == names.BUDGET_STATE
-        or annotation in names.SCHEDULER_ANNOTATIONS
+        or annotation in names.NEVER_ON_NEW_PODS
         or annotation.startswith(names.GPU_PREFIX)
     )
 

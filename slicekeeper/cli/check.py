@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper check`: what an installation lacks, what uses GPUs unmetered, and finalizers nobody will remove."""
+"""`slicekeeper check`: what an installation lacks, what uses GPUs unmetered, and finalizers nobody will remove.
+
+Writes nothing unless it is told to: `--adopt` has pods charged that were there before, `--repair` cleans up behind us.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import click
 
-from slicekeeper import inventory, names
+from slicekeeper import clock, inventory, names
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.errors import NotFound
+from slicekeeper.errors import Conflict, NotFound, RequestRefused
 from slicekeeper.kube.client import (
     DEPLOYMENTS,
     JSON_PATCH,
@@ -27,8 +30,9 @@ from slicekeeper.kube.client import (
     Resource,
 )
 from slicekeeper.namespace_policy import read_book
-from slicekeeper.request import asks_for
+from slicekeeper.request import asks_for, parse_pod
 from slicekeeper.settings import Resources, Settings
+from slicekeeper.units import format_instant
 
 _ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
 _CONFIGURATIONS: Final = tuple(
@@ -57,9 +61,10 @@ class Finding:
 @click.command()
 @click.option("-n", "--namespace", default="slicekeeper-system", show_default=True, help="Where it is installed.")
 @click.option("--repair", is_flag=True, help="Take away what nobody will remove: the last step of uninstalling.")
+@click.option("--adopt", is_flag=True, help="Have pods that use GPUs unmetered charged from now on.")
 @output_option()
 @click.pass_obj
-def check(context: Context, namespace: str, repair: bool, output: str) -> None:
+def check(context: Context, namespace: str, repair: bool, adopt: bool, output: str) -> None:
     """Name what is missing, and what uses GPUs unmetered. Exit code 1: something was found.
 
     Speaks to the API server of the settings; with `kubectl proxy` that is kubernetes.server http://127.0.0.1:8001.
@@ -73,9 +78,11 @@ def check(context: Context, namespace: str, repair: bool, output: str) -> None:
         for thing in left:
             thing.strip()
         click.echo(f"{len(left)} things taken away", err=True)
-        findings = list(_unmetered(client, settings))
+        findings = list(_findings(_unmetered(client, settings), settings))
+    elif adopt:
+        findings = list(_adopt(client, settings))
     else:
-        findings = [*_missing(client, settings, namespace), *_unmetered(client, settings)]
+        findings = [*_missing(client, settings, namespace), *_findings(_unmetered(client, settings), settings)]
         findings += [
             Finding(f"{thing.what}, and nobody will remove it", "slicekeeper check --repair") for thing in left
         ]
@@ -118,7 +125,7 @@ def _admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
             yield Finding(f"guard {guard} is missing: editors can change what pods are charged for", _INSTALL)
 
 
-def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Finding]:
+def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
     """Yield running pods that ask for GPUs past us: made before the installation, or while the webhook was off."""
     book, resources = read_book(settings.policy), settings.resources
     for pod in client.list(PODS)[0]:
@@ -128,7 +135,53 @@ def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Finding]:
         policy = book.of(metadata["namespace"])
         asked = (resources.core, resources.memory, *(() if policy.nvidia_gpu == "ignored" else (resources.device,)))
         if not managed and not ended and policy.mode != "off" and asks_for(pod, asked):
-            yield Finding(f"pod {_name(pod)} uses GPUs unmetered", "create it anew, so that it is admitted")
+            yield pod
+
+
+def _findings(pods: Iterable[Object], settings: Settings) -> Iterator[Finding]:
+    for pod in pods:
+        reason = _not_adoptable(pod, settings.resources)
+        anew = "create it anew, so that it is admitted"
+        yield Finding(
+            f"pod {_name(pod)} uses GPUs unmetered{f', and cannot be charged: {reason}' if reason else ''}",
+            anew if reason else f"slicekeeper check --adopt charges it from now on; or {anew}",
+        )
+
+
+def _not_adoptable(pod: Object, resources: Resources) -> str:
+    """Return why what the pod owes cannot be told or kept, empty where it can."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return "it is being deleted"
+    try:
+        parse_pod(pod, resources)
+    except RequestRefused as error:
+        return str(error)
+    return ""
+
+
+def _adopt(client: KubeClient, settings: Settings) -> Iterator[Finding]:
+    """Put the marks of an admitted pod on old ones, so that the timekeeper's watch sees them; yield what is left.
+
+    The guards leave that to whom RBAC lets override them: administrators.
+    """
+    now = format_instant(clock.from_settings(settings.clock).now_ms())
+    for pod in _unmetered(client, settings):
+        if _not_adoptable(pod, settings.resources):
+            yield from _findings([pod], settings)
+            continue
+        metadata = pod["metadata"]
+        marks = {
+            "resourceVersion": metadata["resourceVersion"],
+            "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
+            "annotations": {names.ADOPTED_AT: now},
+            "finalizers": [*(metadata.get("finalizers") or []), names.FINALIZER],
+        }
+        try:
+            client.patch(PODS, metadata["name"], {"metadata": marks}, metadata["namespace"])
+        except (Conflict, NotFound):
+            yield Finding(f"pod {_name(pod)} changed meanwhile and was not adopted", "slicekeeper check --adopt")
+        else:
+            click.echo(f"pod {_name(pod)} is charged from now on", err=True)
 
 
 def _left_behind(client: KubeClient, resources: Resources) -> list[_Left]:

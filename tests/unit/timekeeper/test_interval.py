@@ -45,6 +45,15 @@ def test_a_pod_that_another_scheduler_bound_opens_at_its_condition() -> None:
     assert start_of(pod(bound_at=None)) is None
 
 
+def test_a_pod_that_was_there_before_opens_when_it_was_adopted() -> None:
+    old = pod(bound_at=None, conditions=[condition("PodScheduled", "True", "09:59:59")])
+    old["metadata"]["annotations"][names.ADOPTED_AT] = "2026-11-21T10:30:00.500Z"
+    assert start_of(old) == Start(at("10:30:00.500"), exact=False)
+    waiting = pod(bound_at=None, conditions=[condition("PodScheduled", "True", "10:45:00")])
+    waiting["metadata"]["annotations"][names.ADOPTED_AT] = "2026-11-21T10:30:00.500Z"
+    assert start_of(waiting) == Start(at("10:45:00"), exact=False)
+
+
 def test_a_pod_that_is_not_bound_holds_nothing() -> None:
     assert start_of(pod(node="")) is None
 

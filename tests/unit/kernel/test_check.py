@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper check` against an API server whose objects a test lists: what it finds, and the few things it writes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slicekeeper import inventory, names
+from slicekeeper.cli import check as module
+from slicekeeper.cli.main import cli
+
+DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
+
+
+class Server:
+    """Objects by path; lists under their collection's path; patches are kept, and may be answered with an error."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {PODS: [], NODES: []}
+        self.patches: list[tuple[str, Any]] = []
+        self.patch_status = 200
+        known = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                found = known.objects.get(self.path.partition("?")[0])
+                if found is None:
+                    self.answer(404, {"message": "not found", "reason": "NotFound"})
+                elif isinstance(found, list):
+                    managed = f"{names.MANAGED_LABEL}%3D" in self.path or f"{names.MANAGED_LABEL}=" in self.path
+                    items = [o for o in found if not managed or o["metadata"].get("labels")]
+                    self.answer(200, {"metadata": {"resourceVersion": "1"}, "items": items})
+                else:
+                    self.answer(200, found)
+
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                known.patches.append((self.path, body))
+                self.answer(known.patch_status, {"message": "as told", "reason": "Conflict", "metadata": {}})
+
+            def answer(self, status: int, body: Any) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def install(self) -> None:
+        for part in ("certificates", "timekeeper", "webhook", "scheduler"):
+            self.objects[f"{DEPLOYMENTS}/{part}"] = {"status": {"readyReplicas": 1}}
+        for name in ("gpu-default-priority", "gpu-lower-priority"):
+            self.objects[f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}"] = {"metadata": {"name": name}}
+        for kind in ("mutating", "validating"):
+            hooks = {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]}
+            self.objects[f"{ADMISSION}/{kind}webhookconfigurations/slicekeeper"] = hooks
+        for guard in module._GUARD_NAMES:
+            self.objects[f"{ADMISSION}/validatingadmissionpolicybindings/{guard}"] = {"metadata": {"name": guard}}
+        gpus = inventory.encode([inventory.Gpu("g", "A100", 81920)])
+        self.objects[NODES].append({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: gpus}}})
+
+    def pod(self, name: str, limits: dict[str, str], **metadata: Any) -> None:
+        self.objects[PODS].append(
+            {
+                "metadata": {"name": name, "namespace": "team", "resourceVersion": "7", **metadata},
+                "spec": {"nodeName": "n", "containers": [{"name": "c", "resources": {"limits": limits}}]},
+                "status": {"phase": "Running"},
+            }
+        )
+
+    def stop(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.stop()
+
+
+def check(server: Server, *arguments: str) -> Result:
+    environ = {"SLICEKEEPER_KUBERNETES_SERVER": server.url}
+    return CliRunner().invoke(cli, ["check", *arguments], env=environ)
+
+
+FRACTION = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "8"}
+MARKS = {"labels": {names.MANAGED_LABEL: names.MANAGED_VALUE}, "finalizers": ["other/one", names.FINALIZER]}
+
+
+def test_a_whole_installation_is_in_order(server: Server) -> None:
+    server.install()
+    server.pod("admitted", FRACTION, **MARKS)
+    server.pod("plain", {"cpu": "1"})
+    done = check(server)
+    assert (done.exit_code, done.output) == (0, "nothing is missing, nothing is unmetered\n")
+    assert server.patches == []
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        (f"{DEPLOYMENTS}/webhook", "deployment webhook is missing"),
+        ("/apis/scheduling.k8s.io/v1/priorityclasses/gpu-lower-priority", "PriorityClass gpu-lower-priority is miss"),
+        (f"{ADMISSION}/validatingwebhookconfigurations/slicekeeper", "validatingwebhookconfigurations slicekeeper is"),
+        (
+            f"{ADMISSION}/validatingadmissionpolicybindings/slicekeeper-bindings",
+            "guard slicekeeper-bindings is missing",
+        ),
+    ],
+)
+def test_what_is_missing_is_named_with_its_remedy(server: Server, path: str, told: str) -> None:
+    server.install()
+    del server.objects[path]
+    done = check(server)
+    assert done.exit_code == 1
+    assert told in done.output
+    assert "kubectl apply -k" in done.output
+
+
+def test_parts_that_are_not_ready_and_nodes_without_gpus_are_named(server: Server) -> None:
+    server.install()
+    server.objects[f"{DEPLOYMENTS}/scheduler"] = {"status": {}}
+    server.objects[f"{ADMISSION}/mutatingwebhookconfigurations/slicekeeper"]["webhooks"][0]["clientConfig"] = {}
+    server.objects[NODES][0]["metadata"]["annotations"] = {}
+    told = check(server).output
+    assert "deployment scheduler has no ready pod" in told
+    assert "mutatingwebhookconfigurations slicekeeper trusts no CA" in told
+    assert "no node shows GPUs" in told
+
+
+def test_without_certificates_cert_manager_may_do_their_work(server: Server) -> None:
+    server.install()
+    del server.objects[f"{DEPLOYMENTS}/certificates"]
+    assert check(server).exit_code == 0
+
+
+def test_pods_from_before_are_found_and_shown(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION)
+    server.pod("whole", {"nvidia.com/gpu": "2"})
+    server.pod("odd", {"tencent.com/vcuda-core": "250"})
+    done = check(server, "-o", "json")
+    assert done.exit_code == 1
+    found = {f["problem"]: f["remedy"] for f in json.loads(done.stdout)}
+    for name in ("share", "whole"):
+        assert "check --adopt" in found[f"pod team/{name} uses GPUs unmetered"]
+    [odd] = [problem for problem in found if "team/odd" in problem]
+    assert "cannot be charged" in odd
+    assert "tencent.com/vcuda-core" in odd
+    assert server.patches == []
+
+
+def test_adopting_marks_what_can_be_charged_and_nothing_else(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION, finalizers=["other/one"])
+    server.pod("whole", {"nvidia.com/gpu": "2"})
+    server.pod("odd", {"tencent.com/vcuda-core": "250"})
+    server.pod("going", FRACTION, deletionTimestamp="2026-01-01T00:00:00Z")
+    done = check(server, "--adopt")
+    assert done.exit_code == 1
+    assert "team/odd" in done.stdout
+    assert "team/going uses GPUs unmetered, and cannot be charged: it is" in done.stdout
+    written = {path: body["metadata"] for path, body in server.patches}
+    assert set(written) == {f"/api/v1/namespaces/team/pods/{name}" for name in ("share", "whole")}
+    share = written["/api/v1/namespaces/team/pods/share"]
+    assert share["finalizers"] == ["other/one", names.FINALIZER]
+    assert share["labels"] == {names.MANAGED_LABEL: names.MANAGED_VALUE}
+    assert share["annotations"][names.ADOPTED_AT].endswith("Z")
+    assert share["resourceVersion"] == "7"
+
+
+def test_a_pod_that_changed_meanwhile_is_told_and_left(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION)
+    server.patch_status = 409
+    done = check(server, "--adopt")
+    assert done.exit_code == 1
+    assert "team/share changed meanwhile" in done.output
+
+
+def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
+    server.install()
+    del server.objects[f"{DEPLOYMENTS}/timekeeper"]
+    server.pod("held", FRACTION, **MARKS)
+    told = check(server).output
+    assert "pod team/held keeps our finalizer, and nobody will remove it" in told
+    assert "node n shows GPUs, and nobody will remove it" in told
+    assert server.patches == []
+    done = check(server, "--repair")
+    assert done.exit_code == 0
+    assert "2 things taken away" in done.output
+    patches = dict(server.patches)
+    assert patches["/api/v1/namespaces/team/pods/held"] == [
+        {"op": "test", "path": "/metadata/finalizers/1", "value": names.FINALIZER},
+        {"op": "remove", "path": "/metadata/finalizers/1"},
+    ]
+    assert patches["/api/v1/nodes/n/status"]["metadata"] == {"annotations": {names.NODE_GPUS: None}}
+
+
+def test_repair_takes_nothing_from_an_installation_that_is_there(server: Server) -> None:
+    server.install()
+    server.pod("held", FRACTION, **MARKS)
+    done = check(server, "--repair")
+    assert (done.exit_code, server.patches) == (0, [])
