@@ -22,10 +22,9 @@ from certificates.authority import make_ca
 from slicekeeper import names
 from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.http import JsonClient
-from slicekeeper.kube.client import NODES
+from slicekeeper.kube.client import NODES, PODS
 
 AGENT = "system:serviceaccount:slicekeeper-system:nodeagent"
-SCHEDULER = "system:serviceaccount:slicekeeper-system:scheduler"
 TIMEKEEPER = "system:serviceaccount:slicekeeper-system:timekeeper"
 
 
@@ -225,24 +224,25 @@ def test_the_schedulers_account_marks_pods_that_wait_and_changes_nothing_else(
     site: Site, pair: tuple[Object, Object]
 ) -> None:
     namespace = pair[0]["metadata"]["namespace"]
-    acting = site.kubectl.acting(f"--as={SCHEDULER}")
     site.kubectl.create(pod("waits", gpu_container(core=5), nodeSelector={"nowhere": "true"}), namespace=namespace)
-    mark = {"metadata": {"annotations": {names.ROOM_SEEN_AT: "2030-01-01T00:00:00.000Z"}}}
-    acting.patch("pod", "waits", mark, namespace, "--subresource=status")
-    assert site.pod(namespace, "waits")["metadata"]["annotations"].items() >= mark["metadata"]["annotations"].items()
-    with pytest.raises(Refused, match="on a pod that waits"):
-        acting.patch("pod", "one", mark, namespace, "--subresource=status")
+    acting = site.client(site.kubectl("create", "token", "scheduler", "-n", NAMESPACE).strip())
+    seen = {names.ROOM_SEEN_AT: "2030-01-01T00:00:00.000Z"}
+    mark = {"metadata": {"annotations": seen}}
+    acting.patch(PODS, "waits", mark, namespace, subresource="status")
+    assert site.pod(namespace, "waits")["metadata"]["annotations"].items() >= seen.items()
+    with pytest.raises(Forbidden, match="on a pod that waits"):
+        acting.patch(PODS, "one", mark, namespace, subresource="status")
     for metadata in (
-        {"annotations": {**mark["metadata"]["annotations"], "mine": "yes"}}, {"labels": {"mine": "yes"}},
-        {"finalizers": None}, {"annotations": {names.BUDGET_STATE: names.OVER_BUDGET}},
+        {"annotations": {names.ROOM_SEEN_AT: None, "mine": "yes"}}, {"labels": {"mine": "yes"}}, {"finalizers": None},
+        {"annotations": {names.BUDGET_STATE: names.OVER_BUDGET}},
     ):  # fmt: skip
-        with pytest.raises(Refused, match="may write only|is reserved"):
-            acting.patch("pod", "waits", {"metadata": metadata}, namespace, "--subresource=status")
-    with pytest.raises(Refused, match="cannot patch"):
-        acting.patch("pod", "waits", mark, namespace)
-    other = {"metadata": {"annotations": {names.ROOM_SEEN_AT: "2031-01-01T00:00:00.000Z"}}}
+        with pytest.raises(Forbidden, match="may write only|is reserved"):
+            acting.patch(PODS, "waits", {"metadata": metadata}, namespace, subresource="status")
+    with pytest.raises(Forbidden, match="cannot patch"):
+        acting.patch(PODS, "waits", mark, namespace)
+    later = {"metadata": {"annotations": {names.ROOM_SEEN_AT: "2031-01-01T00:00:00.000Z"}}}
     with pytest.raises(Refused, match="the scheduler alone writes it"):
-        _editor(site, namespace).patch("pod", "waits", other, namespace)
+        _editor(site, namespace).patch("pod", "waits", later, namespace)
 
 
 def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
