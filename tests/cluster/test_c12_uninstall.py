@@ -6,12 +6,6 @@ The last of the suite: it leaves a cluster without Slicekeeper.
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 from cluster.harness import install
 from cluster.harness.kubectl import wait_for
@@ -20,41 +14,12 @@ from cluster.harness.site import CORE, Site, gpu_container, pod
 from slicekeeper import names
 
 
-@contextmanager
-def _proxy(site: Site) -> Iterator[str]:
-    command = site.kubectl.command("proxy", "--port=0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as proxy:
-        try:
-            assert proxy.stdout is not None
-            found = re.search(r"127\.0\.0\.1:\d+", proxy.stdout.readline())
-            assert found is not None
-            yield f"http://{found[0]}"
-        finally:
-            proxy.terminate()
-
-
-def _check(site: Site, *arguments: str) -> tuple[int, str]:
-    with _proxy(site) as server:
-        done = subprocess.run(
-            [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", "check", *arguments],
-            env={"SLICEKEEPER_KUBERNETES_SERVER": server, "HOME": str(site.folder)},
-            cwd=site.folder, capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
-
-
 def test_check_names_what_is_unmetered(site: Site) -> None:
-    assert _check(site) == (0, "nothing is missing, nothing is unmetered\n")
+    assert site.check() == (0, "nothing is missing, nothing is unmetered\n")
     team = site.namespace()
-    saved = site.kubectl(
-        "get", "validatingwebhookconfiguration,mutatingwebhookconfiguration", "slicekeeper", "-o", "yaml"
-    )
-    site.kubectl("delete", "validatingwebhookconfiguration,mutatingwebhookconfiguration", "slicekeeper")
-    try:
+    with site.without_webhook():
         site.kubectl.create(pod("early", gpu_container(core=5)), namespace=team)
-        code, told = _check(site)
-    finally:
-        site.kubectl("create", "-f", "-", stdin=re.sub(r"\n\s+(resourceVersion|uid): .*", "", saved))
+        code, told = site.check()
     assert code == 1
     assert f"pod {team}/early uses GPUs unmetered" in told
     assert "mutatingwebhookconfigurations slicekeeper is missing" in told
@@ -66,10 +31,10 @@ def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
     site.wait_phase(team, "runs", "Running")
     site.kubectl("delete", "-k", str(install.SUITE), "--wait=true", "--timeout=120s", timeout=130)
     site.kubectl("delete", "pod", "runs", "-n", team, "--wait=false")
-    code, told = _check(site)
+    code, told = site.check()
     assert code == 1
     assert f"pod {team}/runs keeps our finalizer" in told
-    code, told = _check(site, "--repair")
+    code, told = site.check("--repair")
     assert code == 0, told
     wait_for("pod that goes", lambda: not site.pods(team), seconds=60)
     published = ("get", "configmap", "-A", f"--field-selector=metadata.name={names.CA_CONFIG_MAP}", "-o", "name")

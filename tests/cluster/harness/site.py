@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import secrets
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from slicekeeper.wire.timekeeper import Workload
 
 CORE, MEMORY, SEAT = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "slicekeeper.io/seat"
 MANAGER = "suite"
+_CONFIGURATIONS = "mutatingwebhookconfiguration,validatingwebhookconfiguration"
 
 
 @dataclass
@@ -179,6 +182,33 @@ class Site:
     def events(self, namespace: str, reason: str) -> list[Object]:
         """Return a namespace's events of one reason."""
         return [event for event in self.kubectl.list("events", namespace) if event.get("reason") == reason]
+
+    def check(self, *arguments: str) -> tuple[int, str]:
+        """Run `slicekeeper check` as the cluster's administrator; return its exit code and all that it said."""
+        command = self.kubectl.command("proxy", "--port=0")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as proxy:
+            try:
+                assert proxy.stdout is not None
+                found = re.search(r"127\.0\.0\.1:\d+", proxy.stdout.readline())
+                assert found is not None
+                done = subprocess.run(
+                    [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", "check", *arguments],
+                    env={**os.environ, "SLICEKEEPER_KUBERNETES_SERVER": f"http://{found[0]}"},
+                    cwd=self.folder, capture_output=True, text=True, check=False, timeout=120,
+                )  # fmt: skip
+            finally:
+                proxy.terminate()
+        return done.returncode, done.stdout + done.stderr
+
+    @contextmanager
+    def without_webhook(self) -> Iterator[None]:
+        """Take our webhook configurations away, as if they had not been installed yet, and put them back."""
+        saved = self.kubectl("get", _CONFIGURATIONS, "slicekeeper", "-o", "yaml")
+        self.kubectl("delete", _CONFIGURATIONS, "slicekeeper")
+        try:
+            yield
+        finally:
+            self.kubectl("create", "-f", "-", stdin=re.sub(r"\n\s+(resourceVersion|uid): .*", "", saved))
 
     def rollout(self, workload: str, replicas: int | None = None) -> None:
         """Scale a part, or restart it, and wait until it is so."""
