@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A busy cluster takes Slicekeeper up: it observes, one namespace after the other is enforced, old pods are charged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from fractions import Fraction
+from math import floor
+from pathlib import Path
+
+import pytest
+from cluster.harness import install
+from cluster.harness.install import NAMESPACE
+from cluster.harness.kubectl import Object, Refused, wait_for
+from cluster.harness.site import Site, gpu_container, plain_container, pod
+
+from slicekeeper import names
+
+OBSERVE = Path(__file__).resolve().parent / "observe"
+ENFORCED = "slicekeeper-enforced"
+"""The namespace of the line in manifests/components/observe/policy.yaml."""
+
+DEVICE = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def observed(site: Site) -> Iterator[Site]:
+    """The installation with the observe component's policy."""
+    _apply(site, OBSERVE)
+    team = site.namespace()
+    try:
+        wait_for("policy that observes", lambda: _admitted(site, team), seconds=150, pause=1)
+        yield site
+    finally:
+        _apply(site, install.SUITE)
+        wait_for("policy that enforces", lambda: not _admitted(site, team), seconds=150, pause=1)
+
+
+def _apply(site: Site, overlay: Path) -> None:
+    install.install(site.kubectl, overlay)
+    # kubelet looks at a pod's ConfigMaps when it looks at the pod: once a minute, or when the pod changes.
+    site.kubectl("annotate", "pods", "--all", "-n", NAMESPACE, "--overwrite", f"suite/overlay={overlay.name}")
+
+
+def _wrong() -> Object:
+    return pod("wrong", gpu_container(core=150))
+
+
+def _admitted(site: Site, namespace: str) -> bool:
+    try:
+        return bool(site.kubectl.create(_wrong(), namespace=namespace, dry_run=True))
+    except Refused:
+        return False
+
+
+def test_every_namespace_observes_and_one_line_moves_one_to_enforce(observed: Site) -> None:
+    site = observed
+    team = site.namespace()
+    site.kubectl("create", "namespace", ENFORCED)
+    site.namespaces.append(ENFORCED)
+    account = ("get", "serviceaccount", "default", "-n", ENFORCED, "--ignore-not-found", "-o", "name")
+    wait_for("service account", lambda: site.kubectl(*account))
+    for namespace in (team, ENFORCED):
+        site.kubectl.create(pod("one", gpu_container(core=5)), namespace=namespace)
+    seen, held = (site.wait_phase(namespace, "one", "Running") for namespace in (team, ENFORCED))
+    assert names.FINALIZER in seen["metadata"]["finalizers"], "metered"
+    assert "priorityClassName" not in seen["spec"], "but nothing of it is changed"
+    assert held["spec"]["priorityClassName"] == "gpu-default-priority"
+    site.kubectl.create(_wrong(), namespace=team)
+    with pytest.raises(Refused, match="vcuda-core"):
+        site.kubectl.create(_wrong(), namespace=ENFORCED)
+    wait_for("both in the ledger", lambda: all(site.workloads(n) for n in (team, ENFORCED)), seconds=30)
+
+
+def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -> None:
+    team = site.namespace()
+    [node] = [n["metadata"]["name"] for n in site.kubectl.list("nodes")]
+    more = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": "2"}]
+    site.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(more))
+    whole = {**plain_container("train"), "resources": {"limits": {DEVICE: "2"}}}
+    with site.without_webhook():
+        site.kubectl.create(pod("whole", whole), pod("share", gpu_container(core=25)), namespace=team)
+        # A manifest that no rule of ours lets pass: it runs, and what it owes cannot be told.
+        site.kubectl.create(pod("odd", gpu_container(core=30, blocks=None)), namespace=team)
+        for name in ("whole", "share", "odd"):
+            site.wait_phase(team, name, "Running")
+    assert site.workloads(team) == {}
+    code, told = site.check()
+    assert code == 1
+    for name in ("whole", "share"):
+        assert f"pod {team}/{name} uses GPUs unmetered  " in told
+    assert f"pod {team}/odd uses GPUs unmetered, and cannot be charged" in told
+
+    code, told = site.check("--adopt")
+    assert code == 1
+    assert f"pod {team}/share is charged from now on" in told
+    assert f"pod {team}/whole is charged from now on" in told
+    wait_for("two in the ledger", lambda: len(site.workloads(team)) == 2, seconds=30)
+    last = {}
+    site.kubectl("delete", "pods", "--all", "-n", team, "--wait=false")
+
+    def gone() -> bool:
+        there = site.pods(team)
+        last.update({p["metadata"]["name"]: p for p in there})
+        return not there
+
+    wait_for("pods that are let go", gone, seconds=90, pause=0.05)
+    booked = {w.pod_name: w for w in site.workloads(team).values()}
+    assert {name: w.state for name, w in booked.items()} == {"whole": "closed", "share": "closed"}
+    for name, gpus in (("whole", Fraction(2)), ("share", Fraction(25, 100))):
+        adopted = _instant(last[name]["metadata"]["annotations"][names.ADOPTED_AT])
+        begin, end = (_instant(str(text)) for text in (booked[name].start, booked[name].end))
+        assert begin == adopted
+        assert booked[name].charged_ms == floor((end - begin) * gpus + Fraction(1, 2))
+    assert site.check() == (0, "nothing is missing, nothing is unmetered\n")
+
+
+def _instant(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
