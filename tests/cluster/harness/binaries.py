@@ -141,10 +141,11 @@ def ensure() -> Binaries:
     Raises Missing where something cannot be had.
     """
     cache().mkdir(parents=True, exist_ok=True)
-    with _lock("binaries"):
+    with _lock("packages"):
         _debian()
         etcd = _etcd()
-        for module in dict.fromkeys((*MODULES, KUBERNETES)):
+    for module in dict.fromkeys((*MODULES, KUBERNETES)):
+        with _lock(module.name):  # one each: who needs what is there does not wait for another version
             _build(module)
     return Binaries(KUBERNETES.bin, CONTAINERD.bin, COREDNS.bin, etcd)
 
