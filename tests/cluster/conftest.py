@@ -41,8 +41,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ours = [cluster for cluster in clusters.living() if cluster.kubeconfig == Path(own)]
         yield Site(kubectl, folder, ours[0] if ours else None)
         return
-    if os.geteuid() != 0:
-        pytest.skip("the cluster suite needs root, for namespaces and containers; or name a cluster by KUBECONFIG")
+    reason = clusters.unfit()
+    if reason:
+        pytest.skip(reason)
     cluster = clusters.start()
     try:
         kubectl = Kubectl(cluster.kubectl, cluster.kubeconfig)

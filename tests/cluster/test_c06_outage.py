@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 
+import pytest
+from cluster.harness.binaries import say
 from cluster.harness.charges import charge_of
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
-from cluster.harness.kubectl import Object, wait_for
+from cluster.harness.kubectl import Object, Refused, wait_for
 from cluster.harness.site import Site, gpu_container, job
 
 from slicekeeper import names
 
 BURST = int(os.environ.get("SLICEKEEPER_CLUSTER_BURST", "24"))
-"""Pods of the burst; 200 take about four minutes on two cores."""
+"""Pods of the burst."""
 
 TIMEKEEPER = "deployment/timekeeper"
 PART = "app.kubernetes.io/name=timekeeper"
@@ -37,13 +41,16 @@ def _booked(site: Site, team: str) -> dict[str, int]:
     return {w.pod_uid: w.charged_ms + w.over_budget_ms for w in closed}
 
 
+@pytest.mark.timeout(600 + 5 * BURST)
 def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> None:
     team = site.namespace("crowd")
     site.kubectl.create(job("before", gpu_container(script="sleep 600", core=5, blocks=4), count=3), namespace=team)
     wait_for("pods that ran before", lambda: _phase(site, team, "before", "Running") == 3, seconds=60)
     site.rollout(TIMEKEEPER, 0)
+    left = time.monotonic()
     try:
         wait_for("end of the timekeeper", lambda: not site.pods(NAMESPACE, PART))
+        seen = _version(site, team)
         burst = job("burst", gpu_container(script="sleep 2", core=5, blocks=4), count=BURST)
         burst["spec"]["parallelism"] = min(BURST, 40)
         site.kubectl.create(burst, namespace=team)
@@ -59,7 +66,8 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
         site.kubectl("delete", "job", "burst", "-n", team, "--wait=false", "--cascade=background")
         site.kubectl("delete", "job", "before", "-n", team, "--wait=false", "--cascade=background")
         cluster.forget_history()
-        wait_for("deleted pods that have all ended", lambda: all(map(_ended, site.pods(team))), 60, 1)
+        wait_for("deleted pods that have all ended", lambda: all(map(_ended, site.pods(team))), limit, 1)
+        assert _is_forgotten(site, team, seen)
         records = site.pods(team)
         assert len(records) >= BURST + 3
         assert all(
@@ -67,7 +75,10 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
         )
     finally:
         site.rollout(TIMEKEEPER, 1)
-    wait_for("pods that are let go", lambda: not site.pods(team), seconds=60)
+    back = time.monotonic()
+    wait_for("pods that are let go", lambda: not site.pods(team), seconds=60 + BURST)
+    waited = time.monotonic() - back
+    say(f"{len(records)} pods were held by an absence of {back - left:.0f} s, and gone {waited:.1f} s after it")
     assert _booked(site, team) == _expected(records)
 
 
@@ -76,6 +87,7 @@ def test_the_watch_breaks_and_history_is_gone(site: Site, cluster: Cluster) -> N
     site.kubectl.create(job("some", gpu_container(script="sleep 6", core=5, blocks=4), count=6), namespace=team)
     wait_for("running pods", lambda: _phase(site, team, "some", "Running") == 6, seconds=60)
     cluster.run("pkill", "-STOP", "-f", "slicekeeper timekeeper [s]erve")
+    seen = _version(site, team)
     try:
         wait_for("their end", lambda: _phase(site, team, "some", "Succeeded") == 6, seconds=60)
         site.kubectl("delete", "job", "some", "-n", team, "--wait=false", "--cascade=background")
@@ -87,6 +99,7 @@ def test_the_watch_breaks_and_history_is_gone(site: Site, cluster: Cluster) -> N
         cluster.kill("kube-apiserver")
         cluster.start("kube-apiserver")
         wait_for("answering API server", lambda: _answers(site), 60)
+        assert _is_forgotten(site, team, seen)
     finally:
         cluster.run("sh", "-c", "pkill -CONT -f 'slicekeeper timekeeper [s]erve' || true")
     wait_for("pods that are let go", lambda: not site.pods(team), seconds=60)
@@ -96,6 +109,22 @@ def test_the_watch_breaks_and_history_is_gone(site: Site, cluster: Cluster) -> N
 
 def _phase(site: Site, team: str, name: str, phase: str) -> int:
     return sum(p["status"].get("phase") == phase for p in site.pods(team, f"job-name={name}"))
+
+
+def _version(site: Site, team: str) -> str:
+    """Return the version of the pods of now, from which a watch could go on."""
+    answer = json.loads(site.kubectl("get", "--raw", f"/api/v1/namespaces/{team}/pods"))
+    return str(answer["metadata"]["resourceVersion"])
+
+
+def _is_forgotten(site: Site, team: str, version: str) -> bool:
+    """Whether the API server refuses to go on from a version: 410 Gone."""
+    url = f"/api/v1/namespaces/{team}/pods?watch=1&timeoutSeconds=2&resourceVersion={version}"
+    try:
+        told = site.kubectl("get", "--raw", url)
+    except Refused as error:
+        told = str(error)
+    return "too old resource version" in told
 
 
 def _answers(site: Site) -> bool:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,19 @@ from cluster.harness.binaries import CONTAINERD, NEWEST, Binaries, Missing, cach
 START_SECONDS = 180.0
 TESTS = Path(__file__).resolve().parents[2]
 
+
+_UNSHARE = ("unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc",
+            "--propagation", "private", "--")  # fmt: skip
+
+_PROBE = """
+mkdir "$0/base"
+mount --make-rshared /
+mount -t tmpfs tmpfs "$0/base"
+mkdir "$0/base/upper" "$0/base/work"
+mount -t overlay overlay -o "lowerdir=/var/lib,upperdir=$0/base/upper,workdir=$0/base/work" /var/lib
+mount -t tmpfs tmpfs /run
+"""
+"""What `namespaces.prepare` will do, tried in namespaces that end with it."""
 
 _COMPACT = """
 import json, urllib.request
@@ -110,8 +124,9 @@ def start(*, stay: bool = False) -> Cluster:
 
     Raises Missing where the machine cannot carry one, or a program does not come up.
     """
-    if os.geteuid() != 0:
-        raise Missing("a cluster of our own needs root; or name one by KUBECONFIG")
+    reason = unfit()
+    if reason:
+        raise Missing(reason)
     binaries = ensure()
     sweep()
     folder = runs() / secrets.token_hex(3)
@@ -132,15 +147,40 @@ def start(*, stay: bool = False) -> Cluster:
     return cluster
 
 
+def unfit() -> str:
+    """Return why this machine cannot carry a cluster at all, empty where it can: asked before anything is built."""
+    if os.geteuid() != 0:
+        return "a cluster of our own needs root, for namespaces and containers; or name one by KUBECONFIG"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*_UNSHARE, "sh", "-ec", _PROBE, folder]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        except FileNotFoundError:
+            return "no `unshare` here: install util-linux"
+        except subprocess.TimeoutExpired:
+            return "new namespaces gave no answer for 60 s"
+    if done.returncode != 0:
+        told = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+        return f"this machine lets even root make no namespaces and mounts ({told}); a privileged container would do"
+    for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
+        if Path(root).is_dir():
+            group = Path(root) / f"slicekeeper-{secrets.token_hex(3)}"
+            try:
+                group.mkdir()
+                group.rmdir()
+            except OSError as error:
+                return f"control groups cannot be made here ({error}); containers need them"
+            break
+    return ""
+
+
 def _spawn(folder: Path, binaries: Binaries, *, stay: bool) -> tuple[subprocess.Popen[bytes], int]:
     paths = json.dumps({name: str(path) for name, path in asdict(binaries).items()})
     lock = _lock(folder)
     assert lock is not None
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener, lock:
         command = [
-            "unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc",
-            "--propagation", "private", "--",
-            sys.executable, "-m", "cluster.harness.inside", str(folder), str(listener.fileno()), paths,
+            *_UNSHARE, sys.executable, "-m", "cluster.harness.inside", str(folder), str(listener.fileno()), paths,
         ]  # fmt: skip
         with (folder / "logs" / "inside.log").open("wb") as log:
             process = subprocess.Popen(
