@@ -82,9 +82,9 @@ def test_kube_schedulers_preemption_takes_only_what_helps_on_one_gpu(site: Site)
     team, leftovers = site.namespace(), site.namespace()
     site.kubectl.create(job("keep", gpu_container(core=60, blocks=64), count=4), namespace=team)
     wait_for("four running pods", lambda: len(_alive(site, team)) == 4, seconds=90)
-    background = job("spare", gpu_container(core=40, blocks=64), count=4)
-    background["spec"]["template"]["metadata"]["annotations"] = {names.GPU_CLASS: names.BACKGROUND}
-    site.kubectl.create(background, namespace=leftovers)
+    background = {names.GPU_CLASS: names.BACKGROUND}
+    spare = [pod(f"spare-{n}", gpu_container(core=40, blocks=64), annotations=background) for n in range(4)]
+    site.kubectl.create(*spare, namespace=leftovers)
     wait_for("a full node", lambda: len(_alive(site, leftovers)) == 4, seconds=90)
     asked = _preempt_calls(site)
 
