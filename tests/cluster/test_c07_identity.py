@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -145,6 +146,39 @@ def test_readers_see_what_their_roles_allow(site: Site, pair: tuple[Object, Obje
             with pytest.raises(Forbidden, match="may not") as refused:
                 client.json(method, path, body=body)
             assert refused.value.status == 403
+
+
+@pytest.mark.parametrize(
+    ("role", "may"),
+    [
+        ("slicekeeper-budget-viewer", {"read"}),
+        ("slicekeeper-budget-auditor", {"read", "audit"}),
+        ("slicekeeper-budget-manager", {"read", "set", "grant"}),
+    ],
+)
+def test_a_role_may_do_what_it_is_for(site: Site, pair: tuple[Object, Object], role: str, may: set[str]) -> None:
+    mine = pair[0]["metadata"]["namespace"]
+    user = role.rpartition("-")[2]
+    site.kubectl("create", "serviceaccount", user, "-n", mine)
+    binding = f"{mine}-{user}"
+    site.kubectl("create", "clusterrolebinding", binding, f"--clusterrole={role}", f"--serviceaccount={mine}:{user}")
+    done = set()
+    try:
+        token = site.kubectl("create", "token", user, "-n", mine, "--audience=timekeeper").strip()
+        with site.raw_timekeeper(token) as client:
+            for name, method, path, body in (
+                ("read", "GET", "/api/v1/budgets", None),
+                ("audit", "GET", "/api/v1/audit", None),
+                ("set", "PUT", f"/api/v1/budgets/{mine}", {"amountMs": 10**12, "period": "none", "timeZone": "UTC"}),
+                ("grant", "POST", f"/api/v1/budgets/{mine}/grants", {"amountMs": 1000, "reason": "the suite says so"}),
+            ):
+                key = {"Idempotency-Key": f"{user}-{name}"} if method == "POST" else {}
+                with contextlib.suppress(Forbidden):
+                    client.json(method, path, body=body, headers=key)
+                    done.add(name)
+    finally:
+        site.kubectl("delete", "clusterrolebinding", binding)
+    assert done == may
 
 
 def _editor(site: Site, namespace: str) -> Kubectl:
