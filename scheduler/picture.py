@@ -54,10 +54,14 @@ class Picture:
 
     @cached_property
     def _staying(self) -> Fleet:
+        if all(map(self._stays, self._snapshot.places)):
+            return self._certain
         return self._fleet(lambda place: place.kind is not Kind.TENTATIVE and self._stays(place))
 
     @cached_property
     def _expected(self) -> Fleet:
+        if all(place.kind is not Kind.TENTATIVE for place in self._snapshot.places):
+            return self._staying
         return self._fleet(self._stays)
 
     @cached_property

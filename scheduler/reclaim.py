@@ -71,19 +71,63 @@ def choose_victims(demand: Demand, nodes: Sequence[NodeGpus], *, has_friends: bo
 
 
 def _best(demand: Demand, nodes: Sequence[NodeGpus], has_friends: bool, rank: int, most: int) -> Choice | None:
-    """Return the smallest choice of at most `most` pods up to class `rank`, the first node's among equals."""
+    """Return the smallest choice of at most `most` pods up to class `rank`."""
     budget = Budget(SEARCH_STEPS)
     best: Choice | None = None
-    for node in nodes:
-        if not any(_takeable(tenant, demand, rank) for tenant in node.tenants):
-            continue
-        found = _Node(demand, node, has_friends, rank, budget).fewest(most)
+    # Where fewer may do comes first, so that most nodes of a full cluster need no search at all.
+    bounds = [(_at_least(demand, node, rank), index) for index, node in enumerate(nodes)]
+    for bound, index in sorted(bounds):
+        if bound > most:
+            break
+        found = _Node(demand, nodes[index], has_friends, rank, budget).fewest(most)
         if found is not None:
-            best = Choice(node.name, found)
+            best = Choice(nodes[index].name, found)
             most = len(found) - 1
-            if most < 1:
-                break
     return best
+
+
+def _at_least(demand: Demand, node: NodeGpus, rank: int) -> int:
+    """Return a number of victims that no choice on the node can go below; beyond all where none can be taken.
+
+    Told by the largest slice alone, as if every victim on a GPU gave as much as the one that gives most there.
+    """
+    piece = demand.slices[0] if demand.slices else None
+    held = {gpu.uuid: [0, 0, 0, 0] for gpu in node.gpus}
+    takeable = False
+    for tenant in node.tenants:
+        may_go = _takeable(tenant, demand, rank)
+        takeable = takeable or may_go
+        shares = tenant.hold.shares
+        for uuid in {share.uuid for share in shares} if len(shares) > 1 else [share.uuid for share in shares]:
+            sums = held.get(uuid)
+            if sums is None:
+                continue
+            core, memory = _held(tenant.hold, uuid) if len(shares) > 1 else (shares[0].core, shares[0].memory_mib)
+            sums[0] += core
+            sums[1] += memory
+            if may_go:
+                sums[2] = max(sums[2], core)
+                sums[3] = max(sums[3], memory)
+    if not takeable or piece is None:
+        return _UNLIMITED + 1
+    if piece.whole or len(demand.slices) > 1:
+        return 1
+    bounds = (
+        max(
+            1,
+            _times(piece.core + core - CORES_PER_GPU, most_core),
+            _times(piece.memory_mib + memory - gpu.memory_mib, most_memory),
+        )
+        for gpu, (core, memory, most_core, most_memory) in zip(node.gpus, held.values(), strict=True)
+    )
+    return min(bounds, default=_UNLIMITED + 1)
+
+
+def _times(need: int, each: int) -> int:
+    """Return how many of `each` make up `need`."""
+    if need <= 0:
+        return 0
+    return -(-need // each) if each else _UNLIMITED + 1
 
 
 def _takeable(tenant: Tenant, demand: Demand, rank: int) -> bool:
