@@ -149,12 +149,6 @@ def test_parts_that_are_not_ready_and_nodes_without_gpus_are_named(server: Serve
     assert "no node shows GPUs" in told
 
 
-def test_without_certificates_cert_manager_may_do_their_work(server: Server) -> None:
-    server.install()
-    del server.objects[f"{DEPLOYMENTS}/certificates"]
-    assert check(server).exit_code == 0
-
-
 def test_pods_from_before_are_found_and_shown(server: Server) -> None:
     server.install()
     server.pod("share", FRACTION)
