@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -156,6 +157,7 @@ class Intake:
         return len(self._inventory) > before
 
 
+@lru_cache(4096)
 def holders_of(text: str) -> Mapping[str, int]:
     """Return the GPUs that a workload's containers hold."""
     return msgspec.json.decode(text, type=dict[str, int])

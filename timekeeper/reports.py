@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes in sidecars' reports: each is judged against watermarks, in one transaction with their change."""
+"""Takes in sidecars' reports: each is judged against watermarks, in one transaction with their change.
+
+Requests that wait at the same time are judged together, so a thousand sidecars cost about as much as a batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -12,47 +16,67 @@ from timekeeper import counters
 from timekeeper.counters import Bounds, Watermark
 from timekeeper.identity import Caller
 from timekeeper.intake import holders_of
-from timekeeper.store import workloads
+from timekeeper.store import watermarks
 from timekeeper.store.database import Database
-from timekeeper.store.models import Workload
+from timekeeper.store.watermarks import Held, Key
+
+
+class Heard(NamedTuple):
+    """One request: who speaks, what, and when that came in."""
+
+    caller: Caller
+    reports: Sequence[UsageReport]
+    now: int
 
 
 def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now: int) -> list[ReportOutcome]:
     """Return each report's outcome, in their order; accepted ones are on disk by then."""
-    return database.write(lambda session: _take(session, caller, reports, now))
+    return database.write_with_others(_take, Heard(caller, reports, now))
 
 
-def _take(session: Session, caller: Caller, reports: Sequence[UsageReport], now: int) -> list[ReportOutcome]:
-    uids = {r.pod_uid for r in reports if caller.operator or r.pod_uid == caller.pod_uid}
-    pods = workloads.by_uid(session, uids)
-    names = workloads.namespace_names(session, {pod.namespace_id for pod in pods.values()})
-    marks = workloads.watermarks(session, set(pods))
-    known = {(uid, container, epoch) for (uid, container), epochs in marks.items() for epoch in epochs}
-    changed: dict[tuple[str, str, int], Watermark] = {}
-    outcomes = []
-    for report in reports:
-        pod = pods.get(report.pod_uid)
-        refusal = _stranger(report, caller, pod, names)
-        if refusal or pod is None:
-            outcomes.append(ReportOutcome(outcome="refused", reason=refusal))
-            continue
-        epochs = marks.setdefault((report.pod_uid, report.container), {})
-        gpus = holders_of(pod.holders)[report.container]
-        until = now if pod.ended_at is None else min(now, pod.ended_at)
-        outcome, reason, mark = counters.judge(report, epochs, Bounds(gpus, pod.started_at, until))
-        if mark is not None:
-            epochs[report.epoch] = changed[report.pod_uid, report.container, report.epoch] = mark
-        outcomes.append(ReportOutcome(outcome=outcome, reason=reason))
-    workloads.keep_watermarks(session, changed, known, now)
-    return outcomes
+def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcome]]:
+    uids = {r.pod_uid for it in requests for r in it.reports if it.caller.operator or r.pod_uid == it.caller.pod_uid}
+    pods = watermarks.holding(session, uids)
+    marks = watermarks.read(session, pods)
+    changed: dict[Key, tuple[Watermark, int]] = {}
+    answers = [[_judge(report, it, pods, marks, changed) for report in it.reports] for it in requests]
+    watermarks.keep(session, changed)
+    return answers
 
 
-def _stranger(report: UsageReport, caller: Caller, pod: Workload | None, names: dict[int, str]) -> str:
+_ACCEPTED, _DUPLICATE = ReportOutcome(outcome="accepted"), ReportOutcome(outcome="duplicate")
+
+
+def _judge(
+    report: UsageReport,
+    it: Heard,
+    pods: dict[str, Held],
+    marks: dict[tuple[str, str], dict[int, Watermark]],
+    changed: dict[Key, tuple[Watermark, int]],
+) -> ReportOutcome:
+    uid, container = report.pod_uid, report.container
+    pod = pods.get(uid)
+    refusal = _stranger(report, it.caller, pod)
+    if refusal or pod is None:
+        return ReportOutcome(outcome="refused", reason=refusal)
+    epochs = marks.setdefault((uid, container), {})
+    until = it.now if pod.ended_at is None else min(it.now, pod.ended_at)
+    bounds = Bounds(holders_of(pod.holders)[container], pod.started_at, until)
+    outcome, reason, mark = counters.judge(report, epochs, bounds)
+    if mark is not None:
+        epochs[report.epoch] = mark
+        changed[uid, container, report.epoch] = mark, it.now
+    if outcome == "refused":
+        return ReportOutcome(outcome="refused", reason=reason)
+    return _ACCEPTED if outcome == "accepted" else _DUPLICATE
+
+
+def _stranger(report: UsageReport, caller: Caller, pod: Held | None) -> str:
     """Return why a report does not count at all, empty where it does."""
     if not caller.operator and caller.pod_uid != report.pod_uid:
         return counters.WRONG_POD
     if pod is None:
         return counters.UNKNOWN_POD
-    if (names[pod.namespace_id], pod.pod_name) != (report.namespace, report.pod_name):
+    if (pod.namespace, pod.pod_name) != (report.namespace, report.pod_name):
         return counters.WRONG_POD
     return "" if report.container in holders_of(pod.holders) else counters.UNKNOWN_CONTAINER

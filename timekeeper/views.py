@@ -17,7 +17,7 @@ from timekeeper.books import Books, Position, policy_rule
 from timekeeper.intake import holders_of
 from timekeeper.periods import bounds
 from timekeeper.records import Records
-from timekeeper.store import bookings, workloads
+from timekeeper.store import bookings, watermarks
 from timekeeper.store.models import Workload as Row
 
 STALE_MS = 60_000
@@ -125,7 +125,7 @@ def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> l
     uids = [row.pod_uid for row, _ in rows]
     with books.database.reading() as session:
         booked = bookings.booked_by_pod(session, uids)
-        marks = workloads.watermarks(session, uids)
+        marks = watermarks.read(session, uids)
     positions = {name: books.position(name) for name in {name for row, name in rows if row.ended_at is None}}
     return [_workload(row, name, booked, marks, positions.get(name), now) for row, name in rows]
 

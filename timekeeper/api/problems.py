@@ -16,8 +16,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
 from slicekeeper.errors import ServiceError, Unavailable
+from timekeeper.store.database import out_of_room
 
 log = logging.getLogger(__name__)
+
+RETRY_AFTER: Final = "5"
+"""Seconds after which a request that could not be served now may be sent again."""
 
 MEDIA_TYPE: Final = "application/problem+json"
 
@@ -59,6 +63,8 @@ def response(problem: Problem) -> Response:
     answer = Response(msgspec.json.encode(document), problem.status, content_type=MEDIA_TYPE)
     if problem.status == 401:
         answer.headers["WWW-Authenticate"] = "Bearer"
+    if problem.status == 503:
+        answer.headers["Retry-After"] = RETRY_AFTER
     return answer
 
 
@@ -105,6 +111,8 @@ _OWN: Final = frozenset(
 
 def _database(error: SQLAlchemyError) -> Response:
     log.error("%s %s: database: %s", request.method, request.path, error)
+    if out_of_room(error):
+        return response(Problem(503, "storage-full", "the database's disk is full; make room, nothing else is needed"))
     return response(Problem(503, "database-unavailable", "the database does not answer; try again"))
 
 

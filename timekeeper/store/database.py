@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import logging
 import queue
+import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
@@ -29,7 +31,19 @@ from timekeeper.store.engine import WRITES
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Handed = tuple[Callable[[Session], Any], "Future[Any]"]
+Item = TypeVar("Item")
+Change = Callable[[Session, Sequence[Any]], Sequence[Any]]
+"""Takes items, and returns a result for each."""
+
+
+class Handed(NamedTuple):
+    """What waits to be written: an item for a change."""
+
+    change: Change
+    item: Any
+    future: Future[Any]
+
+
 _MOST_AT_ONCE = 512
 _TOGETHER = 3
 """How often a batch is run as one before each of its changes gets a transaction of its own."""
@@ -40,6 +54,10 @@ _LONGEST_TRY = 20.0
 _AGAIN = frozenset({"40001", "40P01", "55P03", "23505", "57P01", "57P02", "57P03"})
 """Lost against another transaction: serialisation, deadlock, lock timeout, a key that another wrote first. Or the
 server is being stopped or started."""
+
+_PG_FULL = "53100"
+_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
+"""A file-size limit and a quota show as a write that failed."""
 
 _STATEMENTS_ALONE = {"synchronize_session": False}
 """Nothing reads an object again that a statement has changed; comparing them all would cost more than the writes."""
@@ -67,8 +85,15 @@ class Database:
         An error that `change` raises undoes what it did and nothing else. It may be run more than once: only what it
         did last counts.
         """
+        return self.write_with_others(lambda session, _items: [change(session)], None)
+
+    def write_with_others(self, change: Callable[[Session, Sequence[Item]], Sequence[T]], item: Item) -> T:
+        """As `write`, but items that wait for the same change at the same time are given to it together.
+
+        Where it raises an error, it is run for each of them alone.
+        """
         future: Future[T] = Future()
-        self._queue.put((change, future))
+        self._queue.put(Handed(change, item, future))
         return future.result()
 
     @property
@@ -107,32 +132,46 @@ class Database:
         try:
             attempt(self._try, batch)
         except Exception as error:
-            if len(batch) > 1 and may_succeed_later(error):
+            if len(batch) > 1 and (may_succeed_later(error) or out_of_room(error)):
                 for one in batch:
                     self._commit([one])
                 return
             log.error("commit failed, %d writes undone: %s", len(batch), error, exc_info=not _expected(error))
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
+            for handed in batch:
+                if not handed.future.done():
+                    handed.future.set_exception(error)
 
     def _try(self, batch: Sequence[Handed]) -> None:
         """Run and commit a batch once. Errors that are a change's own go to who handed it in."""
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
+        waiting = deque(_together(batch))
         with Session(self._writing, execution_options=_STATEMENTS_ALONE) as session, session.begin():
-            for change, future in batch:
+            while waiting:
+                group = waiting.popleft()
                 try:
                     with session.begin_nested():
-                        done.append((future, change(session)))
+                        results = group[0].change(session, [handed.item for handed in group])
+                    done += zip((handed.future for handed in group), results, strict=True)
                 except Exception as error:
-                    if not session.is_active or may_succeed_later(error):
+                    if not session.is_active or may_succeed_later(error) or out_of_room(error):
                         raise
-                    failed.append((future, error))
+                    if len(group) > 1:
+                        waiting.extendleft([handed] for handed in reversed(group))
+                    else:
+                        failed.append((group[0].future, error))
         for future, result in done:
             future.set_result(result)
         for future, refusal in failed:
             future.set_exception(refusal)
+
+
+def _together(batch: Sequence[Handed]) -> list[list[Handed]]:
+    """Return a batch by changes, in the order in which each was first handed in."""
+    groups: dict[Change, list[Handed]] = {}
+    for handed in batch:
+        groups.setdefault(handed.change, []).append(handed)
+    return list(groups.values())
 
 
 def may_succeed_later(error: BaseException) -> bool:
@@ -141,6 +180,12 @@ def may_succeed_later(error: BaseException) -> bool:
         return False
     state = getattr(error.orig, "sqlstate", "")  # SQLite's driver has none, PostgreSQL's has None without a server
     return error.connection_invalidated or state in _AGAIN or (state is None and isinstance(error, OperationalError))
+
+
+def out_of_room(error: BaseException) -> bool:
+    """Whether the database's disk is full. SQLite may have given up the whole transaction by then."""
+    orig = error.orig if isinstance(error, DBAPIError) else None
+    return getattr(orig, "sqlstate", "") == _PG_FULL or getattr(orig, "sqlite_errorcode", 0) in _SQLITE_FULL
 
 
 def _enough(state: RetryCallState, size: int) -> bool:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.inventory import Gpu
-from timekeeper.counters import Watermark
 from timekeeper.store.models import GpuSeen, Namespace, WatchMark, WatermarkRow, Workload
 
 _CHUNK = 500
@@ -27,12 +26,6 @@ def by_uid(session: Session, uids: Collection[str]) -> dict[str, Workload]:
     for chunk in _chunks(uids):
         found |= {w.pod_uid: w for w in session.scalars(select(Workload).where(Workload.pod_uid.in_(chunk)))}
     return found
-
-
-def namespace_names(session: Session, ids: Collection[int]) -> dict[int, str]:
-    """Return namespaces' names."""
-    rows = session.execute(select(Namespace.id, Namespace.name).where(Namespace.id.in_(ids)))
-    return {key: name for key, name in rows}  # noqa: C416 - rows are no plain tuples
 
 
 def add(session: Session, rows: list[dict[str, Any]]) -> None:
@@ -92,44 +85,7 @@ def of_namespace(session: Session, namespace: int, since: int) -> list[Workload]
     return list(session.scalars(query))
 
 
-# Counters
-
-
-def watermarks(session: Session, uids: Collection[str]) -> dict[tuple[str, str], dict[int, Watermark]]:
-    """Return the watermarks of pods: by pod and container, by epoch."""
-    found: dict[tuple[str, str], dict[int, Watermark]] = {}
-    for chunk in _chunks(uids):
-        for row in session.scalars(select(WatermarkRow).where(WatermarkRow.pod_uid.in_(chunk))):
-            mark = Watermark(row.epoch, row.seq, row.used_ms, row.monotonic_ns)
-            found.setdefault((row.pod_uid, row.container), {})[row.epoch] = mark
-    return found
-
-
-def keep_watermarks(
-    session: Session,
-    changed: Mapping[tuple[str, str, int], Watermark],
-    known: Collection[tuple[str, str, int]],
-    now: int,
-) -> None:
-    """Write watermarks; `known` are those that have a row."""
-    rows = [
-        {
-            "pod_uid": uid,
-            "container": container,
-            "epoch": epoch,
-            "seq": mark.seq,
-            "used_ms": mark.used_ms,
-            "monotonic_ns": mark.monotonic_ns,
-            "received_at": now,
-        }
-        for (uid, container, epoch), mark in changed.items()
-    ]
-    old = [row for row in rows if (row["pod_uid"], row["container"], row["epoch"]) in known]
-    new = [row for row in rows if (row["pod_uid"], row["container"], row["epoch"]) not in known]
-    if new:
-        session.execute(insert(WatermarkRow), new)
-    if old:
-        session.execute(update(WatermarkRow), old)
+# Signs of life
 
 
 def last_heard(session: Session, uids: Sequence[str]) -> dict[str, int]:
