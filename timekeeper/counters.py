@@ -8,8 +8,7 @@ used is the sum over epochs. Reports never open, close or change a charge: a ref
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from slicekeeper.wire.timekeeper import UsageReport
 
@@ -34,8 +33,7 @@ CLOCK_SKEW_MS: Final = 300_000
 _LARGEST: Final = 2**62
 
 
-@dataclass(frozen=True)
-class Watermark:
+class Watermark(NamedTuple):
     """The furthest that one epoch of one container has reported. `used_ms` None: unknown."""
 
     epoch: int
@@ -44,8 +42,7 @@ class Watermark:
     monotonic_ns: int
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """What a container can have used: GPUs held, since when, as of now."""
 
     gpus: int
@@ -86,7 +83,7 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
     if refusal:
         return "refused", refusal, None
     known = mark.used_ms if report.used_ms is None else report.used_ms
-    return "accepted", "", replace(mark, seq=report.seq, used_ms=known, monotonic_ns=report.monotonic_ns)
+    return "accepted", "", Watermark(report.epoch, report.seq, known, report.monotonic_ns)
 
 
 def _late(report: UsageReport, mark: Watermark) -> tuple[Outcome, str, None]:

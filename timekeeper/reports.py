@@ -18,7 +18,7 @@ from timekeeper.identity import Caller
 from timekeeper.intake import holders_of
 from timekeeper.store import watermarks
 from timekeeper.store.database import Database
-from timekeeper.store.watermarks import Held, Key
+from timekeeper.store.watermarks import Held, Key, Marks
 
 
 class Heard(NamedTuple):
@@ -36,8 +36,7 @@ def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now
 
 def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcome]]:
     uids = {r.pod_uid for it in requests for r in it.reports if it.caller.operator or r.pod_uid == it.caller.pod_uid}
-    pods = watermarks.holding(session, uids)
-    marks = watermarks.read(session, pods)
+    pods, marks = watermarks.read(session, uids)
     changed: dict[Key, tuple[Watermark, int]] = {}
     answers = [[_judge(report, it, pods, marks, changed) for report in it.reports] for it in requests]
     watermarks.keep(session, changed)
@@ -51,7 +50,7 @@ def _judge(
     report: UsageReport,
     it: Heard,
     pods: dict[str, Held],
-    marks: dict[tuple[str, str], dict[int, Watermark]],
+    marks: Marks,
     changed: dict[Key, tuple[Watermark, int]],
 ) -> ReportOutcome:
     uid, container = report.pod_uid, report.container

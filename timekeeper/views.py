@@ -125,7 +125,7 @@ def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> l
     uids = [row.pod_uid for row, _ in rows]
     with books.database.reading() as session:
         booked = bookings.booked_by_pod(session, uids)
-        marks = watermarks.read(session, uids)
+        _, marks = watermarks.read(session, uids)
     positions = {name: books.position(name) for name in {name for row, name in rows if row.ended_at is None}}
     return [_workload(row, name, booked, marks, positions.get(name), now) for row, name in rows]
 

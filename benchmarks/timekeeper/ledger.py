@@ -1,107 +1,372 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ledger takes in on SQLite with synchronous=FULL, beside bare commits of one row on the same disk.
+"""What the ledger carries, on SQLite and PostgreSQL, beside the same rows written in plain SQL on the same disk.
 
-    .venv/bin/python benchmarks/timekeeper/ledger.py [folder]
+    .venv/bin/python benchmarks/timekeeper/ledger.py [reports|growth|churn|statement]… [--folder PATH]
 
-Prints a Markdown table. The folder (default: the current one) says which disk.
+Prints Markdown tables. Both databases sync every commit to the disk under `--folder` (default: the current one).
+PostgreSQL is started here, on loopback, as the tests do it; its only setting beside the defaults is `shared_buffers`.
 """
 
 from __future__ import annotations
 
+import argparse
 import sqlite3
+import statistics
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.wire.timekeeper import UsageReport
-from timekeeper import reports
-from timekeeper.books import Books, Closing, Opening
-from timekeeper.identity import OPERATOR
-from timekeeper.store import migrate
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+import psycopg
+from sqlalchemy import make_url, text
 
-T0 = 1_767_225_600_000
-PODS, NAMESPACES, THREADS, SINGLE, BATCH = 10_000, 20, 16, 100, 500
-POLICIES = {f"ns{n}": NamespacePolicy() for n in range(NAMESPACES)}
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tests")]
 
+from databases import Postgres  # noqa: E402
+from load import BATCH, NAMESPACES, report, uid  # noqa: E402
 
-def opening(i: int) -> Opening:
-    """Return the opening of pod i."""
-    name = f"ns{i % NAMESPACES}"
-    held = {"": Fraction(1, 2)}
-    return Opening(f"u{i}", f"p{i}", name, f"uid-{name}", "n", ("g",), '{"main":1}', "standard", held, T0, ())
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy  # noqa: E402
+from timekeeper import reports  # noqa: E402
+from timekeeper.books import Books, Closing, Opening  # noqa: E402
+from timekeeper.identity import OPERATOR  # noqa: E402
+from timekeeper.store import migrate  # noqa: E402
+from timekeeper.store.database import Database  # noqa: E402
+from timekeeper.store.engine import make_engine  # noqa: E402
+from timekeeper.store.verify import verify  # noqa: E402
 
-
-def report(i: int, seq: int) -> UsageReport:
-    """Return a report of pod i."""
-    return UsageReport(
-        namespace=f"ns{i % NAMESPACES}", pod_name=f"p{i}", pod_uid=f"u{i}", container="main",
-        epoch=T0 * 10**6, seq=seq, used_ms=seq, monotonic_ns=seq,
-    )  # fmt: skip
+NOW = int(time.time() * 1000)
+HOUR = 3_600_000
+PODS, THREADS, SECONDS, ROUNDS = 10_000, 16, 5, 3
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="1000h", period="month"))
+SIZES = (10**3, 10**5, 10**7)
 
 
-def rate(count: int, work: Callable[[], object]) -> float:
-    """Return how many a second."""
+@dataclass
+class Made:
+    """A database of ours."""
+
+    kind: str
+    url: str
+    size: Callable[[], int]
+    """Its bytes on disk."""
+
+
+@contextmanager
+def made(kind: str, folder: Path) -> Iterator[Made]:
+    """Make a migrated database."""
+    with ExitStack() as stack:
+        if kind == "SQLite":
+            file = folder / "timekeeper.sqlite"
+            found = Made(kind, f"sqlite:///{file}", lambda: sum(f.stat().st_size for f in folder.glob(f"{file.name}*")))
+        else:
+            server = Postgres(folder, durable=True)
+            server.start()
+            stack.callback(server.stop)
+            url = server.url(server.make())
+            found = Made(kind, url, lambda: int(plain(url, "SELECT pg_database_size(current_database())") or 0))
+        engine = make_engine(found.url)
+        migrate.upgrade(engine)
+        engine.dispose()
+        yield found
+
+
+def plain(url: str, statement: str) -> Any:
+    """Run one statement; return its first value."""
+    engine = make_engine(url)
+    with engine.connect() as connection:
+        result = connection.execute(text(statement))
+        value = result.scalar() if result.returns_rows else None
+        connection.commit()
+    engine.dispose()
+    return value
+
+
+def opening(pod: int, start: int, namespace: str = "") -> Opening:
+    """Return a pod's opening."""
+    name = namespace or f"ns{pod % NAMESPACES}"
+    return Opening(uid(pod), f"pod-{pod}", name, f"uid-{name}", "n", ("GPU-1",), '{"main":1}', "standard",
+                   {"A100": Fraction(1, 2)}, start, ())  # fmt: skip
+
+
+def fill(it: Made, rows: int, live: int) -> None:
+    """Write `rows` pods that ended long ago, with their watermarks, then `live` ones that run."""
+    book = Books(Database(make_engine(it.url)), "default", carry=False)
+    policies = {f"ns{n}": POLICY for n in range(NAMESPACES)}
+    book.apply([opening(pod, NOW - HOUR) for pod in range(live)], [], policies, NOW - HOUR)
+    book.database.close()
+    if it.kind == "SQLite":
+        numbers, key = (
+            f"(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) SELECT i FROM n)",
+            f"printf('%08x-0000-4000-9000-%012x', i * {2**32 // rows - 1}, i)",
+        )
+    else:
+        numbers = f"generate_series(1, {rows}) AS n(i)"
+        key = f"lpad(to_hex(i::bigint * {2**32 // rows - 1}), 8, '0') || '-0000-4000-9000-' || lpad(to_hex(i), 12, '0')"
+    old = NOW - 400 * 24 * HOUR
+    plain(it.url, f"""INSERT INTO workload (pod_uid, namespace_id, pod_name, node, gpus, holders, gpu_class, shares,
+          opened_at, started_at, ended_at, end_source, flags, heard_at) SELECT {key}, i % {NAMESPACES} + 1, 'pod-' || i,
+          'n', 'GPU-1', '{{"main"\\:1}}', 'standard', '{{"A100"\\:"1/2"}}', {old} + i, {old} + i, {old} + i + 60000,
+          'finished', '', NULL FROM {numbers}""")  # fmt: skip
+    plain(it.url, f"""INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at)
+          SELECT {key}, 'main', 1, 1, 0, 0, {old} + i FROM {numbers}""")
+    plain(it.url, "ANALYZE")
+
+
+# Reports
+
+
+@contextmanager
+def serving(url: str) -> Iterator[int]:
+    """Run the server as a process of its own; give its port."""
+    with tempfile.TemporaryFile() as log:
+        import socket
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        command = [sys.executable, str(HERE / "server.py"), url, str(port), str(THREADS)]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/openapi.json", timeout=5)
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline, "the server does not answer"
+                    time.sleep(0.1)
+            yield port
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@dataclass
+class Load:
+    """What one generator saw."""
+
+    per_second: float
+    p50: float
+    p99: float
+
+
+class Generators:
+    """Load generators on one server; sequence numbers go on from one to the next."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._seq = 10
+
+    def run(self, *loads: tuple[str, int]) -> list[Load]:
+        """Run generators (kind, connections) side by side."""
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "load.py"), str(self._port), kind, str(connections), str(SECONDS),
+                 str(PODS), str(self._seq)], stdout=subprocess.PIPE, text=True,
+            ) for kind, connections in loads
+        ]  # fmt: skip
+        found = []
+        for process in started:
+            told = process.communicate()[0].split()
+            assert process.returncode == 0, told
+            self._seq = max(self._seq, int(told[4]))
+            found.append(Load(int(told[0]) / float(told[1]), float(told[2]), float(told[3])))
+        return found
+
+
+def plain_upserts(url: str, size: int) -> Callable[[], float]:
+    """Return what writes watermarks of `size` pods in one commit after another, and tells how many a second."""
+    columns = "(pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at)"
+    moves = "ON CONFLICT (pod_uid, container, epoch) DO UPDATE SET seq = excluded.seq, received_at = excluded.received_at"
+    if url.startswith("sqlite"):
+        connection: Any = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=60)
+        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+            connection.execute(f"PRAGMA {pragma}")
+        statement = f"INSERT INTO watermark {columns} VALUES (?, ?, ?, ?, ?, ?, ?) {moves}"
+    else:
+        connection = psycopg.connect(make_url(url).set(drivername="postgresql").render_as_string(), autocommit=True)
+        statement = f"""INSERT INTO watermark {columns} SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[],
+                        %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) {moves}"""
+    cursor, turn = connection.cursor(), 0
+
+    def work() -> float:
+        nonlocal turn
+        begun, done = time.perf_counter(), 0
+        while time.perf_counter() - begun < SECONDS:
+            turn += 1
+            pods = [(turn * size + k) % PODS for k in range(size)]
+            rows = sorted((uid(pod), "plain", 1, turn, 0, 0, NOW) for pod in pods)
+            cursor.execute("BEGIN IMMEDIATE" if url.startswith("sqlite") else "BEGIN")
+            if url.startswith("sqlite"):
+                cursor.executemany(statement, rows)
+            else:
+                cursor.execute(statement, tuple(map(list, zip(*rows, strict=True))))
+            cursor.execute("COMMIT")
+            done += size
+        return done / (time.perf_counter() - begun)
+
+    return work
+
+
+def measure_reports(it: Made) -> None:
+    """Print what reports cost over HTTP."""
+    fill(it, 100_000, PODS)
+    rows: dict[str, list[float]] = {}
+    plain_one, plain_many = plain_upserts(it.url, 1), plain_upserts(it.url, BATCH)
+    with serving(it.url) as port:
+        generators = Generators(port)
+        for _ in range(ROUNDS):
+            (bare,) = generators.run(("bare", THREADS))
+            (single,) = generators.run(("single", THREADS))
+            (batch,) = generators.run(("batch", 4))
+            loaded, decision = generators.run(("batch", 4), ("decision", 1))
+            for what, value in (
+                ("bare view, requests/s", bare.per_second),
+                ("single reports/s over HTTP", single.per_second),
+                ("single ÷ bare", single.per_second / bare.per_second),
+                ("single, p99 ms", single.p99),
+                ("plain SQL, one row a commit, rows/s", plain_one()),
+                (f"reports/s in batches of {BATCH} over HTTP", batch.per_second * BATCH),
+                (f"plain SQL, {BATCH} rows a commit, rows/s", limit := plain_many()),
+                ("batches ÷ plain SQL", batch.per_second * BATCH / limit),
+                ("reports/s in batches, decisions asked beside them", loaded.per_second * BATCH),
+                ("decision under that load, p50 ms", decision.p50),
+                ("decision under that load, p99 ms", decision.p99),
+            ):
+                rows.setdefault(what, []).append(value)
+    table(it.kind, ("", "median", "best"), [
+        (what, statistics.median(values), min(values) if " ms" in what else max(values)) for what, values in rows.items()
+    ])  # fmt: skip
+
+
+# Growth
+
+
+def measure_growth(kind: str, folder: Path) -> None:
+    """Print what a report costs with few rows in the tables and with many: databases of all sizes, in turn."""
+    with ExitStack() as stack:
+        databases = []
+        for size in SIZES:
+            home = folder / f"{kind}-{size}"
+            home.mkdir()
+            it = stack.enter_context(made(kind, home))
+            fill(it, size, min(size, PODS))
+            database = Database(make_engine(it.url))
+            stack.callback(database.close)
+            databases.append((size, database))
+        took: dict[int, list[float]] = {size: [] for size in SIZES}
+        live = min(SIZES)
+        for turn in range(120):
+            for size, database in databases:
+                batch = [report((turn * BATCH + k) % live, turn + 2, 1) for k in range(BATCH)]
+                begun = time.perf_counter()
+                outcomes = reports.take(database, OPERATOR, batch, NOW)
+                took[size].append((time.perf_counter() - begun) / BATCH * 1e6)
+                assert outcomes[0].outcome == "accepted", outcomes[0]
+        medians = {size: statistics.median(values[20:]) for size, values in took.items()}
+    table(f"{kind}: a report, by rows in the tables", ("rows", "µs a report", "÷ fewest"), [
+        (f"{size:,}", medians[size], medians[size] / medians[min(SIZES)]) for size in SIZES
+    ])  # fmt: skip
+
+
+# Pods
+
+
+def measure_churn(it: Made) -> None:
+    """Print what pods cost that open and close, and what of them stays on disk."""
+    book = Books(Database(make_engine(it.url)), "default", carry=False)
+    policies = {f"ns{n}": POLICY for n in range(NAMESPACES)}
+    before, begun = it.size(), time.perf_counter()
+    for start in range(0, PODS, BATCH):
+        part = range(start, start + BATCH)
+        book.apply([opening(pod, NOW + pod) for pod in part], [], policies, NOW + start + BATCH)
+    opened = time.perf_counter()
+    for start in range(0, PODS, BATCH):
+        ends = [Closing(uid(pod), NOW + 30_000 + pod, "finished") for pod in range(start, start + BATCH)]
+        book.apply([], ends, {}, NOW + 30_000 + start + BATCH)
+    closed = time.perf_counter()
+    for turn in range(1, 11):
+        for start in range(0, PODS, BATCH):
+            batch = [report(pod, turn, 1) for pod in range(start, start + BATCH)]
+            reports.take(book.database, OPERATOR, batch, NOW + 60_000)
+    differences = verify(book.database.engine, carry=False).differences
+    book.database.close()
+    assert differences == []
+    plain_seconds = plain_lives(it)
+    plain(it.url, "VACUUM" if it.kind == "SQLite" else "CHECKPOINT")
+    table(f"{it.kind}: {PODS:,} pods that open and close, {BATCH} at a time", ("", "value"), [
+        ("opened, pods/s", PODS / (opened - begun)), ("closed and charged, pods/s", PODS / (closed - opened)),
+        ("seconds for all (a minute is allowed)", closed - begun),
+        ("the same rows in plain SQL, seconds", plain_seconds),
+        ("bytes on disk per pod (workload, charge with two entries, watermark)", (it.size() - before) / PODS / 2),
+    ])  # fmt: skip
+
+
+def plain_lives(it: Made) -> float:
+    """Write the rows of as many pods' lives by the driver alone; return the seconds."""
+    engine = make_engine(it.url)
+    mark = "?" if it.kind == "SQLite" else "%s"
+    workload = f"""INSERT INTO workload (pod_uid, namespace_id, pod_name, node, gpus, holders, gpu_class, shares,
+        opened_at, started_at, end_source, flags) VALUES ({', '.join([mark] * 12)})"""
+    ended = f"UPDATE workload SET ended_at = {mark}, end_source = 'finished' WHERE pod_uid = {mark}"
+    txn = f"""INSERT INTO txn (id, namespace_id, kind, idempotency_key, subject, started_at, effective_at, amount_ms,
+        booked_at) VALUES ({', '.join([mark] * 9)})"""
+    entry = f"INSERT INTO entry (txn_id, account_id, amount_ms) VALUES ({mark}, {mark}, {mark})"
+    watermark = f"""INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at)
+        VALUES ({', '.join([mark] * 7)})"""
+    first = int(plain(it.url, "SELECT max(id) FROM txn")) + 1
     begun = time.perf_counter()
-    work()
-    return count / (time.perf_counter() - begun)
+    for start in range(0, PODS, BATCH):
+        pods = [PODS + start + k for k in range(BATCH)]
+        with engine.begin() as connection:
+            connection.exec_driver_sql(workload, [
+                (uid(p), p % NAMESPACES + 1, f"pod-{p}", "n", "GPU-1", '{"main":1}', "standard", '{"A100":"1/2"}',
+                 NOW, NOW + p, "", "") for p in pods
+            ])  # fmt: skip
+        with engine.begin() as connection:
+            keys = [first + start + k for k in range(BATCH)]
+            connection.exec_driver_sql(ended, [(NOW + 30_000 + p, uid(p)) for p in pods])
+            connection.exec_driver_sql(txn, [
+                (key, p % NAMESPACES + 1, "charge", f"{p % NAMESPACES}:charge:{uid(p)}:{NOW}:{NOW}:15000:0", uid(p),
+                 NOW, NOW + 30_000, 15_000, NOW) for key, p in zip(keys, pods, strict=True)
+            ])  # fmt: skip
+            connection.exec_driver_sql(entry, [(key, side, 15_000) for key in keys for side in (1, 2)])
+            connection.exec_driver_sql(watermark, [(uid(p), "main", 1, 10, 0, 0, NOW) for p in pods])
+    engine.dispose()
+    return time.perf_counter() - begun
 
 
-def bare_commits(folder: str, count: int) -> None:
-    """Insert rows of one integer, each in a commit of its own."""
-    with sqlite3.connect(f"{folder}/bare.sqlite", isolation_level=None) as connection:
-        for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "CREATE TABLE t (x INTEGER)"):
-            connection.execute(statement)
-        for value in range(count):
-            connection.execute("INSERT INTO t VALUES (?)", (value,))
-
-
-def singles(database: Database) -> None:
-    """Send single reports from threads, as the server's threads do."""
-
-    def work(thread: int) -> None:
-        for step in range(SINGLE):
-            reports.take(database, OPERATOR, [report(thread * SINGLE + step, 1)], T0 + 10_000)
-
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def table(title: str, head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    """Print a table in Markdown."""
+    print(f"\n{title}\n\n| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}")
+    for row in rows:
+        cells = [f"{c:,.0f}" if isinstance(c, float) and c >= 100 else f"{c:.2f}" if isinstance(c, float) else c for c in row]
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def main() -> None:
     """Measure and print."""
-    where = sys.argv[1] if len(sys.argv) > 1 else str(Path.cwd())
-    with tempfile.TemporaryDirectory(dir=where) as folder:
-        engine = make_engine(f"sqlite:///{folder}/t.sqlite")
-        migrate.upgrade(engine)
-        database = Database(engine)
-        books = Books(database, "default", carry=False)
-        rows = [("bare commits of one row", rate(500, lambda: bare_commits(folder, 500)))]
-        everything = [opening(i) for i in range(PODS)]
-        rows.append(("pods opened, all at once", rate(PODS, lambda: books.apply(everything, [], POLICIES, T0))))
-        rows.append((f"single reports, {THREADS} threads", rate(SINGLE * THREADS, lambda: singles(database))))
-        batch = [report(i, 2) for i in range(BATCH)]
-        rows.append(
-            (f"reports in a batch of {BATCH}", rate(BATCH, lambda: reports.take(database, OPERATOR, batch, T0)))
-        )
-        ends = [Closing(f"u{i}", T0 + 30_000 + i, "finished") for i in range(PODS)]
-        for start in range(0, PODS, BATCH):
-            part = ends[start : start + BATCH]
-            speed = rate(BATCH, lambda part=part: books.apply([], part, {}, T0 + 60_000))  # type: ignore[misc]
-            if start in (0, PODS - BATCH):
-                rows.append((f"pods closed, {BATCH} at once, after {start:,}", speed))
-        database.close()
-    print("| what | per second |\n| --- | ---: |")
-    for what, speed in rows:
-        print(f"| {what} | {speed:,.0f} |")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", nargs="*", default=["reports", "growth", "churn"])
+    parser.add_argument("--folder", default=str(Path.cwd()))
+    given = parser.parse_args()
+    for what in given.what:
+        for kind in ("SQLite", "PostgreSQL"):
+            with tempfile.TemporaryDirectory(dir=given.folder, prefix="slicekeeper-bench-") as folder:
+                Path(folder).chmod(0o755)
+                if what == "growth":
+                    measure_growth(kind, Path(folder))
+                else:
+                    with made(kind, Path(folder)) as it:
+                        {"reports": measure_reports, "churn": measure_churn}[what](it)
 
 
 if __name__ == "__main__":

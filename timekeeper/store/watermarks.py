@@ -7,8 +7,8 @@ statements built by SQLAlchemy for five hundred keys cost more than the database
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 
 import msgspec
 from sqlalchemy.orm import Session
@@ -18,18 +18,25 @@ from timekeeper.counters import Watermark
 Key = tuple[str, str, int]
 """Pod's UID, container, epoch."""
 
-_HOLDING: Final = """
-    SELECT w.pod_uid, n.name, w.pod_name, w.holders, w.started_at, w.ended_at
-    FROM workload w JOIN namespace n ON n.id = w.namespace_id WHERE w.pod_uid """
-_READ: Final = "SELECT pod_uid, container, epoch, seq, used_ms, monotonic_ns FROM watermark WHERE pod_uid "
-_AMONG: Final = {"sqlite": "IN (SELECT value FROM json_each(?))", "postgresql": "= ANY(%s::text[])"}
+Marks = dict[tuple[str, str], dict[int, Watermark]]
+"""Watermarks by pod's UID and container, by epoch."""
+
+_FOUND: Final = """
+    SELECT w.pod_uid, n.name, w.pod_name, w.holders, w.started_at, w.ended_at,
+    m.container, m.epoch, m.seq, m.used_ms, m.monotonic_ns
+    FROM workload w JOIN namespace n ON n.id = w.namespace_id LEFT JOIN watermark m ON m.pod_uid = w.pod_uid
+    WHERE w.pod_uid IN (SELECT """
+_AMONG: Final = {"sqlite": "value FROM json_each(?))", "postgresql": "json_array_elements_text(%s))"}
 
 _ROW: Final = "INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at) "
+_FROM_JSON: Final = """
+    SELECT r->>0, r->>1, (r->>2)::bigint, (r->>3)::bigint, (r->>4)::bigint, (r->>5)::bigint, (r->>6)::bigint
+    FROM json_array_elements(%s) AS r"""
 _MOVES: Final = """
     ON CONFLICT (pod_uid, container, epoch) DO UPDATE SET seq = excluded.seq, used_ms = excluded.used_ms,
     monotonic_ns = excluded.monotonic_ns, received_at = excluded.received_at"""
 _KEEP_EACH: Final = _ROW + "VALUES (?, ?, ?, ?, ?, ?, ?)" + _MOVES
-_KEEP_ALL: Final = _ROW + "SELECT * FROM unnest(%s::text[], %s::text[]" + ", %s::bigint[]" * 5 + ")" + _MOVES
+_KEEP_ALL: Final = _ROW + _FROM_JSON + _MOVES
 
 
 class Held(NamedTuple):
@@ -43,23 +50,22 @@ class Held(NamedTuple):
     ended_at: int | None
 
 
-def holding(session: Session, uids: Collection[str]) -> dict[str, Held]:
-    """Return what is known of pods, by UID."""
-    return {row[0]: Held(*row[1:]) for row in _among(session, _HOLDING, uids)}
-
-
-def read(session: Session, uids: Collection[str]) -> dict[tuple[str, str], dict[int, Watermark]]:
-    """Return the watermarks of pods: by pod and container, by epoch."""
-    found: dict[tuple[str, str], dict[int, Watermark]] = {}
-    for uid, container, epoch, seq, used_ms, monotonic_ns in _among(session, _READ, uids):
-        found.setdefault((uid, container), {})[epoch] = Watermark(epoch, seq, used_ms, monotonic_ns)
-    return found
-
-
-def _among(session: Session, statement: str, uids: Collection[str]) -> Sequence[Any]:
+def read(session: Session, uids: Collection[str]) -> tuple[dict[str, Held], Marks]:
+    """Return what is known of pods, and their watermarks."""
     connection = session.connection()
-    given = list(uids) if connection.dialect.name == "postgresql" else msgspec.json.encode(list(uids)).decode()
-    return connection.exec_driver_sql(statement + _AMONG[connection.dialect.name], (given,)).all()
+    statement = _FOUND + _AMONG[connection.dialect.name]
+    pods: dict[str, Held] = {}
+    marks: Marks = {}
+    for row in connection.exec_driver_sql(statement, (_json(list(uids)),)).all():
+        uid, container, epoch = row[0], row[6], row[7]
+        pods[uid] = Held(*row[1:6])
+        if container is not None:
+            marks.setdefault((uid, container), {})[epoch] = Watermark(*row[7:])
+    return pods, marks
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def keep(session: Session, changed: Mapping[Key, tuple[Watermark, int]]) -> None:
@@ -72,6 +78,6 @@ def keep(session: Session, changed: Mapping[Key, tuple[Watermark, int]]) -> None
         return
     connection = session.connection()
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_KEEP_ALL, tuple(map(list, zip(*rows, strict=True))))
+        connection.exec_driver_sql(_KEEP_ALL, (_json(rows),))
     else:
         connection.exec_driver_sql(_KEEP_EACH, rows)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timekeeper's routes on a database, under the server that it ships with, with a bare view beside them.
+
+    python server.py DATABASE-URL PORT THREADS
+
+The bare view `POST /bare` reads its body as JSON and writes it back: what the server itself costs. No cluster is followed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+from flask import Flask, Response, request
+
+from slicekeeper.clock import SystemClock
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.namespace_policy import PolicyFile
+from slicekeeper.serving import serve
+from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
+from timekeeper.api.app import routed
+from timekeeper.api.service import Service
+from timekeeper.books import Books
+from timekeeper.controller import Controller
+from timekeeper.identity import Identity
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+
+TOKEN = "benchmark"
+
+
+def bare() -> Response:
+    """Read JSON, write JSON."""
+    return Response(msgspec.json.encode(msgspec.json.decode(request.get_data())), content_type="application/json")
+
+
+def make(url: str, folder: Path) -> Flask:
+    """Return the application."""
+    (folder / "token").write_text(TOKEN)
+    (folder / "policy.yaml").write_text("default: {budget: {amount: 1000h, period: month}}\n")
+    settings = Settings(
+        kubernetes=KubernetesSettings(server="http://127.0.0.1:9"),
+        policy=PolicySettings(file=str(folder / "policy.yaml")),
+        timekeeper=TimekeeperSettings(database=url, operator_token_file=str(folder / "token")),
+    )
+    clock, client = SystemClock(), KubeClient(settings.kubernetes)
+    books = Books(Database(make_engine(url)), "default", carry=False)
+    policy = PolicyFile(settings.policy)
+    identity = Identity(client, "timekeeper", settings.timekeeper.operator_token_file)
+    controller = Controller(settings, clock, client, books, policy, identity.forget)
+    app = routed(Service(settings, clock, books, policy, controller, identity))
+    app.add_url_rule("/bare", "bare", bare, methods=["POST"])
+    return app
+
+
+def main() -> None:
+    """Serve."""
+    url, port, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    with tempfile.TemporaryDirectory() as folder:
+        serve(lambda: make(url, Path(folder)), bind=f"127.0.0.1:{port}", threads=threads)
+
+
+if __name__ == "__main__":
+    main()
