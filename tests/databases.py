@@ -64,10 +64,10 @@ class Postgres:
 
     def __init__(self, folder: Path, *, durable: bool = False) -> None:
         self._programs = find_server()
-        self._user = unprivileged()
+        self.user = unprivileged()
         self._folder = folder
         self._data = folder / "data"
-        os.chown(folder, self._user.pw_uid, self._user.pw_gid)
+        os.chown(folder, self.user.pw_uid, self.user.pw_gid)
         self._run("initdb", "-D", str(self._data), "-U", "timekeeper", "-A", "trust", "-E", "UTF8", "--no-sync")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -78,7 +78,7 @@ class Postgres:
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
-            [str(self._programs / program), *arguments], user=self._user.pw_uid, group=self._user.pw_gid,
+            [str(self._programs / program), *arguments], user=self.user.pw_uid, group=self.user.pw_gid,
             extra_groups=[] if os.geteuid() == 0 else None, cwd=self._folder, capture_output=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
@@ -93,7 +93,7 @@ class Postgres:
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [str(self._programs / "postgres"), "-D", str(self._data), *options], stdout=log, stderr=log,
-                user=self._user.pw_uid, group=self._user.pw_gid,
+                user=self.user.pw_uid, group=self.user.pw_gid,
                 extra_groups=[] if os.geteuid() == 0 else None, cwd=self._folder, start_new_session=True,
             )  # fmt: skip
         deadline = time.monotonic() + 60
@@ -128,10 +128,10 @@ class Postgres:
         """Return a database's URL."""
         return f"postgresql+psycopg://timekeeper@127.0.0.1:{self.port}/{database}"
 
-    def make(self, template: str = "template1") -> str:
+    def make(self, template: str = "template1", tablespace: str = "pg_default") -> str:
         """Return the name of a new database."""
         name = f"t{next(self._names)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} TABLESPACE {tablespace}")
         return name
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -176,6 +177,8 @@ def _together(batch: Sequence[Handed]) -> list[list[Handed]]:
 
 def may_succeed_later(error: BaseException) -> bool:
     """Whether the same transaction may succeed when it is run again."""
+    if isinstance(error, NoConnection):
+        return True
     if not isinstance(error, DBAPIError):
         return False
     state = getattr(error.orig, "sqlstate", "")  # SQLite's driver has none, PostgreSQL's has None without a server
@@ -183,9 +186,17 @@ def may_succeed_later(error: BaseException) -> bool:
 
 
 def out_of_room(error: BaseException) -> bool:
-    """Whether the database's disk is full. SQLite may have given up the whole transaction by then."""
-    orig = error.orig if isinstance(error, DBAPIError) else None
-    return getattr(orig, "sqlstate", "") == _PG_FULL or getattr(orig, "sqlite_errorcode", 0) in _SQLITE_FULL
+    """Whether the database's disk is full.
+
+    SQLite gives up the whole transaction then, so that rolling back to a savepoint fails too: the cause lies behind.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        orig = link.orig if isinstance(link, DBAPIError) else None
+        if getattr(orig, "sqlstate", "") == _PG_FULL or getattr(orig, "sqlite_errorcode", 0) in _SQLITE_FULL:
+            return True
+        link = link.__context__
+    return False
 
 
 def _enough(state: RetryCallState, size: int) -> bool:
