@@ -10,6 +10,7 @@ PostgreSQL is started here, on loopback, as the tests do it; its only setting be
 from __future__ import annotations
 
 import argparse
+import socket
 import sqlite3
 import statistics
 import subprocess
@@ -115,8 +116,11 @@ def fill(it: Made, rows: int, live: int) -> None:
           opened_at, started_at, ended_at, end_source, flags, heard_at) SELECT {key}, i % {NAMESPACES} + 1, 'pod-' || i,
           'n', 'GPU-1', '{{"main"\\:1}}', 'standard', '{{"A100"\\:"1/2"}}', {old} + i, {old} + i, {old} + i + 60000,
           'finished', '', NULL FROM {numbers}""")  # fmt: skip
-    plain(it.url, f"""INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at)
-          SELECT {key}, 'main', 1, 1, 0, 0, {old} + i FROM {numbers}""")
+    plain(
+        it.url,
+        f"""INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at)
+          SELECT {key}, 'main', 1, 1, 0, 0, {old} + i FROM {numbers}""",
+    )
     plain(it.url, "ANALYZE")
 
 
@@ -127,8 +131,6 @@ def fill(it: Made, rows: int, live: int) -> None:
 def serving(url: str) -> Iterator[int]:
     """Run the server as a process of its own; give its port."""
     with tempfile.TemporaryFile() as log:
-        import socket
-
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
@@ -185,7 +187,9 @@ class Generators:
 def plain_upserts(url: str, size: int) -> Callable[[], float]:
     """Return what writes watermarks of `size` pods in one commit after another, and tells how many a second."""
     columns = "(pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at)"
-    moves = "ON CONFLICT (pod_uid, container, epoch) DO UPDATE SET seq = excluded.seq, received_at = excluded.received_at"
+    moves = (
+        "ON CONFLICT (pod_uid, container, epoch) DO UPDATE SET seq = excluded.seq, received_at = excluded.received_at"
+    )
     if url.startswith("sqlite"):
         connection: Any = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=60)
         for pragma in ("journal_mode=WAL", "synchronous=FULL"):
@@ -243,7 +247,7 @@ def measure_reports(it: Made) -> None:
             ):
                 rows.setdefault(what, []).append(value)
     table(it.kind, ("", "median", "best"), [
-        (what, statistics.median(values), min(values) if " ms" in what else max(values)) for what, values in rows.items()
+        (what, statistics.median(values), (min if " ms" in what else max)(values)) for what, values in rows.items()
     ])  # fmt: skip
 
 
@@ -315,13 +319,13 @@ def plain_lives(it: Made) -> float:
     engine = make_engine(it.url)
     mark = "?" if it.kind == "SQLite" else "%s"
     workload = f"""INSERT INTO workload (pod_uid, namespace_id, pod_name, node, gpus, holders, gpu_class, shares,
-        opened_at, started_at, end_source, flags) VALUES ({', '.join([mark] * 12)})"""
+        opened_at, started_at, end_source, flags) VALUES ({", ".join([mark] * 12)})"""
     ended = f"UPDATE workload SET ended_at = {mark}, end_source = 'finished' WHERE pod_uid = {mark}"
     txn = f"""INSERT INTO txn (id, namespace_id, kind, idempotency_key, subject, started_at, effective_at, amount_ms,
-        booked_at) VALUES ({', '.join([mark] * 9)})"""
+        booked_at) VALUES ({", ".join([mark] * 9)})"""
     entry = f"INSERT INTO entry (txn_id, account_id, amount_ms) VALUES ({mark}, {mark}, {mark})"
     watermark = f"""INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at)
-        VALUES ({', '.join([mark] * 7)})"""
+        VALUES ({", ".join([mark] * 7)})"""
     first = int(plain(it.url, "SELECT max(id) FROM txn")) + 1
     begun = time.perf_counter()
     for start in range(0, PODS, BATCH):
@@ -348,7 +352,9 @@ def table(title: str, head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Non
     """Print a table in Markdown."""
     print(f"\n{title}\n\n| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}")
     for row in rows:
-        cells = [f"{c:,.0f}" if isinstance(c, float) and c >= 100 else f"{c:.2f}" if isinstance(c, float) else c for c in row]
+        cells = [
+            f"{c:,.0f}" if isinstance(c, float) and c >= 100 else f"{c:.2f}" if isinstance(c, float) else c for c in row
+        ]
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 

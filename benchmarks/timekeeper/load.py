@@ -3,7 +3,8 @@
 
     python load.py PORT KIND CONNECTIONS SECONDS PODS SEQ
 
-KIND: `bare` · `single` (one report a request) · `batch` (500) · `decision`. `SEQ` must be greater than in the run before.
+KIND: `bare` · `single` (one report a request) · `batch` (500) · `decision`. `SEQ` must be greater than in the run
+before.
 Prints one line: requests, seconds, p50 and p99 in ms, the last sequence number.
 """
 

@@ -3,7 +3,8 @@
 
     python server.py DATABASE-URL PORT THREADS
 
-The bare view `POST /bare` reads its body as JSON and writes it back: what the server itself costs. No cluster is followed.
+The bare view `POST /bare` reads its body as JSON and writes it back: what the server itself costs. No cluster is
+followed.
 """
 
 from __future__ import annotations
