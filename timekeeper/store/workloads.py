@@ -28,6 +28,12 @@ def by_uid(session: Session, uids: Collection[str]) -> dict[str, Workload]:
     return found
 
 
+def namespace_names(session: Session, ids: Collection[int]) -> dict[int, str]:
+    """Return namespaces' names."""
+    rows = session.execute(select(Namespace.id, Namespace.name).where(Namespace.id.in_(ids)))
+    return {key: name for key, name in rows}  # noqa: C416 - rows are no plain tuples
+
+
 def add(session: Session, rows: list[dict[str, Any]]) -> None:
     """Append workloads."""
     if rows:
