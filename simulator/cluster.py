@@ -55,6 +55,9 @@ class Cluster:
             obj["status"] = {"phase": "Pending"}
         attributes = Attributes(resource, namespace, user)
         obj = self._admission.admit(obj, attributes)
+        if resource == PODS and (obj.get("spec") or {}).get("schedulingGates"):
+            now, why = self.clock.now_ms(), "Scheduling is blocked due to non-empty scheduling gates"
+            set_condition(obj, "PodScheduled", "False", now, "SchedulingGated", why)
         return self.store.create(resource, obj, namespace), attributes.warnings
 
     def check_update(self, resource: Resource, new: Object, old: Object) -> None:

@@ -38,7 +38,7 @@ def _client(context: Context) -> TimekeeperClient:
 
 def _table(budgets: list[Budget]) -> str:
     return table(
-        ("NAMESPACE", "STATE", "AMOUNT", "PERIOD", "GRANTED", "USED", "LEFT", "OVER-BUDGET", "RUNS-OUT"),
+        ("NAMESPACE", "STATE", "AMOUNT", "PERIOD", "GRANTED", "USED", "LEFT", "RESERVED", "OVER-BUDGET", "RUNS-OUT"),
         [
             (
                 b.namespace,
@@ -48,6 +48,7 @@ def _table(budgets: list[Budget]) -> str:
                 format_duration(b.granted_ms),
                 format_duration(b.used_ms),
                 format_duration(b.balance_ms),
+                format_duration(b.reserved_ms),
                 format_duration(b.over_budget_ms),
                 b.run_out_at or "-",
             )

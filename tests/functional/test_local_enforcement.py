@@ -66,6 +66,7 @@ def test_a_safe_namespace_lets_in_what_can_finish(local: LocalCluster) -> None:
     client.create(JOBS, job("second", 60, "infinity"), "careful")
     second = until("the second", lambda: of_job(local, "careful", "second"))
     assert second["spec"]["schedulingGates"] == [{"name": names.GATE}]
+    assert [c["reason"] for c in second["status"]["conditions"]] == ["SchedulingGated"]
     (why,) = until("word why it waits", lambda: told(local, second, "WaitsForGpuTime"))
     assert "needs 6m30s of GPU time" in why
     local.cluster.store.delete(PODS, of_job(local, "careful", "first")["metadata"]["name"], "careful")
