@@ -90,7 +90,7 @@ static int cap(void) {
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   struct piece p;
-  set_up();
+  open_gpu();
   if (!strcmp(what, "spin") && argc > 3) return spin(argc, argv);
   if (!strcmp(what, "cap")) return cap();
   if (strcmp(what, "hold") || argc < 3) return 2;

@@ -9,13 +9,11 @@
  */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL 1
-#include <cuda.h>
+#include "program.h"
 
 #include <dlfcn.h>
 #include <spawn.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -27,12 +25,6 @@ extern char **environ;
 static unsigned long (*driver_used)(int), (*driver_peak)(int);
 static size_t cap;
 static int bad;
-
-static void must(CUresult r, const char *what) {
-  if (r == CUDA_SUCCESS) return;
-  fprintf(stderr, "accounting: %s failed with %d\n", what, (int)r);
-  exit(3);
-}
 
 static void fails(CUresult r, const char *what) {
   if (r == CUDA_ERROR_OUT_OF_MEMORY) return;
@@ -52,14 +44,9 @@ static void stand(unsigned long bytes, const char *where) {
 }
 
 static void set_up(void) {
-  CUdevice device;
-  CUcontext context;
   *(void **)&driver_used = dlsym(RTLD_DEFAULT, "skfUsed");
   *(void **)&driver_peak = dlsym(RTLD_DEFAULT, "skfPeak");
-  must(cuInit(0), "init");
-  must(cuDeviceGet(&device, 0), "device");
-  must(cuDevicePrimaryCtxRetain(&context, device), "context");
-  must(cuCtxSetCurrent(context), "context");
+  open_gpu();
   must(cuDeviceTotalMem_v2(&cap, 0), "total");
 }
 

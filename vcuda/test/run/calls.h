@@ -6,10 +6,7 @@
  */
 #ifndef CALLS_H
 #define CALLS_H
-#include <cuda.h>
-
-#include <stdio.h>
-#include <stdlib.h>
+#include "program.h"
 
 #define MIB (1ull << 20)
 
@@ -21,21 +18,6 @@ struct piece {
 };
 
 static CUmemoryPool own_pool;
-
-static void must(CUresult r, const char *what) {
-  if (r == CUDA_SUCCESS) return;
-  fprintf(stderr, "%s failed with %d\n", what, (int)r);
-  exit(3);
-}
-
-static void set_up(void) {
-  CUdevice device;
-  CUcontext context;
-  must(cuInit(0), "init");
-  must(cuDeviceGet(&device, 0), "device");
-  must(cuDevicePrimaryCtxRetain(&context, device), "context");
-  must(cuCtxSetCurrent(context), "context");
-}
 
 static CUresult plain(struct piece *p) {
   return cuMemAlloc(&p->address, p->bytes);

@@ -10,15 +10,13 @@
  * clock, virtual or not.
  */
 #define _GNU_SOURCE
-#include <cuda.h>
+#include "program.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -33,19 +31,9 @@ static double seconds;
 static void (*fake_arrive)(void), (*fake_sleep)(unsigned long);
 static unsigned long (*fake_now)(void);
 
-static void must(CUresult r, const char *what) {
-  if (r == CUDA_SUCCESS) return;
-  fprintf(stderr, "fault: %s failed with %d\n", what, (int)r);
-  exit(3);
-}
-
 static void set_up(void) {
-  CUdevice device;
   CUmodule module;
-  must(cuInit(0), "init");
-  must(cuDeviceGet(&device, 0), "device");
-  must(cuDevicePrimaryCtxRetain(&context, device), "context");
-  must(cuCtxSetCurrent(context), "context");
+  context = open_gpu();
   must(cuModuleLoadData(&module, "spin"), "module");
   must(cuModuleGetFunction(&kernel, module, "spin_500us"), "function");
   if (fake_arrive) fake_arrive();

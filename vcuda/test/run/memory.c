@@ -29,7 +29,7 @@ struct shared {
 static void racer(struct shared *s, int me, int rounds) {
   struct piece piece[8];
   unsigned seed = (unsigned)me * 2654435761u + 1;
-  set_up();
+  open_gpu();
   pthread_barrier_wait(&s->barrier);
   for (int round = 0; round < rounds; round++) {
     int have = 0;
@@ -76,7 +76,7 @@ static int each_call(void) {
   size_t before, after, total;
   struct piece p, q;
   int bad = 0;
-  set_up();
+  open_gpu();
   must(cuMemGetInfo(&before, &total), "info");
   for (unsigned call = 0; call < CALLS; call++) {
     CUresult too_much = take(&q, call, (total / MIB) + 2);
@@ -105,7 +105,7 @@ int main(int argc, char **argv) {
   struct piece p;
   if (!strcmp(what, "race")) return race(atoi(argv[2]), atoi(argv[3]), strtoul(argv[4], NULL, 10));
   if (!strcmp(what, "calls")) return each_call();
-  set_up();
+  open_gpu();
   if (!strcmp(what, "hold")) {
     must(take(&p, 0, strtoul(argv[2], NULL, 10)), "hold");
     printf("holding\n");

@@ -11,13 +11,11 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <getopt.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cuda.h>
+#include "program.h"
 
 #define KINDS 8
 #define STREAMS 8
@@ -33,12 +31,6 @@ static unsigned long (*fake_now)(void), (*fake_busy)(int, int);
 static CUfunction kernel[KINDS];
 static CUstream stream[STREAMS];
 static CUgraphExec graph;
-
-static void must(CUresult r, const char *what) {
-  if (r == CUDA_SUCCESS) return;
-  fprintf(stderr, "tenant: %s failed with %d\n", what, (int)r);
-  exit(3);
-}
 
 static unsigned long now_ns(void) {
   struct timespec t;
@@ -121,14 +113,9 @@ static void make_graph(void) {
 }
 
 static void set_up(void) {
-  CUdevice device;
-  CUcontext context;
   CUmodule module;
   char name[32];
-  must(cuInit(0), "init");
-  must(cuDeviceGet(&device, 0), "device");
-  must(cuDevicePrimaryCtxRetain(&context, device), "context");
-  must(cuCtxSetCurrent(context), "context");
+  open_gpu();
   must(cuModuleLoadData(&module, "spin"), "module");
   for (int i = 0; i < o.kernels; i++) {
     snprintf(name, sizeof name, "spin_%luus", o.us[i]);
