@@ -209,6 +209,15 @@ def test_one_that_no_period_can_ever_pay_is_told_and_passed_over(stage: Callable
     assert it.waiting() == {"never", "too-late"}
     assert "can bring 3m20s at most" in it.told("never")[0]
     assert "the next period begins 2026-01-02T00:00:00.000Z and brings 3m20s" in it.told("too-late")[0]
+    it.bind("small")
+    it.look()
+    it.clock.advance(100_000)
+    it.finish("small")
+    it.look()
+    assert it.waiting() == {"never", "too-late"}, "it has used all that was set aside for it"
+    it.clock.advance(86_400_000)
+    it.look()
+    assert it.waiting() == {"never"}, "the next period has come"
     it.grant(2_000_000)
     it.look()
     assert it.waiting() == set(), "a grant brings even that"
