@@ -166,6 +166,10 @@ class TimekeeperSettings(Section, frozen=True):
         Positive,
         about("Set aside beyond a pod's deadline and grace: from its binding to kubelet's first look, and rounding."),
     ] = 60.0
+    raw_days: Annotated[
+        int, Meta(ge=1), about("How long the counters of an ended pod are kept; its period must be sealed, too.")
+    ] = 14
+    usage_days: Annotated[int, Meta(ge=1), about("How long usage by the hour is kept.")] = 425
     rates: Annotated[dict[str, str], about("GPU-time rate by GPU model, as an integer or a ratio such as 3/2.")] = {}
 
 

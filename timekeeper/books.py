@@ -369,4 +369,6 @@ def _row(opening: Opening, namespace: int, now: int) -> dict[str, Any]:
         "end_source": "",
         "flags": ",".join(opening.flags),
         "heard_at": None,
+        "models": ",".join(sorted(filter(None, opening.shares)))[:253],
+        "gpus_ppm": round(sum(opening.shares.values()) * 1_000_000),
     }

@@ -22,7 +22,7 @@ from slicekeeper.kube.watch import Watch
 from slicekeeper.namespace_policy import PolicyBook, PolicyFile
 from slicekeeper.settings import Settings
 from slicekeeper.units import MS_PER_HOUR, format_instant
-from timekeeper import interval, marks, sealing
+from timekeeper import interval, marks, retention, sealing
 from timekeeper.books import ORPHAN, Books, Closing, Opening, Position
 from timekeeper.cluster import Namespaces, Nodes, Pods
 from timekeeper.counters import CLOCK_SKEW_MS
@@ -46,6 +46,9 @@ RETRY_SECONDS = 1.0
 STUCK_SECONDS = 60.0
 SEAL_MS = 60_000
 """How often periods that are to be sealed are looked for (our time)."""
+
+SWEEP_MS = 3_600_000
+"""How often what is too old is looked for (our time)."""
 
 CONFIRM_SECONDS = 5.0
 
@@ -93,6 +96,7 @@ class Controller:
         self._written: dict[str, tuple[str, float]] = {}
         self._confirmed = 0.0
         self._sealed = 0
+        self._swept = 0
         self._looked = time.monotonic()
         self._leadership = Leadership(books.database.engine, books.cluster)
         self._leads = False
@@ -402,10 +406,16 @@ class Controller:
         self._written[pod["metadata"]["uid"]] = (wanted, time.monotonic())
 
     def _seal(self, now: int) -> None:
-        """Seal from time to time the periods that ended long enough ago."""
+        """From time to time seal the periods that ended long enough ago, and throw away what is too old."""
         if now - self._sealed >= SEAL_MS:
             sealing.seal_due(self._books, int(self._settings.timekeeper.seal_after_hours * MS_PER_HOUR), now)
             self._sealed = now
+        if now - self._swept >= SWEEP_MS:
+            mine = self._settings.timekeeper
+            retention.sweep(
+                self._books.database, self._books.cluster, raw_days=mine.raw_days, usage_days=mine.usage_days, now=now
+            )
+            self._swept = now
 
     def _evict(self) -> int | None:
         """Evict who is to go; return when somebody is next."""

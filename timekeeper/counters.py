@@ -16,6 +16,7 @@ Outcome = Literal["accepted", "duplicate", "refused"]
 
 WRONG_POD: Final = "wrong-pod"
 UNKNOWN_POD: Final = "unknown-pod"
+POD_ARCHIVED: Final = "pod-archived"
 UNKNOWN_CONTAINER: Final = "unknown-container"
 RAN_BACKWARDS: Final = "counter-ran-backwards"
 TOO_FAST: Final = "counter-above-possible"
@@ -40,6 +41,12 @@ class Watermark(NamedTuple):
     seq: int
     used_ms: int | None
     monotonic_ns: int
+    hour: int = 0
+    """The hour in which the counter was last read, by its first instant."""
+    hour_base: int = 0
+    """What had been used when that hour began."""
+    observed_ms: int = 0
+    """For how much of that hour somebody has told of."""
 
 
 class Bounds(NamedTuple):

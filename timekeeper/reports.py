@@ -12,11 +12,12 @@ from typing import NamedTuple
 from sqlalchemy.orm import Session
 
 from slicekeeper.wire.timekeeper import ReportOutcome, UsageReport
-from timekeeper import counters
+from timekeeper import counters, hours
 from timekeeper.counters import Bounds, Watermark
+from timekeeper.hours import HourUsed
 from timekeeper.identity import Caller
 from timekeeper.intake import holders_of
-from timekeeper.store import watermarks
+from timekeeper.store import usage, watermarks
 from timekeeper.store.database import Database
 from timekeeper.store.watermarks import Held, Key, Marks
 
@@ -38,9 +39,19 @@ def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcom
     uids = {r.pod_uid for it in requests for r in it.reports if it.caller.operator or r.pod_uid == it.caller.pod_uid}
     pods, marks = watermarks.read(session, uids)
     changed: dict[Key, tuple[Watermark, int]] = {}
-    answers = [[_judge(report, it, pods, marks, changed) for report in it.reports] for it in requests]
+    over: list[tuple[str, str, HourUsed]] = []
+    answers = []
+    for it in requests:
+        newest = _newest(it.reports)
+        answers.append([_judge(report, it, pods, marks, changed, over, newest) for report in it.reports])
     watermarks.keep(session, changed)
+    usage.add(session, over)
     return answers
+
+
+def _newest(reports: Sequence[UsageReport]) -> dict[Key, int]:
+    """Return the monotonic instant of each counter's last report, which was read just now: oldest come first."""
+    return {(one.pod_uid, one.container, one.epoch): one.monotonic_ns for one in reports}
 
 
 _ACCEPTED, _DUPLICATE = ReportOutcome(outcome="accepted"), ReportOutcome(outcome="duplicate")
@@ -52,6 +63,8 @@ def _judge(
     pods: dict[str, Held],
     marks: Marks,
     changed: dict[Key, tuple[Watermark, int]],
+    over: list[tuple[str, str, HourUsed]],
+    newest: dict[Key, int],
 ) -> ReportOutcome:
     uid, container = report.pod_uid, report.container
     pod = pods.get(uid)
@@ -63,8 +76,13 @@ def _judge(
     bounds = Bounds(holders_of(pod.holders)[container], pod.started_at, until)
     outcome, reason, mark = counters.judge(report, epochs, bounds)
     if mark is not None:
+        key = (uid, container, report.epoch)
+        read_at = it.now - max(newest[key] - report.monotonic_ns, 0) // 1_000_000
+        mark, hour = hours.advance(epochs.get(report.epoch), mark, read_at)
+        if hour is not None:
+            over.append((uid, container, hour))
         epochs[report.epoch] = mark
-        changed[uid, container, report.epoch] = mark, it.now
+        changed[key] = mark, it.now
     if outcome == "refused":
         return ReportOutcome(outcome="refused", reason=reason)
     return _ACCEPTED if outcome == "accepted" else _DUPLICATE
@@ -76,6 +94,8 @@ def _stranger(report: UsageReport, caller: Caller, pod: Held | None) -> str:
         return counters.WRONG_POD
     if pod is None:
         return counters.UNKNOWN_POD
+    if pod.archived_at is not None:
+        return counters.POD_ARCHIVED
     if (pod.namespace, pod.pod_name) != (report.namespace, report.pod_name):
         return counters.WRONG_POD
     return "" if report.container in holders_of(pod.holders) else counters.UNKNOWN_CONTAINER

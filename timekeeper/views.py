@@ -148,6 +148,8 @@ def _workload(
         charged, over = (charged, over + running) if exhausted else (charged + running, over)
     used = [counters.used(marks.get((row.pod_uid, container), {})) for container in holders_of(row.holders)]
     known = [ms for ms in used if ms is not None]
+    if row.used_ms is not None:  # archived
+        known = [row.used_ms]
     flags = [flag for flag in row.flags.split(",") if flag]
     if row.ended_at is not None and row.heard_at is None and not any(uid == row.pod_uid for uid, _ in marks):
         flags.append("unobserved")

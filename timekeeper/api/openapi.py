@@ -24,6 +24,10 @@ _QUERY: dict[str, dict[str, Any]] = {
     "namespace": _NAMESPACE,
     "from": {"type": "string", "format": "date-time"},
     "to": {"type": "string", "format": "date-time"},
+    "bucket": {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"},
+    "groupBy": {"type": "string", "enum": ["namespace", "workload", "model"], "default": "namespace"},
+    "timeZone": {"type": "string", "maxLength": 64, "default": "UTC"},
+    "podUid": {"type": "string", "maxLength": 64},
     "format": {"type": "string", "enum": ["json", "csv"], "default": "json"},
     "model": {"type": "string", "maxLength": 253},
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from typing import TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -143,6 +144,17 @@ def cursor(kind: type[T]) -> T | None:
 def next_cursor(place: object) -> str:
     """Return a cursor, which tells callers nothing."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode()
+
+
+def choice(name: str, allowed: Sequence[str]) -> str:
+    """Return one of some words of the query, the first where there is none.
+
+    Raises Problem where it is another.
+    """
+    given = request.args.get(name) or allowed[0]
+    if given not in allowed:
+        raise Problem(422, "query-invalid", f"{name} is one of {', '.join(allowed)}", name)
+    return given
 
 
 def interval(default: tuple[int, int]) -> tuple[int, int]:

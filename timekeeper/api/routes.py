@@ -21,6 +21,7 @@ from timekeeper.api.handlers import (
     reports,
     reservations,
     statements,
+    usage,
     workloads,
 )
 
@@ -97,6 +98,8 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/api/v1/reports", reports.taken, "One pod's usage counters", wire.ReportAnswer, wire.ReportBatch),
     Route("GET", "/api/v1/workloads", workloads.listed, "Pods as the ledger has them, newest first",
           wire.WorkloadList, query=("namespace", *_PAGE)),
+    Route("GET", "/api/v1/usage", usage.listed, "GPU time held, used and not observed, by time", schemas.UsageList,
+          query=("namespace", "podUid", "model", "groupBy", "bucket", "timeZone", "from", "to", *_PAGE)),
     Route("GET", "/api/v1/usage/{namespace}", workloads.usage, "Charges and usage of this period", schemas.Usage),
     Route("GET", "/api/v1/openapi.json", openapi_answer.shown, "This document", public=True),
     Route("GET", "/budget/{namespace}", original.shown, "Budget in GPU-minutes (the original's route)",

@@ -334,6 +334,33 @@ class Statement(Wire, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
+class UsageBucket(Wire, frozen=True, kw_only=True):
+    """What one group of pods held and used in one interval, in GPU-milliseconds before prices."""
+
+    start: str
+    end: str
+    group: str
+    """The namespace, the pod's UID, or the GPU model (empty: not known), as was asked for."""
+    workloads: int
+    unknown_workloads: int
+    """Pods of which nobody told what they used."""
+    allocated_ms: int
+    """GPU time held, used or not."""
+    used_ms: int | None
+    """Reported by the pods; None: nothing is known."""
+    unobserved_ms: int
+    """The part of `allocatedMs` of which no report tells."""
+
+
+class UsageList(Wire, frozen=True, kw_only=True):
+    """A page of usage, by interval and group; an interval in which nobody held a GPU is left out."""
+
+    group_by: Literal["namespace", "workload", "model"]
+    items: list[UsageBucket]
+    as_of: str
+    next_cursor: str | None = None
+
+
 class Health(msgspec.Struct, frozen=True):
     """Whether the server is well."""
 

@@ -190,6 +190,7 @@ class Workload(Base):
     __table_args__ = (
         Index(None, "namespace_id", "ended_at"),
         Index(None, "opened_at", "pod_uid"),
+        Index(None, "archived_at", "ended_at"),
         CheckConstraint("ended_at IS NULL OR ended_at >= started_at", "interval"),
     )
 
@@ -212,7 +213,15 @@ class Workload(Base):
     flags: Mapped[str] = mapped_column(Text)
     """Comma-separated."""
     heard_at: Mapped[int | None]
-    """The last sign of life that came without counters."""
+    """The last sign of life that came without counters; of an archived pod the last of all."""
+    models: Mapped[str] = mapped_column(String(253), server_default="")
+    """The models of its GPUs, comma-separated; empty where they are not known."""
+    gpus_ppm: Mapped[int] = mapped_column(server_default="0")
+    """GPUs held, of all models, in millionths: for sums that need not be exact."""
+    archived_at: Mapped[int | None]
+    """When its watermarks were thrown away; reports are refused since."""
+    used_ms: Mapped[int | None]
+    """Of an archived pod: what it used; None: unknown."""
 
 
 class Transaction(Base):
@@ -294,6 +303,24 @@ class WatermarkRow(Base):
     used_ms: Mapped[int | None]
     monotonic_ns: Mapped[int]
     received_at: Mapped[int]
+    hour: Mapped[int] = mapped_column(server_default="0")
+    """The hour in which the counter was last read, by its first instant; `usage_hour` has those before."""
+    hour_base: Mapped[int] = mapped_column(server_default="0")
+    observed_ms: Mapped[int] = mapped_column(server_default="0")
+
+
+class UsageHour(Base):
+    """What one epoch of a container used in an hour that is over. PostgreSQL keeps a partition for each month."""
+
+    __tablename__ = "usage_hour"
+    __table_args__ = (Index(None, "hour"), {"postgresql_partition_by": "RANGE (hour)"})
+
+    pod_uid: Mapped[str] = mapped_column(String(64), primary_key=True)
+    container: Mapped[str] = mapped_column(String(253), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    hour: Mapped[int] = mapped_column(primary_key=True)
+    used_ms: Mapped[int | None]
+    observed_ms: Mapped[int]
 
 
 class AuditRecord(Base):

@@ -487,8 +487,12 @@ def test_wrong_values_are_named_and_nothing_is_half_done(
         ("GET", "/api/v1/decisions/team", 404, "namespace-unknown"),
         ("PUT", "/api/v1/budgets/nowhere", 404, "namespace-unknown"),
         ("GET", "/api/v1/budgets/team/statement", 404, "namespace-unknown"),
-        ("GET", "/api/v1/budgets/team/statement?format=xml", 422, "format-unknown"),
+        ("GET", "/api/v1/budgets/team/statement?format=xml", 422, "query-invalid"),
         ("GET", "/api/v1/budgets/team/periods?cursor=%00", 422, "cursor-invalid"),
+        ("GET", "/api/v1/usage?bucket=week", 422, "query-invalid"),
+        ("GET", "/api/v1/usage?from=2020-01-01T00:00:00Z", 422, "interval-invalid"),
+        ("GET", "/api/v1/usage?from=now", 422, "instant-invalid"),
+        ("GET", "/api/v1/usage?timeZone=Mars", 422, "time-zone-unknown"),
         ("GET", "/nothing", 404, "not-found"),
         ("DELETE", "/api/v1/budgets/team", 405, "method-not-allowed"),
         ("GET", "/readyz", 503, None),
@@ -598,6 +602,21 @@ def test_periods_statements_and_seals(world: World) -> None:
     assert sum(line.startswith("workload") for line in lines) == 2
     entries = world.get(f"{budget}/entries")["items"]
     assert {e["subject"] for e in entries if e["correctsAt"]} == {"late", f"period:{T0}"}
+
+
+def test_usage_by_time_is_paged_and_never_guesses(world: World) -> None:
+    world.pod("a", rate=Fraction(1, 2))
+    world.pod("b", "other")
+    world.clock.advance(90 * 60_000)
+    first = world.get("/api/v1/usage?timeZone=Europe/Berlin&limit=1")
+    (item,) = first["items"]
+    assert (item["group"], item["allocatedMs"], item["usedMs"], item["unobservedMs"]) == ("other", HOUR, None, HOUR)
+    rest = world.get(f"/api/v1/usage?timeZone=Europe/Berlin&cursor={first['nextCursor']}")
+    assert [(i["start"], i["group"]) for i in rest["items"]] == [
+        (format_instant(T0), "team"), (format_instant(T0 + HOUR), "other"), (format_instant(T0 + HOUR), "team"),
+    ]  # fmt: skip
+    (team,) = world.get("/api/v1/usage?namespace=team&bucket=month&groupBy=workload")["items"]
+    assert (team["group"], team["allocatedMs"], team["unknownWorkloads"]) == (world.uid("a-pod"), 45 * 60_000, 1)
 
 
 # The interface's own description

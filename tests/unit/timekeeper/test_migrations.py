@@ -39,8 +39,9 @@ def test_up_down_and_up_again(engine: Engine) -> None:
 
 def test_the_migrations_make_what_the_models_say(engine: Engine) -> None:
     migrate.upgrade(engine)
+    ours = {"include_name": lambda name, kind, _: kind != "table" or not str(name).startswith("usage_hour_")}
     with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection, opts=ours), Base.metadata) == []
     inspector = inspect(engine)
     checks = {check["name"] for table in Base.metadata.tables for check in inspector.get_check_constraints(table)}
     assert {"ck_entry_amount", "ck_account_kind", "ck_workload_interval"} <= checks

@@ -8,14 +8,13 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flask import Response, request
+from flask import Response
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import format_instant
 from timekeeper import ledger, sealing
 from timekeeper.allowances import rule_at
 from timekeeper.api import requests
-from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import Period, PeriodList, SealBody, Statement, StatementPod, StatementTotal
 from timekeeper.api.service import Service, service
 from timekeeper.records import Rule
@@ -102,9 +101,7 @@ def statement(namespace: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     it.allow("get", name, "statement")
     limit, after = requests.limit(), requests.cursor(str) or ""
-    wanted = request.args.get("format", "json")
-    if wanted not in ("json", "csv"):
-        raise Problem(422, "format-unknown", "format is json or csv", "format")
+    wanted = requests.choice("format", ("json", "csv"))
     with it.books.database.reading() as session:
         known = namespaces.require_name(session, it.books.cluster, name)
         rules = [row.rule for row in namespaces.rules(session, known.id)]

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was held, used and not observed, by time."""
+
+from __future__ import annotations
+
+from typing import Final, cast, get_args
+
+from flask import Response, request
+
+from slicekeeper.units import format_instant
+from timekeeper.api import requests
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas import UsageBucket, UsageList
+from timekeeper.api.service import service
+from timekeeper.periods import PeriodName, bounds
+from timekeeper.store import usage
+from timekeeper.store.usage import GroupBy, Wanted
+
+_BUCKETS: Final[tuple[PeriodName, ...]] = ("hour", "day", "month")
+_MOST_BUCKETS: Final = 1_000
+
+
+def listed() -> Response:
+    """Return a page of usage by interval and group; without an interval of the current day, hour by hour."""
+    it = service()
+    name = requests.namespace(request.args["namespace"]) if request.args.get("namespace") else ""
+    it.allow("list", name)
+    now, zone = it.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
+    bucket = cast(PeriodName, requests.choice("bucket", _BUCKETS))
+    group_by = cast(GroupBy, requests.choice("groupBy", get_args(GroupBy)))
+    start, end = requests.interval(bounds(now, "day", zone) or (0, now))
+    limit, (after, group) = requests.limit(), requests.cursor(tuple[int, str]) or (-1, "")
+    spans = _spans(start, end, bucket, zone)
+    wanted = Wanted(
+        cluster=it.books.cluster, spans=spans, group_by=group_by, now=now, namespace=name,
+        pod_uid=requests.plain("podUid", 64), model=requests.plain("model"),
+    )  # fmt: skip
+    with it.books.database.reading() as session:
+        rows = usage.by_time(session, wanted, (after, group), limit + 1)
+    last = rows[limit - 1] if len(rows) > limit else None
+    items = [
+        UsageBucket(
+            start=format_instant(spans[row.span][0]),
+            end=format_instant(spans[row.span][1]),
+            group=row.group,
+            workloads=row.pods,
+            unknown_workloads=row.unknown_pods,
+            allocated_ms=row.allocated,
+            used_ms=row.used,
+            unobserved_ms=row.unobserved,
+        )
+        for row in rows[:limit]
+    ]
+    more = None if last is None else requests.next_cursor((last.span, last.group))
+    return requests.answer(UsageList(group_by=group_by, items=items, as_of=format_instant(now), next_cursor=more))
+
+
+def _spans(start: int, end: int, bucket: PeriodName, zone: str) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    while start < end:
+        _, until = bounds(start, bucket, zone) or (start, end)
+        spans.append((start, min(until, end)))
+        start = until
+        if len(spans) > _MOST_BUCKETS:
+            raise Problem(
+                422, "interval-invalid", f"that is more than {_MOST_BUCKETS} times bucket={bucket}: ask for less", "to"
+            )
+    return spans

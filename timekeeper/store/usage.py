@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pods held and used by the hour: written by reports, summed by the database, thrown away in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import (
+    BigInteger,
+    Integer,
+    and_,
+    case,
+    cast,
+    column,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    tuple_,
+    union_all,
+    update,
+    values,
+)
+from sqlalchemy.orm import Session
+
+from timekeeper import counters
+from timekeeper.hours import HourUsed, in_this_hour
+from timekeeper.periods import bounds
+from timekeeper.store import watermarks, workloads
+from timekeeper.store.models import Namespace, UsageHour, WatermarkRow, Workload
+
+GroupBy = Literal["namespace", "workload", "model"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def add(session: Session, over: Sequence[tuple[str, str, HourUsed]]) -> None:
+    """Append hours that are over, by pod and container."""
+    if over:
+        session.execute(
+            insert(UsageHour),
+            [
+                {"pod_uid": uid, "container": container, "epoch": one.epoch, "hour": one.hour,
+                 "used_ms": one.used_ms, "observed_ms": one.observed_ms}
+                for uid, container, one in over
+            ],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What usage is asked for; empty texts name no one. `now` is where pods that run are cut off."""
+
+    cluster: str
+    spans: Sequence[tuple[int, int]]
+    group_by: GroupBy
+    now: int
+    namespace: str = ""
+    pod_uid: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Used:
+    """GPU-milliseconds of one group in one interval. `used` None: nothing is known."""
+
+    span: int
+    group: str
+    pods: int
+    unknown_pods: int
+    allocated: int
+    used: int | None
+    unobserved: int
+
+
+def by_time(session: Session, wanted: Wanted, after: tuple[int, str], limit: int) -> list[Used]:
+    """Return usage by interval and group, in that order, from the one after a place on.
+
+    A pod's observed time is that of its best observed container.
+    """
+    rows = [(index, start, end) for index, (start, end) in enumerate(wanted.spans)]
+    columns = (column("index", Integer), column("start", BigInteger), column("until", BigInteger))
+    span = values(*columns).data(rows).cte("span")
+    first, last = wanted.spans[0][0], wanted.spans[-1][1]
+
+    until = case((func.coalesce(Workload.ended_at, wanted.now) < span.c.until,
+                  func.coalesce(Workload.ended_at, wanted.now)), else_=span.c.until)  # fmt: skip
+    since = case((Workload.started_at > span.c.start, Workload.started_at), else_=span.c.start)
+    group = {"namespace": Namespace.name, "workload": Workload.pod_uid, "model": Workload.models}[wanted.group_by]
+    held = (
+        select(
+            span.c.index, group.label("name"), Workload.pod_uid, Workload.gpus_ppm, (until - since).label("wall"),
+            Workload.used_ms.label("final"),
+        )
+        .select_from(span)
+        .join(Workload, and_(Workload.started_at < span.c.until,
+                             func.coalesce(Workload.ended_at, wanted.now) > span.c.start))
+        .join(Namespace, Namespace.id == Workload.namespace_id)
+        .where(Namespace.cluster == wanted.cluster, tuple_(span.c.index, group) > tuple_(*after))
+        .where(or_(Workload.ended_at.is_(None), Workload.ended_at > first), Workload.started_at < last)
+    )  # fmt: skip
+    for name, given in ((Namespace.name, wanted.namespace), (Workload.pod_uid, wanted.pod_uid),
+                        (Workload.models, wanted.model)):  # fmt: skip
+        if given:
+            held = held.where(name == given)
+    pods = held.cte("held")
+
+    seen = _seen(span, first, last)
+    observed = case((func.coalesce(seen.c.observed, 0) < pods.c.wall, func.coalesce(seen.c.observed, 0)),
+                    else_=pods.c.wall)  # fmt: skip
+    query = (
+        select(
+            pods.c.index, pods.c.name, func.count(), func.count(seen.c.used), func.sum(_gpu_ms(pods, pods.c.wall)),
+            func.sum(seen.c.used), func.sum(_gpu_ms(pods, pods.c.wall - observed)),
+        )
+        .select_from(pods)
+        .outerjoin(seen, and_(seen.c.index == pods.c.index, seen.c.pod_uid == pods.c.pod_uid))
+        .group_by(pods.c.index, pods.c.name)
+        .order_by(pods.c.index, pods.c.name)
+        .limit(limit)
+    )  # fmt: skip
+    return [
+        Used(index, name, count, count - known, int(allocated), None if used is None else int(used), int(unobserved))
+        for index, name, count, known, allocated, used, unobserved in session.execute(query)
+    ]
+
+
+def _gpu_ms(pods: Any, wall: Any) -> Any:
+    """Return GPU-milliseconds, rounded for each pod: a sum of a million such never leaves 64 bits."""
+    return (wall * pods.c.gpus_ppm + 500_000) // 1_000_000
+
+
+def _seen(span: Any, first: int, last: int) -> Any:
+    """Return what was reported of pods in each interval: hours that are over, and those that watermarks are in."""
+    over = select(UsageHour.pod_uid, UsageHour.container, UsageHour.hour, UsageHour.used_ms, UsageHour.observed_ms)
+    running = select(
+        WatermarkRow.pod_uid, WatermarkRow.container, WatermarkRow.hour,
+        (WatermarkRow.used_ms - WatermarkRow.hour_base).label("used_ms"), WatermarkRow.observed_ms,
+    )  # fmt: skip
+    rows = union_all(
+        over.where(UsageHour.hour >= first, UsageHour.hour < last),
+        running.where(WatermarkRow.hour >= first, WatermarkRow.hour < last),
+    ).cte("told")
+    containers = (
+        select(span.c.index, rows.c.pod_uid, rows.c.container, func.sum(rows.c.used_ms).label("used"),
+               cast(func.sum(rows.c.observed_ms), BigInteger).label("observed"))
+        .select_from(span)
+        .join(rows, and_(rows.c.hour >= span.c.start, rows.c.hour < span.c.until))
+        .group_by(span.c.index, rows.c.pod_uid, rows.c.container)
+    ).cte("container")  # fmt: skip
+    return (
+        select(containers.c.index, containers.c.pod_uid, func.sum(containers.c.used).label("used"),
+               func.max(containers.c.observed).label("observed"))
+        .group_by(containers.c.index, containers.c.pod_uid)
+    ).cte("seen")  # fmt: skip
+
+
+# Retention
+
+
+def archivable(session: Session, cluster: str, before: int, limit: int) -> list[str]:
+    """Return pods that ended before an instant, in a period that is sealed, and still have their watermarks."""
+    query = (
+        select(Workload.pod_uid)
+        .join(Namespace, Namespace.id == Workload.namespace_id)
+        .where(
+            Workload.archived_at.is_(None),
+            Workload.ended_at < before,
+            Workload.ended_at <= Namespace.sealed_until,
+            Namespace.cluster == cluster,
+        )
+    )
+    return list(session.scalars(query.order_by(Workload.ended_at).limit(limit)))
+
+
+def archive(session: Session, uids: Collection[str], now: int) -> None:
+    """Throw pods' watermarks away; what they say of usage and of the last sign of life is kept."""
+    pods, marks = workloads.by_uid(session, uids), watermarks.read(session, uids)[1]
+    heard = workloads.last_heard(session, sorted(uids))
+    totals: dict[str, list[int]] = {}
+    over = []
+    for (uid, container), epochs in marks.items():
+        over += [(uid, container, in_this_hour(mark)) for mark in epochs.values() if mark.hour]
+        known = counters.used(epochs)
+        totals.setdefault(uid, []).extend([] if known is None else [known])
+    add(session, over)
+    session.execute(
+        update(Workload),
+        [
+            {
+                "pod_uid": uid, "archived_at": now, "heard_at": heard.get(uid, pod.heard_at),
+                "used_ms": sum(totals[uid]) if totals.get(uid) else None,
+            }
+            for uid, pod in pods.items()
+        ],
+    )  # fmt: skip
+    session.execute(delete(WatermarkRow).where(WatermarkRow.pod_uid.in_(list(pods))))
+
+
+def forget_hours(session: Session, before: int, limit: int) -> int:
+    """Delete at most `limit` hours before an instant; return how many."""
+    key = (UsageHour.pod_uid, UsageHour.container, UsageHour.epoch, UsageHour.hour)
+    old = select(*key).where(UsageHour.hour < before).limit(limit)
+    return int(session.execute(delete(UsageHour).where(tuple_(*key).in_(old))).rowcount)  # type: ignore[attr-defined]
+
+
+def turn_partitions(session: Session, now: int, before: int) -> None:
+    """PostgreSQL: drop the months that lie before an instant, and have partitions for this and the next month.
+
+    What lies outside them all is in the partition `usage_hour_rest`; where that has rows of a month already, the month
+    stays there.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        return
+    at = now
+    for _ in range(2):
+        start, at = bounds(at, "month", "UTC") or (0, 0)
+        held = select(UsageHour.hour).where(UsageHour.hour >= start, UsageHour.hour < at).limit(1)
+        name = f"usage_hour_{_EPOCH + timedelta(milliseconds=start):%Y_%m}"
+        if name not in _partitions(session) and session.execute(held).first() is None:
+            session.execute(text(f"CREATE TABLE {name} PARTITION OF usage_hour FOR VALUES FROM ({start}) TO ({at})"))
+    for name in _partitions(session):
+        year, _, month = name.removeprefix("usage_hour_").partition("_")
+        if month and datetime(int(year), int(month), 1, tzinfo=UTC) + timedelta(days=32) < _EPOCH + timedelta(
+            milliseconds=before
+        ):
+            session.execute(text(f"DROP TABLE {name}"))
+
+
+def _partitions(session: Session) -> list[str]:
+    query = text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'usage_hour'::regclass")
+    return sorted(session.scalars(query))
