@@ -21,10 +21,11 @@ from sqlalchemy.orm import Session
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import ledger, timeline
-from timekeeper.allowances import State
+from timekeeper.allowances import State, rule_at
 from timekeeper.records import Claim, Forest, Records, Rule
-from timekeeper.store import audit, bookings, namespaces, prices, seals, workloads
+from timekeeper.store import audit, bookings, memberships, namespaces, prices, seals, workloads
 from timekeeper.store.database import Database
+from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Workload
 from timekeeper.store.namespaces import Known, RuleRow, Status
 
@@ -68,37 +69,69 @@ class Closing:
     flags: tuple[str, ...] = ()
 
 
-class Position:
-    """Where a namespace stands, good until its records change: the state at any later instant follows from it."""
+class Together:
+    """Where budgets stand that depend on each other, good until their records change: what is later follows from it."""
 
-    def __init__(
-        self, known: Known, state: State, records: Records, rules: list[RuleRow], book: prices.PriceBook
-    ) -> None:
-        self.known = known
-        self._prices = book
-        self.records = records
-        self.rule = rules[-1]
-        self._rules = rules
+    def __init__(self, states: dict[int, State], forest: Forest) -> None:
+        self.forest = forest
         self._lock = threading.Lock()
-        self._state = state
-        self._run_out: int | None = None
-        self._forecast_for: int | None = None
+        self._states = states
+        self._run_outs: dict[int, int] = {}
+        self._forecast_for: list[int] = []
+
+    def at(self, now: int) -> dict[int, State]:
+        """Return the states at an instant, at least that at which the budgets were settled."""
+        with self._lock:
+            if now > next(iter(self._states.values())).at:
+                self._states = timeline.advance(self._states, self.forest, now).states
+            return self._states
+
+    def run_outs(self, now: int) -> dict[int, int]:
+        """Return when budgets will have nothing left, their own or above, if the pods that run now go on."""
+        states = self.at(now)
+        cuts = [state.cut for state in states.values()]
+        with self._lock:
+            if self._forecast_for != cuts:
+                self._run_outs, self._forecast_for = timeline.run_outs(states, self.forest), cuts
+        return self._run_outs
+
+
+class Position:
+    """Where a namespace stands, or a team or an organisation, alone or under others."""
+
+    def __init__(self, chain: list[Known], together: Together, rules: list[RuleRow], book: prices.PriceBook) -> None:
+        self.known = chain[0]
+        self.above = chain[1:]
+        """What it stands under, nearest first."""
+        self.together = together
+        self.rule = rules[-1]
+        self._prices = book
 
     def at(self, now: int) -> State:
         """Return the state at an instant, at least that at which the namespace was settled."""
-        with self._lock:
-            if now > self._state.at:
-                self._state = timeline.advance({0: self._state}, Forest({0: self.records}), now).states[0]
-            return self._state
+        return self.together.at(now)[self.known.id]
 
     def run_out(self, now: int) -> int | None:
-        """Return when the namespace will be exhausted if the pods that run now go on."""
-        state = self.at(now)
-        with self._lock:
-            if self._forecast_for != state.cut:
-                self._run_out = timeline.run_outs({0: state}, Forest({0: self.records})).get(0)
-                self._forecast_for = state.cut
-        return self._run_out
+        """Return when the namespace will be over budget if the pods that run now go on, in others too."""
+        return self.together.run_outs(now).get(self.known.id)
+
+    def binding(self, now: int) -> tuple[Known, State]:
+        """Return the budget that binds, its own or one above: the nearest of which nothing, or of which least is left.
+
+        What may be spent on credit counts as left.
+        """
+        states, chain = self.together.at(now), [self.known, *self.above]
+        state = states[self.known.id]
+        if state.over_budget:
+            key = self.known.id if state.barred is None else state.barred
+            return next((known, states[known.id]) for known in chain if known.id == key)
+
+        def left(known: Known) -> int:
+            rules = self.together.forest.records[known.id].rules
+            return states[known.id].balance + rule_at(rules, state.at).credit
+
+        tightest = min(chain, key=left)
+        return tightest, states[tightest.id]
 
     def claim(self, pod_uid: str, start: int, shares: str) -> Claim:
         """Return the claim of a pod that runs."""
@@ -106,9 +139,8 @@ class Position:
 
     def due(self, now: int) -> int | None:
         """Return the next instant at which the namespace's state may change by itself."""
-        state = self.at(now)
-        instants = (self.run_out(now), timeline.next_turn({0: state}, Forest({0: self.records}), 0))
-        return min((instant for instant in instants if instant is not None), default=None)
+        turn = timeline.next_turn(self.together.at(now), self.together.forest, self.known.id)
+        return min((instant for instant in (self.run_out(now), turn) if instant is not None), default=None)
 
 
 def policy_rule(budget: BudgetPolicy, since: int) -> Rule:
@@ -124,7 +156,8 @@ class Books:
         self.cluster = cluster
         self._carry = carry
         self._lock = threading.Lock()
-        self._positions: dict[int, tuple[int, Position]] = {}
+        self._trees: dict[int, tuple[int, Together]] = {}
+        self._positions: dict[int, Position] = {}
 
     # Pods
 
@@ -169,8 +202,7 @@ class Books:
             if closing.source == ORPHAN:
                 self._note_orphan(session, workload, end, now)
         workloads.close(session, ends)
-        for namespace, since in dirty.items():
-            self.settle_in(session, namespace, since, now)
+        self.settle_all(session, dirty, now)
 
     def _note_orphan(self, session: Session, workload: Workload, end: int, now: int) -> None:
         """Say which interval was closed although no record of the pod tells its end."""
@@ -190,37 +222,73 @@ class Books:
     # Settling
 
     def settle_in(self, session: Session, namespace: int, since: int | None, now: int) -> State:
-        """Make the ledger equal to the records, and return the state then.
+        """Make the ledger equal to the records, and return the namespace's state then.
 
         `since` is the earliest instant at which the records changed; None: they have not.
         """
+        return self.settle_all(session, {namespace: since}, now)[namespace]
+
+    def settle_all(self, session: Session, dirty: Mapping[int, int | None], now: int) -> dict[int, State]:
+        """Settle some namespaces, each with all that depend on it; what stands under the same root, once."""
+        trees: dict[frozenset[int], tuple[Tree, list[int]]] = {}
+        for namespace in sorted(dirty):
+            known = next((keys for keys in trees if namespace in keys), None)
+            tree = memberships.tree(session, [namespace], IN_FORCE) if known is None else trees[known][0]
+            since = dirty[namespace]
+            trees.setdefault(tree.keys, (tree, []))[1].extend([] if since is None else [since])
+        states: dict[int, State] = {}
+        for tree, instants in trees.values():
+            states |= self._settle(session, tree, min(instants, default=None), now)
+        return states
+
+    def _settle(self, session: Session, tree: Tree, since: int | None, now: int) -> dict[int, State]:
         if since is not None:
-            namespaces.drop_anchors(session, namespace, since)
-        anchor = namespaces.anchor_before(session, namespace, since)
-        after = None if anchor is None else anchor.at
-        records = namespaces.records(session, namespace, after, carry=self._carry)
-        until = max([now, namespaces.settled_until(session, namespace), *(c.end or 0 for c in records.claims)])
-        start = anchor or timeline.begin(records, until)
-        forest = Forest({namespace: records})
-        outcome = timeline.advance({namespace: start}, forest, until, every=ANCHOR_EVERY, settled=until - ANCHOR_LAG_MS)
-        wrong, missing = ledger.difference(bookings.standing(session, namespace, after), outcome.postings[namespace])
-        floor = seals.until(session, namespace)
-        bookings.reverse(session, namespace, wrong, now, floor)
-        bookings.book(session, namespace, missing, now, floor)
-        namespaces.keep_anchors(session, namespace, [anchor[namespace] for anchor in outcome.anchors], ANCHORS_KEPT)
-        namespaces.settled(session, namespace, until)
-        return outcome.states[namespace]
+            tree = memberships.tree(session, tree.keys, since)
+            namespaces.drop_anchors(session, tree.keys, since)
+        tree, anchor = self._start(session, tree, since)
+        # Rows are taken from the top and in one order, so that two that write wait for each other and never in a ring.
+        for root in tree.roots:
+            namespaces.touch(session, root)
+        after = _instant(anchor)
+        forest = Forest(namespaces.records(session, tree.keys, after, carry=self._carry), tree.links)
+        ends = [claim.end or 0 for records in forest.records.values() for claim in records.claims]
+        until = max([now, namespaces.settled_until(session, tree.keys), *ends])
+        start = anchor or timeline.begin_all(forest, until)
+        outcome = timeline.advance(start, forest, until, every=ANCHOR_EVERY, settled=until - ANCHOR_LAG_MS)
+        for key in sorted(tree.keys):
+            wrong, missing = ledger.difference(bookings.standing(session, key, after), outcome.postings[key])
+            if wrong or missing:
+                floor = seals.until(session, key)
+                bookings.reverse(session, key, wrong, now, floor)
+                bookings.book(session, key, missing, now, floor)
+            namespaces.keep_anchors(session, key, [states[key] for states in outcome.anchors], ANCHORS_KEPT)
+        for root in tree.roots:
+            namespaces.settled(session, root, until)
+        return outcome.states
+
+    def _start(self, session: Session, tree: Tree, before: int | None) -> tuple[Tree, dict[int, State]]:
+        """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since."""
+        while True:
+            anchor = namespaces.anchor_before(session, tree.keys, before)
+            wider = memberships.tree(session, tree.keys, _instant(anchor))
+            if wider.keys == tree.keys:
+                return wider, anchor
+            tree = wider
+
+    def pin(self, session: Session, namespace: int, at: int) -> None:
+        """Keep the states at an instant of a namespace and all that depend on it: settling can go on from there."""
+        tree, anchor = self._start(session, memberships.tree(session, [namespace], at), at)
+        records = namespaces.records(session, tree.keys, _instant(anchor), carry=self._carry)
+        forest = Forest(records, tree.links)
+        states = timeline.advance(anchor or timeline.begin_all(forest, at), forest, at).states
+        for key, state in states.items():
+            namespaces.keep_anchors(session, key, [state], ANCHORS_KEPT)
 
     def settle(self, ids: Iterable[int], now: int) -> None:
         """Book what has become due by the passing of time."""
-        wanted = list(ids)
-
-        def change(session: Session) -> None:
-            for namespace in wanted:
-                self.settle_in(session, namespace, None, now)
-
+        wanted = dict.fromkeys(ids)
         if wanted:
-            self.database.write(change)
+            self.database.write(lambda session: self.settle_all(session, wanted, now))
 
     # Budgets
 
@@ -307,35 +375,62 @@ class Books:
         """Return where a namespace stands; None where it has no account yet."""
         with self.database.reading() as session:
             known = namespaces.find_name(session, self.cluster, name)
-            return None if known is None else self._position(session, known)
+            return None if known is None else self._positions_of(session, [known])[0]
 
     def positions(self, after: str = "", limit: int | None = None) -> list[Position]:
         """Return where all namespaces stand, in the order of names."""
         with self.database.reading() as session:
-            places = namespaces.newest(session, self.cluster, after, limit)
-            return [self._position(session, place) for place in places]
+            return self._positions_of(session, namespaces.newest(session, self.cluster, after, limit))
 
-    def _position(self, session: Session, known: Known) -> Position:
+    def parent(self, name: str) -> Position | None:
+        """Return where a team or an organisation stands; None where there is none of that name."""
+        with self.database.reading() as session:
+            known = namespaces.find(session, self.cluster, namespaces.parent_uid(name))
+            return None if known is None else self._positions_of(session, [known])[0]
+
+    def parents(self, after: str = "", limit: int | None = None) -> list[Position]:
+        """Return where teams and organisations stand, in the order of names."""
+        with self.database.reading() as session:
+            return self._positions_of(session, namespaces.parents(session, self.cluster, after, limit))
+
+    def _positions_of(self, session: Session, places: list[Known]) -> list[Position]:
+        above = memberships.current(session, self.cluster)
+        known = {place.id: place for place in places}
+        known |= namespaces.named(session, {*above.values()} - known.keys()) if above else {}
+        return [self._position(session, place, above, known) for place in places]
+
+    def _position(self, session: Session, place: Known, above: dict[int, int], known: dict[int, Known]) -> Position:
+        chain = [place]
+        while chain[-1].id in above:
+            chain.append(known[above[chain[-1].id]])
+        root = chain[-1]
+        together = self._together(session, root)
         with self._lock:
-            version, cached = self._positions.get(known.id, (0, None))
-        if cached is not None and version == known.version:
+            cached = self._positions.get(place.id)
+        if cached is not None and cached.together is together:
             return cached
-        anchor = namespaces.anchor_before(session, known.id, None)
-        after = None if anchor is None else anchor.at
-        records = namespaces.records(session, known.id, after, carry=self._carry)
-        start = anchor or timeline.begin(records, known.settled_at)
-        state = timeline.advance({0: start}, Forest({0: records}), max(known.settled_at, start.at)).states[0]
-        rest = Records(
-            claims=[c for c in records.claims if c.end is None or c.end > state.at],
-            rules=records.rules,
-            grants=[g for g in records.grants if g.since > state.at],
-            carry=self._carry,
-            withdrawals=[w for w in records.withdrawals if w.at > state.at],
-        )
-        position = Position(known, state, rest, namespaces.rules(session, known.id), prices.read(session))
+        position = Position(chain, together, namespaces.rules(session, place.id), prices.read(session))
         with self._lock:
-            self._positions[known.id] = (known.version, position)
+            self._positions[place.id] = position
         return position
+
+    def _together(self, session: Session, root: Known) -> Together:
+        with self._lock:
+            version, cached = self._trees.get(root.id, (0, None))
+        if cached is not None and version == root.version:
+            return cached
+        now = memberships.tree(session, [root.id], IN_FORCE)
+        tree, anchor = self._start(session, now, None)
+        forest = Forest(namespaces.records(session, tree.keys, _instant(anchor), carry=self._carry), tree.links)
+        settled = namespaces.settled_until(session, tree.keys)
+        start = anchor or timeline.begin_all(forest, settled)
+        until = max(settled, next(iter(start.values())).at)
+        states = timeline.advance(start, forest, until).states
+        rest = {key: _after(forest.records[key], until) for key in now.keys}
+        together = Together({key: states[key] for key in now.keys}, Forest(rest, now.links))
+        with self._lock:
+            self._trees[root.id] = (root.version, together)
+        return together
 
     def require(self, name: str) -> Position:
         """Return where a namespace stands.
@@ -346,6 +441,21 @@ class Books:
         if position is None:
             raise NotFound(f"namespace {name} has no account yet", 404, "namespace-unknown")
         return position
+
+
+def _instant(states: Mapping[int, State]) -> int | None:
+    """Return of which instant states are, None where there are none."""
+    return next((state.at for state in states.values()), None)
+
+
+def _after(records: Records, at: int) -> Records:
+    """Return what of a budget's records still matters after an instant."""
+    return replace(
+        records,
+        claims=[c for c in records.claims if c.end is None or c.end > at],
+        grants=[g for g in records.grants if g.since > at],
+        withdrawals=[w for w in records.withdrawals if w.at > at],
+    )
 
 
 def version_of(row: RuleRow) -> str:

@@ -369,7 +369,7 @@ class Controller:
                 continue
             self._due[name] = (position, position.due(now))
             state = position.at(now)
-            wanted = names.OVER_BUDGET if state.exhausted else names.IN_BUDGET
+            wanted = names.OVER_BUDGET if state.over_budget else names.IN_BUDGET
             self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
             policy = self._policy.of(name)
             if state.exhausted and policy.evicts:

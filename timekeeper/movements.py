@@ -158,8 +158,7 @@ def set_price(books: Books, model: str, rate: Fraction, *, since: int, reason: s
         prices.add(session, {model: rate}, since, "rest")
         detail = {"model": model, "rate": str(rate), "effectiveAt": since, "reason": reason}
         books.note(session, actor=actor, action="rate", namespace="", detail=detail, now=now)
-        for namespace in namespaces.touched_by(session, since):
-            books.settle_in(session, namespace, since, now)
+        books.settle_all(session, dict.fromkeys(namespaces.touched_by(session, since), since), now)
         return True
 
     return books.database.write(change)
@@ -172,8 +171,8 @@ def follow_settings(books: Books, rates: dict[str, Fraction], now: int) -> None:
         changed = prices.changed_settings(session, rates)
         since = 0 if prices.is_empty(session) else now
         prices.add(session, changed, since, "settings")
-        for namespace in namespaces.touched_by(session, since) if changed else ():
-            books.settle_in(session, namespace, since, now)
+        if changed:
+            books.settle_all(session, dict.fromkeys(namespaces.touched_by(session, since), since), now)
 
     books.database.write(change)
 

@@ -35,7 +35,7 @@ def state_name(position: Position | None, state: Standing, policy: NamespacePoli
     """Return the state's name on the wire."""
     if position is not None and position.rule.status != "active":
         return "suspended"
-    if state.exhausted:
+    if state.over_budget:
         return "exhausted"
     if state.balance <= 0:
         return "overdraft"
@@ -49,7 +49,7 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
     state = position.at(now)
     run_out = position.run_out(now)
     name = state_name(position, state, policy)
-    if state.exhausted and not policy.reserves:
+    if state.over_budget and not policy.reserves:
         chosen = policy.over_budget_class or settings.classes.over_budget.name
     else:
         chosen = policy.in_budget_class or settings.classes.in_budget.name
@@ -144,7 +144,7 @@ def _workload(
         state = position.at(now)
         claim = position.claim(row.pod_uid, row.started_at, row.shares)
         running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, row.started_at))
-        exhausted = state.exhausted
+        exhausted = state.over_budget
         charged, over = (charged, over + running) if exhausted else (charged + running, over)
     used = [counters.used(marks.get((row.pod_uid, container), {})) for container in holders_of(row.holders)]
     known = [ms for ms in used if ms is not None]

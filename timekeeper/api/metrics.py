@@ -47,7 +47,7 @@ class _Books(Collector):
                 limit.add_metric([name], (state.period.amount + state.granted) / 1000)
                 left.add_metric([name], state.balance / 1000)
                 reserved.add_metric([name], held[position.known.id] / 1000)
-                exhausted.add_metric([name], int(state.exhausted))
+                exhausted.add_metric([name], int(state.over_budget))
                 balances = bookings.balances(session, position.known.id)
                 for account in ("charged", "over-budget"):
                     charged.add_metric([name, account], balances[account] / 1000)

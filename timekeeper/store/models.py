@@ -33,10 +33,18 @@ class Base(DeclarativeBase):
 
 
 class Namespace(Base):
-    """A namespace of a cluster. `version` grows with each change, so that others know what they hold is old."""
+    """A namespace of a cluster, or a team or an organisation: whoever has accounts.
+
+    Those that stand under each other are settled together. Of them the row at the top tells up to when, and its
+    `version` grows with each change, so that others know what they hold is old.
+    """
 
     __tablename__ = "namespace"
-    __table_args__ = (UniqueConstraint("cluster", "uid"), Index(None, "cluster", "name"))
+    __table_args__ = (
+        UniqueConstraint("cluster", "uid"),
+        Index(None, "cluster", "name"),
+        CheckConstraint("kind IN ('namespace', 'team', 'organisation')", "kind"),
+    )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
     cluster: Mapped[str] = mapped_column(String(253))
@@ -47,6 +55,20 @@ class Namespace(Base):
     version: Mapped[int]
     sealed_until: Mapped[int] = mapped_column(server_default="0")
     """Up to this instant, and at it, nothing is booked or reversed any more."""
+    kind: Mapped[str] = mapped_column(String(16), server_default="namespace")
+
+
+class Membership(Base):
+    """A budget stands under another one from an instant on, until its next row; without a parent: under none."""
+
+    __tablename__ = "membership"
+    __table_args__ = (Index(None, "child_id", "effective_at"), Index(None, "parent_id"))
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    child_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("namespace.id"))
+    effective_at: Mapped[int]
+    actor: Mapped[str] = mapped_column(String(253))
 
 
 class Account(Base):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -16,16 +16,17 @@ from slicekeeper.errors import NotFound
 from timekeeper.allowances import State
 from timekeeper.ledger import ACCOUNTS
 from timekeeper.periods import PeriodName
-from timekeeper.records import Grant, PostingKind, Records, Rule, Withdrawal
+from timekeeper.records import Claim, Grant, PostingKind, Records, Rule, Withdrawal
 from timekeeper.store import prices
 from timekeeper.store.models import Account, Anchor, BudgetGrant, BudgetRule, Namespace, Workload
 
 Status = Literal["active", "suspended", "closed"]
+Kind = Literal["namespace", "team", "organisation"]
 
 
 @dataclass(frozen=True)
 class Known:
-    """A namespace that has an account."""
+    """A namespace that has an account, or a team or an organisation."""
 
     id: int
     uid: str
@@ -33,6 +34,12 @@ class Known:
     settled_at: int
     version: int
     sealed_until: int
+    kind: str = "namespace"
+
+    @property
+    def title(self) -> str:
+        """What people call it; no two of a cluster have the same."""
+        return self.name if self.kind == "namespace" else f"{self.kind} {self.name}"
 
 
 _COLUMNS = (
@@ -42,7 +49,13 @@ _COLUMNS = (
     Namespace.settled_at,
     Namespace.version,
     Namespace.sealed_until,
+    Namespace.kind,
 )
+
+
+def parent_uid(name: str) -> str:
+    """Return what stands for the UID of a team or an organisation; no namespace has the like."""
+    return f":{name}"
 
 
 def find(session: Session, cluster: str, uid: str) -> Known | None:
@@ -54,7 +67,7 @@ def find(session: Session, cluster: str, uid: str) -> Known | None:
 
 def find_name(session: Session, cluster: str, name: str) -> Known | None:
     """Return the newest namespace of a name; older ones were deleted."""
-    query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.name == name)
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.name == name, Namespace.kind == "namespace")
     row = session.execute(query.order_by(Namespace.id.desc()).limit(1)).one_or_none()
     return Known(*row) if row else None
 
@@ -72,9 +85,21 @@ def require_name(session: Session, cluster: str, name: str) -> Known:
 
 def newest(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[Known]:
     """Return the newest namespace of each name, in the order of names."""
-    latest = select(func.max(Namespace.id)).where(Namespace.cluster == cluster).group_by(Namespace.name)
+    latest = select(func.max(Namespace.id)).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
+    latest = latest.group_by(Namespace.name)
     query = select(*_COLUMNS).where(Namespace.id.in_(latest), Namespace.name > after).order_by(Namespace.name)
     return [Known(*row) for row in session.execute(query.limit(limit))]
+
+
+def parents(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[Known]:
+    """Return a cluster's teams and organisations, in the order of names."""
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind != "namespace", Namespace.name > after)
+    return [Known(*row) for row in session.execute(query.order_by(Namespace.name).limit(limit))]
+
+
+def named(session: Session, ids: Collection[int]) -> dict[int, Known]:
+    """Return namespaces, teams and organisations by id."""
+    return {row.id: Known(*row) for row in session.execute(select(*_COLUMNS).where(Namespace.id.in_(ids)))}
 
 
 def everyone(session: Session) -> list[Known]:
@@ -88,25 +113,32 @@ def of_cluster(session: Session, cluster: str) -> list[Known]:
     return [Known(*row) for row in session.execute(query.order_by(Namespace.id))]
 
 
-def open_account(session: Session, cluster: str, uid: str, name: str, rule: Rule, now: int) -> Known:
-    """Make a namespace's accounts, with the policy's rule from the start of time."""
+def open_account(
+    session: Session, cluster: str, uid: str, name: str, rule: Rule, now: int,
+    *, kind: Kind = "namespace", actor: str = "policy",
+) -> Known:  # fmt: skip
+    """Make a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
     values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": 0, "version": 1}
+    values["kind"] = kind
     key = session.execute(insert(Namespace).values(values).returning(Namespace.id)).scalar_one()
     session.execute(insert(Account), [{"namespace_id": key, "kind": kind, "balance_ms": 0} for kind in ACCOUNTS])
-    add_rule(session, key, rule, source="policy", actor="policy", now=now)
-    return Known(key, uid, name, 0, 1, 0)
+    add_rule(session, key, rule, source="policy" if kind == "namespace" else "own", actor=actor, now=now)
+    return Known(key, uid, name, 0, 1, 0, kind)
 
 
-def settled_until(session: Session, namespace: int) -> int:
-    """Return up to when a namespace is settled."""
-    return session.execute(select(Namespace.settled_at).where(Namespace.id == namespace)).scalar_one()
+def settled_until(session: Session, keys: Collection[int]) -> int:
+    """Return up to when what is settled together is settled."""
+    return session.execute(select(func.max(Namespace.settled_at)).where(Namespace.id.in_(keys))).scalar_one()
 
 
-def settled(session: Session, namespace: int, at: int) -> None:
-    """Note up to when a namespace is settled, and that what others hold of it is old."""
-    session.execute(
-        update(Namespace).where(Namespace.id == namespace).values(settled_at=at, version=Namespace.version + 1)
-    )
+def touch(session: Session, key: int) -> None:
+    """Note that what others hold is old; whoever else writes waits, or has lost, from here on."""
+    session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))
+
+
+def settled(session: Session, key: int, at: int) -> None:
+    """Note up to when what hangs on a root is settled."""
+    session.execute(update(Namespace).where(Namespace.id == key).values(settled_at=at))
 
 
 # Budget rules
@@ -224,31 +256,32 @@ def transfers(session: Session) -> list[BudgetGrant]:
 # The time line
 
 
-def records(session: Session, namespace: int, after: int | None, *, carry: bool) -> Records:
-    """Return what happens to a namespace after an instant (None: ever)."""
-    claims = select(Workload.pod_uid, Workload.started_at, Workload.ended_at, Workload.shares)
-    claims = claims.where(Workload.namespace_id == namespace)
-    moved = select(BudgetGrant).where(BudgetGrant.namespace_id == namespace)
+def records(session: Session, keys: Collection[int], after: int | None, *, carry: bool) -> dict[int, Records]:
+    """Return what happens to some budgets after an instant (None: ever)."""
+    claims = select(Workload.namespace_id, Workload.pod_uid, Workload.started_at, Workload.ended_at, Workload.shares)
+    claims = claims.where(Workload.namespace_id.in_(keys))
+    moved = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys))
     if after is not None:
         claims = claims.where(or_(Workload.ended_at.is_(None), Workload.ended_at > after))
         moved = moved.where(BudgetGrant.valid_from > after)
-    rows = session.scalars(moved.order_by(BudgetGrant.valid_from, BudgetGrant.id)).all()
+    ruled = select(BudgetRule).where(BudgetRule.namespace_id.in_(keys))
     book = prices.read(session)
-    return Records(
-        claims=[book.claim(*row) for row in session.execute(claims.order_by(Workload.started_at, Workload.pod_uid))],
-        rules=[row.rule for row in rules(session, namespace)],
-        grants=[
-            Grant(f"{row.kind}:{row.id}", row.amount_ms, row.valid_from, row.valid_to, _COMES[row.kind], row.priority)
-            for row in rows
-            if row.amount_ms > 0
-        ],
-        carry=carry,
-        withdrawals=[
-            Withdrawal(f"{row.kind}:{row.id}", -row.amount_ms, row.valid_from, _GOES[row.kind])
-            for row in rows
-            if row.amount_ms < 0
-        ],
-    )
+    pods: dict[int, list[Claim]] = {key: [] for key in keys}
+    for key, pod, start, end, shares in session.execute(claims.order_by(Workload.started_at, Workload.pod_uid)):
+        pods[key].append(book.claim(pod, start, end, shares))
+    rules: dict[int, list[Rule]] = {key: [] for key in keys}
+    for rule in session.scalars(ruled.order_by(BudgetRule.effective_at, BudgetRule.id)):
+        rules[rule.namespace_id].append(_rule_row(rule).rule)
+    grants: dict[int, list[Grant]] = {key: [] for key in keys}
+    withdrawals: dict[int, list[Withdrawal]] = {key: [] for key in keys}
+    for row in session.scalars(moved.order_by(BudgetGrant.valid_from, BudgetGrant.id)):
+        name, amount = f"{row.kind}:{row.id}", row.amount_ms
+        if amount > 0:
+            grant = Grant(name, amount, row.valid_from, row.valid_to, _COMES[row.kind], row.priority)
+            grants[row.namespace_id].append(grant)
+        else:
+            withdrawals[row.namespace_id].append(Withdrawal(name, -amount, row.valid_from, _GOES[row.kind]))
+    return {key: Records(pods[key], rules[key], grants[key], carry, withdrawals[key]) for key in keys}
 
 
 _COMES: dict[str, PostingKind] = {
@@ -263,13 +296,17 @@ def touched_by(session: Session, since: int) -> list[int]:
     return sorted(session.scalars(query.distinct()))
 
 
-def anchor_before(session: Session, namespace: int, at: int | None) -> State | None:
-    """Return the latest anchor before an instant (None: the latest of all)."""
-    query = select(Anchor.state).where(Anchor.namespace_id == namespace)
+def anchor_before(session: Session, keys: Collection[int], at: int | None) -> dict[int, State]:
+    """Return the latest states of one instant before another (None: the latest of all) that all have; none: empty."""
+    query = select(Anchor.at).where(Anchor.namespace_id.in_(keys))
     if at is not None:
         query = query.where(Anchor.at < at)
-    text = session.execute(query.order_by(Anchor.at.desc()).limit(1)).scalar_one_or_none()
-    return None if text is None else msgspec.json.decode(text, type=State)
+    query = query.group_by(Anchor.at).having(func.count() == len(keys)).order_by(Anchor.at.desc()).limit(1)
+    found = session.execute(query).scalar_one_or_none()
+    if found is None:
+        return {}
+    rows = select(Anchor.namespace_id, Anchor.state).where(Anchor.namespace_id.in_(keys), Anchor.at == found)
+    return {key: msgspec.json.decode(text, type=State) for key, text in session.execute(rows)}
 
 
 def anchors(session: Session, namespace: int) -> list[State]:
@@ -278,15 +315,17 @@ def anchors(session: Session, namespace: int) -> list[State]:
     return [msgspec.json.decode(text, type=State) for text in session.scalars(query)]
 
 
-def drop_anchors(session: Session, namespace: int, since: int) -> None:
+def drop_anchors(session: Session, keys: Collection[int], since: int) -> None:
     """Forget the anchors from an instant on, because a record there has changed."""
-    session.execute(delete(Anchor).where(Anchor.namespace_id == namespace, Anchor.at >= since))
+    session.execute(delete(Anchor).where(Anchor.namespace_id.in_(keys), Anchor.at >= since))
 
 
 def keep_anchors(session: Session, namespace: int, states: list[State], most: int) -> None:
     """Keep new anchors, and of all only the newest `most`: older knowledge is settled from the start."""
     if not states:
         return
+    instants = [state.at for state in states]
+    session.execute(delete(Anchor).where(Anchor.namespace_id == namespace, Anchor.at.in_(instants)))
     session.execute(
         insert(Anchor),
         [{"namespace_id": namespace, "at": s.at, "state": msgspec.json.encode(s).decode()} for s in states],

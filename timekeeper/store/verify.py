@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session, aliased
 
 from timekeeper import timeline
+from timekeeper.allowances import State
 from timekeeper.ledger import difference
-from timekeeper.records import Forest
-from timekeeper.store import audit, bookings, namespaces, prices, seals, workloads
+from timekeeper.records import Forest, Posting
+from timekeeper.store import audit, bookings, memberships, namespaces, prices, seals, workloads
+from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Account, Entry, Transaction
 from timekeeper.store.namespaces import Known
 
@@ -39,9 +41,14 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
     with Session(engine) as session, session.begin():
         places = namespaces.everyone(session)
         differences = [*_unbalanced(session), *_bad_reversals(session), *_transfers(session), *audit.broken(session)]
+        known = {place.id: place for place in places}
+        checked: set[int] = set()
         for place in places:
             differences += _balances(session, place)
-            differences += _bookings(session, place, carry=carry)
+            if place.id not in checked:
+                tree = memberships.tree(session, [place.id], None)
+                checked |= tree.keys
+                differences += _bookings(session, tree, known, carry=carry)
             differences += _refunds(session, place)
             differences += seals.broken(session, place)
         return Verification(
@@ -96,7 +103,7 @@ def _refunds(session: Session, place: Known) -> Iterator[str]:
     book = prices.read(session)
     for uid, amount in refunded.items():
         pod = pods.get(uid)
-        gross = 0 if pod is None else book.claim(uid, pod.started_at, pod.ended_at, pod.shares).gross(place.settled_at)
+        gross = 0 if pod is None else book.claim(uid, pod.started_at, pod.ended_at, pod.shares).gross(IN_FORCE)
         if amount > gross:
             yield f"namespace {place.name} ({place.uid}): pod {uid} was refunded {amount} of a charge of {gross}"
 
@@ -113,17 +120,36 @@ def _balances(session: Session, place: Known) -> Iterator[str]:
             yield f"namespace {place.name} ({place.uid}): account {kind} holds {cached}, its entries sum to {rebuilt}"
 
 
-def _bookings(session: Session, place: Known, *, carry: bool) -> Iterator[str]:
-    where = f"namespace {place.name} ({place.uid})"
-    records = namespaces.records(session, place.id, None, carry=carry)
-    start = timeline.begin(records, place.settled_at)
-    begun, forest = {place.id: start}, Forest({place.id: records})
-    outcome = timeline.advance(begun, forest, max(place.settled_at, start.at))
-    wrong, missing = difference(bookings.standing(session, place.id, None), outcome.postings[place.id])
-    for booked in wrong:
-        yield f"{where}: transaction {booked.transaction} does not follow from the records: {booked.posting}"
-    for posting in missing:
-        yield f"{where}: missing: {posting}"
-    for anchor in namespaces.anchors(session, place.id):
-        if timeline.advance(begun, forest, anchor.at).states[place.id] != anchor:
-            yield f"{where}: the anchor at {anchor.at} is not what the records give"
+def _bookings(session: Session, tree: Tree, places: Mapping[int, Known], *, carry: bool) -> Iterator[str]:
+    """Yield where what is booked, or an anchor, does not follow from the records of what was ever settled together."""
+    forest = Forest(namespaces.records(session, tree.keys, None, carry=carry), tree.links)
+    settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
+    states = timeline.begin_all(forest, max(settled.values()))
+    begun = min(state.at for state in states.values())
+    kept: dict[int, list[tuple[int, State]]] = {}
+    for key in tree.keys:
+        for anchor in namespaces.anchors(session, key):
+            kept.setdefault(anchor.at, []).append((key, anchor))
+    postings: dict[int, list[Posting]] = {key: [] for key in tree.keys}
+    for at in sorted({at for at in (*kept, *settled.values(), max([*settled.values(), begun])) if at >= begun}):
+        outcome = timeline.advance(states, forest, at)
+        states = outcome.states
+        for key, mine in outcome.postings.items():
+            postings[key] += mine if at <= max(settled[key], begun) else []
+        for key, anchor in kept.pop(at, ()):
+            if states[key] != anchor:
+                yield f"{_where(places[key])}: the anchor at {at} is not what the records give"
+    for at, anchors in kept.items():
+        for key, _ in anchors:
+            yield f"{_where(places[key])}: the anchor at {at} is older than all records"
+    for key in sorted(tree.keys):
+        wrong, missing = difference(bookings.standing(session, key, None), postings[key])
+        for booked in wrong:
+            told = f"transaction {booked.transaction} does not follow from the records: {booked.posting}"
+            yield f"{_where(places[key])}: {told}"
+        for posting in missing:
+            yield f"{_where(places[key])}: missing: {posting}"
+
+
+def _where(place: Known) -> str:
+    return f"{place.kind} {place.name} ({place.uid})"

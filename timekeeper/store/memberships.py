@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How budgets stand under each other, since when; and which of them are settled together because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from sqlalchemy import insert, or_, select
+from sqlalchemy.orm import Session
+
+from timekeeper.records import Link
+from timekeeper.store.models import Membership, Namespace
+from timekeeper.timeline import parents_at
+
+IN_FORCE: Final = 2**62
+"""Later than every instant: the links that nothing has ended."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Budgets that depend on each other from some instant on, and the links between them."""
+
+    keys: frozenset[int]
+    links: tuple[Link, ...]
+
+    @property
+    def parents(self) -> dict[int, int]:
+        """Which budget each one stands under now."""
+        return parents_at(self.links, IN_FORCE)
+
+    @property
+    def roots(self) -> list[int]:
+        """The budgets that stand under none, in the order in which writers take their rows."""
+        return sorted(self.keys - self.parents.keys())
+
+    def chain(self, key: int) -> list[int]:
+        """Return a budget and those it stands under, nearest first."""
+        found, parents = [key], self.parents
+        while found[-1] in parents:
+            found.append(parents[found[-1]])
+        return found
+
+
+def put(session: Session, child: int, parent: int | None, *, since: int, actor: str) -> None:
+    """Have a budget stand under another one, or under none, from an instant on."""
+    values = {"child_id": child, "parent_id": parent, "effective_at": since, "actor": actor}
+    session.execute(insert(Membership).values(values))
+
+
+def tree(session: Session, keys: Collection[int], after: int | None) -> Tree:
+    """Return what depends on some budgets by links that were in force at any time after an instant (None: ever)."""
+    found = set(keys)
+    links: list[Link] = []
+    while True:
+        links = _links(session, found, after)
+        grown = found | {link.child for link in links} | {link.parent for link in links if link.parent is not None}
+        if grown == found:
+            return Tree(frozenset(found), tuple(links))
+        found = grown
+
+
+def _links(session: Session, keys: Collection[int], after: int | None) -> list[Link]:
+    """Return the links of budgets, up and down, that were in force at any time after an instant."""
+    some = select(Membership.child_id).where(or_(Membership.child_id.in_(keys), Membership.parent_id.in_(keys)))
+    query = select(Membership.child_id, Membership.parent_id, Membership.effective_at)
+    rows = session.execute(query.where(Membership.child_id.in_(some)).order_by(Membership.effective_at, Membership.id))
+    histories: dict[int, list[Link]] = {}
+    for child, parent, since in rows:
+        histories.setdefault(child, []).append(Link(child, parent, since))
+    found = []
+    for history in histories.values():
+        ends = [later.since for _, later in pairwise(history)]
+        lasting = [link for link, end in zip(history, ends, strict=False) if after is None or end > after]
+        found += [link for link in (*lasting, history[-1]) if link.child in keys or link.parent in keys]
+    return sorted(found, key=lambda link: link.since)
+
+
+def current(session: Session, cluster: str) -> dict[int, int]:
+    """Return which budget each one of a cluster stands under now."""
+    query = select(Membership.child_id, Membership.parent_id, Membership.effective_at)
+    query = query.join(Namespace, Namespace.id == Membership.child_id).where(Namespace.cluster == cluster)
+    rows = session.execute(query.order_by(Membership.effective_at, Membership.id))
+    return parents_at((Link(*row) for row in rows), IN_FORCE)
