@@ -88,9 +88,10 @@ class Line:
     boundary costs little, however many pods run.
     """
 
-    def __init__(self, key: int, state: State, records: Records) -> None:
+    def __init__(self, key: int, state: State, records: Records, at: int) -> None:
         self.key = key
-        self.state = state.copy()
+        self.state = state = state.copy()
+        state.at = at  # earlier than the state's own where nothing concerns the budget until then
         self.rule = rule_at(records.rules, state.at)
         self.parent: Line | None = None
         self.active: dict[str, Claim] = {}

@@ -253,7 +253,7 @@ class Books:
         forest = Forest(namespaces.records(session, tree.keys, after, carry=self._carry), tree.links)
         ends = [claim.end or 0 for records in forest.records.values() for claim in records.claims]
         until = max([now, namespaces.settled_until(session, tree.keys), *ends])
-        start = anchor or timeline.begin_all(forest, until)
+        start = timeline.begin_all(forest, until) | anchor
         outcome = timeline.advance(start, forest, until, every=ANCHOR_EVERY, settled=until - ANCHOR_LAG_MS)
         for key in sorted(tree.keys):
             wrong, missing = ledger.difference(bookings.standing(session, key, after), outcome.postings[key])
@@ -261,13 +261,17 @@ class Books:
                 floor = seals.until(session, key)
                 bookings.reverse(session, key, wrong, now, floor)
                 bookings.book(session, key, missing, now, floor)
-            namespaces.keep_anchors(session, key, [states[key] for states in outcome.anchors], ANCHORS_KEPT)
+            anchors = [states[key] for states in outcome.anchors if key in states]
+            namespaces.keep_anchors(session, key, anchors, ANCHORS_KEPT)
         for root in tree.roots:
             namespaces.settled(session, root, until)
         return outcome.states
 
     def _start(self, session: Session, tree: Tree, before: int | None) -> tuple[Tree, dict[int, State]]:
-        """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since."""
+        """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since.
+
+        What is not in the anchor has not begun there.
+        """
         while True:
             anchor = namespaces.anchor_before(session, tree.keys, before)
             wider = memberships.tree(session, tree.keys, _instant(anchor))
@@ -275,14 +279,17 @@ class Books:
                 return wider, anchor
             tree = wider
 
-    def pin(self, session: Session, namespace: int, at: int) -> None:
-        """Keep the states at an instant of a namespace and all that depend on it: settling can go on from there."""
+    def pin(self, session: Session, namespace: int, at: int, now: int) -> None:
+        """Keep the states at a past instant of a namespace and all that depend on it: settling can go on from there."""
         tree, anchor = self._start(session, memberships.tree(session, [namespace], at), at)
         records = namespaces.records(session, tree.keys, _instant(anchor), carry=self._carry)
         forest = Forest(records, tree.links)
-        states = timeline.advance(anchor or timeline.begin_all(forest, at), forest, at).states
-        for key, state in states.items():
-            namespaces.keep_anchors(session, key, [state], ANCHORS_KEPT)
+        start = timeline.begin_all(forest, now) | anchor
+        begun = [key for key, state in start.items() if state.at < at]
+        if begun:
+            states = timeline.advance(start, forest, at).states
+            for key in begun:
+                namespaces.keep_anchors(session, key, [states[key]], ANCHORS_KEPT)
 
     def settle(self, ids: Iterable[int], now: int) -> None:
         """Book what has become due by the passing of time."""
@@ -302,22 +309,26 @@ class Books:
 
         def change(session: Session) -> None:
             place = self.ensure(session, uid, name, policy, rule.since)
-            row = namespaces.rules(session, place.id)[-1]
-            wanted = replace(rule, open=row.rule.open)
-            if row.source == "own" and row.rule == replace(wanted, since=row.rule.since):
-                return
-            if if_match is not None and if_match != version_of(row):
-                raise Conflict(f"budget of {name}: it was changed meanwhile; read it again", 412, "version-mismatch")
-            if row.status == "closed":
-                raise Conflict(f"the budget of {name} is closed", 409, "budget-closed")
-            detail = {
-                "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone,
-                "creditMs": rule.credit, "rolloverMs": rule.rollover,
-            }  # fmt: skip
-            self._rule(session, place, wanted, row.status, actor=actor, source="own")
-            self.note(session, actor=actor, action="budget", namespace=name, detail=detail, now=rule.since)
+            self.change_budget(session, place, rule, actor=actor, if_match=if_match)
 
         self.database.write(change)
+
+    def change_budget(self, session: Session, place: Known, rule: Rule, *, actor: str, if_match: str | None) -> None:
+        """Give whoever has an account another rule, as `set_budget` does."""
+        row = namespaces.rules(session, place.id)[-1]
+        wanted = replace(rule, open=row.rule.open)
+        if row.source == "own" and row.rule == replace(wanted, since=row.rule.since):
+            return
+        if if_match is not None and if_match != version_of(row):
+            raise Conflict(f"budget of {place.title}: it was changed meanwhile; read it again", 412, "version-mismatch")
+        if row.status == "closed":
+            raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")
+        detail = {
+            "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone,
+            "creditMs": rule.credit, "rolloverMs": rule.rollover,
+        }  # fmt: skip
+        self._rule(session, place, wanted, row.status, actor=actor, source="own")
+        self.note(session, actor=actor, action="budget", namespace=place.title, detail=detail, now=rule.since)
 
     def set_status(
         self, uid: str, name: str, policy: NamespacePolicy, status: Status, *, reason: str, actor: str, now: int
@@ -329,17 +340,23 @@ class Books:
 
         def change(session: Session) -> None:
             place = self.ensure(session, uid, name, policy, now)
-            row = namespaces.rules(session, place.id)[-1]
-            if row.status == status:
-                return
-            if row.status == "closed":
-                raise Conflict(f"the budget of {name} is closed", 409, "budget-closed")
-            rule = replace(row.rule, since=now, open=status == "active")
-            self._rule(session, place, rule, status, actor=actor, source=row.source)
-            detail = {"status": status, "reason": reason}
-            self.note(session, actor=actor, action="status", namespace=name, detail=detail, now=now)
+            self.change_status(session, place, status, reason=reason, actor=actor, now=now)
 
         self.database.write(change)
+
+    def change_status(
+        self, session: Session, place: Known, status: Status, *, reason: str, actor: str, now: int
+    ) -> None:  # fmt: skip
+        """Change whether a budget may be spent, as `set_status` does."""
+        row = namespaces.rules(session, place.id)[-1]
+        if row.status == status:
+            return
+        if row.status == "closed":
+            raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")
+        rule = replace(row.rule, since=now, open=status == "active")
+        self._rule(session, place, rule, status, actor=actor, source=row.source)
+        detail = {"status": status, "reason": reason}
+        self.note(session, actor=actor, action="status", namespace=place.title, detail=detail, now=now)
 
     def _rule(self, session: Session, place: Known, rule: Rule, status: Status, *, actor: str, source: str) -> None:
         namespaces.add_rule(session, place.id, rule, source=source, actor=actor, now=rule.since, status=status)
@@ -423,8 +440,8 @@ class Books:
         tree, anchor = self._start(session, now, None)
         forest = Forest(namespaces.records(session, tree.keys, _instant(anchor), carry=self._carry), tree.links)
         settled = namespaces.settled_until(session, tree.keys)
-        start = anchor or timeline.begin_all(forest, settled)
-        until = max(settled, next(iter(start.values())).at)
+        start = timeline.begin_all(forest, settled) | anchor
+        until = max(settled, *(state.at for state in start.values()))
         states = timeline.advance(start, forest, until).states
         rest = {key: _after(forest.records[key], until) for key in now.keys}
         together = Together({key: states[key] for key in now.keys}, Forest(rest, now.links))

@@ -189,7 +189,7 @@ def _need(books: Books, session: Session, known: Known, amount: int, now: int) -
     left = state.balance - reservations.held(session, known.id, state.at)
     if amount > left:
         raise Conflict(
-            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.name} has left and not set aside",
+            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.title} has left and not set aside",
             409, BALANCE_INSUFFICIENT,
         )  # fmt: skip
 
@@ -202,9 +202,9 @@ def _append(
     """Append a movement and settle its namespace."""
     given = order.amount if amount is None else amount
     if namespaces.rules(session, known.id)[-1].status == "closed":
-        raise Conflict(f"the budget of {known.name} is closed", 409, "budget-closed")
+        raise Conflict(f"the budget of {known.title} is closed", 409, "budget-closed")
     if namespaces.granted_in_all(session, known.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
-        raise Conflict(f"movements of {known.name} would exceed what the ledger can hold", 409, "amount-overflow")
+        raise Conflict(f"movements of {known.title} would exceed what the ledger can hold", 409, "amount-overflow")
     since = order.now if valid_from is None else valid_from
     values: dict[str, Any] = {
         "namespace_id": known.id,
@@ -222,5 +222,5 @@ def _append(
     }
     row = namespaces.add_grant(session, values)
     detail = {"id": row, "amountMs": given, "reason": order.reason, "counterpart": counterpart}
-    books.note(session, actor=order.actor, action=kind, namespace=known.name, detail=detail, now=order.now)
+    books.note(session, actor=order.actor, action=kind, namespace=known.title, detail=detail, now=order.now)
     books.settle_in(session, known.id, since, order.now)

@@ -58,29 +58,26 @@ def begin(records: Records, at: int) -> State:
 
 
 def begin_all(forest: Forest, at: int) -> dict[int, State]:
-    """Return all budgets' states at an instant before anything happened.
+    """Return all budgets' states before anything concerned them: each just before its own first record or link.
 
-    Each is as it was before its own first record, so that it is the same with whatever others it begins.
+    So a budget's beginning is the same whatever others it is settled with.
     """
     births: dict[int, int] = {}
     for link in forest.links:
         for key in (link.child, link.parent):
             if key is not None:
                 births[key] = min(link.since - 1, births.get(key, at))
-    states = {key: begin(records, min(at, births.get(key, at))) for key, records in forest.records.items()}
-    first = min([state.at for state in states.values()])
-    for state in states.values():
-        state.at = first
-    return states
+    return {key: begin(records, min(at, births.get(key, at))) for key, records in forest.records.items()}
 
 
 def advance(
     states: Mapping[int, State], forest: Forest, until: int, *, every: int = 0, settled: int = 0
 ) -> Outcome:  # fmt: skip
-    """Return the outcome at `until` from earlier states of one instant, which are left as they are.
+    """Return the outcome at `until` from earlier states, which are left as they are.
 
-    All records that differ from those `states` were made of must begin after their instant. Anchors are taken after
-    each `every` boundaries (0: none) that lie before `settled`.
+    They are of one instant, but for budgets that begin later. All records that differ from those `states` were made of
+    must begin after their instant. Anchors are taken after each `every` boundaries (0: none) that lie before `settled`,
+    of the budgets that have begun.
     """
     run = _Run(states, forest)
     anchors: list[dict[int, State]] = []
@@ -91,7 +88,8 @@ def advance(
         passed += 1
         if every and passed >= every and boundary < settled:
             run.complete()
-            anchors.append({key: line.state.copy() for key, line in run.lines.items()})
+            begun = [key for key, state in states.items() if state.at <= boundary]
+            anchors.append({key: run.lines[key].state.copy() for key in begun})
             passed = 0
     run.move(until)
     run.complete()
@@ -179,8 +177,8 @@ class _Run:
     """One passage of some budgets along the time line."""
 
     def __init__(self, states: Mapping[int, State], forest: Forest) -> None:
-        self.lines = {key: Line(key, state, forest.records[key]) for key, state in states.items()}
-        self.at = min(line.state.at for line in self.lines.values())
+        self.at = min(state.at for state in states.values())
+        self.lines = {key: Line(key, state, forest.records[key], self.at) for key, state in states.items()}
         self._links: dict[int, list[Link]] = {}
         for link in forest.links:
             if link.since > self.at:

@@ -18,7 +18,7 @@ from timekeeper.ledger import ACCOUNTS
 from timekeeper.periods import PeriodName
 from timekeeper.records import Claim, Grant, PostingKind, Records, Rule, Withdrawal
 from timekeeper.store import prices
-from timekeeper.store.models import Account, Anchor, BudgetGrant, BudgetRule, Namespace, Workload
+from timekeeper.store.models import Account, Anchor, BudgetGrant, BudgetRule, Membership, Namespace, Workload
 
 Status = Literal["active", "suspended", "closed"]
 Kind = Literal["namespace", "team", "organisation"]
@@ -297,16 +297,42 @@ def touched_by(session: Session, since: int) -> list[int]:
 
 
 def anchor_before(session: Session, keys: Collection[int], at: int | None) -> dict[int, State]:
-    """Return the latest states of one instant before another (None: the latest of all) that all have; none: empty."""
-    query = select(Anchor.at).where(Anchor.namespace_id.in_(keys))
+    """Return the latest states of one instant before another (None: the latest of all); empty where there are none.
+
+    All have one that have begun then: the others begin later, with all their records.
+    """
+    query = select(Anchor.at, func.count()).where(Anchor.namespace_id.in_(keys))
     if at is not None:
         query = query.where(Anchor.at < at)
-    query = query.group_by(Anchor.at).having(func.count() == len(keys)).order_by(Anchor.at.desc()).limit(1)
-    found = session.execute(query).scalar_one_or_none()
-    if found is None:
-        return {}
-    rows = select(Anchor.namespace_id, Anchor.state).where(Anchor.namespace_id.in_(keys), Anchor.at == found)
-    return {key: msgspec.json.decode(text, type=State) for key, text in session.execute(rows)}
+    births: dict[int, int] | None = None
+    for found, count in session.execute(query.group_by(Anchor.at).order_by(Anchor.at.desc())).all():
+        if count < len(keys):
+            births = _births(session, keys) if births is None else births
+            if count < sum(born <= found for born in births.values()):
+                continue
+        rows = select(Anchor.namespace_id, Anchor.state).where(Anchor.namespace_id.in_(keys), Anchor.at == found)
+        states = {key: msgspec.json.decode(text, type=State) for key, text in session.execute(rows)}
+        if births is None or all(born > found for key, born in births.items() if key not in states):
+            return states
+    return {}
+
+
+def _births(session: Session, keys: Collection[int]) -> dict[int, int]:
+    """Return the instants just before budgets' first records and links, of those that have any."""
+    first = select(func.min(BudgetRule.id)).where(BudgetRule.namespace_id.in_(keys)).group_by(BudgetRule.namespace_id)
+    found: dict[int, int] = {}
+    for column, instant, counts in (
+        (Workload.namespace_id, Workload.started_at, Workload.namespace_id.in_(keys)),
+        (BudgetGrant.namespace_id, BudgetGrant.valid_from, BudgetGrant.namespace_id.in_(keys)),
+        (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys)),
+        (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys)),
+        (BudgetRule.namespace_id, BudgetRule.effective_at,
+         BudgetRule.namespace_id.in_(keys) & BudgetRule.id.not_in(first)),
+    ):  # fmt: skip
+        for key, since in session.execute(select(column, func.min(instant)).where(counts).group_by(column)):
+            if key is not None:
+                found[key] = min(since - 1, found.get(key, since - 1))
+    return found
 
 
 def anchors(session: Session, namespace: int) -> list[State]:

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Teams and organisations in the books, on both databases: exact splits, moves, refusals; all of it is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from slicekeeper.errors import Conflict, NotFound
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from timekeeper import books as books_module
+from timekeeper import hierarchy, movements
+from timekeeper.books import Books, Closing, Opening
+from timekeeper.hierarchy import HIERARCHY_CYCLE, HIERARCHY_TOO_DEEP, PARENT_REFUSED, PARENT_UNKNOWN
+from timekeeper.movements import Order, Place
+from timekeeper.records import Rule
+from timekeeper.store import audit, bookings, migrate, namespaces
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.verify import verify
+
+T0 = 1_767_225_600_000
+HOUR = 3_600_000
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none"))
+RED, BLUE = Place("uid-red", "red", POLICY), Place("uid-blue", "blue", POLICY)
+
+
+@pytest.fixture
+def books(database_url: str) -> Iterator[Books]:
+    database = Database(make_engine(database_url))
+    yield Books(database, "default", carry=False)
+    assert verify(database.engine, carry=False).differences == []
+    database.close()
+
+
+def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: Any = "none", at: int = T0) -> None:
+    rule = Rule(at, amount, period, "UTC")
+    assert hierarchy.put_parent(books, name, kind, rule, actor="me", if_match=None)
+
+
+def under(books: Books, child: Place | str, parent: str | None, at: int = T0) -> bool:
+    if isinstance(child, str):
+        return hierarchy.put_parent_under(books, child, parent, reason="r", actor="me", now=at)
+    return hierarchy.put_namespace_under(books, child, parent, reason="r", actor="me", now=at)
+
+
+def run(books: Books, uid: str, start: int, end: int | None = None, *, place: Place = RED, share: int = 1) -> None:
+    opening = Opening(
+        pod_uid=uid, pod_name=uid, namespace=place.name, namespace_uid=place.uid, node="n", gpus=("GPU-1",),
+        holders='{"main":1}', gpu_class="standard", shares={"A100": Fraction(share)}, start=start, flags=(),
+    )  # fmt: skip
+    books.apply([opening], [Closing(uid, end, "finished")] if end else [], {place.name: POLICY}, end or start)
+
+
+def end(books: Books, uid: str, at: int) -> None:
+    books.apply([], [Closing(uid, at, "finished")], {}, at)
+
+
+def order(amount: int, key: str, now: int) -> Order:
+    return Order(amount, "why", key, f"{amount}".encode(), "me", now)
+
+
+def posted(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
+    with books.database.reading() as session:
+        places = namespaces.everyone(session)
+        found = [b.posting for p in places for b in bookings.standing(session, p.id, None) if b.posting.key == uid]
+    return sorted(((p.kind, p.start - T0, p.at - T0, p.amount) for p in found), key=lambda p: p[1])
+
+
+def consumed(books: Books, name: str) -> int:
+    """Return what is booked as charged on a namespace, a team or an organisation."""
+    with books.database.reading() as session:
+        places = {place.name: place for place in namespaces.everyone(session)}
+        return bookings.balances(session, places[name].id)["charged"]
+
+
+def test_a_team_that_runs_out_stops_all_its_namespaces_at_one_instant(books: Books) -> None:
+    team(books, "physics", 30_000)
+    assert under(books, RED, "physics")
+    assert under(books, BLUE, "physics")
+    run(books, "a", T0 + 1_000)
+    run(books, "b", T0 + 1_000, place=BLUE, share=2)
+    for name in ("red", "blue"):
+        position = books.require(name)
+        assert position.due(T0 + 1_000) == position.run_out(T0 + 1_000) == T0 + 11_000
+        assert position.binding(T0 + 2_000)[0].name == "physics"
+    end(books, "a", T0 + 15_000)
+    end(books, "b", T0 + 15_000)
+    assert posted(books, "a") == [("charge", 1_000, 11_000, 10_000), ("over-budget", 11_000, 15_000, 4_000)]
+    assert posted(books, "b") == [("charge", 1_000, 11_000, 20_000), ("over-budget", 11_000, 15_000, 8_000)]
+    assert [consumed(books, name) for name in ("red", "blue", "physics")] == [10_000, 20_000, 30_000]
+    state = books.require("red").at(T0 + 15_000)
+    assert (state.exhausted, state.over_budget, state.balance, state.since) == (False, True, 90_000, T0 + 11_000)
+    known, above = books.require("red").binding(T0 + 15_000)
+    assert (known.title, above.balance, above.over) == ("team physics", 0, 12_000)
+
+
+def test_a_parents_period_and_grant_bring_running_pods_back_at_their_instant(books: Books) -> None:
+    team(books, "chemistry", 1_000_000, kind="organisation")
+    team(books, "physics", 10_000, period="hour")
+    assert under(books, "physics", "chemistry")
+    assert under(books, RED, "physics")
+    run(books, "a", T0 + HOUR - 20_000)
+    movements.grant(
+        books, Place(namespaces.parent_uid("physics"), "physics", POLICY), order(3_000, "g", T0 + HOUR - 5_000),
+        valid_from=T0 + HOUR - 5_000, valid_to=None,
+    )  # fmt: skip
+    end(books, "a", T0 + HOUR + 7_000)
+    assert posted(books, "a") == [
+        ("charge", HOUR - 20_000, HOUR - 10_000, 10_000),
+        ("over-budget", HOUR - 10_000, HOUR - 5_000, 5_000),
+        ("charge", HOUR - 5_000, HOUR - 2_000, 3_000),
+        ("over-budget", HOUR - 2_000, HOUR, 2_000),
+        ("charge", HOUR, HOUR + 7_000, 7_000),
+    ]
+    assert [consumed(books, name) for name in ("red", "physics", "chemistry")] == [20_000] * 3
+    assert not books.require("red").at(T0 + HOUR + 7_000).over_budget
+
+
+def test_what_was_charged_before_a_move_stays_with_the_old_parent(books: Books, monkeypatch: Any) -> None:
+    monkeypatch.setattr(books_module, "ANCHOR_EVERY", 1)
+    for name in ("physics", "chemistry"):
+        team(books, name, 90_000)
+    under(books, RED, "physics")
+    run(books, "a", T0)
+    assert under(books, RED, "chemistry", T0 + 4_000)
+    assert not under(books, RED, "chemistry", T0 + 4_000)
+    run(books, "late", T0 + 1_000, T0 + 3_000)
+    assert under(books, RED, None, T0 + 9_000)
+    run(books, "later", T0 + 8_000, T0 + 10_000)
+    end(books, "a", T0 + 12_000)
+    assert [consumed(books, name) for name in ("red", "physics", "chemistry")] == [16_000, 6_000, 6_000]
+    assert [(s, e) for _, s, e, _ in posted(books, "a")] == [(0, 4_000), (4_000, 9_000), (9_000, 12_000)]
+
+
+def test_a_refund_goes_up_the_chain(books: Books) -> None:
+    team(books, "physics", 10_000)
+    under(books, RED, "physics")
+    run(books, "a", T0, T0 + 15_000)
+    run(books, "b", T0 + 15_000)
+    movements.refund(books, RED, order(2_000, "r", T0 + 16_000), pod_uid="a")
+    end(books, "b", T0 + 20_000)
+    assert posted(books, "b") == [
+        ("over-budget", 15_000, 16_000, 1_000),
+        ("charge", 16_000, 18_000, 2_000),
+        ("over-budget", 18_000, 20_000, 2_000),
+    ]
+    assert consumed(books, "physics") == consumed(books, "red") == 10_000
+
+
+def test_a_suspended_parent_puts_all_below_over_budget(books: Books) -> None:
+    team(books, "physics", 50_000)
+    under(books, RED, "physics")
+    run(books, "a", T0)
+    hierarchy.set_parent_status(books, "physics", "suspended", reason="r", actor="me", now=T0 + 2_000)
+    hierarchy.set_parent_status(books, "physics", "active", reason="r", actor="me", now=T0 + 5_000)
+    end(books, "a", T0 + 6_000)
+    assert [(kind, amount) for kind, _, _, amount in posted(books, "a")] == [
+        ("charge", 2_000), ("over-budget", 3_000), ("charge", 1_000),
+    ]  # fmt: skip
+
+
+def test_what_is_no_hierarchy_is_refused_and_all_else_is_audited(books: Books) -> None:
+    team(books, "science", 1, kind="organisation")
+    for name in ("one", "two", "three"):
+        team(books, name, 1)
+    under(books, "one", "science")
+    under(books, "two", "one")
+    refused: list[tuple[Any, str]] = [
+        (lambda: under(books, "one", "two"), HIERARCHY_CYCLE),
+        (lambda: under(books, "one", "one"), HIERARCHY_CYCLE),
+        (lambda: under(books, "science", "three"), PARENT_REFUSED),
+        (lambda: under(books, RED, "nobody"), PARENT_UNKNOWN),
+        (lambda: under(books, "nobody", "one"), PARENT_UNKNOWN),
+        (lambda: team(books, "one", 1, kind="organisation"), PARENT_REFUSED),
+    ]
+    assert under(books, RED, "two")
+    refused.append((lambda: under(books, "three", "two") and under(books, BLUE, "three"), HIERARCHY_TOO_DEEP))
+    for act, code in refused:
+        with pytest.raises((Conflict, NotFound)) as error:
+            act()
+        assert error.value.reason == code
+    with books.database.reading() as session:
+        rows = audit.page(session, "default", "", 0, 99)
+    assert [(row.action, row.namespace) for row in rows] == [
+        ("organisation", "organisation science"),
+        *(("team", f"team {name}") for name in ("one", "two", "three")),
+        ("parent", "team one"), ("parent", "team two"), ("parent", "red"), ("parent", "team three"),
+    ]  # fmt: skip
+
+
+def test_writers_of_one_tree_wait_for_each_other_and_never_lose(database_url: str) -> None:
+    replicas = [
+        Books(Database(make_engine(database_url)), "default", carry=False)
+        for _ in range(1 if database_url.startswith("sqlite") else 3)
+    ]
+    team(replicas[0], "science", 10**9, kind="organisation")
+    team(replicas[0], "physics", 20_000)
+    under(replicas[0], "physics", "science")
+    places = [Place(f"uid-{i}", f"space-{i}", POLICY) for i in range(4)]
+    failed: list[BaseException] = []
+
+    def work(index: int) -> None:
+        books, place = replicas[index % len(replicas)], places[index % 4]
+        try:
+            under(books, place, "physics")
+            run(books, f"pod-{index}", T0 + index * 100, T0 + 9_000, place=place)
+        except BaseException as error:
+            failed.append(error)
+
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(work, range(24)))
+    assert failed == []
+    assert consumed(replicas[0], "physics") == sum(consumed(replicas[0], place.name) for place in places)
+    assert consumed(replicas[0], "physics") == consumed(replicas[0], "science") <= 20_000
+    assert verify(replicas[0].database.engine, carry=False).differences == []
+    for books in replicas:
+        books.database.close()
+
+
+def test_the_migration_down_and_up_keeps_the_ledger(database_url: str) -> None:
+    engine = make_engine(database_url)
+    books = Books(Database(engine), "default", carry=False)
+    run(books, "a", T0, T0 + 1_000)
+    before = posted(books, "a")
+    migrate.downgrade(engine, "0004")
+    migrate.upgrade(engine)
+    assert posted(books, "a") == before
+    team(books, "physics", 1_000)
+    under(books, RED, "physics", T0 + 2_000)
+    with pytest.raises(RuntimeError, match="have no place in revision"):
+        migrate.downgrade(engine, "0004")
+    assert verify(engine, carry=False).differences == []
+    books.database.close()
