@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
@@ -132,6 +134,25 @@ class Position:
 
         tightest = min(chain, key=left)
         return tightest, states[tightest.id]
+
+    def counts_since(self, now: int) -> int | None:
+        """Return since when the state's sums count: a period's start, or a rule's that began another; None: ever."""
+        rules = [rule for rule in self.together.forest.records[self.known.id].rules if rule.since <= now]
+        turns = [b.since for a, b in pairwise(rules) if (a.period, a.zone) != (b.period, b.zone)]
+        start = self.at(now).period_start
+        return max([*turns[-1:], *([] if start is None else [start])], default=None)
+
+    def running_below(self, now: int) -> Counter[int]:
+        """Return what running pods have been charged since it was last posted, by the budget directly below."""
+        states, forest = self.together.at(now), self.together.forest
+        found: Counter[int] = Counter()
+        for key, state in states.items():
+            chain = timeline.chain(forest.links, key, state.at)
+            if self.known.id in chain[1:] and not state.over_budget:
+                child = chain[chain.index(self.known.id) - 1]
+                for claim in forest.records[key].claims:
+                    found[child] += claim.gross(state.at) - claim.gross(max(claim.start, state.cut))
+        return found
 
     def claim(self, pod_uid: str, start: int, shares: str) -> Claim:
         """Return the claim of a pod that runs."""
@@ -409,6 +430,13 @@ class Books:
         """Return where teams and organisations stand, in the order of names."""
         with self.database.reading() as session:
             return self._positions_of(session, namespaces.parents(session, self.cluster, after, limit))
+
+    def children(self, position: Position) -> list[Position]:
+        """Return where those stand that are directly under a team or an organisation, in the order of names."""
+        with self.database.reading() as session:
+            above = memberships.current(session, self.cluster)
+            below = namespaces.named(session, [c for c, parent in above.items() if parent == position.known.id])
+            return self._positions_of(session, sorted(below.values(), key=lambda known: (known.name, known.id)))
 
     def _positions_of(self, session: Session, places: list[Known]) -> list[Position]:
         above = memberships.current(session, self.cluster)

@@ -372,7 +372,7 @@ class Controller:
             wanted = names.OVER_BUDGET if state.over_budget else names.IN_BUDGET
             self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
             policy = self._policy.of(name)
-            if state.exhausted and policy.evicts:
+            if state.over_budget and policy.evicts:
                 due = format_instant(self._evictions.due(name, policy, state.since))
                 self._why[name] += f"; its pods are evicted from {due} on, unless a grant or a new period comes before"
             if self._states.get(name) != wanted:

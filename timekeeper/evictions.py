@@ -56,12 +56,12 @@ class Evictions:
         for name, policy in spent.items():
             state = self._books.require(name).at(now)
             due = self.due(name, policy, state.since)
-            if state.exhausted and due <= now:
+            if state.over_budget and due <= now:
                 over[name] = (
                     f"the GPU budget of namespace {name} is spent since {format_instant(state.since)} and the grace of "
                     f"{format_duration(policy.budget.grace_ms)} is over"
                 )
-            elif state.exhausted:
+            elif state.over_budget:
                 dues.append(due)
         if not over:
             self._tried.clear()

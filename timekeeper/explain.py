@@ -20,7 +20,7 @@ from timekeeper.allowances import rule_at
 from timekeeper.ledger import difference, effect
 from timekeeper.records import Forest, Posting, Rule
 from timekeeper.sealing import period_around
-from timekeeper.store import bookings, namespaces, workloads
+from timekeeper.store import bookings, memberships, namespaces, workloads
 from timekeeper.store.bookings import Caused
 from timekeeper.store.models import BudgetGrant, Workload
 
@@ -44,10 +44,11 @@ def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool) ->
     """
     with Session(engine, expire_on_commit=False) as session, session.begin():
         known = namespaces.require_name(session, cluster, name)
-        records = namespaces.records(session, known.id, None, carry=carry)
+        tree = memberships.tree(session, [known.id], None)
+        forest = Forest(namespaces.records(session, tree.keys, None, carry=carry), tree.links)
         causes = _Causes(session, known.id, [row.rule for row in namespaces.rules(session, known.id)])
-        start = timeline.begin(records, at)
-        outcome = timeline.advance({known.id: start}, Forest({known.id: records}), max(at, start.at))
+        start = timeline.begin_all(forest, at)
+        outcome = timeline.advance(start, forest, max(at, *(state.at for state in start.values())))
         booked = bookings.causes(session, known.id, at)
         _, due = difference(
             [one for one in bookings.standing(session, known.id, None) if one.posting.at <= at],
@@ -58,7 +59,7 @@ def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool) ->
     if not state.period.booked and state.period.amount:
         lines.append(Line(format_instant(at), None, "allowance", state.period.amount, 0, "no pod has drawn on it yet"))
     if not state.over_budget:
-        for claim in records.claims:
+        for claim in forest.records[known.id].claims:
             since = max(claim.start, state.cut)
             if claim.start <= at and (claim.end is None or claim.end > at) and claim.gross(at) > claim.gross(since):
                 cause = f"{causes.pod(claim.key)} runs, since {format_instant(since)}"

@@ -19,7 +19,8 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import NamespacePolicy
 from timekeeper.books import MAX_AMOUNT_MS, Books
 from timekeeper.periods import bounds
-from timekeeper.store import bookings, namespaces, prices, reservations, workloads
+from timekeeper.store import bookings, memberships, namespaces, prices, reservations, workloads
+from timekeeper.store.memberships import IN_FORCE
 from timekeeper.store.namespaces import Known
 
 Kind = Literal["grant", "refund", "adjustment", "transfer"]
@@ -186,7 +187,8 @@ def _repeated(session: Session, known: Known, order: Order, kind: Kind) -> bool:
 
 def _need(books: Books, session: Session, known: Known, amount: int, now: int) -> None:
     state = books.settle_in(session, known.id, None, now)
-    left = state.balance - reservations.held(session, known.id, state.at)
+    below = memberships.tree(session, [known.id], IN_FORCE).below(known.id)
+    left = state.balance - sum(reservations.held(session, key, state.at) for key in below)
     if amount > left:
         raise Conflict(
             f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.title} has left and not set aside",

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict, NotFound
+from timekeeper.allowances import State
 from timekeeper.books import Books, Position
 from timekeeper.holds import Hold
 from timekeeper.movements import BALANCE_INSUFFICIENT, Order, Place
-from timekeeper.store import namespaces
+from timekeeper.records import Rule
+from timekeeper.store import memberships, namespaces
 from timekeeper.store import reservations as store
+from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Reservation
 
 CONTROLLER: Final = "controller"
@@ -36,10 +40,11 @@ class Free:
 
 def free_of(session: Session, position: Position, now: int) -> Free:
     """Return what is free by what this process knows; whether it really is, is decided in `open_for_pod`."""
-    state, rule = position.at(now), position.rule
-    held = store.held(session, position.known.id, max(now, state.at))
-    spendable = rule.status == "active" and not state.exhausted
-    return Free(state.balance + rule.rule.credit - held if spendable else 0, held)
+    together, states = position.together, position.together.at(now)
+    tree = Tree(frozenset(states), tuple(together.forest.links))
+    rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.known.id)}
+    held = store.held(session, position.known.id, max(now, states[position.known.id].at))
+    return Free(_least(session, tree, states, rules, now), held)
 
 
 def held(books: Books, now: int, namespace: int | None = None) -> Counter[int]:
@@ -152,11 +157,22 @@ def outcome_of(row: Reservation, now: int) -> str:
 
 def _free(books: Books, session: Session, namespace: int, now: int) -> int:
     """Settle a namespace, and return what it may set aside; its row moves, so two cannot both."""
-    state = books.settle_in(session, namespace, None, now)
-    rule = namespaces.rules(session, namespace)[-1]
-    if rule.status != "active" or state.exhausted:
-        return 0
-    return state.balance + rule.rule.credit - store.held(session, namespace, state.at)
+    states = books.settle_all(session, {namespace: None}, now)
+    tree = memberships.tree(session, [namespace], IN_FORCE)
+    rules = {key: namespaces.rules(session, key)[-1].rule for key in tree.chain(namespace)}
+    return _least(session, tree, states, rules, now)
+
+
+def _least(
+    session: Session, tree: Tree, states: Mapping[int, State], rules: Mapping[int, Rule], now: int
+) -> int:  # fmt: skip
+    """Return what is free in the tightest of some budgets; what is set aside below one is set aside in it too."""
+    free = []
+    for key, rule in rules.items():
+        state = states[key]
+        held = sum(store.held(session, one, max(now, state.at)) for one in tree.below(key))
+        free.append(state.balance + rule.credit - held if rule.open and not state.exhausted else 0)
+    return min(free)
 
 
 def _values(

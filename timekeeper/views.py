@@ -10,7 +10,7 @@ from slicekeeper import names
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Settings
 from slicekeeper.units import format_instant
-from slicekeeper.wire.timekeeper import Budget, Decision, State, Workload
+from slicekeeper.wire.timekeeper import Budget, Decision, Parent, State, Workload
 from timekeeper import counters, timeline
 from timekeeper.allowances import State as Standing
 from timekeeper.books import Books, Position, policy_rule
@@ -19,6 +19,7 @@ from timekeeper.periods import bounds
 from timekeeper.records import Records
 from timekeeper.store import bookings, watermarks
 from timekeeper.store.models import Workload as Row
+from timekeeper.store.namespaces import Known
 
 STALE_MS = 60_000
 """How long a decision may be believed after `asOf`."""
@@ -53,10 +54,11 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
         chosen = policy.over_budget_class or settings.classes.over_budget.name
     else:
         chosen = policy.in_budget_class or settings.classes.in_budget.name
+    bound, binding = position.binding(now)
     return Decision(
         namespace=position.known.name,
         state=name,
-        balance_ms=state.balance,
+        balance_ms=binding.balance,
         used_ms=state.used,
         over_budget_ms=state.over,
         reserved_ms=reserved,
@@ -66,12 +68,15 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
         since=format_instant(state.since),
         stale_after=format_instant(now + STALE_MS),
         run_out_at=None if run_out is None else format_instant(run_out),
-        reason=_reason(name, position, state, policy),
+        reason=_reason(name, position, state, policy, bound),
+        bound_by=bound.name if bound != position.known else "",
     )
 
 
-def _reason(name: State, position: Position, state: Standing, policy: NamespacePolicy) -> str:
+def _reason(name: State, position: Position, state: Standing, policy: NamespacePolicy, bound: Known) -> str:
     since = format_instant(state.since)
+    if state.barred is not None:
+        return f"nothing is left of the budget of {bound.title}, or it is not active, since {since}"
     if name == "suspended":
         return f"the budget is {position.rule.status} since {since}"
     if name == "exhausted":
@@ -87,7 +92,10 @@ def decisions_tag(decisions: Sequence[Decision]) -> str:
     """Return the entity tag of decisions: it changes when one is decided otherwise, not with each millisecond spent."""
     digest = hashlib.sha256()
     for one in decisions:
-        parts = (one.namespace, one.state, one.since, one.priority_class_name, one.enforcement, one.run_out_at or "")
+        parts = (
+            one.namespace, one.state, one.since, one.priority_class_name, one.enforcement, one.run_out_at or "",
+            one.bound_by,
+        )  # fmt: skip
         digest.update("\0".join(parts).encode() + b"\n")
     return f'W/"{digest.hexdigest()[:32]}"'
 
@@ -98,6 +106,7 @@ def budget(name: str, position: Position | None, policy: NamespacePolicy, now: i
     rule = position.rule.rule if position else policy_rule(policy.budget, 0)
     around = bounds(now, rule.period, rule.zone)
     run_out = position.run_out(now) if position else None
+    bound = position.binding(now)[0] if position else None
     return Budget(
         namespace=name,
         amount_ms=rule.amount,
@@ -117,6 +126,35 @@ def budget(name: str, position: Position | None, policy: NamespacePolicy, now: i
         status=position.rule.status if position else "active",
         reserved_ms=reserved,
         enforcement=policy.budget.enforcement,
+        parent=position.above[0].name if position and position.above else None,
+        bound_by="" if position is None or bound is None or bound == position.known else bound.name,
+    )
+
+
+def parent(position: Position, now: int) -> Parent:
+    """Return a team's or an organisation's budget as it stands."""
+    state, rule, known = position.at(now), position.rule.rule, position.known
+    around, run_out = bounds(now, rule.period, rule.zone), position.run_out(now)
+    bound = position.binding(now)[0]
+    return Parent(
+        name=known.name,
+        kind="team" if known.kind == "team" else "organisation",
+        parent=position.above[0].name if position.above else None,
+        amount_ms=rule.amount,
+        period=rule.period,
+        time_zone=rule.zone,
+        balance_ms=state.balance,
+        used_ms=state.used,
+        over_budget_ms=state.over,
+        granted_ms=state.granted,
+        state=state_name(position, state, NamespacePolicy()),
+        period_start=None if around is None else format_instant(around[0]),
+        period_end=None if around is None else format_instant(around[1]),
+        run_out_at=None if run_out is None else format_instant(run_out),
+        credit_ms=rule.credit,
+        rollover_ms=rule.rollover,
+        status=position.rule.status,
+        bound_by="" if bound == known else bound.name,
     )
 
 

@@ -23,7 +23,7 @@ class Decision(Wire, frozen=True, kw_only=True):
     namespace: str
     state: State
     balance_ms: int
-    """GPU-milliseconds left; never below zero under `debt: forgive`."""
+    """GPU-milliseconds left of the budget that binds, the namespace's own or one above it."""
     used_ms: int
     """Charged to the budget in this period."""
     over_budget_ms: int = 0
@@ -39,6 +39,8 @@ class Decision(Wire, frozen=True, kw_only=True):
     run_out_at: str | None = None
     """When the balance reaches zero if the pods that run now go on."""
     reason: str = ""
+    bound_by: str = ""
+    """The team or organisation whose budget binds; empty: the namespace's own does."""
 
     @property
     def over_budget(self) -> bool:
@@ -120,12 +122,49 @@ class Budget(Wire, frozen=True, kw_only=True):
     reserved_ms: int = 0
     """Set aside of the balance for pods that are to finish, and by hand."""
     enforcement: Literal["soft", "hard", "safe"] = "soft"
+    parent: str | None = None
+    """The team or organisation that the namespace stands under."""
+    bound_by: str = ""
+    """The team or organisation whose budget binds; empty: the namespace's own does."""
 
 
 class BudgetList(Wire, frozen=True, kw_only=True):
     """A page of budgets."""
 
     items: list[Budget]
+    next_cursor: str | None = None
+
+
+class Parent(Wire, frozen=True, kw_only=True):
+    """A team's or an organisation's budget as it stands; what those under it are charged is taken from it too."""
+
+    name: str
+    kind: Literal["team", "organisation"]
+    parent: str | None
+    amount_ms: int
+    period: str
+    time_zone: str
+    balance_ms: int
+    used_ms: int
+    """What those below were charged in this period."""
+    over_budget_ms: int
+    """What those below used in this period for which this budget had no room."""
+    granted_ms: int
+    state: State
+    period_start: str | None = None
+    period_end: str | None = None
+    run_out_at: str | None = None
+    credit_ms: int = 0
+    rollover_ms: int = 0
+    status: Literal["active", "suspended", "closed"] = "active"
+    bound_by: str = ""
+    """The budget further up that binds; empty: its own does."""
+
+
+class ParentList(Wire, frozen=True, kw_only=True):
+    """A page of teams and organisations."""
+
+    items: list[Parent]
     next_cursor: str | None = None
 
 

@@ -16,6 +16,7 @@ from timekeeper.api.routes import ROUTES, Route
 _NAMESPACE = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _PATH: dict[str, dict[str, Any]] = {
     "namespace": _NAMESPACE,
+    "parent": _NAMESPACE,
     "reservation": {"type": "integer", "minimum": 1, "maximum": 2**53},
 }
 _QUERY: dict[str, dict[str, Any]] = {

@@ -83,7 +83,7 @@ def _service(error: ServiceError) -> Response:
         log.warning("%s %s: %s", request.method, request.path, error)
         return response(Problem(503, "kubernetes-unavailable", "the API server does not answer; try again"))
     if error.status in (401, 403, 404, 409, 412) and error.reason in _OWN:
-        return response(Problem(error.status, error.reason, str(error)))
+        return response(Problem(error.status, error.reason, str(error), _FIELDS.get(error.reason, "")))
     log.error("%s %s: %s", request.method, request.path, error)
     return response(Problem(502, "kubernetes-refused", "the API server refused what was needed for this; see the log"))
 
@@ -92,6 +92,10 @@ _OWN: Final = frozenset(
     {
         "unauthenticated",
         "forbidden",
+        "hierarchy-cycle",
+        "hierarchy-too-deep",
+        "parent-refused",
+        "parent-unknown",
         "namespace-unknown",
         "version-mismatch",
         "idempotency-key-reused",
@@ -107,6 +111,9 @@ _OWN: Final = frozenset(
         "reservation-unknown",
     }
 )
+
+
+_FIELDS: Final = dict.fromkeys(("hierarchy-cycle", "hierarchy-too-deep", "parent-refused", "parent-unknown"), "parent")
 
 
 def _database(error: SQLAlchemyError) -> Response:

@@ -73,6 +73,17 @@ def namespace(name: str) -> str:
     return name
 
 
+def parent(name: str) -> str:
+    """Return the name of a team or an organisation from a path or a body.
+
+    Raises Problem where it can be none.
+    """
+    if not _NAMESPACE.fullmatch(name):
+        told = f"{name!r} is no name of a team or an organisation: up to 63 of a-z, 0-9 and '-'"
+        raise Problem(422, "parent-invalid", told, "parent")
+    return name
+
+
 def time_zone(name: str) -> str:
     """Return the name of a time zone.
 

@@ -17,6 +17,7 @@ from timekeeper.api.handlers import (
     health,
     movements,
     original,
+    parents,
     rates,
     reports,
     reservations,
@@ -46,6 +47,7 @@ class Route:
 
 
 _NS = "/api/v1/budgets/{namespace}"
+_PARENT = "/api/v1/parents/{parent}"
 _PAGE = ("cursor", "limit")
 _IF_NONE = ("If-None-Match",)
 _ONCE = ("Idempotency-Key",)
@@ -81,6 +83,22 @@ ROUTES: tuple[Route, ...] = (
           problems=(404, 409)),
     Route("PUT", f"{_NS}/status", budgets.status, "Suspend a budget, close it, or have it go on", wire.Budget,
           schemas.StatusBody, problems=(404, 409)),
+    Route("PUT", f"{_NS}/parent", parents.put_namespace, "Put a namespace under a team or an organisation", wire.Budget,
+          schemas.PlaceBody, problems=(404, 409)),
+    Route("GET", "/api/v1/parents", parents.listed, "Teams and organisations, page by page", wire.ParentList,
+          query=_PAGE),
+    Route("GET", _PARENT, parents.shown, "One team or organisation", wire.Parent, status=(200, 304), headers=_IF_NONE,
+          problems=(404,)),
+    Route("PUT", _PARENT, parents.put, "Make a team or an organisation, or give it another budget", wire.Parent,
+          schemas.ParentBudgetBody, status=(200, 201), headers=("If-Match",), problems=(409, 412)),
+    Route("GET", f"{_PARENT}/children", parents.children, "What stands directly under it", schemas.ChildList,
+          problems=(404,)),
+    Route("PUT", f"{_PARENT}/parent", parents.put_parent, "Put a team under another one or an organisation",
+          wire.Parent, schemas.PlaceBody, problems=(404, 409)),
+    Route("PUT", f"{_PARENT}/status", parents.status, "Suspend its budget, close it, or have it go on", wire.Parent,
+          schemas.StatusBody, problems=(404, 409)),
+    Route("POST", f"{_PARENT}/grants", parents.grant, "Book a grant for all under it", wire.Parent, schemas.GrantBody,
+          status=(200, 201), headers=_ONCE, problems=(404, 409)),
     Route("GET", "/api/v1/rates", rates.listed, "Prices of GPU models, in the order of setting", schemas.GpuRateList,
           query=("model", *_PAGE)),
     Route("POST", "/api/v1/rates", rates.put, "Set a GPU model's price from an instant on", schemas.GpuRate,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from slicekeeper.wire.timekeeper import Wire
+from slicekeeper.wire.timekeeper import State, Wire
 from timekeeper.books import MAX_AMOUNT_MS
 
 Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS, description="GPU-milliseconds.")]
@@ -67,6 +67,39 @@ class TransferBody(Body, frozen=True, kw_only=True):
     amount_ms: Amount
     reason: Reason
     valid_to: Instant | None = None
+
+
+class ParentBudgetBody(BudgetBody, frozen=True, kw_only=True):
+    """A team or an organisation and its budget."""
+
+    kind: Literal["team", "organisation"]
+
+
+class PlaceBody(Body, frozen=True, kw_only=True):
+    """Under whom a budget stands from now on; null: under nobody."""
+
+    parent: Annotated[str, Meta(min_length=1, max_length=63)] | None
+    reason: Reason
+
+
+class Child(Wire, frozen=True, kw_only=True):
+    """A budget that stands directly under another one."""
+
+    name: str
+    kind: str
+    """`namespace`, `team` or `organisation`."""
+    state: State
+    balance_ms: int
+    """Left of its own budget."""
+    consumed_ms: int
+    """What it was charged of the budget above in that one's period."""
+
+
+class ChildList(Wire, frozen=True, kw_only=True):
+    """All that stands directly under a budget, in the order of names."""
+
+    items: list[Child]
+    as_of: str
 
 
 class StatusBody(Body, frozen=True, kw_only=True):

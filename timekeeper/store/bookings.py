@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, aliased
 from timekeeper.ledger import AccountKind, Booked, entries, idempotency_key
 from timekeeper.records import Posting, PostingKind
 from timekeeper.store.models import Account, Entry, Transaction
+from timekeeper.timeline import CHILD
 
 REVERSAL = "reversal"
 _CHUNK = 500
@@ -200,6 +201,22 @@ def lines(session: Session, namespace: int, after: int, limit: int) -> list[Line
         .limit(limit)
     )
     return [Line(key, kind, amount, txn) for key, kind, amount, txn in session.execute(query)]
+
+
+def charged_below(session: Session, key: int, since: int | None) -> Counter[int]:
+    """Return what those below a budget were charged of it, as booked, since its period began (None: ever)."""
+    undone = aliased(Transaction)
+    kind, due = func.coalesce(undone.kind, Transaction.kind), func.coalesce(due_at(undone), due_at())
+    query = (
+        select(Transaction.subject, func.sum(Transaction.amount_ms))
+        .outerjoin(undone, undone.id == Transaction.reverses)
+        .where(Transaction.namespace_id == key, kind == "charge", Transaction.subject.startswith(CHILD))
+        .group_by(Transaction.subject)
+    )
+    if since is not None:
+        query = query.where(due > since)
+    rows = session.execute(query)
+    return Counter({int(subject.removeprefix(CHILD)): int(amount) for subject, amount in rows})
 
 
 @dataclass(frozen=True)

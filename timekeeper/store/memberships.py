@@ -43,6 +43,10 @@ class Tree:
             found.append(parents[found[-1]])
         return found
 
+    def below(self, key: int) -> list[int]:
+        """Return a budget and those that stand under it."""
+        return [one for one in sorted(self.keys) if key in self.chain(one)]
+
 
 def put(session: Session, child: int, parent: int | None, *, since: int, actor: str) -> None:
     """Have a budget stand under another one, or under none, from an instant on."""

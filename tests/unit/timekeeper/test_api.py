@@ -383,7 +383,7 @@ WITH_IDENTITY = [route for route in ROUTES if not route.public]
 
 
 def fill(path: str) -> str:
-    return path.replace("{namespace}", "team")
+    return path.replace("{namespace}", "team").replace("{parent}", "physics")
 
 
 @pytest.mark.parametrize("route", WITH_IDENTITY, ids=lambda r: f"{r.method} {r.path}")
@@ -663,3 +663,75 @@ def _exercise(operation: Any) -> None:
         case.call_and_validate(headers=OPERATOR, excluded_checks=[positive_data_acceptance])
 
     run()
+
+
+BODY = {"kind": "team", "amountMs": 20_000, "period": "none"}
+
+
+def test_teams_and_organisations_are_made_put_above_each_other_and_bind(world: World) -> None:
+    assert world.call("PUT", "/api/v1/parents/physics", BODY).status_code == 201
+    made = world.call("PUT", "/api/v1/parents/science", {**BODY, "kind": "organisation", "amountMs": 10**9})
+    assert (made.status_code, made.json["state"], made.json["parent"]) == (201, "ok", None)
+    for path, parent in (("parents/physics", "science"), ("budgets/team", "physics"), ("budgets/other", "physics")):
+        put = world.call("PUT", f"/api/v1/{path}/parent", {"parent": parent, "reason": "r"})
+        assert (put.status_code, put.json["parent"]) == (200, parent), put.data
+    world.pod("a")
+    world.pod("b", "other")
+    world.clock.advance(4_000)
+    physics = world.get("/api/v1/parents/physics")
+    assert (physics["usedMs"], physics["balanceMs"], physics["runOutAt"]) == (
+        8_000, 12_000, format_instant(T0 + 10_000),
+    )  # fmt: skip
+    for name in ("physics", "science"):
+        below = world.get(f"/api/v1/parents/{name}/children")["items"]
+        assert sum(child["consumedMs"] for child in below) == world.get(f"/api/v1/parents/{name}")["usedMs"] == 8_000
+    decision = world.get("/api/v1/decisions/team")
+    assert (decision["boundBy"], decision["balanceMs"], decision["state"]) == ("physics", 12_000, "ok")
+    assert decision["runOutAt"] == format_instant(T0 + 10_000)
+    world.clock.advance(8_000)
+    decision = world.get("/api/v1/decisions/team")
+    assert (decision["state"], decision["since"]) == ("exhausted", format_instant(T0 + 10_000))
+    assert decision["reason"].startswith("nothing is left of the budget of team physics")
+    grant, once = {"amountMs": 5_000, "reason": "more"}, {"Idempotency-Key": "k"}
+    for status in (201, 200):
+        booked = world.call("POST", "/api/v1/parents/physics/grants", grant, once)
+        assert (booked.status_code, booked.json["balanceMs"]) == (status, 5_000)
+    assert world.get("/api/v1/decisions/team")["state"] == "ok"
+    suspended = world.call("PUT", "/api/v1/parents/science/status", {"status": "suspended", "reason": "r"})
+    assert (suspended.status_code, suspended.json["state"]) == (200, "suspended")
+    assert world.get("/api/v1/budgets/team")["boundBy"] == "science"
+    assert [item["name"] for item in world.get("/api/v1/parents")["items"]] == ["physics", "science"]
+    audited = world.get("/api/v1/audit")["items"]
+    assert [entry["action"] for entry in audited] == [
+        "team", "organisation", "parent", "parent", "parent", "grant", "status",
+    ]  # fmt: skip
+    assert world.get("/api/v1/audit?namespace=team")["items"][0]["detail"]["parent"] == "physics"
+    assert verify(world.service.books.database.engine, carry=False).differences == []
+
+
+@pytest.mark.parametrize(
+    ("path", "parent", "status", "code"),
+    [
+        ("parents/physics", "physics", 409, "hierarchy-cycle"),
+        ("parents/science", "physics", 409, "parent-refused"),
+        ("budgets/team", "nobody", 404, "parent-unknown"),
+        ("budgets/team", "No Name", 422, "parent-invalid"),
+    ],
+)
+def test_what_is_no_hierarchy_is_refused_by_field(world: World, path: str, parent: str, status: int, code: str) -> None:
+    for name, kind in (("physics", "team"), ("science", "organisation")):
+        world.call("PUT", f"/api/v1/parents/{name}", {**BODY, "kind": kind})
+    refused = world.call("PUT", f"/api/v1/{path}/parent", {"parent": parent, "reason": "r"})
+    assert (refused.status_code, refused.json["code"], refused.json["field"]) == (status, code, "parent")
+    assert parent in refused.json["detail"]
+
+
+def test_a_parents_budget_is_changed_by_version(world: World) -> None:
+    etag = world.call("PUT", "/api/v1/parents/physics", BODY).headers["ETag"]
+    changed = world.call("PUT", "/api/v1/parents/physics", {**BODY, "amountMs": 5}, {"If-Match": etag})
+    assert (changed.status_code, changed.json["amountMs"]) == (200, 5)
+    stale = world.call("PUT", "/api/v1/parents/physics", {**BODY, "amountMs": 6}, {"If-Match": etag})
+    assert (stale.status_code, stale.json["code"]) == (412, "version-mismatch")
+    kept = world.call("GET", "/api/v1/parents/physics", headers={"If-None-Match": changed.headers["ETag"]})
+    assert kept.status_code == 304
+    assert world.call("PUT", "/api/v1/parents/physics", {**BODY, "kind": "organisation"}).json["field"] == "parent"

@@ -100,18 +100,25 @@ def grant(namespace: str) -> Response:
     caller = it.allow("create", name, "grants")
     given = requests.body(GrantBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
+    start, end = validity(given, order, repeated=_booked(it, name, order.key))
+    made = movements.grant(it.books, place(it, name), order, valid_from=start, valid_to=end, priority=given.priority)
+    return _done(it, name, made=made)
+
+
+def validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[int, int | None]:
+    """Return from when to when a grant is valid.
+
+    Raises Problem where that is not possible; a repeated request may name a start that is past by now.
+    """
     start = order.now if given.valid_from is None else requests.instant(given.valid_from, "validFrom")
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
-    if start < order.now - _CLOCKS_MS and not _booked(it, name, order.key):
+    if start < order.now - _CLOCKS_MS and not repeated:
         raise Problem(
             422, "instant-past", "validFrom lies in the past; leave it out for a grant from now on", "validFrom"
         )
     if end is not None and end <= start:
         raise Problem(422, "instant-order", "validTo must be later than validFrom", "validTo")
-    made = movements.grant(
-        it.books, place(it, name), order, valid_from=max(start, order.now), valid_to=end, priority=given.priority
-    )
-    return _done(it, name, made=made)
+    return max(start, order.now), end
 
 
 def refund(namespace: str) -> Response:
