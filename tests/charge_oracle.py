@@ -100,3 +100,64 @@ def first_exhausted(intervals: Sequence[Interval], at: int, until: int, left: in
         middle = (low + high) // 2
         low, high = (middle, high) if spent(middle) < left else (low, middle)
     return high if spent(high) == left else low
+
+
+class Tree:
+    """Budgets above each other: a pod is charged to its namespace and all above it, or to none.
+
+    `pods` are those of namespaces; `amounts` of all budgets are there from the start, grants are (instant, budget,
+    amount).
+    """
+
+    def __init__(
+        self, pods: dict[str, Sequence[Interval]], amounts: dict[str, int], parents: dict[str, str],
+        grants: Sequence[tuple[int, str, int]] = (),
+    ) -> None:  # fmt: skip
+        self.above = {name: [name] for name in amounts}
+        for chain in self.above.values():
+            while chain[-1] in parents:
+                chain.append(parents[chain[-1]])
+        self.pods = [(name, i) for name, mine in pods.items() for i in mine]
+        self.left, self.used = dict(amounts), dict.fromkeys(amounts, 0)
+        self.spent = {name for name, amount in amounts.items() if not amount}
+        self.charged = dict.fromkeys((i.uid for _, i in self.pods), 0)
+        self.at, last = min(i.start for _, i in self.pods), max(i.end for _, i in self.pods)
+        self.grant([grant for grant in grants if grant[0] <= self.at])
+        for event in sorted({since for since, _, _ in grants if self.at < since < last} | {last}):
+            while self.at < event:
+                self.go(min((self.stop(budget, event) for budget in amounts), default=event))
+                self.judge(event)
+            self.grant([grant for grant in grants if grant[0] == event])
+
+    def charges(self) -> dict[str, tuple[int, int]]:
+        """Charge to and over budget by pod UID."""
+        return {i.uid: (self.charged[i.uid], i.charge(i.end) - self.charged[i.uid]) for _, i in self.pods}
+
+    def grant(self, grants: Sequence[tuple[int, str, int]]) -> None:
+        for _, name, more in grants:
+            self.left[name] += more
+            self.spent.discard(name)
+
+    def drawing(self, budget: str) -> list[Interval]:
+        return [i for name, i in self.pods if budget in self.above[name] and not self.spent & set(self.above[name])]
+
+    def stop(self, budget: str, until: int) -> int:
+        if budget in self.spent:
+            return until
+        return first_exhausted(self.drawing(budget), self.at, until, self.left[budget])
+
+    def go(self, to: int) -> None:
+        for name, i in self.pods:
+            part = 0 if self.spent & set(self.above[name]) else i.charge(to) - i.charge(self.at)
+            self.charged[i.uid] += part
+            for budget in self.above[name]:
+                self.left[budget] -= part
+                self.used[budget] += part
+        self.at = to
+
+    def judge(self, until: int) -> None:
+        """Exhaust what is used up, or cannot carry the next millisecond; the lower budgets are asked first."""
+        for budget in sorted(self.left, key=lambda b: -len(self.above[b])):
+            step = sum(i.charge(self.at + 1) - i.charge(self.at) for i in self.drawing(budget))
+            if self.left[budget] == 0 or (self.at < until and step > self.left[budget]):
+                self.spent.add(budget)

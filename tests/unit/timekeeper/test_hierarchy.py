@@ -9,6 +9,10 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from charge_oracle import Interval, Tree
+from databases import Databases
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
@@ -76,6 +80,61 @@ def consumed(books: Books, name: str) -> int:
     with books.database.reading() as session:
         places = {place.name: place for place in namespaces.everyone(session)}
         return bookings.balances(session, places[name].id)["charged"]
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_late_and_reordered_knowledge_ends_in_what_an_independent_oracle_says(
+    databases: Databases, data: st.DataObject
+) -> None:
+    names = ("red", "blue", "green")
+    amounts = {name: data.draw(st.integers(1, 40_000), name) for name in (*names, "physics", "science")}
+    parents = {"red": "physics", "blue": "physics", "green": "science", "physics": "science"}
+    pods = data.draw(st.lists(
+        st.tuples(st.sampled_from(names), st.integers(0, 20_000), st.integers(1, 20_000), st.integers(1, 3)),
+        min_size=1, max_size=6,
+    ))  # fmt: skip
+    grants = data.draw(st.lists(
+        st.tuples(st.integers(1, 30_000), st.sampled_from(sorted(amounts)), st.integers(1, 9_000)), max_size=3,
+        unique_by=lambda grant: grant[0],
+    ))  # fmt: skip
+    intervals = [
+        (name, Interval(f"pod-{n}", T0 + start, T0 + start + length, Fraction(1, den)))
+        for n, (name, start, length, den) in enumerate(pods)
+    ]
+    told = data.draw(st.permutations(intervals))
+    policies = {
+        name: NamespacePolicy(budget=BudgetPolicy(amount=f"{amounts[name]}ms", period="none")) for name in names
+    }
+    with databases.migrated() as url:
+        books = Books(Database(make_engine(url)), "default", carry=False)
+        try:
+            team(books, "physics", amounts["physics"], at=T0 - 1)
+            team(books, "science", amounts["science"], kind="organisation", at=T0 - 1)
+            for child in ("physics", *names):
+                place = child if child == "physics" else Place(f"uid-{child}", child, policies[child])
+                under(books, place, parents[child], T0 - 1)
+            for index, (since, name, amount) in enumerate(sorted(grants)):
+                target = Place(
+                    f"uid-{name}" if name in names else namespaces.parent_uid(name), name, policies.get(name, POLICY)
+                )
+                movements.grant(books, target, order(amount, f"{index}", T0), valid_from=T0 + since, valid_to=None)
+            for step, (name, one) in enumerate(told):
+                opening = Opening(one.uid, one.uid, name, f"uid-{name}", "n", ("g",), '{"main":1}', "standard",
+                                  {"": one.rate}, one.start, ())  # fmt: skip
+                books.apply([opening], [], policies, T0 + 50_000 + step)
+            for _, one in reversed(told):
+                books.apply([], [Closing(one.uid, one.end, "finished")], policies, T0 + 60_000)
+            mine = {name: [i for n, i in intervals if n == name] for name in names}
+            oracle = Tree(mine, amounts, parents, [(T0 + since, name, amount) for since, name, amount in grants])
+            wanted, used = oracle.charges(), oracle.used
+            with books.database.reading() as session:
+                found = bookings.booked_by_pod(session, sorted(wanted))
+            assert {uid: found.get(uid, (0, 0)) for uid in wanted} == wanted
+            assert {name: consumed(books, name) for name in amounts} == used
+            assert verify(books.database.engine, carry=False).differences == []
+        finally:
+            books.database.close()
 
 
 def test_a_team_that_runs_out_stops_all_its_namespaces_at_one_instant(books: Books) -> None:

@@ -27,7 +27,7 @@ from sqlalchemy import text
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import movements
+from timekeeper import hierarchy, movements
 from timekeeper.books import Books, Closing, Opening
 from timekeeper.movements import BALANCE_INSUFFICIENT, REFUND_ABOVE_CHARGE, Order, Place
 from timekeeper.records import Rule
@@ -43,6 +43,7 @@ STARTS = {
 }
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_zone="Europe/Berlin"))
 PLACES = {name: Place(f"uid-{name}", name, POLICY) for name in ("team", "other")}
+PARENTS = {name: Place(namespaces.parent_uid(name), name, POLICY) for name in ("lab", "school")}
 places, amounts = st.sampled_from(sorted(PLACES)), st.integers(1, 30 * MINUTE)
 prices = st.sampled_from([Fraction(1), Fraction(3, 2), Fraction(1, 3), Fraction(0)])
 
@@ -61,6 +62,8 @@ class Ledger(RuleBasedStateMachine):
         self.prices: list[tuple[int, Fraction]] = []
         self.refunded: Counter[str] = Counter()
         self.gross = 0
+        self.made_parents: set[str] = set()
+        self.links: list[tuple[int, str, str | None]] = []
 
     @initialize(start=st.sampled_from(sorted(STARTS)))
     def begin(self, start: str) -> None:
@@ -163,6 +166,55 @@ class Ledger(RuleBasedStateMachine):
     @rule(name=places, status=st.sampled_from(["active", "suspended"]))
     def a_status(self, name: str, status: Any) -> None:
         self.books.set_status(f"uid-{name}", name, POLICY, status, reason="r", actor="me", now=self.now)
+
+    @rule(name=st.sampled_from(sorted(PARENTS)), amount=amounts, period=st.sampled_from(["none", "hour", "day"]))
+    def a_parents_budget(self, name: str, amount: int, period: Any) -> None:
+        rule, kind = Rule(self.now, amount, period, "Europe/Berlin"), "team" if name == "lab" else "organisation"
+        hierarchy.put_parent(self.books, name, kind, rule, actor="me", if_match=None)  # type: ignore[arg-type]
+        self.made_parents.add(name)
+
+    @precondition(lambda self: self.made_parents)
+    @rule(data=st.data(), amount=amounts)
+    def a_parents_grant(self, data: st.DataObject, amount: int) -> None:
+        place, order = PARENTS[data.draw(st.sampled_from(sorted(self.made_parents)))], self.order(amount)
+        self.twice(lambda: movements.grant(self.books, place, order, valid_from=order.now, valid_to=None))
+
+    @precondition(lambda self: self.made_parents)
+    @rule(data=st.data(), name=places)
+    def a_namespace_is_put_under(self, data: st.DataObject, name: str) -> None:
+        above = data.draw(st.sampled_from([None, *sorted(self.made_parents)]))
+        hierarchy.put_namespace_under(self.books, PLACES[name], above, reason="r", actor="me", now=self.now)
+        self.links.append((self.now, name, above))
+
+    @precondition(lambda self: len(self.made_parents) == 2)
+    @rule(above=st.sampled_from([None, "school"]))
+    def the_lab_is_put_under(self, above: str | None) -> None:
+        hierarchy.put_parent_under(self.books, "lab", above, reason="r", actor="me", now=self.now)
+        self.links.append((self.now, "lab", above))
+
+    def above(self, name: str, at: int) -> list[str]:
+        """Return what a budget stood under at an instant."""
+        found: list[str] = []
+        up = [parent for since, child, parent in self.links if child == name and since <= at][-1:]
+        while up and up[0] is not None:
+            found.append(up[0])
+            up = [parent for since, child, parent in self.links if child == found[-1] and since <= at][-1:]
+        return found
+
+    @invariant()
+    def a_parents_consumption_is_that_of_those_below(self) -> None:
+        wanted: Counter[str] = Counter()
+        with self.books.database.reading() as session:
+            everyone = namespaces.everyone(session)
+            booked = {p.name: bookings.balances(session, p.id)["charged"] for p in everyone if p.kind != "namespace"}
+            for place in everyone:
+                for one in bookings.standing(session, place.id, None) if place.kind == "namespace" else ():
+                    posting = one.posting
+                    if posting.kind in ("charge", "refund"):
+                        ran = posting.kind == "charge"
+                        for name in self.above(place.name, posting.at - ran):
+                            wanted[name] += posting.amount if ran else -posting.amount
+        assert booked == {name: wanted[name] for name in booked}
 
     @rule()
     def another_process_takes_over(self) -> None:
