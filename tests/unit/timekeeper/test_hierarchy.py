@@ -286,12 +286,12 @@ def test_the_migration_down_and_up_keeps_the_ledger(database_url: str) -> None:
     books = Books(Database(engine), "default", carry=False)
     run(books, "a", T0, T0 + 1_000)
     before = posted(books, "a")
-    migrate.downgrade(engine, "0004")
+    migrate.downgrade(engine, "0005")
     migrate.upgrade(engine)
     assert posted(books, "a") == before
     team(books, "physics", 1_000)
     under(books, RED, "physics", T0 + 2_000)
     with pytest.raises(RuntimeError, match="have no place in revision"):
-        migrate.downgrade(engine, "0004")
+        migrate.downgrade(engine, "0005")
     assert verify(engine, carry=False).differences == []
     books.database.close()

@@ -4,8 +4,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
@@ -34,7 +34,7 @@ def downgrade() -> None:
     count = op.get_bind().execute(sa.text("SELECT count(*) FROM namespace WHERE kind <> 'namespace'")).scalar_one()
     if count:
         raise RuntimeError(
-            f"{count} teams and organisations have no place in revision 0004: without them the ledger would be wrong"
+            f"{count} teams and organisations have no place in revision 0005: without them the ledger would be wrong"
         )
     op.drop_table("membership")
     with op.batch_alter_table("namespace") as table:
