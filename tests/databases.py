@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -62,19 +63,26 @@ def unprivileged() -> pwd.struct_passwd:
 class Postgres:
     """One server. `start` after `stop` goes on with the same data."""
 
-    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False, follows: Postgres | None = None) -> None:
         self._programs = find_server()
         self.user = unprivileged()
         self._folder = folder
         self._data = folder / "data"
         os.chown(folder, self.user.pw_uid, self.user.pw_gid)
-        self._run("initdb", "-D", str(self._data), "-U", "timekeeper", "-A", "trust", "-E", "UTF8", "--no-sync")
+        if follows is not None:
+            source = ["-h", "127.0.0.1", "-p", str(follows.port), "-U", "timekeeper"]
+            self._run("pg_basebackup", "-D", str(self._data), *source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+        else:
+            self._initialise()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
         self._names = count()
+
+    def _initialise(self) -> None:
+        self._run("initdb", "-D", str(self._data), "-U", "timekeeper", "-A", "trust", "-E", "UTF8", "--no-sync")
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -118,6 +126,27 @@ class Postgres:
         finally:
             engine.dispose()
 
+    def wait_for_followers(self) -> None:
+        """Have each commit wait, from now on, until a server that follows this one has it on its disk."""
+        deadline = time.monotonic() + 60
+        while not self.ask("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"):
+            assert time.monotonic() < deadline, "nobody follows"
+            time.sleep(0.05)
+        self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.execute("SELECT pg_reload_conf()")
+        while not self.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"):
+            assert time.monotonic() < deadline, "nobody follows in step"
+            time.sleep(0.05)
+
+    def ask(self, query: str) -> Any:
+        """Return the first value of an answer."""
+        engine = create_engine(self.url("postgres"))
+        try:
+            with engine.connect() as connection:
+                return connection.execute(text(query)).scalar()
+        finally:
+            engine.dispose()
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop: SIGINT ends it in good order whoever is connected; SIGQUIT is a crash."""
         if self._process is not None and self._process.poll() is None:
@@ -136,10 +165,10 @@ class Postgres:
 
 
 @contextmanager
-def postgres(*, durable: bool = False) -> Iterator[Postgres]:
-    """Run a server of its own."""
+def postgres(*, durable: bool = False, follows: Postgres | None = None) -> Iterator[Postgres]:
+    """Run a server of its own, or one that follows another."""
     with tempfile.TemporaryDirectory(prefix="slicekeeper-postgres-") as folder:
-        server = Postgres(Path(folder), durable=durable)
+        server = Postgres(Path(folder), durable=durable, follows=follows)
         server.start()
         try:
             yield server

@@ -305,7 +305,6 @@ def measure_churn(it: Made) -> None:
     book.database.close()
     assert differences == []
     plain_seconds = plain_lives(it)
-    plain(it.url, "VACUUM" if it.kind == "SQLite" else "CHECKPOINT")
     table(f"{it.kind}: {PODS:,} pods that open and close, {BATCH} at a time", ("", "value"), [
         ("opened, pods/s", PODS / (opened - begun)), ("closed and charged, pods/s", PODS / (closed - opened)),
         ("seconds for all (a minute is allowed)", closed - begun),
