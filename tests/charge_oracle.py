@@ -62,8 +62,10 @@ def interval(pod: dict[str, Any], memory_mib: int, background: Fraction) -> Inte
         rate *= background
     start = instant(annotations["slicekeeper.io/bound-at"])
     disrupted = [instant(c["lastTransitionTime"]) for c in status["conditions"] if c["type"] == "DisruptionTarget"]
-    asked = instant(metadata["deletionTimestamp"]) - 1000 * metadata.get("deletionGracePeriodSeconds", 0)
-    end = max(finished or disrupted or [asked])
+    ends = finished or disrupted
+    if not ends:
+        ends = [instant(metadata["deletionTimestamp"]) - 1000 * metadata.get("deletionGracePeriodSeconds", 0)]
+    end = max(ends)
     return Interval(metadata["uid"], start, max(end, start), rate)
 
 

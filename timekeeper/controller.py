@@ -300,7 +300,9 @@ class Controller:
             end = interval.End(max(began, self._last_confirmed(now)), ORPHAN)
         if end is None:
             return opening, None, False
-        skewed = ["clock-skew"] if end.at > now + CLOCK_SKEW_MS else []
+        told = interval.end_of(pod, holders, 0, final=True) or end
+        ahead, behind = end.at > now + CLOCK_SKEW_MS, told.at < began - CLOCK_SKEW_MS
+        skewed = ["clock-skew"] if ahead or behind else []
         flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
         return opening, Closing(uid, end.at, end.source, tuple(flags)), True
 

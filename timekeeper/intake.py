@@ -76,7 +76,7 @@ class Intake:
         flags = {*found.flags}
         if not start.exact:
             flags.add("bound-elsewhere")
-        if start.at > now + CLOCK_SKEW_MS:
+        if start.at > now + CLOCK_SKEW_MS or start.at < interval.created_at(pod, start.at) - CLOCK_SKEW_MS:
             flags.add("clock-skew")
         holders = {r.container: r.gpus for r in request.requests}
         for container, count in request.whole_device_gpus.items():

@@ -42,6 +42,12 @@ def is_terminal(pod: Mapping[str, Any]) -> bool:
     return as_map(pod.get("status")).get("phase") in TERMINAL
 
 
+def created_at(pod: Mapping[str, Any], default: int) -> int:
+    """Return when the API server made the pod, by its clock; `default` where the record does not say."""
+    found = _instant(as_map(pod.get("metadata")).get("creationTimestamp"))
+    return default if found is None else found
+
+
 def is_bound(pod: Mapping[str, Any]) -> bool:
     """Whether the pod was ever given to a node."""
     return bool(as_map(pod.get("spec")).get("nodeName"))

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two controllers that both believe they lead, clocks that differ by an hour, a watch that repeats and disorders."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import charge_oracle
+import pytest
+
+from simulator.api import Api, ApiServer
+from simulator.cluster import Cluster
+from slicekeeper import inventory, names
+from slicekeeper.clock import ManualClock
+from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
+from slicekeeper.namespace_policy import PolicyFile
+from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
+from slicekeeper.units import format_instant, format_seconds
+from timekeeper.books import Books
+from timekeeper.controller import Controller
+from timekeeper.store import bookings, workloads
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.verify import verify
+
+T0 = 1_767_225_600_000
+HOUR, AMOUNT = 3_600_000, 40_000
+GPU = inventory.Gpu(uuid="GPU-1", model="A100", memory_mib=40960)
+SKEWS = (0, HOUR, -HOUR)
+
+
+class Stage:
+    """An API server, and two timekeepers on one database."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.clock = ManualClock(T0)
+        self.cluster = Cluster(self.clock)
+        self.server = ApiServer(Api(self.cluster))
+        self.server.start()
+        policy = folder / "policy.yaml"
+        policy.write_text(f"default: {{budget: {{amount: {AMOUNT}ms, period: none}}}}")
+        settings = Settings(
+            kubernetes=KubernetesSettings(server=self.server.url),
+            policy=PolicySettings(file=str(policy), exempt_namespaces=()),
+        )
+        self.kube = KubeClient(settings.kubernetes)
+        self.kube.create(NAMESPACES, {"metadata": {"name": "team"}})
+        self.kube.create(NODES, {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}})
+        self.controllers = []
+        self.databases = []
+        for _ in range(2):
+            database = Database(make_engine(url))
+            books = Books(database, "default", carry=False)
+            controller = Controller(settings, self.clock, self.kube, books, PolicyFile(settings.policy))
+            controller.namespaces.on_list(self.kube.list(NAMESPACES)[0])
+            self.controllers.append(controller)
+            self.databases.append(database)
+        self.versions: list[Object] = []
+
+    def create(self, name: str, core: int, bound: int) -> None:
+        limits = {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "16"}
+        annotations = {names.gpu_annotation("main"): GPU.uuid, names.BOUND_AT: format_instant(bound)}
+        pod: Object = {
+            "metadata": {
+                "name": name, "namespace": "team", "finalizers": ["example.com/keeps", names.FINALIZER],
+                "labels": {names.MANAGED_LABEL: "true"}, "annotations": annotations,
+            },
+            "spec": {
+                "restartPolicy": "Never", "nodeName": "n",
+                "containers": [{"name": "main", "resources": {"limits": limits}}],
+            },
+            "status": {"phase": "Running", "conditions": []},
+        }  # fmt: skip
+        self.cluster.store.create(PODS, pod, "team")
+
+    def end(self, name: str, at: int) -> None:
+        def change(pod: Object) -> Object:
+            done = {"terminated": {"exitCode": 0, "finishedAt": format_seconds(at)}}
+            pod["status"] |= {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": done}]}
+            return pod
+
+        self.cluster.store.update(PODS, name, "team", change, subresource="status")
+
+    def pods(self) -> list[Object]:
+        return self.kube.list(PODS)[0]
+
+    def look(self) -> None:
+        """Both look at once."""
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda controller: controller.look(), self.controllers))
+
+    def close(self) -> None:
+        for controller, database in zip(self.controllers, self.databases, strict=True):
+            controller.stop()
+            database.close()
+        self.kube.close()
+        self.server.stop()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, database_url: str) -> Iterator[Stage]:
+    made = Stage(tmp_path, database_url)
+    yield made
+    made.close()
+
+
+def deliver(stage: Stage, chance: random.Random) -> None:
+    """Bring each controller what its watch may: newest, older, the same again, or nothing this time."""
+    newest = stage.pods()
+    stage.versions += newest
+    for controller in stage.controllers:
+        events = [*newest, *chance.choices(stage.versions, k=4)]
+        chance.shuffle(events)
+        for pod in events[: chance.randint(0, len(events))]:
+            controller.pods.on_event("MODIFIED", pod)
+        if chance.random() < 0.2:
+            controller.pods.on_list(chance.choice((newest, stage.versions[-len(newest) :])))
+
+
+def test_the_ledger_is_what_the_pods_records_say(stage: Stage) -> None:
+    chance = random.Random(11)
+    skewed: dict[str, tuple[int, int]] = {}
+    running: list[str] = []
+    for step in range(18):
+        now = stage.clock.now_ms()
+        if step < 9:
+            name = f"pod-{step}"
+            skewed[name] = SKEWS[step % 3], SKEWS[step // 3]
+            stage.create(name, chance.choice((30, 50, 70)), now + skewed[name][0])
+            running.append(name)
+        elif running:
+            name = running.pop(chance.randrange(len(running)))
+            stage.end(name, now + skewed[name][1])
+        deliver(stage, chance)
+        stage.look()
+        stage.clock.advance(chance.randint(100, 4_000))
+    for _ in range(3):
+        for controller in stage.controllers:
+            controller.pods.on_list(stage.pods())
+        stage.look()
+    records = stage.pods()
+    assert [pod["metadata"]["finalizers"] for pod in records] == [["example.com/keeps"]] * 9
+    check(stage, records, skewed)
+
+
+def check(stage: Stage, records: list[Object], skewed: dict[str, tuple[int, int]]) -> None:
+    found: list[Any] = [charge_oracle.interval(pod, GPU.memory_mib, Fraction(1)) for pod in records]
+    wanted = charge_oracle.charges(found, AMOUNT, [])
+    with stage.databases[0].reading() as session:
+        assert bookings.booked_by_pod(session, [uid for uid, sums in wanted.items() if any(sums)]) == {
+            uid: sums for uid, sums in wanted.items() if any(sums)
+        }
+        rows = workloads.by_uid(session, wanted)
+    assert sum(over for _, over in wanted.values()) > 0
+    for pod in records:
+        row, (bound, finished) = rows[pod["metadata"]["uid"]], skewed[pod["metadata"]["name"]]
+        assert ("clock-skew" in row.flags) == bool(bound or finished), pod["metadata"]["name"]
+    assert verify(stage.databases[0].engine, carry=False).differences == []
