@@ -7,12 +7,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
+from typing import Final
 
 import msgspec
 
 from timekeeper.periods import bounds
 from timekeeper.records import Claim, Grant, Posting, PostingKind, Records, Rule, Withdrawal
+
+_SCALE: Final = 2**40
+"""Parts of a GPU-millisecond in which what may have been spent is followed: integers, far cheaper than fractions."""
 
 
 class Bucket(msgspec.Struct):
@@ -68,6 +71,12 @@ class State(msgspec.Struct):
         )
 
 
+def _scaled(claim: Claim, at: int) -> int:
+    """Return a pod's rate in parts, rounded up."""
+    num, den = claim.rate(at)
+    return -(-num * _SCALE // den)
+
+
 def rule_at(rules: Sequence[Rule], at: int) -> Rule:
     """Return the rule in force at an instant."""
     return next((rule for rule in reversed(rules) if rule.since <= at), rules[0])
@@ -83,9 +92,9 @@ def period_bucket(rule: Rule, at: int) -> tuple[int | None, Bucket]:
 class Line:
     """One budget's passage along the time line.
 
-    A window is a stretch in which allowances don't change. Within it only the exact sum of the rates is followed;
-    the pods' rounded charges are added up where the sum comes near what is left, and when the window closes. So a
-    boundary costs little, however many pods run.
+    A window is a stretch in which allowances don't change. Within it only the sum of the rates is followed, as whole
+    parts of a GPU-millisecond, rounded up; the pods' rounded charges are added up where that sum comes near what is
+    left, and when the window closes. So a boundary costs little, however many pods run.
     """
 
     def __init__(self, key: int, state: State, records: Records, at: int) -> None:
@@ -112,8 +121,8 @@ class Line:
                 self.withdrawals.setdefault(withdrawal.at, []).append(withdrawal)
         self._carry = records.carry
         self._counted: dict[str, Claim] = {}
-        self._rates: dict[str, Fraction] = {}
-        self._rate = Fraction(0)
+        self._rates: dict[str, int] = {}
+        self._rate = 0
         self._open_window()
 
     @property
@@ -131,7 +140,8 @@ class Line:
         self._entered: dict[str, int] = {}
         self._base = {key: claim.gross(self._from) for key, claim in self._counted.items()}
         self._ended = 0
-        self._estimate = Fraction(0)
+        self._estimate = 0
+        self._repriced: dict[str, int] = {}
         self._ahead = (self._from, self._estimate)
         self._available = self.state.balance + self.rule.credit
 
@@ -141,23 +151,27 @@ class Line:
         self._counted[key] = claim
         self._base[key] = claim.gross(at)
         self._entered[key] = at
-        self._rates[key] = claim.rate(at)
+        self._rates[key] = _scaled(claim, at)
         self._rate += self._rates[key]
 
     def leave(self, claim: Claim) -> None:
         """Count a pod's time no more."""
         at, key = self.state.at, claim.key
         del self._counted[key]
-        self._rate -= self._rates.pop(key)
-        entered = self._entered.pop(key, self._from)
-        self._estimate -= claim.exact(at) - claim.exact(max(claim.start, entered))
+        rate, entered = self._rates.pop(key), self._entered.pop(key, self._from)
+        self._rate -= rate
+        self._estimate -= rate * (at - entered) + self._repriced.pop(key, 0)
         self._ended += claim.gross(at) - self._base.pop(key)
 
     def reprice(self, claim: Claim) -> None:
         """Follow a pod whose price turns now."""
-        rate = claim.rate(self.state.at)
-        self._rate += rate - self._rates[claim.key]
-        self._rates[claim.key] = rate
+        key, at, rate = claim.key, self.state.at, _scaled(claim, self.state.at)
+        before = self._rates[key]
+        since = self._entered.get(key, self._from)
+        self._repriced[key] = self._repriced.get(key, 0) + before * (at - since)
+        self._entered[key] = at
+        self._rate += rate - before
+        self._rates[key] = rate
 
     def _spent(self, at: int) -> int:
         base = self._base
@@ -216,7 +230,7 @@ class Line:
         before = self.state.at
         estimate = self._estimate + self._rate * (to - before)
         self._ahead = (to, estimate)
-        if self._ended + estimate + len(self._counted) < self._available or self._spent(to) < self._available:
+        if self._at_most(estimate) < self._available or self._spent(to) < self._available:
             return None
         after = to
         while after - before > 1:
@@ -242,7 +256,11 @@ class Line:
     def _may_cross(self) -> bool:
         if not self._counted or self.state.over_budget:
             return False
-        return self._ended + self._estimate + self._rate + len(self._counted) >= self._available
+        return self._at_most(self._estimate + self._rate) >= self._available
+
+    def _at_most(self, estimate: int) -> int:
+        """Return what can have been spent at most, rounding included."""
+        return self._ended + estimate // _SCALE + 1 + len(self._counted)
 
     # What happens at an instant
 

@@ -51,12 +51,12 @@ class Claim:
             since, rate = turn, Fraction(num, den)
         return total + rate * max(last - since, 0)
 
-    def rate(self, at: int) -> Fraction:
-        """Return the rate in force from an instant on."""
-        found = Fraction(self.num, self.den)
+    def rate(self, at: int) -> tuple[int, int]:
+        """Return the rate in force from an instant on, as numerator and denominator."""
+        found = self.num, self.den
         for turn, num, den in self.turns:
             if turn <= at:
-                found = Fraction(num, den)
+                found = num, den
         return found
 
 

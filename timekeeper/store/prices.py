@@ -33,6 +33,8 @@ class PriceBook:
         for model, since, rate in sorted(rows):
             self._by_model.setdefault(model, []).append((since, rate))
         self._shares: dict[str, dict[str, Fraction]] = {}
+        self._newest: dict[str, Fraction] = {}
+        """What shares cost since the last price of any of their models."""
 
     def rate(self, model: str, at: int) -> Fraction:
         """Return a model's rate at an instant; 1 where nobody has set one."""
@@ -53,6 +55,11 @@ class PriceBook:
             found = msgspec.json.decode(shares, type=dict[str, str])
             mine = self._shares[shares] = {model: Fraction(text) for model, text in found.items()}
         turns = {since for model in mine for since, _ in self._by_model.get(model, ()) if since > start}
+        if not turns:
+            rate = self._newest.get(shares)
+            if rate is None:
+                rate = self._newest[shares] = self._total(mine, start)
+            return Claim(key, start, end, rate.numerator, rate.denominator)
         first, *later = [(at, self._total(mine, at)) for at in (start, *sorted(turns))]
         told = []
         last = first[1]
