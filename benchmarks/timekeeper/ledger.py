@@ -45,7 +45,7 @@ from timekeeper.store.verify import verify  # noqa: E402
 
 NOW = int(time.time() * 1000)
 HOUR = 3_600_000
-PODS, THREADS, SECONDS, ROUNDS = 10_000, 16, 5, 3
+PODS, THREADS, SECONDS, ROUNDS = 10_000, 16, 4, 3
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="1000h", period="month"))
 SIZES = (10**3, 10**5, 10**6)
 
