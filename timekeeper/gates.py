@@ -197,10 +197,7 @@ class Gates:
             return False
         with self._books.database.reading() as session:
             free = reservations.free_of(session, position, now)
-        state, rule = position.at(now), position.rule.rule
-        granted = sum(bucket.left for bucket in state.grants)
-        # What a whole period brings, with nothing set aside; a budget that is granted once has what is left.
-        most = (state.balance if rule.period == "none" else rule.amount + rule.rollover + granted) + rule.credit
+        most = reservations.most_of(position, now)
         if hold.amount > most:
             self._tell(
                 pod, "never",
@@ -209,14 +206,17 @@ class Gates:
             )  # fmt: skip
             return False
         missing = hold.amount - max(free.amount, 0)
-        comes = state.period.expires
+        tight = next(known for known in (position.known, *position.above) if known.id == free.tightest)
+        comes = position.together.at(now)[tight.id].period.expires
+        rule = position.together.forest.records[tight.id].rules[-1]
+        where = "" if tight is position.known else f" in the budget of {tight.title} above"
         when = "" if comes is None or rule.amount == 0 else (
             f"; the next period begins {format_instant(comes)} and brings {format_duration(rule.amount)}"
         )  # fmt: skip
         self._tell(
             pod, "missing",
             f"needs {needs}: {format_duration(missing)} are missing ({format_duration(max(free.amount, 0))} are free, "
-            f"{format_duration(free.held)} set aside for others){when}",
+            f"{format_duration(free.held)} set aside for others){where}{when}",
         )  # fmt: skip
         return True
 

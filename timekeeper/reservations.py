@@ -32,10 +32,11 @@ CONTROLLER: Final = "controller"
 
 @dataclass(frozen=True)
 class Free:
-    """What a namespace may set aside at an instant, and what it has set aside."""
+    """What a namespace may set aside at an instant, what it has set aside, and which budget has the least free."""
 
     amount: int
     held: int
+    tightest: int
 
 
 def free_of(session: Session, position: Position, now: int) -> Free:
@@ -44,7 +45,20 @@ def free_of(session: Session, position: Position, now: int) -> Free:
     tree = Tree(frozenset(states), tuple(together.forest.links))
     rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.known.id)}
     held = store.held(session, position.known.id, max(now, states[position.known.id].at))
-    return Free(_least(session, tree, states, rules, now), held)
+    amount, tightest = _least(session, tree, states, rules, now)
+    return Free(amount, held, tightest)
+
+
+def most_of(position: Position, now: int) -> int:
+    """Return what could be set aside with nothing else set aside, now or in the next period; the least of the chain."""
+    states, records = position.together.at(now), position.together.forest.records
+    most = []
+    for known in (position.known, *position.above):
+        state, rule = states[known.id], records[known.id].rules[-1]
+        granted = sum(bucket.left for bucket in state.grants)
+        # A budget that is granted once has what is left of it.
+        most.append((state.balance if rule.period == "none" else rule.amount + rule.rollover + granted) + rule.credit)
+    return min(most)
 
 
 def held(books: Books, now: int, namespace: int | None = None) -> Counter[int]:
@@ -160,18 +174,18 @@ def _free(books: Books, session: Session, namespace: int, now: int) -> int:
     states = books.settle_all(session, {namespace: None}, now)
     tree = memberships.tree(session, [namespace], IN_FORCE)
     rules = {key: namespaces.rules(session, key)[-1].rule for key in tree.chain(namespace)}
-    return _least(session, tree, states, rules, now)
+    return _least(session, tree, states, rules, now)[0]
 
 
 def _least(
     session: Session, tree: Tree, states: Mapping[int, State], rules: Mapping[int, Rule], now: int
-) -> int:  # fmt: skip
-    """Return what is free in the tightest of some budgets; what is set aside below one is set aside in it too."""
+) -> tuple[int, int]:  # fmt: skip
+    """Return what is free in the tightest of some budgets, and which that is: what is set aside below counts."""
     free = []
     for key, rule in rules.items():
         state = states[key]
         held = sum(store.held(session, one, max(now, state.at)) for one in tree.below(key))
-        free.append(state.balance + rule.credit - held if rule.open and not state.exhausted else 0)
+        free.append((state.balance + rule.credit - held if rule.open and not state.exhausted else 0, key))
     return min(free)
 
 

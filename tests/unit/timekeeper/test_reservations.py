@@ -13,10 +13,11 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.inventory import Gpu
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.request import GpuRequest, PodRequest
-from timekeeper import movements, reservations
+from timekeeper import hierarchy, movements, reservations
 from timekeeper.books import Books, Closing, Opening
 from timekeeper.holds import Hold, hold_of, span_of
 from timekeeper.movements import Order, Place
+from timekeeper.records import Rule
 from timekeeper.store import reservations as store
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
@@ -156,6 +157,27 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
         reservations.release(books, "team", row.id, actor="me", now=T0)
 
 
+def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Books) -> None:
+    hierarchy.put_parent(books, "lab", "team", Rule(T0, 50_000, "none", "UTC"), actor="me", if_match=None)
+    for place in (TEAM, OTHER):
+        hierarchy.put_namespace_under(books, place, "lab", reason="r", actor="me", now=T0)
+    now = T0 + 1
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(30_000, 30_000), now)
+    assert not reservations.open_for_pod(books, OTHER, "q", "q", Hold(20_001, 1), now)
+    position = books.require("other")
+    with books.database.reading() as session:
+        free = reservations.free_of(session, position, now)
+    assert (free.amount, free.tightest) == (20_000, position.above[0].id)
+    assert reservations.most_of(position, now) == 50_000
+    assert reservations.open_for_pod(books, OTHER, "q", "q", Hold(20_000, 20_000), now)
+    with pytest.raises(Conflict, match="the 0 that other has free"):
+        reservations.open_by_hand(books, OTHER, order(1, now=now), expires_at=T0 + 9)
+    run(books, "p", now, end=now + 10_000, now=now + 10_000)
+    with books.database.reading() as session:
+        free = reservations.free_of(session, books.require("team"), now + 10_000)
+    assert free.amount == 20_000, "the rest of a pod is free for all under the team"
+
+
 def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
     books.set_status("uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0)
     assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
@@ -164,8 +186,6 @@ def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
 
 
 def test_credit_may_be_set_aside_but_not_more(books: Books) -> None:
-    from timekeeper.records import Rule
-
     rule = Rule(T0, 10_000, "none", "UTC", credit=5_000)
     books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
     assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(15_001, 1), T0)
