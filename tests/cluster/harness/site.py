@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import secrets
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any
 import yaml
 from cluster.harness.cluster import Cluster
 from cluster.harness.images import SHELL_IMAGE
-from cluster.harness.install import NAMESPACE
+from cluster.harness.install import NAMESPACE, ROOT
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
 
 from slicekeeper import names
@@ -193,7 +192,7 @@ class Site:
                 assert found is not None
                 done = subprocess.run(
                     [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", "check", *arguments],
-                    env={**os.environ, "SLICEKEEPER_KUBERNETES_SERVER": f"http://{found[0]}"},
+                    env={"SLICEKEEPER_KUBERNETES_SERVER": f"http://{found[0]}", "PYTHONPATH": str(ROOT)},
                     cwd=self.folder, capture_output=True, text=True, check=False, timeout=120,
                 )  # fmt: skip
             finally:
