@@ -27,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600, func_only=True))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Uninstall last, whatever other files are called."""
+    items.sort(key=lambda item: "test_c12_uninstall" in item.nodeid)
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A cluster with Slicekeeper installed."""

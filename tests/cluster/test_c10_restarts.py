@@ -38,6 +38,11 @@ def _kill_agent(cluster: Cluster) -> None:
     cluster.run("sh", "-c", "pkill -KILL -f 'slicekeeper nodeagent [r]un' || true")
 
 
+def _restart_kubelet(cluster: Cluster) -> None:
+    cluster.kill("kubelet")
+    cluster.start("kubelet")
+
+
 def _running(site: Site, namespace: str) -> list[Object]:
     return [p for p in site.pods(namespace) if p["status"].get("phase") == "Running"
             and all(c["ready"] for c in p["status"].get("containerStatuses", []))]  # fmt: skip
@@ -52,23 +57,34 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
         time.sleep(1.5)
         _kill_agent(cluster)
         if round_ == 1:
-            cluster.kill("kubelet")
-            time.sleep(1)
-            cluster.start("kubelet")
+            _restart_kubelet(cluster)
     pods = wait_for(
         "twenty running pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=180, pause=2
     )
     wait_for("their seats", lambda: all(_right(site, one) for one in pods), seconds=30)
-    ids = [_seat(site, one)["id"] for one in pods]
-    assert len(set(ids)) == 20
+    ids = {one["metadata"]["uid"]: _seat(site, one)["id"] for one in pods}
+    assert len(set(ids.values())) == 20
+
+    # And while they run: nobody is restarted, nobody's seat changes.
+    restarts = {one["metadata"]["uid"]: one["status"]["containerStatuses"][0]["restartCount"] for one in pods}
+    _kill_agent(cluster)
+    _restart_kubelet(cluster)
+    node = pods[0]["spec"]["nodeName"]
+    wait_for("seats", lambda: site.kubectl.get("node", node)["status"]["allocatable"].get(SEAT) == "256", seconds=120)
+    again = wait_for(
+        "the same pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=120, pause=2
+    )
+    assert {one["metadata"]["uid"]: _seat(site, one)["id"] for one in again} == ids
+    assert {one["metadata"]["uid"]: one["status"]["containerStatuses"][0]["restartCount"] for one in again} == restarts
 
 
-def test_a_restarting_container_keeps_its_seat_over_an_agents_restart(site: Site, cluster: Cluster) -> None:
+def test_a_restarting_container_keeps_its_seat_while_agent_and_kubelet_are_killed(site: Site, cluster: Cluster) -> None:
     team = site.namespace()
     crash = gpu_container(script=f"{SHOW}; sleep 4; exit 1", core=5, blocks=4)
     site.kubectl.create(pod("crash", crash, restartPolicy="Always"), namespace=team)
     first = _seat(site, site.wait_phase(team, "crash", "Running"))
     _kill_agent(cluster)
+    _restart_kubelet(cluster)
 
     def restarted() -> Object | None:
         one = site.pod(team, "crash")
@@ -86,7 +102,6 @@ def test_a_node_created_anew_has_its_gpus_again(site: Site, cluster: Cluster) ->
     wait_for(
         "capacity", lambda: site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400", 30
     )
-    cluster.kill("kubelet")
-    cluster.start("kubelet")
+    _restart_kubelet(cluster)
     wait_for("seats", lambda: site.kubectl.get("node", name)["status"]["allocatable"].get(SEAT) == "256", 60)
     assert site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400"
