@@ -21,15 +21,11 @@ LOGS = Path(__file__).resolve().parents[2] / "build" / "cluster-logs"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the time limit be a test's alone: whoever comes first waits for the first build, which bounds itself."""
+    """Uninstall last. Let the time limit be a test's alone: the first one waits for a build, which bounds itself."""
+    items.sort(key=lambda item: "test_c12_uninstall" in item.nodeid)
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(600, func_only=True))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Uninstall last, whatever other files are called."""
-    items.sort(key=lambda item: "test_c12_uninstall" in item.nodeid)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ def _booked(site: Site, team: str) -> dict[str, int]:
     return {w.pod_uid: w.charged_ms + w.over_budget_ms for w in closed}
 
 
-@pytest.mark.timeout(600 + 5 * BURST)
+@pytest.mark.timeout(600 + 5 * BURST, func_only=True)
 def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> None:
     team = site.namespace("crowd")
     site.kubectl.create(job("before", gpu_container(script="sleep 600", core=5, blocks=4), count=3), namespace=team)
