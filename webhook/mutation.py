@@ -20,6 +20,8 @@ from webhook.sidecar_container import CONTAINERS_VARIABLE
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 PRELOAD: Final = "LD_PRELOAD"
 DEFAULT_SCHEDULER: Final = "default-scheduler"
+TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
+TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
 
 
 def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> JsonPatch:
@@ -133,10 +135,27 @@ def _sidecar(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, 
             return
     # Last of all, because it moves the others on by one.
     sidecar = cluster.sidecar(case.policy.sidecar, reported)
+    token = _token_mount(spec)
+    if token is not None:
+        sidecar = {**sidecar, "volumeMounts": [*as_list(sidecar.get("volumeMounts")), token]}
     if init:
         patch.add("/spec/initContainers/0", sidecar)
     else:
         patch.add("/spec/initContainers", [sidecar])
+
+
+def _token_mount(spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the mount that the API server's ServiceAccount plugin has given the other containers, if it has.
+
+    It would give it to the sidecar as well, once we are done, and for that change call us a second time.
+    """
+    for key in ("containers", "initContainers"):
+        for container in as_list(spec.get(key)):
+            for mount in as_list(as_map(container).get("volumeMounts")):
+                name, path = as_map(mount).get("name"), as_map(mount).get("mountPath")
+                if path == TOKEN_PATH and isinstance(name, str) and name.startswith(TOKEN_VOLUME):
+                    return {"name": name, "readOnly": True, "mountPath": path}
+    return None
 
 
 def _reported_containers(patch: PatchBuilder, sidecar: Mapping[str, Any], pointer: str, reported: str) -> None:

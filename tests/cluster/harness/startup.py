@@ -18,7 +18,7 @@ from cluster.harness import cluster
 from cluster.harness.kubectl import Kubectl, Object
 from cluster.harness.site import Site, gpu_container, plain_container, pod
 
-PODS = 20
+PODS = 12
 SAY = "cat /proc/uptime; sleep 2"
 
 
