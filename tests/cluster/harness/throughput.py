@@ -3,7 +3,7 @@
 
 Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.throughput`, with the KUBECONFIG that
 `python -m cluster.harness up` printed. Prints a Markdown table. The pods are held by a scheduling gate, so no scheduler
-has work with them, and there is as much as the machine can do: one pod after the other from each client.
+has work with them. Each client creates one pod after the other, as fast as it can.
 """
 
 from __future__ import annotations
