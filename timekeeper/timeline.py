@@ -232,15 +232,14 @@ class _Run:
         known = self._instants[-1] if self._instants else None
         idle: list[Line] = []
         for line in self._order:
-            state = line.state
-            instants = [b.expires for b in state.grants if b.expires is not None]
-            if state.period.expires is not None:
-                if line.idle:
-                    idle.append(line)
-                else:
-                    instants.append(state.period.expires)
-            if instants:
-                known = min(instants) if known is None else min(known, *instants)
+            end = line.state.period.expires
+            if end is not None and line.idle:
+                idle.append(line)
+            elif end is not None and (known is None or end < known):
+                known = end
+            for bucket in line.state.grants:
+                if bucket.expires is not None and (known is None or bucket.expires < known):
+                    known = bucket.expires
         found = known
         for line in idle:
             line.skip_idle_periods(until if known is None else min(known, until))
@@ -340,13 +339,9 @@ class _Run:
                 self._turn_over(line, exhausted=exhausted)
 
     def _has_turn(self, line: Line, at: int) -> bool:
-        buckets = (line.state.period, *line.state.grants)
-        return (
-            at in line.rules
-            or at in line.grants
-            or at in line.withdrawals
-            or any(bucket.expires == at for bucket in buckets)
-        )
+        if line.state.period.expires == at or at in line.rules or at in line.grants or at in line.withdrawals:
+            return True
+        return any(bucket.expires == at for bucket in line.state.grants)
 
     def _renew(self, line: Line, at: int) -> bool:
         """Expire what ends now, begin a new period or rule; return whether there is more to spend than before."""

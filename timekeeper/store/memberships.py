@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -26,7 +27,7 @@ class Tree:
     keys: frozenset[int]
     links: tuple[Link, ...]
 
-    @property
+    @cached_property
     def parents(self) -> dict[int, int]:
         """Which budget each one stands under now."""
         return parents_at(self.links, IN_FORCE)

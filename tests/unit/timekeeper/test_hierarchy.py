@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import books as books_module
-from timekeeper import hierarchy, movements
+from timekeeper import hierarchy, movements, reservations
 from timekeeper.books import Books, Closing, Opening
+from timekeeper.explain import explain
 from timekeeper.hierarchy import HIERARCHY_CYCLE, HIERARCHY_TOO_DEEP, PARENT_REFUSED, PARENT_UNKNOWN
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
@@ -209,6 +210,30 @@ def test_a_refund_goes_up_the_chain(books: Books) -> None:
         ("over-budget", 18_000, 20_000, 2_000),
     ]
     assert consumed(books, "physics") == consumed(books, "red") == 10_000
+
+
+def test_what_is_set_aside_in_one_namespace_is_not_free_in_another(books: Books) -> None:
+    team(books, "physics", 10_000)
+    for place in (RED, BLUE):
+        under(books, place, "physics")
+    run(books, "a", T0, T0 + 2_000)
+    reservations.open_by_hand(books, RED, order(5_000, "r", T0 + 2_000), expires_at=T0 + HOUR)
+    with pytest.raises(Conflict, match="more than the 3000 that blue has free"):
+        reservations.open_by_hand(books, BLUE, order(3_001, "r", T0 + 2_000), expires_at=T0 + HOUR)
+    parent = Place(namespaces.parent_uid("physics"), "physics", POLICY)
+    with pytest.raises(Conflict, match="more than the 3000 that team physics has left and not set aside"):
+        movements.adjust(books, parent, order(-3_001, "w", T0 + 2_000))
+    with books.database.reading() as session:
+        assert reservations.free_of(session, books.require("blue"), T0 + 2_000).amount == 3_000
+    reservations.open_by_hand(books, BLUE, order(3_000, "s", T0 + 2_000), expires_at=T0 + HOUR)
+
+
+def test_a_balance_is_explained_to_what_it_is_under_a_parent(books: Books) -> None:
+    team(books, "physics", 10_000)
+    under(books, RED, "physics")
+    run(books, "a", T0)
+    found = explain(books.database.engine, "default", "red", T0 + 30_000, carry=False)
+    assert found[-1].balance_ms == books.require("red").at(T0 + 30_000).balance == 90_000
 
 
 def test_a_suspended_parent_puts_all_below_over_budget(books: Books) -> None:
