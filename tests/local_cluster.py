@@ -29,7 +29,7 @@ def start(folder: Path, policy: str = "", **options: Any) -> LocalCluster:
     return local
 
 
-def until(what: str, test: Callable[[], T], seconds: float = 30.0) -> T:
+def until(what: str, test: Callable[[], T], seconds: float = 120.0) -> T:
     """Wait until `test` returns something true, and return it; fail saying what never came."""
     deadline = time.monotonic() + seconds
     while not (found := test()):
@@ -71,7 +71,7 @@ def delete_all(local: LocalCluster) -> None:
     """Delete every pod, and wait until the ledger has let all of them go."""
     for name, found in pods(local).items():
         local.cluster.store.delete(PODS, name, found["metadata"]["namespace"])
-    until("the release of all pods", lambda: not pods(local), 60)
+    until("the release of all pods", lambda: not pods(local), 180)
 
 
 def kill(pid: int) -> None:
