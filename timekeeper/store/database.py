@@ -144,9 +144,13 @@ class Database:
 
     def _try(self, batch: Sequence[Handed]) -> None:
         """Run and commit a batch once. Errors that are a change's own go to who handed it in."""
+        groups = _together(batch)
+        if len(groups) == 1:
+            self._try_alone(groups[0])
+            return
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
-        waiting = deque(_together(batch))
+        waiting = deque(groups)
         with Session(self._writing, execution_options=_STATEMENTS_ALONE) as session, session.begin():
             while waiting:
                 group = waiting.popleft()
@@ -165,6 +169,23 @@ class Database:
             future.set_result(result)
         for future, refusal in failed:
             future.set_exception(refusal)
+
+    def _try_alone(self, group: Sequence[Handed]) -> None:
+        """Run and commit one change once. It needs no savepoint, which would cost a server two more round trips."""
+        try:
+            with Session(self._writing, execution_options=_STATEMENTS_ALONE) as session, session.begin():
+                results = group[0].change(session, [handed.item for handed in group])
+        except Exception as error:
+            if may_succeed_later(error) or out_of_room(error):
+                raise
+            if len(group) == 1:
+                group[0].future.set_exception(error)
+            else:
+                for handed in group:
+                    self._commit([handed])
+            return
+        for handed, result in zip(group, results, strict=True):
+            handed.future.set_result(result)
 
 
 def _together(batch: Sequence[Handed]) -> list[list[Handed]]:
