@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ledger carries, on SQLite and PostgreSQL, beside the same rows written in plain SQL on the same disk.
 
-    .venv/bin/python benchmarks/timekeeper/ledger.py [reports|growth|churn|statement]… [--folder PATH]
+    .venv/bin/python benchmarks/timekeeper/ledger.py [reports|growth|churn]… [--folder PATH]
 
 Prints Markdown tables. Both databases sync every commit to the disk under `--folder` (default: the current one).
 PostgreSQL is started here, on loopback, as the tests do it; its only setting beside the defaults is `shared_buffers`.
