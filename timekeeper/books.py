@@ -24,7 +24,7 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import ledger, timeline
 from timekeeper.allowances import State, rule_at
-from timekeeper.records import Claim, Forest, Records, Rule
+from timekeeper.records import Forest, Records, Rule
 from timekeeper.store import audit, bookings, memberships, namespaces, prices, seals, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.memberships import IN_FORCE, Tree
@@ -78,15 +78,31 @@ class Together:
         self.forest = forest
         self._lock = threading.Lock()
         self._states = states
+        self._due: Counter[tuple[str, str]] = Counter()
+        self.running = {c.key: c for one in forest.records.values() for c in one.claims if c.end is None}
+        """The claims of the pods that run, by UID."""
         self._run_outs: dict[int, int] = {}
         self._forecast_for: list[int] = []
 
     def at(self, now: int) -> dict[int, State]:
         """Return the states at an instant, at least that at which the budgets were settled."""
         with self._lock:
-            if now > next(iter(self._states.values())).at:
-                self._states = timeline.advance(self._states, self.forest, now).states
+            self._advance(now)
             return self._states
+
+    def charges_due(self, now: int) -> tuple[dict[int, State], Counter[tuple[str, str]]]:
+        """Return the states, and what is due but not booked yet, by pod and kind of posting."""
+        with self._lock:
+            self._advance(now)
+            return self._states, self._due.copy()
+
+    def _advance(self, now: int) -> None:
+        if now > next(iter(self._states.values())).at:
+            outcome = timeline.advance(self._states, self.forest, now)
+            self._states = outcome.states
+            for postings in outcome.postings.values():
+                for posting in postings:
+                    self._due[posting.key, posting.kind] += posting.amount
 
     def run_outs(self, now: int) -> dict[int, int]:
         """Return when budgets will have nothing left, their own or above, if the pods that run now go on."""
@@ -101,13 +117,12 @@ class Together:
 class Position:
     """Where a namespace stands, or a team or an organisation, alone or under others."""
 
-    def __init__(self, chain: list[Known], together: Together, rules: list[RuleRow], book: prices.PriceBook) -> None:
+    def __init__(self, chain: list[Known], together: Together, rules: list[RuleRow]) -> None:
         self.known = chain[0]
         self.above = chain[1:]
         """What it stands under, nearest first."""
         self.together = together
         self.rule = rules[-1]
-        self._prices = book
 
     def at(self, now: int) -> State:
         """Return the state at an instant, at least that at which the namespace was settled."""
@@ -153,10 +168,6 @@ class Position:
                 for claim in forest.records[key].claims:
                     found[child] += claim.gross(state.at) - claim.gross(max(claim.start, state.cut))
         return found
-
-    def claim(self, pod_uid: str, start: int, shares: str) -> Claim:
-        """Return the claim of a pod that runs."""
-        return self._prices.claim(pod_uid, start, None, shares)
 
     def due(self, now: int) -> int | None:
         """Return the next instant at which the namespace's state may change by itself."""
@@ -454,7 +465,7 @@ class Books:
             cached = self._positions.get(place.id)
         if cached is not None and cached.together is together:
             return cached
-        position = Position(chain, together, namespaces.rules(session, place.id), prices.read(session))
+        position = Position(chain, together, namespaces.rules(session, place.id))
         with self._lock:
             self._positions[place.id] = position
         return position

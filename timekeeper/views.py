@@ -21,6 +21,9 @@ from timekeeper.store import bookings, watermarks
 from timekeeper.store.models import Workload as Row
 from timekeeper.store.namespaces import Known
 
+TRIES = 5
+"""Looks at pods and their namespaces until nothing was settled meanwhile."""
+
 STALE_MS = 60_000
 """How long a decision may be believed after `asOf`."""
 
@@ -161,10 +164,15 @@ def parent(position: Position, now: int) -> Parent:
 def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> list[Workload]:
     """Return pods as the ledger has them; running ones with what they have come to by now."""
     uids = [row.pod_uid for row, _ in rows]
-    with books.database.reading() as session:
-        booked = bookings.booked_by_pod(session, uids)
-        _, marks = watermarks.read(session, uids)
-    positions = {name: books.position(name) for name in {name for row, name in rows if row.ended_at is None}}
+    running = {name for row, name in rows if row.ended_at is None}
+    positions = {name: books.position(name) for name in running}
+    for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
+        with books.database.reading() as session:
+            booked = bookings.booked_by_pod(session, uids)
+            _, marks = watermarks.read(session, uids)
+        before, positions = positions, {name: books.position(name) for name in running}
+        if positions == before:
+            break
     return [_workload(row, name, booked, marks, positions.get(name), now) for row, name in rows]
 
 
@@ -178,11 +186,13 @@ def _workload(
 ) -> Workload:
     charged, over = booked.get(row.pod_uid, (0, 0))
     exhausted = over > 0
-    if row.ended_at is None and position is not None:
-        state = position.at(now)
-        claim = position.claim(row.pod_uid, row.started_at, row.shares)
-        running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, row.started_at))
+    claim = None if position is None else position.together.running.get(row.pod_uid)
+    if position is not None and claim is not None:
+        states, due = position.together.charges_due(now)
+        state = states[position.known.id]
+        running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, claim.start))
         exhausted = state.over_budget
+        charged, over = charged + due[row.pod_uid, "charge"], over + due[row.pod_uid, "over-budget"]
         charged, over = (charged, over + running) if exhausted else (charged + running, over)
     used = [counters.used(marks.get((row.pod_uid, container), {})) for container in holders_of(row.holders)]
     known = [ms for ms in used if ms is not None]

@@ -153,6 +153,16 @@ def test_a_namespace_runs_out_and_a_grant_gives_it_more(world: World) -> None:
     assert (listed["reason"], listed["actor"]) == ("a deadline", "operator")
 
 
+def test_a_running_pod_shows_the_same_before_and_after_its_split_is_booked(world: World) -> None:
+    world.pod("a")
+    world.clock.advance(HOUR * 3)
+    (ahead,) = world.get("/api/v1/workloads")["items"]
+    assert (ahead["chargedMs"], ahead["overBudgetMs"]) == (150 * 60_000, 30 * 60_000)
+    place = world.service.books.require("team").known.id
+    world.service.books.settle([place], world.clock.now_ms())
+    assert world.get("/api/v1/workloads")["items"] == [ahead]
+
+
 def test_a_budget_is_changed_only_by_who_has_read_it(world: World) -> None:
     read = world.call("GET", "/api/v1/budgets/team")
     body = {"amountMs": 60_000, "period": "month", "timeZone": "Europe/Berlin"}
