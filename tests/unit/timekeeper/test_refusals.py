@@ -20,14 +20,17 @@ from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import NAMESPACES, PODS, KubeClient
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
+from timekeeper import hierarchy
 from timekeeper.api.app import MAX_BODY_BYTES, routed
 from timekeeper.api.service import Service
 from timekeeper.books import Books
 from timekeeper.controller import Controller
 from timekeeper.identity import Identity
+from timekeeper.records import Rule
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 
+PLACES = {"{namespace}": "team", "{parent}": "lab", "{reservation}": "1"}
 BAD_PATHS = ("Team", "a" * 64, "-a", "a_b", "%2e%2e", "a%00", "%F0%9F%92%A5")
 BAD_INTEGERS = (2**63, -(2**63) - 1, 10**40, 1.5, "1", True, None)
 GOOD: dict[str, Any] = {
@@ -56,6 +59,13 @@ class Operation:
 
     def resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
         return self.schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+    def at(self, **places: str) -> str:
+        """Return the path of what there is, or of another place."""
+        found = self.path
+        for place, name in PLACES.items():
+            found = found.replace(place, places.get(place.strip("{}"), name))
+        return found
 
     def good(self) -> dict[str, Any]:
         """Return a body of which nothing is wrong by itself."""
@@ -87,7 +97,7 @@ class Site:
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "k"}
         return self.app.test_client().open(
-            path or it.path.replace("{namespace}", "team"), method=it.method.upper(), data=data, headers=headers,
+            path or it.at(), method=it.method.upper(), data=data, headers=headers,
             content_type="application/json",
         )  # fmt: skip
 
@@ -120,6 +130,7 @@ def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
     controller = Controller(settings, clock, client, books, file, identity.forget)
     controller.namespaces.on_list(client.list(NAMESPACES)[0])
     history.STEPS[0](books)
+    hierarchy.put_parent(books, "lab", "team", Rule(history.T0, 1, "day", "UTC"), actor="me", if_match=None)
     metadata = {"name": "p", "labels": {names.MANAGED_LABEL: "true"}}
     spec = {"nodeName": "n", "containers": [{"name": "main"}]}
     cluster.store.create(PODS, {"metadata": metadata, "spec": spec, "status": {}}, "other")
@@ -148,10 +159,10 @@ def test_no_endpoint_takes_what_is_wrong_and_nothing_is_half_done(site: Site) ->
         site.refused(it, "a token that nobody gave out", (401,), token)
         if not reports:
             site.refused(it, "a pod of another namespace", (403,), site.send(it, it.good(), token=site.foreign))
-        if "{namespace}" in it.path:
+        for place in (place.strip("{}") for place in PLACES if place in it.path):
             for bad in BAD_PATHS:
-                answer = site.send(it, it.good() if it.body else None, path=it.path.replace("{namespace}", bad))
-                site.refused(it, f"namespace {bad}", (404, 422), answer)
+                answer = site.send(it, it.good() if it.body else None, path=it.at(**{place: bad}))
+                site.refused(it, f"{place} {bad}", (404, 422), answer)
         for parameter in it.told.get("parameters", ()):
             if parameter["in"] == "query":
                 check_query(site, it, parameter["name"])
@@ -161,7 +172,7 @@ def test_no_endpoint_takes_what_is_wrong_and_nothing_is_half_done(site: Site) ->
 
 
 def check_query(site: Site, it: Operation, name: str) -> None:
-    path = it.path.replace("{namespace}", "team")
+    path = it.at()
     for bad in ("%00", "-1", "x" * 5000) if name in ("limit", "cursor") else ("%00",):
         answer = site.send(it, it.good() if it.body else None, path=f"{path}?{name}={bad}")
         site.refused(it, f"{name}={bad[:9]}", (422,), answer)
