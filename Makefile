@@ -43,7 +43,7 @@ check: $(VENV)/.ready ## Format, lint, types, import contracts
 
 .PHONY: unit
 unit: $(VENV)/.ready ## Unit tests and golden pairs
-	$(BIN)/pytest tests/unit tests/golden $(ARGS)
+	$(BIN)/pytest -n logical --maxprocesses 4 tests/unit tests/golden $(ARGS)
 
 .PHONY: functional
 functional: $(VENV)/.ready ## Parts as processes, local mode, the built wheel

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from simulator.errors import ObjectNotFound
 from simulator.local import LocalCluster, Options
 from slicekeeper.kube.client import NAMESPACES, PODS, KubeClient, Object
 
@@ -70,7 +71,8 @@ def records(local: LocalCluster) -> list[Object]:
 def delete_all(local: LocalCluster) -> None:
     """Delete every pod, and wait until the ledger has let all of them go."""
     for name, found in pods(local).items():
-        local.cluster.store.delete(PODS, name, found["metadata"]["namespace"])
+        with contextlib.suppress(ObjectNotFound):  # it has gone by itself meanwhile
+            local.cluster.store.delete(PODS, name, found["metadata"]["namespace"])
     until("the release of all pods", lambda: not pods(local), 180)
 
 
