@@ -33,6 +33,12 @@ def _right(site: Site, one: Object) -> bool:
     return True
 
 
+def _seat_told(site: Site, one: Object) -> Object:
+    """Wait for a container's log, which kubelet may serve a little later, and return the seat in it."""
+    wait_for("its log", lambda: _right(site, one))
+    return _seat(site, one)
+
+
 def _kill_agent(cluster: Cluster) -> None:
     """Kill the agent if it is up; kubelet starts it again, each time a little later."""
     cluster.run("sh", "-c", "pkill -KILL -f 'slicekeeper nodeagent [r]un' || true")
@@ -41,6 +47,12 @@ def _kill_agent(cluster: Cluster) -> None:
 def _restart_kubelet(cluster: Cluster) -> None:
     cluster.kill("kubelet")
     cluster.start("kubelet")
+
+
+def _seats_are_back(site: Site) -> None:
+    """Wait until kubelet knows the agent again: before, it fails the pods that it is given."""
+    node = site.part("nodeagent")["spec"]["nodeName"]
+    wait_for("seats", lambda: site.kubectl.get("node", node)["status"]["allocatable"].get(SEAT) == "256", seconds=180)
 
 
 def _running(site: Site, namespace: str) -> list[Object]:
@@ -69,20 +81,21 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
     restarts = {one["metadata"]["uid"]: one["status"]["containerStatuses"][0]["restartCount"] for one in pods}
     _kill_agent(cluster)
     _restart_kubelet(cluster)
-    node = pods[0]["spec"]["nodeName"]
-    wait_for("seats", lambda: site.kubectl.get("node", node)["status"]["allocatable"].get(SEAT) == "256", seconds=120)
+    _seats_are_back(site)
     again = wait_for(
         "the same pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=120, pause=2
     )
+    wait_for("their logs", lambda: all(_right(site, one) for one in again))  # kubelet serves them a little later
     assert {one["metadata"]["uid"]: _seat(site, one)["id"] for one in again} == ids
     assert {one["metadata"]["uid"]: one["status"]["containerStatuses"][0]["restartCount"] for one in again} == restarts
 
 
 def test_a_restarting_container_keeps_its_seat_while_agent_and_kubelet_are_killed(site: Site, cluster: Cluster) -> None:
+    _seats_are_back(site)
     team = site.namespace()
     crash = gpu_container(script=f"{SHOW}; sleep 4; exit 1", core=5, blocks=4)
     site.kubectl.create(pod("crash", crash, restartPolicy="Always"), namespace=team)
-    first = _seat(site, site.wait_phase(team, "crash", "Running"))
+    first = _seat_told(site, site.wait_phase(team, "crash", "Running"))
     _kill_agent(cluster)
     _restart_kubelet(cluster)
 
@@ -91,8 +104,8 @@ def test_a_restarting_container_keeps_its_seat_while_agent_and_kubelet_are_kille
         status = one["status"]["containerStatuses"][0]
         return one if status["restartCount"] >= 2 and _right(site, one) else None
 
-    again = wait_for("second restart", restarted, seconds=120, pause=1)
-    assert _seat(site, again) == first
+    again = wait_for("second restart", restarted, seconds=180, pause=1)
+    assert _seat_told(site, again) == first
 
 
 def test_a_node_created_anew_has_its_gpus_again(site: Site, cluster: Cluster) -> None:
@@ -103,5 +116,5 @@ def test_a_node_created_anew_has_its_gpus_again(site: Site, cluster: Cluster) ->
         "capacity", lambda: site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400", 30
     )
     _restart_kubelet(cluster)
-    wait_for("seats", lambda: site.kubectl.get("node", name)["status"]["allocatable"].get(SEAT) == "256", 60)
+    _seats_are_back(site)
     assert site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400"
