@@ -1,6 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timekeeper's tests run on SQLite and on PostgreSQL."""
 
+from collections.abc import Iterator
+
+import pytest
 from databases import _kept_url, database_url, databases
 
-__all__ = ["_kept_url", "database_url", "databases"]
+from timekeeper.books import Books
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.verify import verify
+
+__all__ = ["_kept_url", "books", "database_url", "databases"]
+
+
+@pytest.fixture
+def books(database_url: str) -> Iterator[Books]:
+    """Give books whose ledger must be verified at the end."""
+    database = Database(make_engine(database_url))
+    yield Books(database, "default", carry=False)
+    assert verify(database.engine, carry=False).differences == []
+    database.close()

@@ -15,24 +15,19 @@ import pytest
 import schemathesis
 from flask import Flask
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from timekeeper_service import serving
 from werkzeug.test import TestResponse
 
-from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
-from slicekeeper.kube.client import NAMESPACES, KubeClient, Object
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
+from slicekeeper.kube.client import Object
 from slicekeeper.units import format_instant
 from timekeeper.api.app import routed
 from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
-from timekeeper.books import Books, Closing, Opening
-from timekeeper.controller import Controller
-from timekeeper.identity import Caller, Identity
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.books import Closing, Opening
+from timekeeper.identity import Caller
 from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
@@ -94,34 +89,10 @@ def names_pods() -> Any:
 @pytest.fixture
 def world(tmp_path: Path, database_url: str) -> Iterator[World]:
     clock = ManualClock(T0)
-    cluster = Cluster(clock)
-    server = ApiServer(Api(cluster))
-    server.start()
-    token, policy = tmp_path / "token", tmp_path / "policy.yaml"
-    token.write_text("operator-token\n")
-    policy.write_text("default: {budget: {amount: 150m, period: day}}\n")
-    settings = Settings(
-        kubernetes=KubernetesSettings(server=server.url),
-        policy=PolicySettings(file=str(policy)),
-        timekeeper=TimekeeperSettings(database=database_url, operator_token_file=str(token)),
-    )
-    engine = make_engine(settings.timekeeper.database)
-    database = Database(engine)
-    client = KubeClient(settings.kubernetes)
-    for name in ("team", "other"):
-        client.create(NAMESPACES, {"metadata": {"name": name}})
-    books = Books(database, "default", carry=False)
-    file = PolicyFile(settings.policy)
-    identity = Identity(client, "timekeeper", str(token))
-    controller = Controller(settings, clock, client, books, file, identity.forget)
-    for name in ("team", "other"):
-        controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
-    service = Service(settings, clock, books, file, controller, identity)
-    yield World(clock, service, cluster, routed(service))
-    controller.stop()
-    database.close()
-    client.close()
-    server.stop()
+    with serving(tmp_path, database_url, clock) as (service, cluster):
+        for name in ("team", "other"):
+            service.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
+        yield World(clock, service, cluster, routed(service))
 
 
 def test_a_namespace_runs_out_and_a_grant_gives_it_more(world: World) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
@@ -32,14 +31,6 @@ T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none"))
 RED, BLUE = Place("uid-red", "red", POLICY), Place("uid-blue", "blue", POLICY)
-
-
-@pytest.fixture
-def books(database_url: str) -> Iterator[Books]:
-    database = Database(make_engine(database_url))
-    yield Books(database, "default", carry=False)
-    assert verify(database.engine, carry=False).differences == []
-    database.close()
 
 
 def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: Any = "none", at: int = T0) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -24,14 +23,6 @@ T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
 TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
-
-
-@pytest.fixture
-def books(database_url: str) -> Iterator[Books]:
-    database = Database(make_engine(database_url))
-    yield Books(database, "default", carry=False)
-    assert verify(database.engine, carry=False).differences == []
-    database.close()
 
 
 def run(books: Books, uid: str, start: int, end: int | None = None, *, share: Fraction = Fraction(1)) -> None:

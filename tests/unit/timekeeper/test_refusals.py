@@ -12,23 +12,15 @@ from typing import Any
 import pytest
 import scripted_history as history
 from flask import Flask
+from timekeeper_service import serving
 
-from simulator.api import Api, ApiServer
-from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
-from slicekeeper.kube.client import NAMESPACES, PODS, KubeClient
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
+from slicekeeper.kube.client import NAMESPACES, PODS
 from timekeeper import hierarchy
 from timekeeper.api.app import MAX_BODY_BYTES, routed
-from timekeeper.api.service import Service
-from timekeeper.books import Books
-from timekeeper.controller import Controller
-from timekeeper.identity import Identity
 from timekeeper.records import Rule
 from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
 
 PLACES = {"{namespace}": "team", "{parent}": "lab", "{reservation}": "1"}
 BAD_PATHS = ("Team", "a" * 64, "-a", "a_b", "%2e%2e", "a%00", "%F0%9F%92%A5")
@@ -110,44 +102,24 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
-    clock = ManualClock(history.T0)
-    cluster = Cluster(clock)
-    server = ApiServer(Api(cluster))
-    server.start()
-    token, policy = tmp_path / "token", tmp_path / "policy.yaml"
-    token.write_text("operator-token\n")
-    policy.write_text("default: {budget: {amount: 150m, period: day}}\n")
-    settings = Settings(
-        kubernetes=KubernetesSettings(server=server.url),
-        policy=PolicySettings(file=str(policy)),
-        timekeeper=TimekeeperSettings(database=database_url, operator_token_file=str(token)),
-    )
-    client, database = KubeClient(settings.kubernetes), Database(make_engine(database_url))
-    for name in ("team", "other"):
-        client.create(NAMESPACES, {"metadata": {"name": name}})
-    books, file = Books(database, "default", carry=False), PolicyFile(settings.policy)
-    identity = Identity(client, "timekeeper", str(token))
-    controller = Controller(settings, clock, client, books, file, identity.forget)
-    controller.namespaces.on_list(client.list(NAMESPACES)[0])
-    history.STEPS[0](books)
-    hierarchy.put_parent(books, "lab", "team", Rule(history.T0, 1, "day", "UTC"), actor="me", if_match=None)
-    metadata = {"name": "p", "labels": {names.MANAGED_LABEL: "true"}}
-    spec = {"nodeName": "n", "containers": [{"name": "main"}]}
-    cluster.store.create(PODS, {"metadata": metadata, "spec": spec, "status": {}}, "other")
-    foreign = cluster.tokens.issue(cluster.store.get(PODS, "p", "other"), "timekeeper")
-    app = routed(Service(settings, clock, books, file, controller, identity))
-    document = app.test_client().get("/api/v1/openapi.json").json
-    operations = [
-        Operation(method, path, told, document["components"]["schemas"])
-        for path, methods in document["paths"].items()
-        for method, told in methods.items()
-        if told.get("security") != []
-    ]
-    yield Site(app, database, foreign, operations)
-    controller.stop()
-    database.close()
-    client.close()
-    server.stop()
+    with serving(tmp_path, database_url, ManualClock(history.T0)) as (service, cluster):
+        service.controller.namespaces.on_list(cluster.store.collection(NAMESPACES)[0])
+        books = service.books
+        history.STEPS[0](books)
+        hierarchy.put_parent(books, "lab", "team", Rule(history.T0, 1, "day", "UTC"), actor="me", if_match=None)
+        metadata = {"name": "p", "labels": {names.MANAGED_LABEL: "true"}}
+        spec = {"nodeName": "n", "containers": [{"name": "main"}]}
+        cluster.store.create(PODS, {"metadata": metadata, "spec": spec, "status": {}}, "other")
+        foreign = cluster.tokens.issue(cluster.store.get(PODS, "p", "other"), "timekeeper")
+        app = routed(service)
+        document = app.test_client().get("/api/v1/openapi.json").json
+        operations = [
+            Operation(method, path, told, document["components"]["schemas"])
+            for path, methods in document["paths"].items()
+            for method, told in methods.items()
+            if told.get("security") != []
+        ]
+        yield Site(app, books.database, foreign, operations)
 
 
 def test_no_endpoint_takes_what_is_wrong_and_nothing_is_half_done(site: Site) -> None:
