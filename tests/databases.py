@@ -61,9 +61,14 @@ def unprivileged() -> pwd.struct_passwd:
 
 
 class Postgres:
-    """One server. `start` after `stop` goes on with the same data."""
+    """One server. `start` after `stop` goes on with the same data.
 
-    def __init__(self, folder: Path, *, durable: bool = False, follows: Postgres | None = None) -> None:
+    `network` is a process in whose network it listens, on every address; from here it is reached by its socket.
+    """
+
+    def __init__(
+        self, folder: Path, *, durable: bool = False, follows: Postgres | None = None, network: int = 0
+    ) -> None:
         self._programs = find_server()
         self.user = unprivileged()
         self._folder = folder
@@ -78,6 +83,7 @@ class Postgres:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self._durable = durable
+        self._network = network
         self._process: subprocess.Popen[bytes] | None = None
         self._names = count()
 
@@ -94,16 +100,25 @@ class Postgres:
     def start(self) -> None:
         """Start, and wait until it answers."""
         given = {
-            "listen_addresses": "127.0.0.1", "port": str(self.port), "unix_socket_directories": "",
+            "listen_addresses": "*" if self._network else "127.0.0.1", "port": str(self.port),
+            "unix_socket_directories": str(self._folder) if self._network else "",
             "fsync": "on" if self._durable else "off", "max_connections": "100", "shared_buffers": "64MB",
         }  # fmt: skip
         options = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
+        command = [str(self._programs / "postgres"), "-D", str(self._data), *options]
+        run_as: dict[str, Any] = {}
+        if self._network:  # which only root may enter
+            command = [
+                "nsenter", f"--net=/proc/{self._network}/ns/net", f"--setgid={self.user.pw_gid}",
+                f"--setuid={self.user.pw_uid}", "--", *command,
+            ]  # fmt: skip
+        else:
+            groups = [] if os.geteuid() == 0 else None
+            run_as = {"user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": groups}
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self._programs / "postgres"), "-D", str(self._data), *options], stdout=log, stderr=log,
-                user=self.user.pw_uid, group=self.user.pw_gid,
-                extra_groups=[] if os.geteuid() == 0 else None, cwd=self._folder, start_new_session=True,
-            )  # fmt: skip
+                command, stdout=log, stderr=log, cwd=self._folder, start_new_session=True, **run_as
+            )
         deadline = time.monotonic() + 60
         while not self._answers():
             assert self._process.poll() is None, (self._folder / "log").read_text()
@@ -126,6 +141,13 @@ class Postgres:
         finally:
             engine.dispose()
 
+    def let_in(self, network: str, password: str) -> None:
+        """Have those of a network come in with a password."""
+        with (self._data / "pg_hba.conf").open("a") as file:
+            file.write(f"host all timekeeper {network} scram-sha-256\n")
+        self.execute(f"ALTER ROLE timekeeper PASSWORD '{password}'")
+        self.execute("SELECT pg_reload_conf()")
+
     def wait_for_followers(self) -> None:
         """Have each commit wait, from now on, until a server that follows this one has it on its disk."""
         deadline = time.monotonic() + 60
@@ -147,14 +169,21 @@ class Postgres:
         finally:
             engine.dispose()
 
+    @property
+    def runs(self) -> bool:
+        """Whether the server's process is there."""
+        return self._process is not None and self._process.poll() is None
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop: SIGINT ends it in good order whoever is connected; SIGQUIT is a crash."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self.runs:
             self._process.send_signal(how)
             self._process.wait(timeout=60)
 
     def url(self, database: str) -> str:
         """Return a database's URL."""
+        if self._network:
+            return f"postgresql+psycopg://timekeeper@/{database}?host={self._folder}&port={self.port}"
         return f"postgresql+psycopg://timekeeper@127.0.0.1:{self.port}/{database}"
 
     def make(self, template: str = "template1", tablespace: str = "pg_default") -> str:
@@ -165,10 +194,12 @@ class Postgres:
 
 
 @contextmanager
-def postgres(*, durable: bool = False, follows: Postgres | None = None) -> Iterator[Postgres]:
-    """Run a server of its own, or one that follows another."""
-    with tempfile.TemporaryDirectory(prefix="slicekeeper-postgres-") as folder:
-        server = Postgres(Path(folder), durable=durable, follows=follows)
+def postgres(
+    *, durable: bool = False, follows: Postgres | None = None, network: int = 0, folder: Path | None = None
+) -> Iterator[Postgres]:
+    """Run a server of its own, or one that follows another; its files lie in `folder`, or are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="slicekeeper-postgres-") as own:
+        server = Postgres(folder or Path(own), durable=durable, follows=follows, network=network)
         server.start()
         try:
             yield server

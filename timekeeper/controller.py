@@ -30,6 +30,7 @@ from timekeeper.evictions import Evictions
 from timekeeper.gates import Gates
 from timekeeper.intake import Intake, charged_request, holders_of, namespace_of
 from timekeeper.store import workloads
+from timekeeper.store.database import may_succeed_later, out_of_room
 from timekeeper.store.leadership import Leadership
 from timekeeper.store.models import Workload
 
@@ -156,8 +157,11 @@ class Controller:
                     pause = min(pause, self.look() if self._lead() else pause)
                     self._looked = time.monotonic()
                 except Exception as error:  # the loop outlives every error; `trouble` tells of one that stays
-                    surprise = not isinstance(error, ServiceError)
+                    database_away = may_succeed_later(error) or out_of_room(error)
+                    surprise = not (database_away or isinstance(error, ServiceError))
                     log.log(logging.ERROR if surprise else logging.WARNING, "look failed: %s", error, exc_info=surprise)
+                    if database_away:
+                        self._looked = time.monotonic()  # a restart would not bring it back
                     self._stop.wait(RETRY_SECONDS)
             self._clock.wait(self._wake, pause)
             self._stop.wait(max(SHORTEST_PAUSE - (time.monotonic() - begun), 0))
@@ -165,17 +169,19 @@ class Controller:
 
     def _lead(self) -> bool:
         """Whether this process is to look. One that has just taken over trusts nothing that it remembers."""
-        leads = self._leadership.held()
-        if leads and not self._leads:
+        led, self._leads = self._leads, False  # where nobody can know, another may have led when this one does again
+        self._leads = self._leadership.held()
+        if self._leads and not led:
             self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
             self._lists = 0
             self._states.clear()
             self._written.clear()
             self._gates.start_over()
-        elif not leads:
-            self.pods.take()  # the leader's business
-        self._leads = leads
-        return leads
+        elif not self._leads:
+            there, gone = self.pods.take()  # the leader's business, but for their tokens
+            for uid in (*gone, *(uid for uid, pod in there.items() if interval.is_terminal(pod))):
+                self._on_end(uid)
+        return self._leads
 
     def look(self) -> float:
         """Bring ledger and cluster in step once; return in how many seconds something is due."""

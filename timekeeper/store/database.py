@@ -52,9 +52,11 @@ _TOGETHER = 3
 _LONGEST_TRY = 20.0
 """Real seconds after which a change that always loses, or a server that stays away, is an error."""
 
-_AGAIN = frozenset({"40001", "40P01", "55P03", "23505", "57P01", "57P02", "57P03"})
-"""Lost against another transaction: serialisation, deadlock, lock timeout, a key that another wrote first. Or the
-server is being stopped or started."""
+_LOST = frozenset({"40001", "40P01", "55P03", "23505"})
+"""Lost against another transaction: serialisation, deadlock, lock timeout, a key that another wrote first."""
+
+_TURNING = frozenset({"57P01", "57P02", "57P03"})
+"""The server is being stopped or started."""
 
 _PG_FULL = "53100"
 _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
@@ -133,7 +135,7 @@ class Database:
         try:
             attempt(self._try, batch)
         except Exception as error:
-            if len(batch) > 1 and (may_succeed_later(error) or out_of_room(error)):
+            if len(batch) > 1 and (_lost(error) or out_of_room(error)):
                 for one in batch:
                     self._commit([one])
                 return
@@ -198,12 +200,21 @@ def _together(batch: Sequence[Handed]) -> list[list[Handed]]:
 
 def may_succeed_later(error: BaseException) -> bool:
     """Whether the same transaction may succeed when it is run again."""
+    return _lost(error) or _away(error)
+
+
+def _lost(error: BaseException) -> bool:
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", "") in _LOST
+
+
+def _away(error: BaseException) -> bool:
+    """Whether the server, or a connection to it, is not to be had: no fault of any change."""
     if isinstance(error, NoConnection):
         return True
     if not isinstance(error, DBAPIError):
         return False
     state = getattr(error.orig, "sqlstate", "")  # SQLite's driver has none, PostgreSQL's has None without a server
-    return error.connection_invalidated or state in _AGAIN or (state is None and isinstance(error, OperationalError))
+    return error.connection_invalidated or state in _TURNING or (state is None and isinstance(error, OperationalError))
 
 
 def out_of_room(error: BaseException) -> bool:
@@ -221,7 +232,10 @@ def out_of_room(error: BaseException) -> bool:
 
 
 def _enough(state: RetryCallState, size: int) -> bool:
-    return stop_after_delay(_LONGEST_TRY)(state) or (size > 1 and state.attempt_number >= _TOGETHER)
+    """Whether to give up a batch: one that lost is soon divided, which would not help one that has no server."""
+    error = state.outcome.exception() if state.outcome else None
+    divided = size > 1 and state.attempt_number >= _TOGETHER and error is not None and _lost(error)
+    return divided or stop_after_delay(_LONGEST_TRY)(state)
 
 
 def _expected(error: Exception) -> bool:

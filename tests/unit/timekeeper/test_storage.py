@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import scripted_history as history
 from databases import postgres
 from flask import Flask
+from small_disk import fill_up, small_disk
 from sqlalchemy import event, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnection
@@ -27,38 +25,6 @@ from timekeeper.store import migrate
 from timekeeper.store.database import Database, out_of_room
 from timekeeper.store.engine import make_engine
 from timekeeper.store.models import GpuSeen
-
-MIB = 1 << 20
-
-
-@contextmanager
-def small_disk(mib: int) -> Iterator[Path]:
-    """Mount a disk of its own; where that is not allowed, the test is left out."""
-    with tempfile.TemporaryDirectory(prefix="slicekeeper-small-") as folder:
-        options = ["-t", "tmpfs", "-o", f"size={mib}m,mode=0777", "tmpfs", folder]
-        try:
-            mounted = subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0
-        except OSError:
-            mounted = False
-        if not mounted:
-            pytest.skip("a file system of its own cannot be mounted here: that needs root and CAP_SYS_ADMIN")
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def fill_up(folder: Path) -> Path:
-    """Leave no byte free."""
-    file = folder / "filler"
-    with file.open("wb", buffering=0) as filler:
-        for size in (MIB, 4096, 1):
-            try:
-                while True:
-                    filler.write(b"x" * size)
-            except OSError:
-                continue
-    return file
 
 
 def problem(error: SQLAlchemyError) -> tuple[int, str, str]:
