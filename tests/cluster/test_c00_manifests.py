@@ -21,7 +21,7 @@ def test_the_rendered_file_is_up_to_date(site: Site) -> None:
     assert kept.endswith(_render(site, "default")), "render it again; its first lines say how"
 
 
-@pytest.mark.parametrize("overlay", ["default", "observe", "cert-manager", "playground"])
+@pytest.mark.parametrize("overlay", ["default", "observe", "cert-manager", "playground", "postgresql"])
 def test_an_overlay_is_accepted_by_the_api_server(site: Site, overlay: str) -> None:
     objects = [o for o in yaml.safe_load_all(_render(site, overlay)) if "cert-manager.io" not in o["apiVersion"]]
     site.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(objects))

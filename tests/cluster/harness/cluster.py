@@ -80,6 +80,17 @@ class Cluster:
             raise RuntimeError(f"{' '.join(command)}: exit {done['code']}\n{done['err'] or done['out']}")
         return str(done["out"])
 
+    def first_process(self) -> int:
+        """Return the process that holds the cluster's namespaces: what enters its network reaches pods and nodes."""
+        unshare = (self.folder / "pid").read_text()
+        return int(Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()[0])
+
+    def kill_container(self, container_id: str) -> None:
+        """End every process of a container, as `kill -9` does; `container_id` is as a pod's status has it."""
+        ctr = str(CONTAINERD.bin / "ctr")
+        name = container_id.removeprefix("containerd://")
+        self.run(ctr, "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", "--all", name)
+
     def forget_history(self) -> None:
         """Have etcd forget all versions but the newest, as it does after some minutes: old watches get 410 Gone."""
         self.run(sys.executable, "-c", _COMPACT)
