@@ -83,7 +83,9 @@ def serve(
                 "worker_class": "gthread",
                 "workers": workers,
                 "threads": threads,
-                "keepalive": 75,
+                # Longer than the API server's 90 s: the end that calls closes an idle connection, and never meets one
+                # that is being closed under its call.
+                "keepalive": 120,
                 "graceful_timeout": 10,
                 "control_socket_disable": True,
                 "worker_tmp_dir": "/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108

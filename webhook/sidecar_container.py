@@ -97,6 +97,8 @@ def is_ours(container: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 def covers(theirs: object, ours: object) -> bool:
     """Whether `theirs` has all that `ours` has; lists of named things are compared by name, in any order."""
+    if theirs == ours:  # nearly always, and one comparison in C
+        return True
     if isinstance(ours, dict):
         return isinstance(theirs, dict) and all(key in theirs and covers(theirs[key], ours[key]) for key in ours)
     if isinstance(ours, list):
@@ -105,7 +107,7 @@ def covers(theirs: object, ours: object) -> bool:
         if ours and isinstance(ours[0], dict) and "name" in ours[0]:
             return all(_covered_by_name(theirs, entry) for entry in ours)
         return len(theirs) == len(ours) and all(map(covers, theirs, ours))
-    return theirs == ours
+    return False
 
 
 def _covered_by_name(theirs: list[Any], ours: Mapping[str, Any]) -> bool:

@@ -1,91 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the webhook costs a real API server: pods created per second with it and without it, and the server's own p99.
+"""What the webhook costs a real API server: pods per second with it and without it, the server's own p99, and CPU time.
 
 Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.throughput`, with the KUBECONFIG that
-`python -m cluster.harness up` printed. Prints a Markdown table. The pods are held by a scheduling gate, so no scheduler
-has work with them. Each client creates one pod after the other, as fast as it can.
+`python -m cluster.harness up` printed; it takes about 5 minutes. Prints Markdown tables. The pods are held by a
+scheduling gate, so no scheduler has work with them. Two loads, each by turns with our webhook configurations and
+without: clients that create one pod after the other as fast as they can, which only a machine's CPU bounds, and a
+Deployment that is scaled up from nothing, which is how users' pods are made.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import statistics
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Final
 
-import yaml
 from cluster.harness import cluster
-from cluster.harness.kubectl import Kubectl, wait_for
-from cluster.harness.site import Site, gpu_container, pod
+from cluster.harness.cluster import Cluster
+from cluster.harness.kubectl import Kubectl, Object, wait_for
+from cluster.harness.site import Site, deployment, gpu_container, pod
 
-from slicekeeper.kube.client import PODS, KubeClient
-from slicekeeper.settings import KubernetesSettings
+from slicekeeper.kube.client import DEPLOYMENTS, PODS, KubeClient
 
-PODS_PER_ROUND = 400
-CLIENTS = 8
-ROUNDS = 3
-SETTLE_SECONDS = 2
+CLIENTS: Final = 8
+PODS_OF_CLIENTS: Final = 400
+PODS_OF_DEPLOYMENT: Final = 200
+ROUNDS: Final = 3
+SETTLE_SECONDS: Final = 2
 """The API server learns of changed webhook configurations by a watch."""
 
+GATES: Final = [{"name": "suite.example/held"}]
+PROGRAMS: Final = ("API server", "etcd", "webhook", "Slicekeeper's other parts", "all else of the cluster", "clients")
 
-def main() -> None:
-    """Measure alternately with and without the webhook, and print the table."""
-    found = next(c for c in cluster.living() if str(c.kubeconfig) == os.environ["KUBECONFIG"])
-    kubectl = Kubectl(found.kubectl, found.kubeconfig)
-    with tempfile.TemporaryDirectory() as folder:
-        site = Site(kubectl, Path(folder), found)
-        namespace, token = _account(site)
-        try:
-            _round(site, token)  # warm caches and connections
-            before = _buckets(kubectl)
-            rounds = [(_round(site, token), _without(site, token)) for _ in range(ROUNDS)]
-        finally:
-            kubectl("delete", f"namespace/{namespace}", f"clusterrolebinding/{namespace}", "--wait=false")
-    print("| round | with the webhook, pods/s | without | ratio |\n|---:|---:|---:|---:|")
-    for number, (hooked, bare) in enumerate(rounds, 1):
-        print(f"| {number} | {hooked:.0f} | {bare:.0f} | {hooked / bare:.2f} |")
-    print(f"| median | | | {statistics.median(hooked / bare for hooked, bare in rounds):.2f} |\n")
-    print("| webhook | calls | below 5 ms | below 25 ms | p99 |\n|---|---:|---:|---:|---:|")
-    for name, counts in _buckets(kubectl).items():
-        now = {bound: count - before.get(name, {}).get(bound, 0) for bound, count in counts.items()}
-        calls = now[inf]
-        p99 = next(bound for bound, count in sorted(now.items()) if count >= 0.99 * calls)
-        shares = " | ".join(f"{100 * now[bound] / calls:.1f} %" for bound in (0.005, 0.025))
-        print(f"| {name} | {calls} | {shares} | below {p99 * 1000:.0f} ms |")
+Bounds = Counter[float]
+"""Calls that took at most so many seconds, as a Prometheus histogram counts them."""
 
 
-def _account(site: Site) -> tuple[str, str]:
-    """Make somebody who may do all; return the name of the namespace and of the binding, and a token."""
-    namespace = site.namespace("load")
-    site.namespaces.clear()  # it outlives the rounds
-    site.kubectl("create", "serviceaccount", "load", "-n", namespace)
-    subject = f"--serviceaccount={namespace}:load"
-    site.kubectl("create", "clusterrolebinding", namespace, "--clusterrole=cluster-admin", subject)
-    return namespace, site.kubectl("create", "token", "load", "-n", namespace).strip()
+@dataclass
+class Round:
+    """One load, once."""
+
+    rate: float
+    """Pods per second."""
+    cpu: Counter[str]
+    """CPU seconds by program."""
+    calls: dict[str, Bounds]
+    """By webhook."""
 
 
-def _without(site: Site, token: str) -> float:
-    with site.without_webhook():
+class Bench:
+    """The cluster, and an account that may do all."""
+
+    def __init__(self, found: Cluster, site: Site) -> None:
+        self._cluster, self._site, self._kubectl = found, site, site.kubectl
+        self._home = site.namespace("load")
+        site.namespaces.clear()  # it outlives the rounds
+        self._kubectl("create", "serviceaccount", "load", "-n", self._home)
+        subject = f"--serviceaccount={self._home}:load"
+        self._kubectl("create", "clusterrolebinding", self._home, "--clusterrole=cluster-admin", subject)
+        self._token = self._kubectl("create", "token", "load", "-n", self._home, "--duration=2h").strip()
+
+    def end(self) -> None:
+        """Take the account away again."""
+        self._kubectl("delete", f"namespace/{self._home}", f"clusterrolebinding/{self._home}", "--wait=false")
+
+    def client(self) -> KubeClient:
+        """Return a client with connections of its own."""
+        return self._site.client(self._token)
+
+    def with_webhook(self, load: Load) -> Round:
+        """Run one load; its pods are gone again before the next."""
+        namespace = self._site.namespace("load")
         time.sleep(SETTLE_SECONDS)
-        return _round(site, token)
+        cpu, calls = _cpu(self._cluster), _calls(self._kubectl)
+        rate = load.run(self, namespace)
+        used = _cpu(self._cluster)
+        used.subtract(cpu)
+        made = {
+            name: Counter({le: n - calls.get(name, Counter())[le] for le, n in now.items()})
+            for name, now in _calls(self._kubectl).items()
+        }
+        everything = ("--all", "-n", namespace, "--wait=false")
+        self._kubectl("delete", "deployments", *everything)
+        self._kubectl("delete", "pods", *everything, "--grace-period=0", "--force", timeout=300)
+        wait_for("end of the pods", lambda: not self._site.pods(namespace), seconds=300, pause=1)
+        self._site.clear()
+        return Round(rate, used, made)
+
+    def without_webhook(self, load: Load) -> Round:
+        """Run one load as if our webhook configurations had not been installed yet."""
+        with self._site.without_webhook():
+            return self.with_webhook(load)
 
 
-def _round(site: Site, token: str) -> float:
-    """Return how many pods per second the API server takes; they are gone again before the next round."""
-    namespace = site.namespace("load")
-    time.sleep(SETTLE_SECONDS)
-    made = pod("x", gpu_container(core=5), schedulingGates=[{"name": "suite.example/held"}])
-    del made["metadata"]["name"]
-    made["metadata"]["generateName"] = "x-"
-    clients = [_client(site, token) for _ in range(CLIENTS)]
+@dataclass(frozen=True)
+class Load:
+    """A way to make pods; `run` returns how many came to be in a second."""
+
+    name: str
+    pods: int
+    run: Callable[[Bench, str], float]
+
+
+def by_clients(bench: Bench, namespace: str) -> float:
+    """Create pods from many threads, each one after the other."""
+    made: Object = pod("", gpu_container(core=5), schedulingGates=GATES)
+    made["metadata"] = {"generateName": "x-"}
+    clients = [bench.client() for _ in range(CLIENTS)]
 
     def work(client: KubeClient) -> None:
-        for _ in range(PODS_PER_ROUND // CLIENTS):
+        for _ in range(PODS_OF_CLIENTS // CLIENTS):
             client.create(PODS, made, namespace)
 
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -94,31 +126,114 @@ def _round(site: Site, token: str) -> float:
         took = time.monotonic() - began
     for client in clients:
         client.close()
-    site.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=0", "--force", "--wait=false", timeout=300)
-    wait_for("end of the pods", lambda: not site.pods(namespace), seconds=300, pause=1)
-    site.clear()
-    return PODS_PER_ROUND / took
+    return PODS_OF_CLIENTS / took
 
 
-def _client(site: Site, token: str) -> KubeClient:
-    there = yaml.safe_load(site.kubectl.kubeconfig.read_text())["clusters"][0]["cluster"]
-    ca, file = site.folder / "ca.crt", site.folder / "load.token"
-    ca.write_bytes(base64.b64decode(there["certificate-authority-data"]))
-    file.write_text(token)
-    return KubeClient(KubernetesSettings(server=there["server"], ca_file=str(ca), token_file=str(file)))
+def by_deployment(bench: Bench, namespace: str) -> float:
+    """Scale a Deployment up from nothing, until its status counts all pods."""
+    made = deployment("load", gpu_container(core=5), count=0)
+    made["spec"]["template"]["spec"]["schedulingGates"] = GATES
+    client = bench.client()
+    client.create(DEPLOYMENTS, made, namespace)
+
+    def seen(key: str) -> int:
+        return int(client.get(DEPLOYMENTS, "load", namespace).get("status", {}).get(key, 0))
+
+    wait_for("a ReplicaSet", lambda: seen("observedGeneration"))
+    began = time.monotonic()
+    client.patch(DEPLOYMENTS, "load", {"spec": {"replicas": PODS_OF_DEPLOYMENT}}, namespace)
+    wait_for("all pods", lambda: seen("replicas") == PODS_OF_DEPLOYMENT, seconds=300, pause=0.1)
+    took = time.monotonic() - began
+    client.close()
+    return PODS_OF_DEPLOYMENT / took
 
 
-def _buckets(kubectl: Kubectl) -> dict[str, dict[float, int]]:
-    """Return the API server's own count of calls of each of our webhooks on pods, by their duration in seconds."""
+LOADS: Final = (
+    Load(f"{CLIENTS} clients", PODS_OF_CLIENTS, by_clients),
+    Load("a Deployment", PODS_OF_DEPLOYMENT, by_deployment),
+)
+
+
+def main() -> None:
+    """Measure both loads alternately with and without the webhook, and print the tables."""
+    found = next(c for c in cluster.living() if str(c.kubeconfig) == os.environ["KUBECONFIG"])
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(found, Site(Kubectl(found.kubectl, found.kubeconfig), Path(folder), found))
+        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first round\n")
+        try:
+            bench.with_webhook(LOADS[0])  # warm caches and connections
+            taken = {load: _rounds(bench, load) for load in LOADS}
+        finally:
+            bench.end()
+    _show(taken)
+
+
+def _rounds(bench: Bench, load: Load) -> list[tuple[Round, Round]]:
+    return [(bench.with_webhook(load), bench.without_webhook(load)) for _ in range(ROUNDS)]
+
+
+def _show(taken: dict[Load, list[tuple[Round, Round]]]) -> None:
+    print("| load | pods a round | with the webhook, pods/s | without | ratio by round | median |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for load, rounds in taken.items():
+        ratios = [hooked.rate / bare.rate for hooked, bare in rounds]
+        rates = [", ".join(f"{r.rate:.0f}" for r in side) for side in zip(*rounds, strict=True)]
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"| {load.name} | {load.pods} | {' | '.join(rates)} | {each} | {statistics.median(ratios):.2f} |")
+    print("\n| load | webhook | calls | below 5 ms | below 25 ms | p99 |\n|---|---|--:|--:|--:|--:|")
+    for load, rounds in taken.items():
+        total: dict[str, Bounds] = {}
+        for hooked, _ in rounds:
+            for name, counts in hooked.calls.items():
+                total.setdefault(name, Counter()).update(counts)
+        for name, counts in total.items():
+            p99 = next(bound for bound, count in sorted(counts.items()) if count >= 0.99 * counts[inf])
+            shares = " | ".join(f"{100 * counts[bound] / counts[inf]:.1f} %" for bound in (0.005, 0.025))
+            print(f"| {load.name} | {name} | {counts[inf]} | {shares} | below {p99 * 1000:.0f} ms |")
+    print(f"\n| load | CPU ms per pod | {' | '.join(PROGRAMS)} | sum |\n|---|---|{'--:|' * (len(PROGRAMS) + 1)}")
+    for load, rounds in taken.items():
+        for side, title in enumerate(("with", "without")):
+            each = [statistics.median(pair[side].cpu[name] for pair in rounds) / load.pods * 1000 for name in PROGRAMS]
+            print(f"| {load.name} | {title} | {' | '.join(f'{ms:.1f}' for ms in each)} | {sum(each):.1f} |")
+
+
+def _calls(kubectl: Kubectl) -> dict[str, Bounds]:
+    """Return the API server's own count of calls of each of our webhooks on pods."""
     line = re.compile(
-        r'apiserver_admission_webhook_admission_duration_seconds_bucket\{name="([^"]+)",.*le="([^"]+)"\} (\d+)'
+        r'apiserver_admission_webhook_admission_duration_seconds_bucket\{name="(pods[^"]+\.slicekeeper\.io)",'
+        r'.*le="([^"]+)"\} (\d+)'
     )
-    buckets: dict[str, dict[float, int]] = {}
+    calls: dict[str, Bounds] = {}
     for name, bound, count in line.findall(kubectl("get", "--raw", "/metrics")):
-        if name.endswith("slicekeeper.io"):
-            found = buckets.setdefault(name, {})
-            found[float(bound)] = found.get(float(bound), 0) + int(count)
-    return {name: counts for name, counts in buckets.items() if counts[inf]}
+        calls.setdefault(name, Counter())[float(bound)] += int(count)
+    return calls
+
+
+def _cpu(found: Cluster) -> Counter[str]:
+    """Return the CPU seconds that the cluster's programs, and this one as the clients, have used so far."""
+    ticks: dict[int, tuple[int, int, str]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12]), _program(folder)
+        except OSError:
+            continue  # it has ended
+    ours = {int((found.folder / "pid").read_text())}
+    while more := {pid for pid, (parent, _, _) in ticks.items() if parent in ours} - ours:
+        ours |= more
+    used = Counter({"clients": time.process_time()})
+    for pid in ours & ticks.keys():
+        used[ticks[pid][2]] += ticks[pid][1] / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+def _program(folder: Path) -> str:
+    """Return which of PROGRAMS a process counts as."""
+    words = (folder / "cmdline").read_text().split("\0")
+    named = [word.rpartition("/")[2] for word in words]
+    if "slicekeeper" in named[:2]:
+        return "webhook" if "webhook" in named else "Slicekeeper's other parts"
+    return {"kube-apiserver": "API server", "etcd": "etcd"}.get(named[0], "all else of the cluster")
 
 
 if __name__ == "__main__":
