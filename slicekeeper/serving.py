@@ -3,10 +3,15 @@
 
 gunicorn makes a TLS context for every connection; ours makes one per version of the files, so rotation needs no
 restart and costs one `stat` per connection. While the files don't fit together, the last context stays.
+
+gunicorn's gthread keeps a thread for a TLS connection from its handshake to its first request, however long that takes.
+Go's HTTP client, and so the API server, opens connections ahead of need: a burst left all threads waiting for requests
+that never came, and reviews on other connections waiting for a thread. Here such a connection waits without one.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import ssl
 from collections.abc import Callable
@@ -18,6 +23,37 @@ from slicekeeper.settings import TlsSettings
 log = logging.getLogger(__name__)
 
 App = Callable[..., Any]
+
+SILENCE_SECONDS = 10.0
+"""How long a thread waits for a client that has begun a handshake or a request and goes on with neither."""
+
+
+class PatientSocket(ssl.SSLSocket):
+    """A connection whose client may fall silent: a thread waits for it for a while only."""
+
+    def setblocking(self, flag: bool) -> None:
+        """Wait, but not for ever, or not at all."""
+        self.settimeout(SILENCE_SECONDS if flag else 0)
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Raise ConnectionResetError where the client is silent."""
+        self.setblocking(True)
+        try:
+            super().do_handshake(block)
+        except TimeoutError as error:
+            raise self._given_up() from error
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Raise ConnectionResetError where the client is silent."""
+        try:
+            return super().recv(buflen, flags)
+        except TimeoutError as error:
+            raise self._given_up() from error
+
+    def _given_up(self) -> ConnectionResetError:
+        """Close, or gunicorn's main loop would wait for the client to do so; return what it makes no fuss of."""
+        self.close()
+        return ConnectionResetError(errno.ECONNRESET, f"nothing was sent for {SILENCE_SECONDS:g} s")
 
 
 class ReloadingContext:
@@ -38,6 +74,7 @@ class ReloadingContext:
             if seen != self._seen or self._context is None:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.minimum_version = ssl.TLSVersion.TLSv1_2
+                context.sslsocket_class = PatientSocket
                 context.load_cert_chain(self._tls.certificate_file, self._tls.key_file)
                 self._context, self._seen = context, seen
         except (OSError, ssl.SSLError) as error:
@@ -68,6 +105,7 @@ def serve(
     """
     from gunicorn.app.base import BaseApplication  # noqa: PLC0415 - an extra: only servers have it
     from gunicorn.glogging import Logger  # noqa: PLC0415
+    from gunicorn.workers import gthread  # noqa: PLC0415
 
     class RootLogger(Logger):
         """Hands gunicorn's messages to the process's own logging; a request is counted, not logged."""
@@ -76,11 +114,30 @@ def serve(
             super().__init__(cfg)
             self.error_log.propagate = True
 
+    class Worker(gthread.ThreadWorker):
+        """gthread, but a thread is for a request, and not for a connection on which none has come yet."""
+
+        def handle(self, conn: Any) -> Any:
+            """Serve what has come on a connection; in a thread. Where nothing has, the poller waits for it."""
+            if not conn.initialized:
+                if not conn.wait_for_data(0):
+                    return gthread._DEFER  # type: ignore[attr-defined]
+                try:
+                    conn.init()
+                except OSError as error:  # an ssl.SSLError is one
+                    log.debug("no connection with %s: %s", conn.client, error)
+                    conn.sock.close()
+                    return False
+                conn.data_ready = False  # what came was the handshake
+            if not conn.wait_for_data(0):
+                return gthread._DEFER  # type: ignore[attr-defined]
+            return super().handle(conn)
+
     class Server(BaseApplication):
         def load_config(self) -> None:
             settings: dict[str, Any] = {
                 "bind": bind,
-                "worker_class": "gthread",
+                "worker_class": Worker,
                 "workers": workers,
                 "threads": threads,
                 # Longer than the API server's 90 s: the end that calls closes an idle connection, and never meets one

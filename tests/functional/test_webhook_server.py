@@ -406,6 +406,18 @@ def test_a_worker_that_dies_comes_back_though_the_policy_is_broken_meanwhile(web
     assert float(text.split()[0]) >= 13
 
 
+def test_connections_on_which_nothing_comes_keep_nobody_waiting(webhook: Webhook) -> None:
+    """As the API server opens them ahead of need: more than there are threads."""
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(webhook.stream()) for _ in range(40)]
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", webhook.port), 20))
+        for _ in range(8):
+            assert webhook.review("/mutate", pod())["allowed"]
+        silent[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert silent[0].recv(1024).startswith(b"HTTP/1.1 200")
+
+
 def test_bodies_cut_off_on_the_wire_harm_nobody(webhook: Webhook) -> None:
     head = b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
     for _ in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from certificates.authority import KeyPair, make_ca, sign_server
+from slicekeeper import serving
 from slicekeeper.errors import Unavailable
 from slicekeeper.serving import ReloadingContext
 from slicekeeper.settings import TimekeeperClientSettings, TlsSettings
@@ -34,7 +36,7 @@ class Server:
         self.ca = make_ca(NOW, LIFE)
         self.show(self.ca)
         self.trust(self.ca)
-        contexts = ReloadingContext(
+        contexts = self.contexts = ReloadingContext(
             TlsSettings(certificate_file=str(folder / "tls.crt"), key_file=str(folder / "tls.key"))
         )
 
@@ -151,3 +153,13 @@ def test_a_certificate_without_its_key_leaves_the_old_one(server: Server) -> Non
     os.utime(server.folder / "tls.crt", ns=(1, 1))
     assert ssl.get_server_certificate(("127.0.0.1", server.http.server_port)) == before
     assert list(server.client().workloads()) == []
+
+
+def test_a_client_that_falls_silent_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SILENCE_SECONDS", 0.1)
+    raw, client = socket.socketpair()
+    with client, server.contexts.get().wrap_socket(raw, server_side=True, do_handshake_on_connect=False) as connection:
+        client.sendall(b"\x16\x03")  # how a handshake begins
+        with pytest.raises(ConnectionResetError, match="nothing was sent"):
+            connection.do_handshake()
+        assert client.recv(1) == b""
