@@ -67,14 +67,18 @@ class RequestRefused(SlicekeeperError):
 
 
 class ServiceError(SlicekeeperError):
-    """Another process answered with an error. `status` is 0 where there was no answer."""
+    """Another process answered with an error. `status` is 0 where there was no answer.
+
+    `field` names what of the request is wrong, where the reason alone does not tell.
+    """
 
     code = "service-error"
 
-    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+    def __init__(self, message: str, status: int = 0, reason: str = "", field: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.field = field
 
 
 class Unavailable(ServiceError):

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -120,7 +121,10 @@ def parse_rate(text: str) -> Fraction:
     Raises ValueError where it is no number, negative, or finer than a millionth.
     """
     numerator, slash, denominator = text.strip().partition("/")
-    rate = parse_quantity(numerator.strip()) / (parse_quantity(denominator.strip()) if slash else 1)
+    divisor = parse_quantity(denominator.strip()) if slash else Fraction(1)
+    if not divisor:
+        raise ValueError("a rate's denominator is not 0")
+    rate = parse_quantity(numerator.strip()) / divisor
     if not 0 <= rate <= 1_000_000 or rate.denominator > 1_000_000:
         raise ValueError("a rate lies between 0 and 1,000,000 with a denominator up to 1,000,000")
     return rate
@@ -204,7 +208,7 @@ def _policy(base: Mapping[str, Any], own: Any, where: str) -> NamespacePolicy:
         ("backgroundRate", "for example 1/2", lambda: policy.background_fraction),
         ("sidecar.cpu", "for example 10m", lambda: _check_amount(policy.sidecar.cpu)),
         ("sidecar.memory", "for example 48Mi", lambda: _check_amount(policy.sidecar.memory)),
-        ("budget.timeZone", "for example Europe/Berlin", lambda: _check_zone(policy.budget.time_zone)),
+        ("budget.timeZone", "for example Europe/Berlin", lambda: check_time_zone(policy.budget.time_zone)),
     )
     for key, example, check in checks:
         try:
@@ -219,13 +223,20 @@ def _check_amount(quantity: str) -> None:
         raise ValueError(f"{quantity!r} is not above zero")
 
 
-def _check_zone(name: str) -> None:
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - only here, and not in a sidecar
+def check_time_zone(name: str) -> None:
+    """Check that a name is a time zone's, and the same one on every machine.
 
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, OSError) as error:
-        raise ValueError(f"{name!r} is no IANA time zone") from error
+    Raises ValueError where it is not: `localtime` is whatever a server was set to, `right/...` counts leap seconds.
+    """
+    if name not in _zones():
+        raise ValueError(f"{name!r} is no IANA time zone")
+
+
+@cache
+def _zones() -> frozenset[str]:
+    from zoneinfo import available_timezones  # noqa: PLC0415 - only here, and not in a sidecar
+
+    return frozenset(available_timezones() - {"Factory", "localtime"})
 
 
 def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from timekeeper.records import Claim, Forest, Grant, Link, Records, Rule, Withdr
 SHORT = {"hour": 40, "day": 100, "week": 150, "month": 230}
 
 
-def short_bounds(instant: int, period: str, zone: str) -> tuple[int, int] | None:
-    """Periods of some milliseconds, so that the oracle may walk through many; zones shift them."""
+def short_bounds(instant: int, period: str, zone: str, anchor: int | None = None) -> tuple[int, int] | None:
+    """Periods of some milliseconds, so that the oracle may walk through many; zones and anchors shift them."""
     if period == "none":
         return None
-    length, shift = SHORT[period], len(zone)
+    length, shift = SHORT[period], len(zone) + (anchor or 0)
     start = (instant - shift) // length * length + shift
     return start, start + length
 
@@ -73,7 +73,7 @@ class Oracle:
     def start(self, begin_at: int) -> None:
         rules = self.records.rules
         self.rule = rule = [r for r in rules if r.since <= begin_at or r is rules[0]][-1]
-        period = short_bounds(begin_at, rule.period, rule.zone)
+        period = short_bounds(begin_at, *rule.calendar)
         self.period = ["period", rule.amount, period and period[1], 0]
         self.total = rule.amount
         self.buckets = [self.period]
@@ -106,14 +106,14 @@ class Oracle:
         rule, mine = self.rule, self.period
         self.buckets = [b for b in self.buckets if b is mine or b[2] != t]
         over, new = mine[2] == t, next((r for r in self.records.rules[1:] if r.since == t), None)
-        if new and not over and (new.period, new.zone) == (rule.period, rule.zone):
+        if new and not over and new.calendar == rule.calendar:
             spent, self.total = self.total - mine[1], self.total - rule.amount + new.amount
             left = max(0, self.total - spent)
             self.raised, mine[1], self.rule = left > mine[1], left, new
         elif new or over:
             kept = min(mine[1], rule.rollover) if over else 0
             self.rule = rule = new or rule
-            period = short_bounds(t, rule.period, rule.zone)
+            period = short_bounds(t, *rule.calendar)
             mine[1:3] = [rule.amount + kept, period and period[1]]
             self.total, self.raised, self.used, self.over = rule.amount + kept, rule.amount + kept > 0, 0, 0
         rule = self.rule
@@ -182,6 +182,7 @@ def histories(draw: st.DrawFn) -> Records:
                 draw(few),
                 draw(few),
                 draw(shut),
+                last.anchor if same else draw(st.sampled_from([None, None, 3])),
             )
         )
     grants = []

@@ -84,7 +84,7 @@ def rule_at(rules: Sequence[Rule], at: int) -> Rule:
 
 def period_bucket(rule: Rule, at: int) -> tuple[int | None, Bucket]:
     """Return the start and the allowance of the period around an instant."""
-    start, end = bounds(at, rule.period, rule.zone) or (None, None)
+    start, end = bounds(at, *rule.calendar) or (None, None)
     key = f"period:{'none' if start is None else start}"
     return start, Bucket(key, rule.amount, rule.amount, end, booked=False)
 
@@ -295,7 +295,7 @@ class Line:
 
     def keeps_period(self, rule: Rule | None, *, over: bool) -> bool:
         """Whether a rule goes on with the period of the one before."""
-        return rule is not None and (rule.period, rule.zone) == (self.rule.period, self.rule.zone) and not over
+        return rule is not None and rule.calendar == self.rule.calendar and not over
 
     def _opened(self, before: Rule) -> bool:
         return self.rule.credit > before.credit or (self.rule.open and not before.open)

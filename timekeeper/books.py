@@ -24,12 +24,13 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import ledger, timeline
 from timekeeper.allowances import State, rule_at
-from timekeeper.records import Forest, Records, Rule
+from timekeeper.records import Forest, Posting, Records, Rule
 from timekeeper.store import audit, bookings, memberships, namespaces, prices, seals, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Workload
 from timekeeper.store.namespaces import Known, RuleRow, Status
+from timekeeper.timeline import CHILD
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class Together:
         self._lock = threading.Lock()
         self._states = states
         self._due: Counter[tuple[str, str]] = Counter()
+        self._due_above: list[tuple[int, Posting]] = []
+        """What is due of it in parents: the sums of what was posted below, with whose they are."""
         self.running = {c.key: c for one in forest.records.values() for c in one.claims if c.end is None}
         """The claims of the pods that run, by UID."""
         self._run_outs: dict[int, int] = {}
@@ -96,13 +99,24 @@ class Together:
             self._advance(now)
             return self._states, self._due.copy()
 
+    def due_below(self, key: int, since: int | None, now: int) -> Counter[int]:
+        """Return what is due of a parent's charges after an instant (None: ever), by the budget directly below."""
+        with self._lock:
+            self._advance(now)
+            found: Counter[int] = Counter()
+            for parent, posting in self._due_above:
+                if parent == key and posting.kind == "charge" and (since is None or posting.at > since):
+                    found[int(posting.key.removeprefix(CHILD))] += posting.amount
+            return found
+
     def _advance(self, now: int) -> None:
         if now > next(iter(self._states.values())).at:
             outcome = timeline.advance(self._states, self.forest, now)
             self._states = outcome.states
-            for postings in outcome.postings.values():
+            for key, postings in outcome.postings.items():
                 for posting in postings:
                     self._due[posting.key, posting.kind] += posting.amount
+                self._due_above += [(key, posting) for posting in postings if posting.key.startswith(CHILD)]
 
     def run_outs(self, now: int) -> dict[int, int]:
         """Return when budgets will have nothing left, their own or above, if the pods that run now go on."""
@@ -153,14 +167,14 @@ class Position:
     def counts_since(self, now: int) -> int | None:
         """Return since when the state's sums count: a period's start, or a rule's that began another; None: ever."""
         rules = [rule for rule in self.together.forest.records[self.known.id].rules if rule.since <= now]
-        turns = [b.since for a, b in pairwise(rules) if (a.period, a.zone) != (b.period, b.zone)]
+        turns = [b.since for a, b in pairwise(rules) if a.calendar != b.calendar]
         start = self.at(now).period_start
         return max([*turns[-1:], *([] if start is None else [start])], default=None)
 
     def running_below(self, now: int) -> Counter[int]:
-        """Return what running pods have been charged since it was last posted, by the budget directly below."""
+        """Return what was charged in this period and is not booked yet, by the budget directly below."""
+        found = self.together.due_below(self.known.id, self.counts_since(now), now)
         states, forest = self.together.at(now), self.together.forest
-        found: Counter[int] = Counter()
         for key, state in states.items():
             chain = timeline.chain(forest.links, key, state.at)
             if self.known.id in chain[1:] and not state.over_budget:
@@ -244,8 +258,13 @@ class Books:
         self.note(session, actor="timekeeper", action="orphan-closed", namespace=name, detail=detail, now=now)
 
     def ensure(self, session: Session, uid: str, name: str, policy: NamespacePolicy, now: int) -> Known:
-        """Return a namespace's account, made where there is none."""
+        """Return a namespace's account, made where there is none; or a team's or an organisation's.
+
+        Raises NotFound where those are not there: they are made on purpose.
+        """
         found = namespaces.find(session, self.cluster, uid)
+        if found is None and uid == namespaces.parent_uid(name):
+            found = namespaces.require_parent(session, self.cluster, name)
         if found is None:
             rule = policy_rule(policy.budget, 0)
             found = namespaces.open_account(session, self.cluster, uid, name, rule, now)
@@ -355,12 +374,8 @@ class Books:
             raise Conflict(f"budget of {place.title}: it was changed meanwhile; read it again", 412, "version-mismatch")
         if row.status == "closed":
             raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")
-        detail = {
-            "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone,
-            "creditMs": rule.credit, "rolloverMs": rule.rollover,
-        }  # fmt: skip
         self._rule(session, place, wanted, row.status, actor=actor, source="own")
-        self.note(session, actor=actor, action="budget", namespace=place.title, detail=detail, now=rule.since)
+        self.note(session, actor=actor, action="budget", namespace=place.title, detail=told_of(rule), now=rule.since)
 
     def set_status(
         self, uid: str, name: str, policy: NamespacePolicy, status: Status, *, reason: str, actor: str, now: int
@@ -431,11 +446,14 @@ class Books:
         with self.database.reading() as session:
             return self._positions_of(session, namespaces.newest(session, self.cluster, after, limit))
 
-    def parent(self, name: str) -> Position | None:
-        """Return where a team or an organisation stands; None where there is none of that name."""
+    def require_parent(self, name: str) -> Position:
+        """Return where a team or an organisation stands.
+
+        Raises NotFound where there is none of that name.
+        """
         with self.database.reading() as session:
-            known = namespaces.find(session, self.cluster, namespaces.parent_uid(name))
-            return None if known is None else self._positions_of(session, [known])[0]
+            known = namespaces.require_parent(session, self.cluster, name)
+            return self._positions_of(session, [known])[0]
 
     def parents(self, after: str = "", limit: int | None = None) -> list[Position]:
         """Return where teams and organisations stand, in the order of names."""
@@ -512,6 +530,15 @@ def _after(records: Records, at: int) -> Records:
         grants=[g for g in records.grants if g.since > at],
         withdrawals=[w for w in records.withdrawals if w.at > at],
     )
+
+
+def told_of(rule: Rule) -> dict[str, str | int]:
+    """Return a rule as the audit log has it."""
+    told: dict[str, str | int] = {
+        "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone, "creditMs": rule.credit,
+        "rolloverMs": rule.rollover,
+    }  # fmt: skip
+    return told if rule.anchor is None else {**told, "anchorMs": rule.anchor}
 
 
 def version_of(row: RuleRow) -> str:

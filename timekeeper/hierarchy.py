@@ -11,18 +11,17 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.errors import Conflict, NotFound
-from timekeeper.books import ANCHOR_LAG_MS, Books
+from slicekeeper.errors import Conflict
+from timekeeper.books import ANCHOR_LAG_MS, Books, told_of
 from timekeeper.movements import Place
 from timekeeper.records import Rule
 from timekeeper.store import memberships, namespaces
 from timekeeper.store.memberships import IN_FORCE
-from timekeeper.store.namespaces import Kind, Known, Status
+from timekeeper.store.namespaces import Kind, Known
 
 MOST_LEVELS: Final = 4
 """Budgets in one chain: a namespace, two teams, an organisation."""
 
-PARENT_UNKNOWN: Final = "parent-unknown"
 PARENT_REFUSED: Final = "parent-refused"
 HIERARCHY_CYCLE: Final = "hierarchy-cycle"
 HIERARCHY_TOO_DEEP: Final = "hierarchy-too-deep"
@@ -44,34 +43,22 @@ def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, i
                 session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor
             )  # fmt: skip
             books.settle_in(session, known.id, rule.since, rule.since)
-            detail = {"amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone}
-            books.note(session, actor=actor, action=kind, namespace=known.title, detail=detail, now=rule.since)
+            books.note(session, actor=actor, action=kind, namespace=known.title, detail=told_of(rule), now=rule.since)
             return True
         if known.kind != kind:
             told = f"kind: {name} is {_a(known.kind)}, not {_a(kind)}; choose another name"
-            raise Conflict(told, 409, PARENT_REFUSED)
+            raise Conflict(told, 409, PARENT_REFUSED, "kind")
         books.change_budget(session, known, rule, actor=actor, if_match=if_match)
         return False
 
     return books.database.write(change)
 
 
-def set_parent_status(books: Books, name: str, status: Status, *, reason: str, actor: str, now: int) -> None:
-    """Suspend a parent's budget, close it, or have it go on: all under it is over budget while it is not active.
+def put_under(books: Books, place: Place, above: str | None, *, reason: str, actor: str, now: int) -> bool:
+    """Put a namespace, or a team, under another budget from now on, or under none; return False where it is already.
 
-    Raises NotFound where there is none of that name, Conflict where it is closed: that is for good.
-    """
-
-    def change(session: Session) -> None:
-        books.change_status(session, parent(session, books, name), status, reason=reason, actor=actor, now=now)
-
-    books.database.write(change)
-
-
-def put_namespace_under(books: Books, place: Place, above: str | None, *, reason: str, actor: str, now: int) -> bool:
-    """Put a namespace under a team or an organisation from now on, or under none; return False where it is already.
-
-    Raises NotFound where there is no such parent, Conflict where the chain would be too long.
+    Raises NotFound where there is no such parent, Conflict where it is an organisation, would stand above itself, or
+    the chain would be too long.
     """
 
     def change(session: Session) -> bool:
@@ -81,36 +68,11 @@ def put_namespace_under(books: Books, place: Place, above: str | None, *, reason
     return books.database.write(change)
 
 
-def put_parent_under(books: Books, name: str, above: str | None, *, reason: str, actor: str, now: int) -> bool:
-    """Put a team under another one or an organisation from now on, or under none; return False where it is already.
-
-    Raises NotFound where one of them is not there, Conflict where it is an organisation, would stand above itself, or
-    the chain would be too long.
-    """
-
-    def change(session: Session) -> bool:
-        known = parent(session, books, name)
-        return _put_under(books, session, known, above, reason=reason, actor=actor, now=now)
-
-    return books.database.write(change)
-
-
-def parent(session: Session, books: Books, name: str) -> Known:
-    """Return a team or an organisation.
-
-    Raises NotFound where there is none of that name.
-    """
-    known = namespaces.find(session, books.cluster, namespaces.parent_uid(name))
-    if known is None:
-        raise NotFound(f"{name!r} is no team and no organisation; make it first", 404, PARENT_UNKNOWN)
-    return known
-
-
 def _put_under(
     books: Books, session: Session, child: Known, above: str | None, *, reason: str, actor: str, now: int
 ) -> bool:  # fmt: skip
     tree = memberships.tree(session, [child.id], IN_FORCE)
-    target = None if above is None else parent(session, books, above)
+    target = None if above is None else namespaces.require_parent(session, books.cluster, above)
     if tree.parents.get(child.id) == (None if target is None else target.id):
         return False
     if target is not None:

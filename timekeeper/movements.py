@@ -27,6 +27,7 @@ Kind = Literal["grant", "refund", "adjustment", "transfer"]
 
 REFUND_ABOVE_CHARGE: Final = "refund-above-charge"
 BALANCE_INSUFFICIENT: Final = "balance-insufficient"
+TRANSFER_REFUSED: Final = "transfer-refused"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def refund(books: Books, place: Place, order: Order, *, pod_uid: str) -> bool:
                 409, REFUND_ABOVE_CHARGE,
             )  # fmt: skip
         rule = namespaces.rules(session, known.id)[-1].rule
-        around = bounds(order.now, rule.period, rule.zone)
+        around = bounds(order.now, *rule.calendar)
         _append(books, session, known, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
         return True
 
@@ -125,9 +126,10 @@ def adjust(books: Books, place: Place, order: Order) -> bool:
 
 
 def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_to: int | None) -> bool:
-    """Move GPU time from one namespace's budget to another's, both or neither.
+    """Move GPU time from one budget to another, both or neither.
 
-    Raises Conflict where less is left; credit cannot be handed on.
+    Raises Conflict where less is left (credit cannot be handed on), or one stands under the other: what the lower one
+    spends is taken from the upper one too, so there the time would be paid twice.
     """
 
     def change(session: Session) -> bool:
@@ -135,10 +137,11 @@ def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_
         if _repeated(session, giver, order, "transfer"):
             return False
         taker = books.ensure(session, target.uid, target.name, target.policy, order.now)
+        _apart(session, giver, taker)
         _need(books, session, giver, order.amount, order.now)
-        _append(books, session, giver, order, "transfer", amount=-order.amount, counterpart=taker.name)
+        _append(books, session, giver, order, "transfer", amount=-order.amount, counterpart=taker.title)
         key = namespaces.other_side(giver.id, order.key)
-        _append(books, session, taker, order, "transfer", key=key, counterpart=giver.name, valid_to=valid_to)
+        _append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
         return True
 
     return books.database.write(change)
@@ -194,6 +197,18 @@ def _need(books: Books, session: Session, known: Known, amount: int, now: int) -
             f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.title} has left and not set aside",
             409, BALANCE_INSUFFICIENT,
         )  # fmt: skip
+
+
+def _apart(session: Session, giver: Known, taker: Known) -> None:
+    """Refuse a transfer between a budget and one that it stands under."""
+    tree = memberships.tree(session, [giver.id], IN_FORCE)
+    for lower, upper in ((giver, taker), (taker, giver)):
+        if upper.id in tree.keys and lower.id in tree.keys and upper.id in tree.chain(lower.id):
+            raise Conflict(
+                f"to: {lower.title} stands under {upper.title}, from which all that it spends is taken too; "
+                f"give {taker.title} a grant instead",
+                409, TRANSFER_REFUSED,
+            )  # fmt: skip
 
 
 def _append(

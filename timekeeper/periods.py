@@ -3,10 +3,16 @@
 
 A period is what a clock on the wall there shows, so a day has 23 hours when summer time begins. The periods of one
 rule cover the time line without a gap or an overlap, whatever the zone did.
+
+Without an anchor they begin at midnight, on Monday, on the first, on the first of January. With one they begin where
+the wall clock shows what it showed at that instant: the same minute, time of day, weekday, day of the month, day of the
+year. A month that lacks the day begins on its last one, a year without a leap day on 28 February; the month after has
+the anchor's day again. A time of day that a clock change skips is as much later as the clock was put forward.
 """
 
 from __future__ import annotations
 
+from calendar import monthrange
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from typing import Literal
@@ -17,45 +23,61 @@ from slicekeeper.units import MS_PER_HOUR, MS_PER_SECOND
 PeriodName = Literal["none", "hour", "day", "week", "month", "year"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MONDAY = datetime(2001, 1, 1)
 
 
 @lru_cache(maxsize=4096)
-def bounds(instant: int, period: PeriodName, zone: str) -> tuple[int, int] | None:
-    """Return the start and end of the period around an instant (milliseconds); None where there are no periods."""
+def bounds(instant: int, period: PeriodName, zone: str, anchor: int | None = None) -> tuple[int, int] | None:
+    """Return the start and end of the period around an instant (milliseconds); None where there are no periods.
+
+    `anchor` is an instant at which one begins, on the wall clock of the zone; None: they begin as the calendar does.
+    """
     if period == "none":
         return None
     place = ZoneInfo(zone)
+    since = _MONDAY if anchor is None else _local(anchor, place).replace(tzinfo=None)
     if period == "hour":
-        return _hour(instant, place)
-    first = _local(instant, place).date()
-    if period == "day":
-        after = first + timedelta(days=1)
-    elif period == "week":
-        first -= timedelta(days=first.weekday())
-        after = first + timedelta(days=7)
-    elif period == "year":
-        first = first.replace(month=1, day=1)
-        after = first.replace(year=first.year + 1)
-    else:
-        first = first.replace(day=1)
-        after = (first + timedelta(days=31)).replace(day=1)
-    return _midnight(first, place), _midnight(after, place)
+        into = (since.minute * 60 + since.second) * MS_PER_SECOND + since.microsecond // 1000
+        return _hour(instant, place, into)
+    count = _count(_local(instant, place).date(), period, since)
+    while _begins(count, period, since, place) > instant:
+        count -= 1
+    while (end := _begins(count + 1, period, since, place)) <= instant:
+        count += 1
+    return _begins(count, period, since, place), end
 
 
 def _local(instant: int, place: ZoneInfo) -> datetime:
     return (_EPOCH + timedelta(milliseconds=instant)).astimezone(place)
 
 
-def _midnight(day: date, place: ZoneInfo) -> int:
-    """Return the first instant of a local day; a midnight that a clock change skips is the instant of the change."""
-    since = datetime(day.year, day.month, day.day, tzinfo=place).astimezone(UTC) - _EPOCH
-    return (since.days * 86_400 + since.seconds) * MS_PER_SECOND
+def _count(day: date, period: PeriodName, since: datetime) -> int:
+    """Return the number of the period that a local day is in, or is next to."""
+    if period == "day":
+        return day.toordinal()
+    if period == "week":
+        return (day.toordinal() - since.toordinal()) // 7
+    return day.year if period == "year" else day.year * 12 + day.month - 1
 
 
-def _hour(instant: int, place: ZoneInfo) -> tuple[int, int]:
-    """Return the local hour; where a clock change moves the minutes too (Lord Howe) it ends at the change."""
-    shift = _minutes(instant, place)
+def _begins(count: int, period: PeriodName, since: datetime, place: ZoneInfo) -> int:
+    """Return the instant at which the period of a number begins."""
+    if period == "day":
+        day = date.fromordinal(count)
+    elif period == "week":
+        day = date.fromordinal(since.toordinal() + 7 * count)
+    else:
+        year, month = (count, since.month) if period == "year" else (count // 12, count % 12 + 1)
+        day = date(year, month, min(since.day, monthrange(year, month)[1]))
+    begun = datetime.combine(day, since.time(), place).astimezone(UTC) - _EPOCH
+    return (begun.days * 86_400 + begun.seconds) * MS_PER_SECOND + begun.microseconds // 1000
+
+
+def _hour(instant: int, place: ZoneInfo, into: int) -> tuple[int, int]:
+    """Return the hour that begins `into` a local one; where a clock change moves the minutes too it ends there."""
+    shift = _minutes(instant, place) - into
     start = (instant + shift) // MS_PER_HOUR * MS_PER_HOUR - shift
+    shift += into
     end = start + MS_PER_HOUR
     if _minutes(start, place) != shift:
         start = _change(start, instant, place)

@@ -75,6 +75,13 @@ class Rule:
     credit: int = 0
     rollover: int = 0
     open: bool = True
+    anchor: int | None = None
+    """An instant at which a period begins; None: they begin as the calendar does."""
+
+    @property
+    def calendar(self) -> tuple[PeriodName, str, int | None]:
+        """When periods begin: a rule with the same goes on with the period of the one before."""
+        return self.period, self.zone, self.anchor
 
 
 @dataclass(frozen=True, slots=True)

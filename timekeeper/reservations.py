@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,6 +65,16 @@ def held(books: Books, now: int, namespace: int | None = None) -> Counter[int]:
     """Return what is set aside, by namespace; of one alone where it is named."""
     with books.database.reading() as session:
         return store.held_by_namespace(session, now, namespace)
+
+
+def held_below(books: Books, positions: Iterable[Position], now: int) -> dict[int, int]:
+    """Return what is set aside in budgets and all that stand under them."""
+    everywhere = held(books, now)
+    found = {}
+    for position in positions:
+        tree = Tree(frozenset(position.together.forest.records), tuple(position.together.forest.links))
+        found[position.known.id] = sum(everywhere[key] for key in tree.below(position.known.id))
+    return found
 
 
 def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, now: int) -> bool:

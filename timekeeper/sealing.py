@@ -22,6 +22,7 @@ from timekeeper.books import Books
 from timekeeper.periods import bounds
 from timekeeper.records import Rule
 from timekeeper.store import namespaces, seals
+from timekeeper.store.namespaces import Known
 
 BY_ITSELF = "timekeeper"
 _TOGETHER = 50
@@ -34,13 +35,10 @@ def period_around(rules: Sequence[Rule], at: int) -> tuple[int, int]:
     A rule of another period or time zone ends the one before it where it begins.
     """
     rule = rule_at(rules, at)
-    found = bounds(at, rule.period, rule.zone) or bounds(at, "month", rule.zone)
+    found = bounds(at, *rule.calendar) or bounds(at, "month", rule.zone)
     if found is None:
         raise ValueError("a month has bounds")
-    turns = [
-        after.since for before, after in pairwise(rules)
-        if (before.period, before.zone) != (after.period, after.zone)
-    ]  # fmt: skip
+    turns = [after.since for before, after in pairwise(rules) if before.calendar != after.calendar]
     start = max([found[0], *(turn for turn in turns if turn <= at)])
     return start, min([found[1], *(turn for turn in turns if turn > at)])
 
@@ -64,12 +62,11 @@ def _seal_together(books: Books, wanted: Sequence[tuple[int, int]], now: int) ->
     books.database.write(change)
 
 
-def seal(books: Books, name: str, until: int, *, reason: str, actor: str, now: int) -> None:
-    """Seal a namespace's periods up to the end of one, by an operator's request; again changes nothing.
+def seal(books: Books, place: Known, until: int, *, reason: str, actor: str, now: int) -> None:
+    """Seal a budget's periods up to the end of one, by an operator's request; again changes nothing.
 
-    Raises NotFound where it has no account, Conflict where no period that is over ends there.
+    Raises Conflict where no period that is over ends there.
     """
-    place = books.require(name).known
 
     def change(session: Session) -> None:
         rules = [row.rule for row in namespaces.rules(session, place.id)]
@@ -78,7 +75,7 @@ def seal(books: Books, name: str, until: int, *, reason: str, actor: str, now: i
         if until > seals.until(session, place.id):
             _seal(books, session, place.id, until, actor=actor, now=now)
             detail = {"until": until, "reason": reason}
-            books.note(session, actor=actor, action="seal", namespace=name, detail=detail, now=now)
+            books.note(session, actor=actor, action="seal", namespace=place.title, detail=detail, now=now)
 
     books.database.write(change)
 

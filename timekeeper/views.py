@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import asdict
 
 from slicekeeper import names
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Settings
 from slicekeeper.units import format_instant
-from slicekeeper.wire.timekeeper import Budget, Decision, Parent, State, Workload
+from slicekeeper.wire.timekeeper import Budget, Decision, Figures, Parent, State, Workload
 from timekeeper import counters, timeline
 from timekeeper.allowances import State as Standing
 from timekeeper.books import Books, Position, policy_rule
@@ -105,16 +108,35 @@ def decisions_tag(decisions: Sequence[Decision]) -> str:
 
 def budget(name: str, position: Position | None, policy: NamespacePolicy, now: int, reserved: int) -> Budget:
     """Return a namespace's budget as it stands; `reserved` is what it has set aside."""
-    state = standing(position, policy, now)
-    rule = position.rule.rule if position else policy_rule(policy.budget, 0)
-    around = bounds(now, rule.period, rule.zone)
-    run_out = position.run_out(now) if position else None
-    bound = position.binding(now)[0] if position else None
     return Budget(
         namespace=name,
+        source="own" if position and position.rule.source == "own" else "policy",
+        enforcement=policy.budget.enforcement,
+        **_figures(position, policy, now, reserved),
+    )
+
+
+def parent(position: Position, now: int, reserved: int) -> Parent:
+    """Return a team's or an organisation's budget as it stands; `reserved` is what is set aside below it."""
+    known = position.known
+    return Parent(
+        name=known.name,
+        kind="team" if known.kind == "team" else "organisation",
+        **_figures(position, NamespacePolicy(), now, reserved),
+    )
+
+
+def _figures(position: Position | None, policy: NamespacePolicy, now: int, reserved: int) -> dict[str, Any]:
+    state = standing(position, policy, now)
+    rule = position.rule.rule if position else policy_rule(policy.budget, 0)
+    around = bounds(now, *rule.calendar)
+    run_out = position.run_out(now) if position else None
+    bound = position.binding(now)[0] if position else None
+    figures = Figures(
         amount_ms=rule.amount,
         period=rule.period,
         time_zone=rule.zone,
+        anchor=None if rule.anchor is None else format_instant(rule.anchor),
         balance_ms=state.balance,
         used_ms=state.used,
         over_budget_ms=state.over,
@@ -123,42 +145,14 @@ def budget(name: str, position: Position | None, policy: NamespacePolicy, now: i
         period_start=None if around is None else format_instant(around[0]),
         period_end=None if around is None else format_instant(around[1]),
         run_out_at=None if run_out is None else format_instant(run_out),
-        source="own" if position and position.rule.source == "own" else "policy",
         credit_ms=rule.credit,
         rollover_ms=rule.rollover,
         status=position.rule.status if position else "active",
         reserved_ms=reserved,
-        enforcement=policy.budget.enforcement,
         parent=position.above[0].name if position and position.above else None,
         bound_by="" if position is None or bound is None or bound == position.known else bound.name,
     )
-
-
-def parent(position: Position, now: int) -> Parent:
-    """Return a team's or an organisation's budget as it stands."""
-    state, rule, known = position.at(now), position.rule.rule, position.known
-    around, run_out = bounds(now, rule.period, rule.zone), position.run_out(now)
-    bound = position.binding(now)[0]
-    return Parent(
-        name=known.name,
-        kind="team" if known.kind == "team" else "organisation",
-        parent=position.above[0].name if position.above else None,
-        amount_ms=rule.amount,
-        period=rule.period,
-        time_zone=rule.zone,
-        balance_ms=state.balance,
-        used_ms=state.used,
-        over_budget_ms=state.over,
-        granted_ms=state.granted,
-        state=state_name(position, state, NamespacePolicy()),
-        period_start=None if around is None else format_instant(around[0]),
-        period_end=None if around is None else format_instant(around[1]),
-        run_out_at=None if run_out is None else format_instant(run_out),
-        credit_ms=rule.credit,
-        rollover_ms=rule.rollover,
-        status=position.rule.status,
-        bound_by="" if bound == known else bound.name,
-    )
+    return asdict(figures)
 
 
 def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> list[Workload]:

@@ -98,34 +98,43 @@ class ReportAnswer(Wire, frozen=True, kw_only=True):
     """All other containers of the pod have ended, so the sidecar may leave."""
 
 
-class Budget(Wire, frozen=True, kw_only=True):
-    """A namespace's budget as it stands."""
+class Figures(Wire, frozen=True, kw_only=True):
+    """How a budget stands, whoever has it."""
 
-    namespace: str
     amount_ms: int
     period: str
     time_zone: str
     balance_ms: int
     used_ms: int
+    """Charged to it in this period, in all that stands under it."""
     over_budget_ms: int
+    """Metered over budget in this period; a parent's: what its own budget had no room for."""
     granted_ms: int
-    """Grants booked in this period, beside the amount."""
+    """Grants that began in this period, beside the amount."""
     state: State
     period_start: str | None = None
     period_end: str | None = None
     run_out_at: str | None = None
-    source: Literal["policy", "own"] = "policy"
     credit_ms: int = 0
     """How far the balance may go below zero."""
     rollover_ms: int = 0
+    anchor: str | None = None
+    """An instant at which a period begins, on the zone's wall clock; None: they begin as the calendar does."""
     status: Literal["active", "suspended", "closed"] = "active"
     reserved_ms: int = 0
-    """Set aside of the balance for pods that are to finish, and by hand."""
-    enforcement: Literal["soft", "hard", "safe"] = "soft"
+    """Set aside of the balance for pods that are to finish, and by hand; a parent's: in all that stands under it."""
     parent: str | None = None
-    """The team or organisation that the namespace stands under."""
+    """The team or organisation that it stands under."""
     bound_by: str = ""
-    """The team or organisation whose budget binds; empty: the namespace's own does."""
+    """The team or organisation above whose budget binds; empty: its own does."""
+
+
+class Budget(Figures, frozen=True, kw_only=True):
+    """A namespace's budget as it stands."""
+
+    namespace: str
+    source: Literal["policy", "own"] = "policy"
+    enforcement: Literal["soft", "hard", "safe"] = "soft"
 
 
 class BudgetList(Wire, frozen=True, kw_only=True):
@@ -135,30 +144,11 @@ class BudgetList(Wire, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
-class Parent(Wire, frozen=True, kw_only=True):
+class Parent(Figures, frozen=True, kw_only=True):
     """A team's or an organisation's budget as it stands; what those under it are charged is taken from it too."""
 
     name: str
     kind: Literal["team", "organisation"]
-    parent: str | None
-    amount_ms: int
-    period: str
-    time_zone: str
-    balance_ms: int
-    used_ms: int
-    """What those below were charged in this period."""
-    over_budget_ms: int
-    """What those below used in this period for which this budget had no room."""
-    granted_ms: int
-    state: State
-    period_start: str | None = None
-    period_end: str | None = None
-    run_out_at: str | None = None
-    credit_ms: int = 0
-    rollover_ms: int = 0
-    status: Literal["active", "suspended", "closed"] = "active"
-    bound_by: str = ""
-    """The budget further up that binds; empty: its own does."""
 
 
 class ParentList(Wire, frozen=True, kw_only=True):

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 import msgspec
-from flask import Flask
+from flask import Flask, Response
 
 from slicekeeper.clock import Clock
 from slicekeeper.errors import SettingsError
@@ -15,8 +16,8 @@ from slicekeeper.kube.client import KubeClient
 from slicekeeper.namespace_policy import PolicyFile, parse_rate
 from slicekeeper.settings import Settings
 from timekeeper import movements
-from timekeeper.api import openapi, openapi_answer, problems
-from timekeeper.api.routes import ROUTES
+from timekeeper.api import openapi, openapi_answer, problems, requests
+from timekeeper.api.routes import ROUTES, Route
 from timekeeper.api.service import EXTENSION, Service
 from timekeeper.books import Books
 from timekeeper.controller import Controller
@@ -53,10 +54,20 @@ def routed(service: Service) -> Flask:
     problems.register(app)
     for route in ROUTES:
         rule = re.sub(r"{(\w+)}", r"<\1>", route.path)
-        app.add_url_rule(
-            rule, f"{route.method} {route.path}", route.handler, methods=[route.method], provide_automatic_options=False
-        )
+        name = f"{route.method} {route.path}"
+        app.add_url_rule(rule, name, _checked(route), methods=[route.method], provide_automatic_options=False)
     return app
+
+
+def _checked(route: Route) -> Callable[..., Response]:
+    """Return a route's handler, called only with a query that the route knows."""
+
+    def view(**path: str) -> Response:
+        if not route.public:
+            requests.known_query(route.query)
+        return route.handler(**path)
+
+    return view
 
 
 def rates_of(rates: dict[str, str]) -> dict[str, Fraction]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from timekeeper import reservations
 from timekeeper.api.service import Service
+from timekeeper.books import Position
 from timekeeper.store import bookings, workloads
 
 
@@ -33,26 +34,39 @@ class _Books(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics as of now."""
         it, now = self._it, self._it.clock.now_ms()
-        limit = GaugeMetricFamily("gpu_budget_limit_seconds", "GPU time per period and grants.", labels=["namespace"])
-        left = GaugeMetricFamily("gpu_budget_remaining_seconds", "GPU time left.", labels=["namespace"])
-        reserved = GaugeMetricFamily("gpu_budget_reserved_seconds", "GPU time set aside.", labels=["namespace"])
-        exhausted = GaugeMetricFamily("gpu_budget_exhausted", "1 where nothing is left.", labels=["namespace"])
-        charged = CounterMetricFamily(
-            "gpu_budget_charged_seconds", "GPU time of ended stretches, by account.", labels=["namespace", "account"]
+        spaces, parents, held = it.books.positions(), it.books.parents(), reservations.held(it.books, now)
+        below = reservations.held_below(it.books, parents, now)
+        yield from self._budgets(
+            "gpu_budget", ["namespace"], {p: ([p.known.name], held[p.known.id]) for p in spaces}, now
         )
-        positions, held = it.books.positions(), reservations.held(it.books, now)
-        with it.books.database.reading() as session:
-            for position in positions:
-                name, state = position.known.name, position.at(now)
-                limit.add_metric([name], (state.period.amount + state.granted) / 1000)
-                left.add_metric([name], state.balance / 1000)
-                reserved.add_metric([name], held[position.known.id] / 1000)
-                exhausted.add_metric([name], int(state.over_budget))
+        yield from self._budgets(
+            "gpu_budget_parent", ["parent", "kind"],
+            {p: ([p.known.name, p.known.kind], below[p.known.id]) for p in parents}, now,
+        )  # fmt: skip
+        yield from self._reports(now)
+
+    def _budgets(
+        self, prefix: str, labels: list[str], positions: Mapping[Position, tuple[list[str], int]], now: int
+    ) -> Iterator[Metric]:
+        """Yield the metrics of some budgets; each with its labels' values and what is set aside in it."""
+        limit = GaugeMetricFamily(f"{prefix}_limit_seconds", "GPU time per period and grants.", labels=labels)
+        left = GaugeMetricFamily(f"{prefix}_remaining_seconds", "GPU time left.", labels=labels)
+        reserved = GaugeMetricFamily(f"{prefix}_reserved_seconds", "GPU time set aside.", labels=labels)
+        exhausted = GaugeMetricFamily(f"{prefix}_exhausted", "1 where nothing is left.", labels=labels)
+        charged = CounterMetricFamily(
+            f"{prefix}_charged_seconds", "GPU time of ended stretches, by account.", labels=[*labels, "account"]
+        )
+        with self._it.books.database.reading() as session:
+            for position, (names, held) in positions.items():
+                state = position.at(now)
+                limit.add_metric(names, (state.period.amount + state.granted) / 1000)
+                left.add_metric(names, state.balance / 1000)
+                reserved.add_metric(names, held / 1000)
+                exhausted.add_metric(names, int(state.over_budget))
                 balances = bookings.balances(session, position.known.id)
                 for account in ("charged", "over-budget"):
-                    charged.add_metric([name, account], balances[account] / 1000)
+                    charged.add_metric([*names, account], balances[account] / 1000)
         yield from (limit, left, reserved, exhausted, charged)
-        yield from self._reports(now)
 
     def _reports(self, now: int) -> Iterator[Metric]:
         it = self._it

@@ -83,7 +83,7 @@ def _service(error: ServiceError) -> Response:
         log.warning("%s %s: %s", request.method, request.path, error)
         return response(Problem(503, "kubernetes-unavailable", "the API server does not answer; try again"))
     if error.status in (401, 403, 404, 409, 412) and error.reason in _OWN:
-        return response(Problem(error.status, error.reason, str(error), _FIELDS.get(error.reason, "")))
+        return response(Problem(error.status, error.reason, str(error), error.field or _FIELDS.get(error.reason, "")))
     log.error("%s %s: %s", request.method, request.path, error)
     return response(Problem(502, "kubernetes-refused", "the API server refused what was needed for this; see the log"))
 
@@ -109,11 +109,31 @@ _OWN: Final = frozenset(
         "refund-above-charge",
         "reservation-of-pod",
         "reservation-unknown",
+        "transfer-refused",
     }
 )
 
 
-_FIELDS: Final = dict.fromkeys(("hierarchy-cycle", "hierarchy-too-deep", "parent-refused", "parent-unknown"), "parent")
+_FIELDS: Final = {
+    "amount-overflow": "amountMs",
+    "balance-insufficient": "amountMs",
+    "hierarchy-cycle": "parent",
+    "hierarchy-too-deep": "parent",
+    "idempotency-key-reused": "Idempotency-Key",
+    "namespace-unknown": "namespace",
+    "parent-refused": "parent",
+    "parent-unknown": "parent",
+    "period-not-over": "until",
+    "pod-running": "podUid",
+    "pod-unknown": "podUid",
+    "rate-exists": "effectiveAt",
+    "refund-above-charge": "amountMs",
+    "reservation-of-pod": "reservation",
+    "reservation-unknown": "reservation",
+    "transfer-refused": "to",
+    "version-mismatch": "If-Match",
+}
+"""What of a request is wrong by the code alone."""
 
 
 def _database(error: SQLAlchemyError) -> Response:

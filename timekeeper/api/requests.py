@@ -8,11 +8,11 @@ import binascii
 import re
 from collections.abc import Sequence
 from typing import TypeVar
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from flask import Response, request
 
+from slicekeeper.namespace_policy import check_time_zone
 from slicekeeper.units import parse_instant
 from timekeeper.api.problems import Problem
 
@@ -43,6 +43,22 @@ def body(kind: type[T]) -> T:
         raise Problem(422, "body-invalid", f"{field}: {message}" if field else message, field) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise Problem(400, "body-not-json", "the body is not valid JSON") from error
+
+
+def canonical() -> bytes:
+    """Return the request's body with keys in one order and no blanks: what is repeated may be written otherwise."""
+    return msgspec.json.encode(msgspec.json.decode(request.get_data()), order="sorted")
+
+
+def known_query(names: Sequence[str]) -> None:
+    """Check that the query has no other names than a route's: one that is mistyped would widen an answer.
+
+    Raises Problem where it has.
+    """
+    for name in request.args:
+        if name not in names:
+            told = f"the query has {', '.join(names)}" if names else "this route has no query"
+            raise Problem(422, "query-invalid", f"{name[:64]!r} is no parameter: {told}", name[:64])
 
 
 def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
@@ -90,11 +106,9 @@ def time_zone(name: str) -> str:
     Raises Problem where there is no such zone.
     """
     try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise Problem(
-            422, "time-zone-unknown", f"{name!r} is no IANA time zone; for example Europe/Berlin", "timeZone"
-        ) from error
+        check_time_zone(name)
+    except ValueError as error:
+        raise Problem(422, "time-zone-unknown", f"timeZone: {error}; for example Europe/Berlin", "timeZone") from error
     return name
 
 

@@ -15,7 +15,7 @@ from slicekeeper.wire.timekeeper import State, Wire
 from timekeeper.books import MAX_AMOUNT_MS
 
 Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS, description="GPU-milliseconds.")]
-Reason = Annotated[str, Meta(min_length=1, max_length=1024)]
+Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"\S", description="Why; kept for auditors.")]
 Instant = Annotated[str, Meta(max_length=40, description="RFC 3339 with a zone.")]
 
 
@@ -33,6 +33,8 @@ class BudgetBody(Body, frozen=True, kw_only=True):
     rollover_ms: Annotated[
         int, Meta(ge=0, le=MAX_AMOUNT_MS, description="The most that a period leaves to the next one.")
     ] = 0
+    anchor: Instant | None = None
+    """An instant at which a period begins, on the zone's wall clock; without it they begin as the calendar does."""
 
 
 class GrantBody(Body, frozen=True, kw_only=True):
@@ -61,9 +63,11 @@ class AdjustmentBody(Body, frozen=True, kw_only=True):
 
 
 class TransferBody(Body, frozen=True, kw_only=True):
-    """GPU time for another namespace's budget; without `validTo` until it is used up there."""
+    """GPU time for another budget; without `validTo` until it is used up there."""
 
-    to: Annotated[str, Meta(min_length=1, max_length=63, description="The namespace that gets it.")]
+    to: Annotated[str, Meta(min_length=1, max_length=63, description="The name of the budget that gets it.")]
+    to_kind: Literal["namespace", "parent"] | None = None
+    """Whose name `to` is; without it of one like the giver."""
     amount_ms: Amount
     reason: Reason
     valid_to: Instant | None = None
@@ -181,7 +185,7 @@ class Movement(Wire, frozen=True, kw_only=True):
     amount_ms: int
     reason: str
     counterpart: str
-    """The pod's UID of a refund, the other namespace of a transfer."""
+    """The pod's UID of a refund, the other side of a transfer: a namespace's name, or `team x`, `organisation x`."""
     valid_to: str | None
     actor: str
     booked_at: str
@@ -265,7 +269,7 @@ class LedgerEntry(Wire, frozen=True, kw_only=True):
     account: str
     amount_ms: int
     subject: str
-    """The pod's UID of a charge, else the allowance."""
+    """The pod's UID of a charge, else the allowance; of a parent's charge whose it is: `namespace:x`, `team:x`."""
     start: str
     effective_at: str
     booked_at: str
@@ -353,10 +357,24 @@ class StatementPod(Wire, frozen=True, kw_only=True):
     """The part of both that tells of sealed periods."""
 
 
+class StatementChild(Wire, frozen=True, kw_only=True):
+    """What a budget directly below a team or an organisation was charged of its."""
+
+    name: str
+    kind: str
+    """`namespace`, `team` or `organisation`."""
+    charged_ms: int
+    over_budget_ms: int
+    corrections_ms: int
+    """The part of both that tells of sealed periods."""
+
+
 class Statement(Wire, frozen=True, kw_only=True):
     """What is booked in a half-open interval: opening balance, totals and closing balance add up."""
 
-    namespace: str
+    namespace: str | None
+    parent: str | None
+    """The team or organisation whose statement it is."""
     start: str
     end: str
     opening_ms: int
@@ -364,6 +382,8 @@ class Statement(Wire, frozen=True, kw_only=True):
     totals: list[StatementTotal]
     workloads: list[StatementPod]
     """A page of them, in the order of their UIDs."""
+    children: list[StatementChild]
+    """A parent's statement has these and no workloads: a page of them."""
     next_cursor: str | None = None
 
 

@@ -108,6 +108,8 @@ class BudgetRule(Base):
     credit_ms: Mapped[int] = mapped_column(server_default="0")
     rollover_ms: Mapped[int] = mapped_column(server_default="0")
     status: Mapped[str] = mapped_column(String(16), server_default="active")
+    anchor_at: Mapped[int | None]
+    """An instant at which a period begins, on the zone's wall clock."""
 
 
 class BudgetGrant(Base):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 import msgspec
 from sqlalchemy import delete, func, insert, or_, select, update
@@ -19,6 +19,8 @@ from timekeeper.periods import PeriodName
 from timekeeper.records import Claim, Grant, PostingKind, Records, Rule, Withdrawal
 from timekeeper.store import prices
 from timekeeper.store.models import Account, Anchor, BudgetGrant, BudgetRule, Membership, Namespace, Workload
+
+PARENT_UNKNOWN: Final = "parent-unknown"
 
 Status = Literal["active", "suspended", "closed"]
 Kind = Literal["namespace", "team", "organisation"]
@@ -80,6 +82,17 @@ def require_name(session: Session, cluster: str, name: str) -> Known:
     found = find_name(session, cluster, name)
     if found is None:
         raise NotFound(f"namespace {name} has no account yet", 404, "namespace-unknown")
+    return found
+
+
+def require_parent(session: Session, cluster: str, name: str) -> Known:
+    """Return a team or an organisation.
+
+    Raises NotFound where there is none of that name.
+    """
+    found = find(session, cluster, parent_uid(name))
+    if found is None:
+        raise NotFound(f"{name!r} is no team and no organisation; make it first", 404, PARENT_UNKNOWN)
     return found
 
 
@@ -157,7 +170,7 @@ class RuleRow:
 def _rule_row(row: BudgetRule) -> RuleRow:
     period, status = cast(PeriodName, row.period), cast(Status, row.status)
     limits = (row.credit_ms, row.rollover_ms)
-    rule = Rule(row.effective_at, row.amount_ms, period, row.time_zone, *limits, status == "active")
+    rule = Rule(row.effective_at, row.amount_ms, period, row.time_zone, *limits, status == "active", row.anchor_at)
     return RuleRow(row.id, rule, row.source, status)
 
 
@@ -177,6 +190,7 @@ def add_rule(
         "credit_ms": rule.credit,
         "rollover_ms": rule.rollover,
         "status": status,
+        "anchor_at": rule.anchor,
     }
     return session.execute(insert(BudgetRule).values(values).returning(BudgetRule.id)).scalar_one()
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import schemathesis
 from flask import Flask
+from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from timekeeper_service import serving
 from werkzeug.test import TestResponse
@@ -427,13 +428,13 @@ GOOD_TRANSFER = {"to": "other", "amountMs": 1, "reason": "r"}
         ("PUT", "/status", {"status": "open", "reason": "r"}, 422, "body-invalid", "status"),
         ("POST", "/grants", {**GOOD_GRANT, "priority": 101}, 422, "body-invalid", "priority"),
         ("POST", "/refunds", {**GOOD_GRANT, "podUid": "x", "amountMs": -1}, 422, "body-invalid", "amountMs"),
-        ("POST", "/refunds", {**GOOD_GRANT, "podUid": "x"}, 404, "pod-unknown", ""),
+        ("POST", "/refunds", {**GOOD_GRANT, "podUid": "x"}, 404, "pod-unknown", "podUid"),
         ("POST", "/adjustments", {**GOOD_GRANT, "amountMs": 0}, 422, "body-invalid", "amountMs"),
         ("POST", "/adjustments", {**GOOD_GRANT, "amountMs": -(2**63)}, 422, "body-invalid", "amountMs"),
         ("POST", "/transfers", {**GOOD_TRANSFER, "to": "team"}, 422, "body-invalid", "to"),
-        ("POST", "/transfers", {**GOOD_TRANSFER, "to": "No"}, 422, "namespace-invalid", "namespace"),
-        ("POST", "/transfers", {**GOOD_TRANSFER, "to": "nowhere"}, 404, "namespace-unknown", ""),
-        ("POST", "/transfers", {**GOOD_TRANSFER, "amountMs": 10**13}, 409, "balance-insufficient", ""),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "to": "No"}, 422, "namespace-invalid", "to"),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "to": "nowhere"}, 404, "namespace-unknown", "to"),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "amountMs": 10**13}, 409, "balance-insufficient", "amountMs"),
         ("POST", "/transfers", {**GOOD_TRANSFER, "validTo": "2020-01-01T00:00:00Z"}, 422, "instant-past", "validTo"),
         ("POST", "/grants", {**GOOD_GRANT, "amountMs": 0}, 422, "body-invalid", "amountMs"),
         ("POST", "/grants", {**GOOD_GRANT, "amountMs": -5}, 422, "body-invalid", "amountMs"),
@@ -715,4 +716,76 @@ def test_a_parents_budget_is_changed_by_version(world: World) -> None:
     assert (stale.status_code, stale.json["code"]) == (412, "version-mismatch")
     kept = world.call("GET", "/api/v1/parents/physics", headers={"If-None-Match": changed.headers["ETag"]})
     assert kept.status_code == 304
-    assert world.call("PUT", "/api/v1/parents/physics", {**BODY, "kind": "organisation"}).json["field"] == "parent"
+    assert world.call("PUT", "/api/v1/parents/physics", {**BODY, "kind": "organisation"}).json["field"] == "kind"
+
+
+def test_a_team_has_all_that_a_namespace_has(world: World) -> None:
+    for name, kind in (("physics", "team"), ("chemistry", "team"), ("science", "organisation")):
+        amount = 10**9 if name == "science" else 100_000
+        world.call("PUT", f"/api/v1/parents/{name}", {**BODY, "kind": kind, "amountMs": amount, "period": "hour"})
+    for path, parent in (("budgets/team", "physics"), ("parents/physics", "science"), ("parents/chemistry", "science")):
+        world.call("PUT", f"/api/v1/{path}/parent", {"parent": parent, "reason": "r"})
+    world.pod("a")
+    world.clock.advance(4_000)
+    moved = {
+        "/parents/physics/adjustments": {"amountMs": -1_000, "reason": "r"},
+        "/parents/physics/grants": {"amountMs": 5_000, "reason": "r"},
+        "/parents/physics/transfers": {"to": "chemistry", "amountMs": 3_000, "reason": "r"},
+        "/budgets/team/transfers": {"to": "chemistry", "toKind": "parent", "amountMs": 2_000, "reason": "r"},
+        "/parents/chemistry/transfers": {"to": "other", "toKind": "namespace", "amountMs": 500, "reason": "r"},
+    }
+    for path, body in moved.items():
+        for status in (201, 200):
+            assert world.call("POST", f"/api/v1{path}", body, {"Idempotency-Key": path}).status_code == status, path
+    assert world.get("/api/v1/parents/physics")["balanceMs"] == 100_000 - 4_000 - 1_000 + 5_000 - 3_000
+    assert world.get("/api/v1/parents/chemistry")["balanceMs"] == 100_000 + 3_000 + 2_000 - 500
+    shown = world.get("/api/v1/parents/chemistry/transfers")["items"]
+    assert [(one["amountMs"], one["counterpart"]) for one in shown] == [
+        (-500, "other"), (2_000, "team"), (3_000, "team physics"),
+    ]  # fmt: skip
+    assert world.get("/api/v1/budgets/other/transfers")["items"][0]["counterpart"] == "team chemistry"
+    for path, to in (("parents/physics", "science"), ("parents/science", "physics"), ("parents/physics", "team")):
+        body = {"to": to, "amountMs": 1, "reason": "r", "toKind": "namespace" if to == "team" else "parent"}
+        refused = world.call("POST", f"/api/v1/{path}/transfers", body, {"Idempotency-Key": "x"})
+        assert (refused.status_code, refused.json["code"], refused.json["field"]) == (409, "transfer-refused", "to")
+    own = world.call("POST", "/api/v1/parents/lost/transfers", {"to": "lost", "amountMs": 1, "reason": "r"})
+    assert own.status_code == 422
+
+    world.clock.advance(HOUR)
+    world.service.books.settle([world.service.books.require("team").known.id], world.clock.now_ms())
+    span = f"from={format_instant(T0)}&to={format_instant(T0 + HOUR)}"
+    statement = world.get(f"/api/v1/parents/physics/statement?{span}")
+    assert (statement["parent"], statement["namespace"], statement["workloads"]) == ("physics", None, [])
+    assert [(one["name"], one["kind"], one["chargedMs"]) for one in statement["children"]] == [
+        ("team", "namespace", 101_000)
+    ]
+    assert statement["openingMs"] + sum(t["balanceMs"] for t in statement["totals"]) == statement["closingMs"] == 0
+    lines = world.call("GET", f"/api/v1/parents/physics/statement?format=csv&{span}").text.splitlines()
+    assert any(line.startswith("namespace,team,") for line in lines)
+    first = world.get("/api/v1/parents/physics/periods")["items"][-1]
+    assert (first["state"], first["chargedMs"], first["grantedMs"]) == ("grace", 101_000, 101_000)
+    sealed = world.call(
+        "PUT", "/api/v1/parents/physics/seal", {"until": format_instant(T0 + HOUR), "reason": "month end"}
+    )
+    assert (sealed.status_code, sealed.json["sealedUntil"]) == (200, format_instant(T0 + HOUR))
+    entries = world.get("/api/v1/parents/physics/entries")["items"]
+    assert {one["subject"] for one in entries if one["kind"] == "charge"} == {"namespace:team"}
+    limits = {
+        (sample.labels["parent"], sample.labels["kind"]): sample.value
+        for family in text_string_to_metric_families(world.call("GET", "/metrics").text)
+        for sample in family.samples if sample.name == "gpu_budget_parent_limit_seconds"
+    }  # fmt: skip
+    assert limits[("physics", "team")] == 100.0
+    assert verify(world.service.books.database.engine, carry=False).differences == []
+
+
+def test_children_show_the_same_before_and_after_a_crossing_is_booked(world: World) -> None:
+    world.call("PUT", "/api/v1/parents/physics", {**BODY, "amountMs": 3_600_000 + 10_000, "period": "day"})
+    world.call("PUT", "/api/v1/budgets/team/parent", {"parent": "physics", "reason": "r"})
+    world.pod("a")
+    for advance, total in ((HOUR + 5_000, 3_605_000), (10_000, 3_610_000), (24 * HOUR - 15_000 - HOUR + 2_000, 2_000)):
+        world.clock.advance(advance)
+        unbooked = world.get("/api/v1/parents/physics/children")["items"][0]["consumedMs"]
+        assert unbooked == world.get("/api/v1/parents/physics")["usedMs"] == total
+    world.service.books.settle([world.service.books.require("team").known.id], world.clock.now_ms())
+    assert world.get("/api/v1/parents/physics/children")["items"][0]["consumedMs"] == 2_000

@@ -19,12 +19,13 @@ from timekeeper import books as books_module
 from timekeeper import hierarchy, movements, reservations
 from timekeeper.books import Books, Closing, Opening
 from timekeeper.explain import explain
-from timekeeper.hierarchy import HIERARCHY_CYCLE, HIERARCHY_TOO_DEEP, PARENT_REFUSED, PARENT_UNKNOWN
+from timekeeper.hierarchy import HIERARCHY_CYCLE, HIERARCHY_TOO_DEEP, PARENT_REFUSED
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
 from timekeeper.store import audit, bookings, migrate, namespaces
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
+from timekeeper.store.namespaces import PARENT_UNKNOWN
 from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
@@ -39,9 +40,8 @@ def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: An
 
 
 def under(books: Books, child: Place | str, parent: str | None, at: int = T0) -> bool:
-    if isinstance(child, str):
-        return hierarchy.put_parent_under(books, child, parent, reason="r", actor="me", now=at)
-    return hierarchy.put_namespace_under(books, child, parent, reason="r", actor="me", now=at)
+    place = Place(namespaces.parent_uid(child), child, POLICY) if isinstance(child, str) else child
+    return hierarchy.put_under(books, place, parent, reason="r", actor="me", now=at)
 
 
 def run(books: Books, uid: str, start: int, end: int | None = None, *, place: Place = RED, share: int = 1) -> None:
@@ -231,8 +231,9 @@ def test_a_suspended_parent_puts_all_below_over_budget(books: Books) -> None:
     team(books, "physics", 50_000)
     under(books, RED, "physics")
     run(books, "a", T0)
-    hierarchy.set_parent_status(books, "physics", "suspended", reason="r", actor="me", now=T0 + 2_000)
-    hierarchy.set_parent_status(books, "physics", "active", reason="r", actor="me", now=T0 + 5_000)
+    uid = namespaces.parent_uid("physics")
+    books.set_status(uid, "physics", POLICY, "suspended", reason="r", actor="me", now=T0 + 2_000)
+    books.set_status(uid, "physics", POLICY, "active", reason="r", actor="me", now=T0 + 5_000)
     end(books, "a", T0 + 6_000)
     assert [(kind, amount) for kind, _, _, amount in posted(books, "a")] == [
         ("charge", 2_000), ("over-budget", 3_000), ("charge", 1_000),

@@ -183,13 +183,15 @@ class Ledger(RuleBasedStateMachine):
     @rule(data=st.data(), name=places)
     def a_namespace_is_put_under(self, data: st.DataObject, name: str) -> None:
         above = data.draw(st.sampled_from([None, *sorted(self.made_parents)]))
-        hierarchy.put_namespace_under(self.books, PLACES[name], above, reason="r", actor="me", now=self.now)
+        hierarchy.put_under(self.books, PLACES[name], above, reason="r", actor="me", now=self.now)
         self.links.append((self.now, name, above))
 
     @precondition(lambda self: len(self.made_parents) == 2)
     @rule(above=st.sampled_from([None, "school"]))
     def the_lab_is_put_under(self, above: str | None) -> None:
-        hierarchy.put_parent_under(self.books, "lab", above, reason="r", actor="me", now=self.now)
+        hierarchy.put_under(
+            self.books, Place(namespaces.parent_uid("lab"), "lab", POLICY), above, reason="r", actor="me", now=self.now
+        )
         self.links.append((self.now, "lab", above))
 
     def above(self, name: str, at: int) -> list[str]:

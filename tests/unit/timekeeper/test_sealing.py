@@ -235,9 +235,9 @@ def test_a_request_seals_at_the_end_of_a_period_that_is_over_and_nowhere_else(bo
     tell(books, "a", T0, None, T0)
     for until in (T0 + HOUR, T0 + 30 * MINUTE):
         with pytest.raises(Conflict):
-            sealing.seal(books, "team", until, reason="r", actor="me", now=T0 + 59 * MINUTE)
+            sealing.seal(books, books.require("team").known, until, reason="r", actor="me", now=T0 + 59 * MINUTE)
     for _ in range(2):
-        sealing.seal(books, "team", T0 + HOUR, reason="r", actor="me", now=T0 + HOUR)
+        sealing.seal(books, books.require("team").known, T0 + HOUR, reason="r", actor="me", now=T0 + HOUR)
     assert books.require("team").known.sealed_until == T0 + HOUR
     with books.database.reading() as session:
         assert session.execute(text("SELECT count(*) FROM audit WHERE action = 'seal'")).scalar_one() == 1

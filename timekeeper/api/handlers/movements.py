@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from flask import Response, request
 
+from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from timekeeper import movements
 from timekeeper.api import requests
 from timekeeper.api.handlers import budgets
+from timekeeper.api.holders import Holder, ParentHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import (
     AdjustmentBody,
@@ -22,16 +24,16 @@ from timekeeper.api.schemas import (
 )
 from timekeeper.api.service import Service, service
 from timekeeper.identity import Caller
-from timekeeper.movements import Order, Place
+from timekeeper.movements import Order
 from timekeeper.store import namespaces
 from timekeeper.store.models import BudgetGrant
 
 _CLOCKS_MS = 1_000
 
 
-def grants(namespace: str) -> Response:
+def grants(**path: str) -> Response:
     """Return a page of grants."""
-    rows, more = _page(namespace, "grant", "grants")
+    rows, more = _page(path, "grant", "grants")
     items = [
         Grant(
             id=row.id,
@@ -50,21 +52,21 @@ def grants(namespace: str) -> Response:
 
 def refunds(namespace: str) -> Response:
     """Return a page of refunds."""
-    return _moved(namespace, "refund", "refunds")
+    return _moved({"namespace": namespace}, "refund", "refunds")
 
 
-def adjustments(namespace: str) -> Response:
+def adjustments(**path: str) -> Response:
     """Return a page of adjustments."""
-    return _moved(namespace, "adjustment", "adjustments")
+    return _moved(path, "adjustment", "adjustments")
 
 
-def transfers(namespace: str) -> Response:
+def transfers(**path: str) -> Response:
     """Return a page of transfers, in and out."""
-    return _moved(namespace, "transfer", "transfers")
+    return _moved(path, "transfer", "transfers")
 
 
-def _moved(namespace: str, kind: str, right: str) -> Response:
-    rows, more = _page(namespace, kind, right)
+def _moved(path: dict[str, str], kind: str, right: str) -> Response:
+    rows, more = _page(path, kind, right)
     items = [
         Movement(
             id=row.id,
@@ -80,12 +82,13 @@ def _moved(namespace: str, kind: str, right: str) -> Response:
     return requests.answer(MovementList(items=items, next_cursor=more))
 
 
-def _page(namespace: str, kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
-    it, name = service(), requests.namespace(namespace)
-    it.allow("get", name, right)
+def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant], str | None]:
+    it = service()
+    whose = holder(it, **path)
+    whose.allow("get", right)
     limit, before = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
-        known = namespaces.find_name(session, it.books.cluster, name)
+        known = whose.find(session)
         rows = namespaces.grants(session, known.id, kind, before, limit + 1) if known else []
     return rows[:limit], requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
 
@@ -94,18 +97,19 @@ def _instant(value: int | None) -> str | None:
     return None if value is None else format_instant(value)
 
 
-def grant(namespace: str) -> Response:
+def grant(**path: str) -> Response:
     """Book a grant; return the budget as it stands then."""
-    it, name = service(), requests.namespace(namespace)
-    caller = it.allow("create", name, "grants")
+    it = service()
+    whose = holder(it, **path)
+    caller = whose.allow("create", "grants")
     given = requests.body(GrantBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
-    start, end = validity(given, order, repeated=_booked(it, name, order.key))
-    made = movements.grant(it.books, place(it, name), order, valid_from=start, valid_to=end, priority=given.priority)
-    return _done(it, name, made=made)
+    start, end = _validity(given, order, repeated=_booked(whose, order.key))
+    made = movements.grant(it.books, whose.place(), order, valid_from=start, valid_to=end, priority=given.priority)
+    return budgets.changed(whose, made=made)
 
 
-def validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[int, int | None]:
+def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[int, int | None]:
     """Return from when to when a grant is valid.
 
     Raises Problem where that is not possible; a repeated request may name a start that is past by now.
@@ -123,44 +127,57 @@ def validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[int, in
 
 def refund(namespace: str) -> Response:
     """Give an ended pod's charge back, or part of it."""
-    it, name = service(), requests.namespace(namespace)
-    caller = it.allow("create", name, "refunds")
+    it = service()
+    whose = holder(it, namespace)
+    caller = whose.allow("create", "refunds")
     given = requests.body(RefundBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
-    return _done(it, name, made=movements.refund(it.books, place(it, name), order, pod_uid=given.pod_uid))
+    return budgets.changed(whose, made=movements.refund(it.books, whose.place(), order, pod_uid=given.pod_uid))
 
 
-def adjust(namespace: str) -> Response:
+def adjust(**path: str) -> Response:
     """Put GPU time right by hand."""
-    it, name = service(), requests.namespace(namespace)
-    caller = it.allow("create", name, "adjustments")
+    it = service()
+    whose = holder(it, **path)
+    caller = whose.allow("create", "adjustments")
     given = requests.body(AdjustmentBody)
     if given.amount_ms == 0:
         raise Problem(422, "body-invalid", "amountMs: 0 changes nothing; name what is to come or to go", "amountMs")
     order = order_of(it, caller, given.amount_ms, given.reason)
-    return _done(it, name, made=movements.adjust(it.books, place(it, name), order))
+    return budgets.changed(whose, made=movements.adjust(it.books, whose.place(), order))
 
 
-def transfer(namespace: str) -> Response:
-    """Move GPU time into another namespace's budget; the right is needed in both."""
-    it, name = service(), requests.namespace(namespace)
-    caller = it.allow("create", name, "transfers")
+def transfer(**path: str) -> Response:
+    """Move GPU time into another budget; the right is needed in both."""
+    it = service()
+    whose = holder(it, **path)
+    caller = whose.allow("create", "transfers")
     given = requests.body(TransferBody)
-    target = requests.namespace(given.to)
-    it.allow("create", target, "transfers")
-    if target == name:
-        raise Problem(422, "body-invalid", "to: name another namespace", "to")
+    target = _target(whose, given)
+    target.allow("create", "transfers")
+    if target == whose:
+        raise Problem(422, "body-invalid", "to: name another budget than that which gives", "to")
     order = order_of(it, caller, given.amount_ms, given.reason)
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
-    if end is not None and end <= order.now and not _booked(it, name, order.key):
+    if end is not None and end <= order.now and not _booked(whose, order.key):
         raise Problem(422, "instant-past", "validTo lies in the past", "validTo")
-    made = movements.transfer(it.books, place(it, name), place(it, target), order, valid_to=end)
-    return _done(it, name, made=made)
+    try:
+        there = target.place()
+    except NotFound as error:
+        raise NotFound(f"to: {error}", error.status, error.reason, "to") from error
+    return budgets.changed(whose, made=movements.transfer(it.books, whose.place(), there, order, valid_to=end))
 
 
-def place(it: Service, name: str) -> Place:
-    """Return a namespace that the cluster has."""
-    return Place(it.controller.namespace_uid(name), name, it.policy.of(name))
+def _target(whose: Holder, given: TransferBody) -> Holder:
+    """Return who is to get a transfer: without `toKind` one like the giver.
+
+    Raises Problem where it can be nobody's name.
+    """
+    above = isinstance(whose, ParentHolder) if given.to_kind is None else given.to_kind == "parent"
+    try:
+        return holder(whose.it, parent=given.to) if above else holder(whose.it, given.to)
+    except Problem as problem:
+        raise Problem(problem.status, problem.code, f"to: {problem.detail}", "to") from problem
 
 
 def order_of(it: Service, caller: Caller, amount: int, reason: str) -> Order:
@@ -176,15 +193,10 @@ def order_of(it: Service, caller: Caller, amount: int, reason: str) -> Order:
             "an Idempotency-Key header has 1 to 255 printable characters",
             "Idempotency-Key",
         )
-    return Order(amount, reason, key, request.get_data(), caller.name, it.clock.now_ms())
+    return Order(amount, reason, key, requests.canonical(), caller.name, it.clock.now_ms())
 
 
-def _booked(it: Service, name: str, key: str) -> bool:
-    with it.books.database.reading() as session:
-        known = namespaces.find_name(session, it.books.cluster, name)
+def _booked(whose: Holder, key: str) -> bool:
+    with whose.it.books.database.reading() as session:
+        known = whose.find(session)
         return known is not None and namespaces.grant_under(session, known.id, key) is not None
-
-
-def _done(it: Service, name: str, *, made: bool) -> Response:
-    it.controller.nudge()
-    return budgets.answer(it, name, 201 if made else 200)

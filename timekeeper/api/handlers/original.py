@@ -10,8 +10,8 @@ from flask import Response, request
 from slicekeeper.units import MS_PER_MINUTE
 from timekeeper import movements
 from timekeeper.api import requests
-from timekeeper.api.handlers import budgets, reports
-from timekeeper.api.handlers.movements import place
+from timekeeper.api.handlers import reports
+from timekeeper.api.holders import NamespaceHolder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import IncreaseBody, OriginalBudget, SignOfLife, Terminate
 from timekeeper.api.service import Service, service
@@ -27,7 +27,7 @@ def shown(namespace: str) -> Response:
 
 
 def _answer(it: Service, name: str) -> Response:
-    budget, _ = budgets.current(it, name)
+    budget, _ = NamespaceHolder(it, name).current()
     return requests.answer(
         OriginalBudget(
             budget_available=budget.state not in ("exhausted", "suspended"),
@@ -59,7 +59,7 @@ def increase(namespace: str) -> Response:
     given = requests.body(IncreaseBody)
     now = it.clock.now_ms()
     key = request.headers.get("Idempotency-Key", "").strip()[:255] or uuid.uuid4().hex
-    order = Order(given.minutes * MS_PER_MINUTE, given.reason, key, request.get_data(), caller.name, now)
-    movements.grant(it.books, place(it, name), order, valid_from=now, valid_to=None)
+    order = Order(given.minutes * MS_PER_MINUTE, given.reason, key, requests.canonical(), caller.name, now)
+    movements.grant(it.books, NamespaceHolder(it, name).place(), order, valid_from=now, valid_to=None)
     it.controller.nudge()
     return _answer(it, name)

@@ -12,6 +12,7 @@ from slicekeeper.units import format_instant
 from timekeeper import reservations
 from timekeeper.api import requests
 from timekeeper.api.handlers import movements
+from timekeeper.api.holders import holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import Reservation, ReservationBody, ReservationList
 from timekeeper.api.service import Service, service
@@ -41,7 +42,7 @@ def opened(namespace: str) -> Response:
     given = requests.body(ReservationBody)
     order = movements.order_of(it, caller, given.amount_ms, given.reason)
     end = requests.instant(given.expires_at, "expiresAt")
-    place = movements.place(it, name)
+    place = holder(it, name).place()
     if not place.policy.reserves:
         raise Problem(
             409, "enforcement-not-safe",

@@ -15,40 +15,53 @@ from slicekeeper.units import format_instant
 from timekeeper import ledger, sealing
 from timekeeper.allowances import rule_at
 from timekeeper.api import requests
-from timekeeper.api.schemas import Period, PeriodList, SealBody, Statement, StatementPod, StatementTotal
+from timekeeper.api.holders import Holder, holder
+from timekeeper.api.schemas import (
+    Period,
+    PeriodList,
+    SealBody,
+    Statement,
+    StatementChild,
+    StatementPod,
+    StatementTotal,
+)
 from timekeeper.api.service import Service, service
 from timekeeper.records import Rule
 from timekeeper.sealing import period_around
 from timekeeper.store import namespaces, statements
 from timekeeper.store.namespaces import Known
-from timekeeper.store.statements import Total
+from timekeeper.store.statements import Charged, Total
+from timekeeper.timeline import CHILD
 
 _GIVES: Final = ("allowance", "adjustment", "refund", "transfer-in")
 _TAKES: Final = ("withdrawal", "transfer-out")
 _COLUMNS: Final = ("line", "subject", "name", "correction", "count", "amountMs", "overBudgetMs", "balanceMs")
 
 
-def periods(namespace: str) -> Response:
+def periods(**path: str) -> Response:
     """Return a page of periods."""
-    it, name = service(), requests.namespace(namespace)
-    it.allow("get", name, "statement")
-    return _periods(it, name, requests.limit(), requests.cursor(int))
+    whose = holder(service(), **path)
+    whose.allow("get", "statement")
+    return _periods(whose, requests.limit(), requests.cursor(int))
 
 
-def seal(namespace: str) -> Response:
+def seal(**path: str) -> Response:
     """Seal periods that are over."""
-    it, name = service(), requests.namespace(namespace)
-    caller = it.allow("update", name)
+    it = service()
+    whose = holder(it, **path)
+    caller = whose.allow("update")
     given = requests.body(SealBody)
     until = requests.instant(given.until, "until")
-    sealing.seal(it.books, name, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
-    return _periods(it, name, 1, until)
-
-
-def _periods(it: Service, name: str, limit: int, before: int | None) -> Response:
-    now = it.clock.now_ms()
     with it.books.database.reading() as session:
-        known = namespaces.require_name(session, it.books.cluster, name)
+        known = whose.require(session)
+    sealing.seal(it.books, known, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
+    return _periods(whose, 1, until)
+
+
+def _periods(whose: Holder, limit: int, before: int | None) -> Response:
+    now = whose.it.clock.now_ms()
+    with whose.it.books.database.reading() as session:
+        known = whose.require(session)
         rules = [row.rule for row in namespaces.rules(session, known.id)]
         found = _newest(rules, now if before is None else before - 1, statements.first_instant(session, known.id))
         spans = [span for span, _ in zip(found, range(limit + 1), strict=False)]
@@ -96,23 +109,26 @@ def _sum(totals: Sequence[Total], kinds: Sequence[str]) -> int:
     return sum(total.amount for total in totals if total.kind in kinds)
 
 
-def statement(namespace: str) -> Response:
+def statement(**path: str) -> Response:
     """Return what is booked in an interval; without one, in the current period."""
-    it, name = service(), requests.namespace(namespace)
-    it.allow("get", name, "statement")
+    it = service()
+    whose = holder(it, **path)
+    whose.allow("get", "statement")
     limit, after = requests.limit(), requests.cursor(str) or ""
     wanted = requests.choice("format", ("json", "csv"))
     with it.books.database.reading() as session:
-        known = namespaces.require_name(session, it.books.cluster, name)
+        known = whose.require(session)
         rules = [row.rule for row in namespaces.rules(session, known.id)]
         span = requests.interval(period_around(rules, it.clock.now_ms()))
         if wanted == "csv":
             return _csv(it, known, span)
         opening, totals = _summed(session, known, span)
         rows = list(statements.charged(session, known.id, *span, after=after, limit=limit + 1))
+        children = _children(session, known, rows[:limit])
     return requests.answer(
         Statement(
-            namespace=name,
+            namespace=known.name if known.kind == "namespace" else None,
+            parent=None if known.kind == "namespace" else known.name,
             start=format_instant(span[0]),
             end=format_instant(span[1]),
             opening_ms=opening,
@@ -127,10 +143,30 @@ def statement(namespace: str) -> Response:
                     corrections_ms=row.corrections,
                 )
                 for row in rows[:limit]
+                if not children
             ],
+            children=children,
             next_cursor=requests.next_cursor(rows[limit - 1].pod_uid) if len(rows) > limit else None,
         )
     )
+
+
+def _children(session: Session, known: Known, rows: Sequence[Charged]) -> list[StatementChild]:
+    """Return what budgets directly below were charged: a parent's ledger has their sums, and no pods."""
+    if known.kind == "namespace":
+        return []
+    keys = [int(row.pod_uid.removeprefix(CHILD)) for row in rows]
+    named = namespaces.named(session, keys)
+    return [
+        StatementChild(
+            name=named[key].name,
+            kind=named[key].kind,
+            charged_ms=row.charged,
+            over_budget_ms=row.over_budget,
+            corrections_ms=row.corrections,
+        )
+        for key, row in zip(keys, rows, strict=True)
+    ]
 
 
 def _summed(session: Session, known: Known, span: tuple[int, int]) -> tuple[int, list[StatementTotal]]:
@@ -157,10 +193,16 @@ def _csv(it: Service, known: Known, span: tuple[int, int]) -> Response:
             closing = opening + sum(total.balance_ms for total in totals)
             yield _COLUMNS
             yield ("opening", format_instant(span[0]), known.name, "", "", "", "", opening)
-            for one in totals:
-                yield ("total", one.kind, "", str(one.correction).lower(), one.count, one.amount_ms, "", one.balance_ms)
+            for kind in totals:
+                told = (kind.kind, "", str(kind.correction).lower(), kind.count, kind.amount_ms, "", kind.balance_ms)
+                yield ("total", *told)
             yield ("closing", format_instant(span[1]), known.name, "", "", "", "", closing)
-            for pod in statements.charged(session, known.id, *span):
+            rows = statements.charged(session, known.id, *span)
+            if known.kind != "namespace":
+                for one in _children(session, known, list(rows)):
+                    yield (one.kind, one.name, "", "", "", one.charged_ms, one.over_budget_ms, "")
+                return
+            for pod in rows:
                 yield ("workload", pod.pod_uid, pod.pod_name, "", "", pod.charged, pod.over_budget, "")
 
     def text() -> Iterator[str]:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose budget a path names: a namespace's, or a team's or an organisation's. The same handlers serve all of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.wire.timekeeper import Budget, Parent
+from timekeeper import reservations, views
+from timekeeper.api import requests
+from timekeeper.api.service import Service
+from timekeeper.books import Position, version_of
+from timekeeper.identity import Caller
+from timekeeper.movements import Place
+from timekeeper.store import namespaces
+from timekeeper.store.namespaces import Known
+
+
+@dataclass(frozen=True)
+class Holder(ABC):
+    """Who has a budget, by name; it need not be there."""
+
+    it: Service
+    name: str
+
+    @abstractmethod
+    def allow(self, verb: str, subresource: str = "") -> Caller:
+        """Return who sent the request, if they have a right on this budget; an error goes out otherwise."""
+
+    @abstractmethod
+    def find(self, session: Session) -> Known | None:
+        """Return whose accounts these are; None where there are none."""
+
+    @abstractmethod
+    def require(self, session: Session) -> Known:
+        """Return whose accounts these are.
+
+        Raises NotFound where there are none.
+        """
+
+    @abstractmethod
+    def place(self) -> Place:
+        """Return where movements are booked.
+
+        Raises NotFound where neither the ledger nor the cluster has it.
+        """
+
+    @abstractmethod
+    def current(self) -> tuple[Budget | Parent, str]:
+        """Return the budget as it stands, and its entity tag."""
+
+
+class NamespaceHolder(Holder):
+    """A namespace: rights are those on its budget, and its account is made when something is booked."""
+
+    def allow(self, verb: str, subresource: str = "") -> Caller:
+        """Ask for the right in the namespace."""
+        return self.it.allow(verb, self.name, subresource)
+
+    def find(self, session: Session) -> Known | None:
+        """Return the newest namespace of the name."""
+        return namespaces.find_name(session, self.it.books.cluster, self.name)
+
+    def require(self, session: Session) -> Known:
+        """Return the newest namespace of the name."""
+        return namespaces.require_name(session, self.it.books.cluster, self.name)
+
+    def place(self) -> Place:
+        """Return the namespace as the cluster has it now."""
+        return Place(self.it.controller.namespace_uid(self.name), self.name, self.it.policy.of(self.name))
+
+    def current(self) -> tuple[Budget, str]:
+        """Return the budget; one never seen has its policy's default."""
+        position, now = self.it.books.position(self.name), self.it.clock.now_ms()
+        held = reservations.held(self.it.books, now, position.known.id)[position.known.id] if position else 0
+        budget = views.budget(self.name, position, self.it.policy.of(self.name), now, held)
+        unseen = f'"policy-{budget.amount_ms}-{budget.period}-{budget.time_zone}"'
+        return budget, version_of(position.rule) if position else unseen
+
+
+class ParentHolder(Holder):
+    """A team or an organisation: it spans namespaces, so all rights are the cluster's, on `parents`."""
+
+    def allow(self, verb: str, subresource: str = "") -> Caller:  # noqa: ARG002 - one right for all there is
+        """Ask for the right on `parents`, whatever it is about."""
+        return self.it.allow(verb, "", "parents")
+
+    def find(self, session: Session) -> Known | None:
+        """Return the team or organisation."""
+        return self.require(session)
+
+    def require(self, session: Session) -> Known:
+        """Return the team or organisation."""
+        return namespaces.require_parent(session, self.it.books.cluster, self.name)
+
+    def place(self) -> Place:
+        """Return where it is; unlike a namespace it must have been made."""
+        return Place(self.position().known.uid, self.name, NamespacePolicy())
+
+    def current(self) -> tuple[Parent, str]:
+        """Return the budget."""
+        position, now = self.position(), self.it.clock.now_ms()
+        held = reservations.held_below(self.it.books, [position], now)[position.known.id]
+        return views.parent(position, now, held), version_of(position.rule)
+
+    def position(self) -> Position:
+        """Return where it stands.
+
+        Raises NotFound where there is none of that name.
+        """
+        return self.it.books.require_parent(self.name)
+
+
+def holder(it: Service, namespace: str = "", parent: str = "") -> NamespaceHolder | ParentHolder:
+    """Return whose budget a path names.
+
+    Raises Problem where it can be nobody's name.
+    """
+    if parent:
+        return ParentHolder(it, requests.parent(parent))
+    return NamespaceHolder(it, requests.namespace(namespace))
