@@ -14,14 +14,20 @@ from slicekeeper.settings import TimekeeperClientSettings
 from slicekeeper.wire.timekeeper import (
     Budget,
     BudgetList,
+    ChildList,
     DecisionList,
+    Parent,
+    ParentList,
     ReportAnswer,
+    Reservation,
+    ReservationList,
     UsageReport,
     Workload,
     WorkloadList,
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
+P = TypeVar("P", BudgetList, ParentList, ReservationList, WorkloadList)
 
 
 class TimekeeperClient:
@@ -50,40 +56,93 @@ class TimekeeperClient:
 
     def budgets(self) -> Iterator[Budget]:
         """Yield every budget, page by page."""
-        cursor: str | None = ""
-        while cursor is not None:
-            page = self._page("/api/v1/budgets", BudgetList, {"cursor": cursor} if cursor else {})
+        for page in self._pages("/api/v1/budgets", BudgetList):
             yield from page.items
-            cursor = page.next_cursor
 
     def budget(self, namespace: str) -> Budget:
         """Return one namespace's budget; one never seen has its policy's default."""
         return self._page(path("api", "v1", "budgets", namespace), Budget, {})
 
-    def set_budget(self, namespace: str, amount_ms: int, period: str, time_zone: str) -> Budget:
-        """Give a namespace a budget of its own."""
-        body = {"amountMs": amount_ms, "period": period, "timeZone": time_zone}
-        _, _, data = self._http.request("PUT", path("api", "v1", "budgets", namespace), body=body)
-        return _decode(data, Budget)
+    def set_budget(self, namespace: str, rule: Mapping[str, object]) -> Budget:
+        """Give a namespace a budget of its own; `rule` has the fields of `PUT /api/v1/budgets/{namespace}`."""
+        return self._send("PUT", path("api", "v1", "budgets", namespace), rule, Budget)
 
     def grant(self, namespace: str, amount_ms: int, reason: str, idempotency_key: str) -> Budget:
         """Book a grant; repeating it with the same key books nothing more."""
-        _, _, data = self._http.request(
-            "POST",
-            path("api", "v1", "budgets", namespace, "grants"),
-            body={"amountMs": amount_ms, "reason": reason},
-            headers={"Idempotency-Key": idempotency_key},
-        )
-        return _decode(data, Budget)
+        body = {"amountMs": amount_ms, "reason": reason}
+        return self._send("POST", path("api", "v1", "budgets", namespace, "grants"), body, Budget, idempotency_key)
+
+    def put_under(self, namespace: str, parent: str | None, reason: str) -> Budget:
+        """Put a namespace under a team or an organisation, or under none."""
+        body = {"parent": parent, "reason": reason}
+        return self._send("PUT", path("api", "v1", "budgets", namespace, "parent"), body, Budget)
+
+    def parents(self) -> Iterator[Parent]:
+        """Yield every team and organisation, page by page."""
+        for page in self._pages("/api/v1/parents", ParentList):
+            yield from page.items
+
+    def parent(self, name: str) -> Parent:
+        """Return one team or organisation."""
+        return self._page(path("api", "v1", "parents", name), Parent, {})
+
+    def set_parent(self, name: str, rule: Mapping[str, object]) -> Parent:
+        """Make a team or an organisation, or give it another budget."""
+        return self._send("PUT", path("api", "v1", "parents", name), rule, Parent)
+
+    def grant_parent(self, name: str, amount_ms: int, reason: str, idempotency_key: str) -> Parent:
+        """Book a grant for all under a team or an organisation, once per key."""
+        body = {"amountMs": amount_ms, "reason": reason}
+        return self._send("POST", path("api", "v1", "parents", name, "grants"), body, Parent, idempotency_key)
+
+    def put_parent_under(self, name: str, parent: str | None, reason: str) -> Parent:
+        """Put a team under another one or an organisation, or under none."""
+        body = {"parent": parent, "reason": reason}
+        return self._send("PUT", path("api", "v1", "parents", name, "parent"), body, Parent)
+
+    def children(self, name: str) -> ChildList:
+        """Return what stands directly under a team or an organisation."""
+        return self._page(path("api", "v1", "parents", name, "children"), ChildList, {})
+
+    def reservations(self, namespace: str) -> Iterator[Reservation]:
+        """Yield a namespace's reservations, newest first."""
+        for page in self._pages(path("api", "v1", "budgets", namespace, "reservations"), ReservationList):
+            yield from page.items
+
+    def reservation(self, namespace: str, key: int) -> Reservation:
+        """Return one reservation."""
+        return self._page(path("api", "v1", "budgets", namespace, "reservations", str(key)), Reservation, {})
+
+    def open_reservation(
+        self, namespace: str, amount_ms: int, expires_at: str, reason: str, idempotency_key: str
+    ) -> Reservation:
+        """Set GPU time aside until an instant, once per key."""
+        body = {"amountMs": amount_ms, "expiresAt": expires_at, "reason": reason}
+        url = path("api", "v1", "budgets", namespace, "reservations")
+        return self._send("POST", url, body, Reservation, idempotency_key)
+
+    def cancel_reservation(self, namespace: str, key: int) -> Reservation:
+        """Give back what was set aside by hand."""
+        url = path("api", "v1", "budgets", namespace, "reservations", str(key))
+        _, _, data = self._http.request("DELETE", url)
+        return _decode(data, Reservation)
 
     def workloads(self, namespace: str = "") -> Iterator[Workload]:
         """Yield every pod that the ledger knows, newest first."""
+        for page in self._pages("/api/v1/workloads", WorkloadList, {"namespace": namespace} if namespace else {}):
+            yield from page.items
+
+    def _pages(self, url: str, kind: type[P], query: Mapping[str, str] | None = None) -> Iterator[P]:
         cursor: str | None = ""
         while cursor is not None:
-            query = {k: v for k, v in (("namespace", namespace), ("cursor", cursor)) if v}
-            page = self._page("/api/v1/workloads", WorkloadList, query)
-            yield from page.items
+            page = self._page(url, kind, {**(query or {}), **({"cursor": cursor} if cursor else {})})
+            yield page
             cursor = page.next_cursor
+
+    def _send(self, method: str, url: str, body: Mapping[str, object], kind: type[T], key: str = "") -> T:
+        headers = {"Idempotency-Key": key} if key else {}
+        _, _, data = self._http.request(method, url, body=body, headers=headers)
+        return _decode(data, kind)
 
     def _page(self, url: str, kind: type[T], query: Mapping[str, str]) -> T:
         _, _, data = self._http.request("GET", url, query=query)

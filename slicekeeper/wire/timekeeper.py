@@ -158,6 +158,51 @@ class ParentList(Wire, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
+class Child(Wire, frozen=True, kw_only=True):
+    """A budget that stands directly under another one."""
+
+    name: str
+    kind: str
+    """`namespace`, `team` or `organisation`."""
+    state: State
+    balance_ms: int
+    """Left of its own budget."""
+    consumed_ms: int
+    """What it was charged of the budget above in that one's period."""
+
+
+class ChildList(Wire, frozen=True, kw_only=True):
+    """All that stands directly under a budget, in the order of names."""
+
+    items: list[Child]
+    as_of: str
+
+
+class Reservation(Wire, frozen=True, kw_only=True):
+    """GPU time that is set aside, for a pod until it ends or by hand until `expiresAt`."""
+
+    id: int
+    state: Literal["open", "settled", "released", "expired"]
+    """Settled: the pod has ended; released: by hand; expired: its time is over, or the pod never ran."""
+    amount_ms: int
+    held_ms: int
+    """What is left of it now: less what the pod has been charged."""
+    pod_uid: str | None
+    pod_name: str
+    reason: str
+    actor: str
+    opened_at: str
+    expires_at: str | None
+    ended_at: str | None
+
+
+class ReservationList(Wire, frozen=True, kw_only=True):
+    """A page of reservations, newest first."""
+
+    items: list[Reservation]
+    next_cursor: str | None = None
+
+
 class Workload(Wire, frozen=True, kw_only=True):
     """One pod as the ledger has it."""
 

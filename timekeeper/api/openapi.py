@@ -23,6 +23,7 @@ _QUERY: dict[str, dict[str, Any]] = {
     "cursor": {"type": "string"},
     "limit": {"type": "integer", "minimum": 1, "maximum": MOST_PER_PAGE, "default": 100},
     "namespace": _NAMESPACE,
+    "parent": _NAMESPACE,
     "from": {"type": "string", "format": "date-time"},
     "to": {"type": "string", "format": "date-time"},
     "bucket": {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"},

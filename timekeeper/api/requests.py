@@ -113,16 +113,18 @@ def time_zone(name: str) -> str:
 
 
 def instant(value: str, field: str) -> int:
-    """Return an instant of a body in milliseconds.
+    """Return an instant of a request in milliseconds.
 
-    Raises Problem where it is none.
+    Raises Problem where it is none, or lies before 1970.
     """
+    told = f"{field} must be RFC 3339 and not before 1970, for example 2026-11-30T12:00:00Z"
     try:
-        return parse_instant(value)
+        found = parse_instant(value)
     except (ValueError, OverflowError) as error:
-        raise Problem(
-            422, "instant-invalid", f"{field} must be RFC 3339, for example 2026-11-30T12:00:00Z", field
-        ) from error
+        raise Problem(422, "instant-invalid", told, field) from error
+    if found < 0:
+        raise Problem(422, "instant-invalid", told, field)
+    return found
 
 
 def plain(name: str, most: int = 253) -> str:

@@ -7,12 +7,12 @@ from flask import Response
 
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.units import format_instant
-from slicekeeper.wire.timekeeper import ParentList
+from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
 from timekeeper import hierarchy, reservations, views
 from timekeeper.api import requests
 from timekeeper.api.handlers import budgets
 from timekeeper.api.holders import ParentHolder, holder
-from timekeeper.api.schemas import Child, ChildList, ParentBudgetBody, PlaceBody
+from timekeeper.api.schemas import ParentBudgetBody, PlaceBody
 from timekeeper.api.service import service
 from timekeeper.store import bookings
 

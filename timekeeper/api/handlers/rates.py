@@ -13,7 +13,7 @@ from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import AuditEntry, AuditList, GpuRate, GpuRateList, RateBody
 from timekeeper.api.service import service
-from timekeeper.store import audit, prices
+from timekeeper.store import audit, namespaces, prices
 
 
 def listed() -> Response:
@@ -62,13 +62,17 @@ def put() -> Response:
 
 
 def audited() -> Response:
-    """Return a page of the audit log, of one namespace where it is named."""
+    """Return a page of the audit log, of one namespace or parent where it is named."""
     it = service()
-    named = request.args.get("namespace", "")
+    named, above = request.args.get("namespace", ""), request.args.get("parent", "")
+    if named and above:
+        raise Problem(422, "query-invalid", "parent: name either a namespace or a parent", "parent")
     name = requests.namespace(named) if named else ""
     it.allow("list", name, "audit")
     limit, after = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
+        if above:
+            name = namespaces.require_parent(session, it.books.cluster, requests.parent(above)).title
         rows = audit.page(session, it.books.cluster, name, after or 0, limit + 1)
     items = [
         AuditEntry(

@@ -9,12 +9,13 @@ from typing import Literal, cast
 from flask import Response
 
 from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper import reservations
 from timekeeper.api import requests
 from timekeeper.api.handlers import movements
 from timekeeper.api.holders import holder
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas import Reservation, ReservationBody, ReservationList
+from timekeeper.api.schemas import ReservationBody
 from timekeeper.api.service import Service, service
 from timekeeper.store import namespaces
 from timekeeper.store import reservations as store
@@ -55,13 +56,35 @@ def opened(namespace: str) -> Response:
     return requests.answer(_views(it, [row])[0], 201 if made else 200)
 
 
+def shown(namespace: str, reservation: str) -> Response:
+    """Return one reservation."""
+    it, name = service(), requests.namespace(namespace)
+    it.allow("get", name, "reservations")
+    key = _key(name, reservation)
+    with it.books.database.reading() as session:
+        known = namespaces.find_name(session, it.books.cluster, name)
+        row = store.by_id(session, known.id, key) if known else None
+    if row is None:
+        raise _unknown(name)
+    return requests.answer(_views(it, [row])[0])
+
+
+def _key(name: str, reservation: str) -> int:
+    if not (reservation.isascii() and reservation.isdecimal() and len(reservation) <= 18):
+        raise _unknown(name)
+    return int(reservation)
+
+
+def _unknown(name: str) -> Problem:
+    return Problem(404, "reservation-unknown", f"namespace {name} has no such reservation", "reservation")
+
+
 def released(namespace: str, reservation: str) -> Response:
     """Give back what was set aside by hand."""
     it, name = service(), requests.namespace(namespace)
     caller = it.allow("delete", name, "reservations")
-    if not (reservation.isascii() and reservation.isdecimal() and len(reservation) <= 18):
-        raise Problem(404, "reservation-unknown", f"namespace {name} has no such reservation")
-    row = reservations.release(it.books, name, int(reservation), actor=caller.name, now=it.clock.now_ms())
+    key = _key(name, reservation)
+    row = reservations.release(it.books, name, key, actor=caller.name, now=it.clock.now_ms())
     it.controller.nudge()
     return requests.answer(_views(it, [row])[0])
 

@@ -63,7 +63,9 @@ def _periods(whose: Holder, limit: int, before: int | None) -> Response:
     with whose.it.books.database.reading() as session:
         known = whose.require(session)
         rules = [row.rule for row in namespaces.rules(session, known.id)]
-        found = _newest(rules, now if before is None else before - 1, statements.first_instant(session, known.id))
+        found = _newest(
+            rules, now if before is None else min(before - 1, now), statements.first_instant(session, known.id)
+        )
         spans = [span for span, _ in zip(found, range(limit + 1), strict=False)]
         items = _booked(session, known, rules, spans[:limit], now)
     more = requests.next_cursor(spans[limit - 1][0]) if len(spans) > limit else None

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line's budgets, parents and reservations against a served timekeeper."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from click.testing import CliRunner
+from timekeeper_service import serving
+from werkzeug.serving import make_server
+
+from slicekeeper.cli.budget import PERIODS
+from slicekeeper.cli.main import cli
+from slicekeeper.clock import ManualClock
+from timekeeper.api.app import routed
+from timekeeper.api.schemas import BudgetBody
+
+T0 = 1_767_225_600_000
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path, database_url: str) -> Iterator[Run]:
+    """Give a function that runs a command and returns what it printed as JSON; its error where it fails."""
+    with serving(tmp_path, database_url, ManualClock(T0)) as (service, _):
+        (tmp_path / "policy.yaml").write_text("default: {budget: {amount: 2h, period: none, enforcement: safe}}\n")
+        assert service.policy.refresh()
+        for name in ("team", "other"):
+            service.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
+        server = make_server("127.0.0.1", 0, routed(service), threaded=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        config, url = tmp_path / "config.yaml", f"http://127.0.0.1:{server.port}"
+        config.write_text(f"timekeeperClient: {{url: '{url}', tokenFile: '{tmp_path / 'token'}'}}\n")
+
+        def command(*args: str, code: int = 0) -> Any:
+            done = CliRunner().invoke(cli, ["--config", str(config), *args, *([] if code else ["-o", "json"])])
+            assert (done.exit_code == 0) == (code == 0), (args, done.output, done.exception)
+            return f"{done.output}{done.exception}" if code else json.loads(done.output)
+
+        try:
+            yield command
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
+    made = run("parent", "set", "physics", "10h", "--period", "year", "--credit", "1h", "--rollover", "30m",
+               "--time-zone", "Europe/Berlin", "--anchor", "2026-04-01T00:00:00+02:00")  # fmt: skip
+    assert (made["kind"], made["amountMs"], made["creditMs"], made["rolloverMs"], made["periodEnd"]) == (
+        "team", 36_000_000, 3_600_000, 1_800_000, "2026-03-31T22:00:00.000Z",
+    )  # fmt: skip
+    assert run("parent", "set", "science", "100h", "--kind", "organisation", "--period", "none")["anchor"] is None
+    assert run("parent", "move", "physics", "science")["parent"] == "science"
+    assert run("budget", "move", "team", "physics", "--reason", "theirs")["parent"] == "physics"
+    for _ in range(2):
+        assert run("parent", "grant", "physics", "1h", "--key", "k")["balanceMs"] == 39_600_000
+    assert [one["name"] for one in run("parent", "list")] == ["physics", "science"]
+    assert run("parent", "get", "physics") == run("parent", "list")[0]
+    assert [one["name"] for one in run("parent", "children", "physics")] == ["team"]
+    assert run("budget", "move", "team")["parent"] is None
+    assert "is no team and no organisation" in run("parent", "get", "nobody", code=1)
+
+
+def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
+    made = run("reservation", "open", "team", "90m", "--until", "2026-01-02T00:00:00Z", "--reason", "demonstration")
+    assert (made["state"], made["heldMs"], made["reason"]) == ("open", 5_400_000, "demonstration")
+    assert run("reservation", "show", "team", str(made["id"])) == made
+    assert run("reservation", "list", "team") == [made]
+    refused = run("reservation", "open", "team", "31m", "--until", "2026-01-02T00:00:00Z", code=1)
+    assert "more than the 1800000 that team has free" in refused
+    assert run("reservation", "cancel", "team", str(made["id"]))["state"] == "released"
+    assert "has no such reservation" in run("reservation", "show", "other", str(made["id"]), code=1)
+
+
+def test_the_command_line_knows_every_period() -> None:
+    assert get_args(get_type_hints(BudgetBody)["period"]) == PERIODS
