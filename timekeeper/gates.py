@@ -109,7 +109,7 @@ class Gates:
 
     def _end(self, uids: Collection[str], now: int) -> None:
         if uids:
-            self._books.database.write(lambda session: store.end_pods(session, uids, now))
+            reservations.end_pods(self._books, {uid: self._known()[uid] for uid in uids}, now)
             for uid in uids:
                 self._known().pop(uid, None)
 
@@ -182,8 +182,10 @@ class Gates:
         position = self._position(place)
         if position is None:
             return True
+        now = self._clock.now_ms()
         with self._books.database.reading() as session:
-            return hold.amount <= reservations.free_of(session, position, self._clock.now_ms()).amount
+            free = reservations.free_of(session, position, now)
+        return hold.amount <= free.amount and reservations.gap_of(position, free, hold, now) is None
 
     def _position(self, place: Place) -> Position | None:
         position = self._books.position(place.name)
@@ -205,6 +207,16 @@ class Gates:
                 f"grant or a raised budget, or lower activeDeadlineSeconds; younger pods go before it",
             )  # fmt: skip
             return False
+        gap = reservations.gap_of(position, free, hold, now) if hold.amount <= free.amount else None
+        if gap is not None:
+            waits = reservations.gap_of(position, free, hold, now, alone=True) is None
+            self._tell(
+                pod, "later",
+                f"needs {needs}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} on, when "
+                "what they would be taken from has expired; it waits for "
+                + ("what is set aside for others" if waits else "a grant, or lower activeDeadlineSeconds"),
+            )  # fmt: skip
+            return waits
         missing = hold.amount - max(free.amount, 0)
         tight = next(known for known in (position.known, *position.above) if known.id == free.tightest)
         comes = position.together.at(now)[tight.id].period.expires

@@ -17,6 +17,8 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.units import format_instant
+from timekeeper import coverage
 from timekeeper.books import MAX_AMOUNT_MS, Books
 from timekeeper.periods import bounds
 from timekeeper.store import bookings, memberships, namespaces, prices, reservations, workloads
@@ -120,6 +122,8 @@ def adjust(books: Books, place: Place, order: Order) -> bool:
         if order.amount < 0:
             _need(books, session, known, -order.amount, order.now)
         _append(books, session, known, order, "adjustment")
+        if order.amount < 0:
+            _still_covered(books, session, known, order.now)
         return True
 
     return books.database.write(change)
@@ -142,6 +146,7 @@ def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_
         _append(books, session, giver, order, "transfer", amount=-order.amount, counterpart=taker.title)
         key = namespaces.other_side(giver.id, order.key)
         _append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
+        _still_covered(books, session, giver, order.now)
         return True
 
     return books.database.write(change)
@@ -191,10 +196,21 @@ def _repeated(session: Session, known: Known, order: Order, kind: Kind) -> bool:
 def _need(books: Books, session: Session, known: Known, amount: int, now: int) -> None:
     state = books.settle_in(session, known.id, None, now)
     below = memberships.tree(session, [known.id], IN_FORCE).below(known.id)
-    left = state.balance - sum(reservations.held(session, key, state.at) for key in below)
+    left = state.balance - sum(one.rest(state.at) for one in reservations.asides(session, below, state.at))
     if amount > left:
         raise Conflict(
             f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.title} has left and not set aside",
+            409, BALANCE_INSUFFICIENT,
+        )  # fmt: skip
+
+
+def _still_covered(books: Books, session: Session, known: Known, now: int) -> None:
+    """Refuse to take out what is needed later, when what would be left has expired."""
+    gap = coverage.gap_of_withdrawal(books, session, known.id, now)
+    if gap is not None:
+        raise Conflict(
+            f"amountMs: what {known.title} has set aside would lack {gap.amount} GPU-ms from "
+            f"{format_instant(gap.at)} on, when what would be left has expired; take less",
             409, BALANCE_INSUFFICIENT,
         )  # fmt: skip
 

@@ -61,6 +61,22 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """GPU time set aside in a budget: for a pod's claim, as long as that goes on, or by hand until an instant."""
+
+    budget: int
+    amount: int
+    claim: Claim | None = None
+    until: int = 0
+
+    def rest(self, at: int) -> int:
+        """Return what is left of it at an instant: less what the pod has been charged, nothing after its end."""
+        if self.claim is None:
+            return self.amount if at < self.until else 0
+        return max(self.amount - self.claim.gross(at), 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A budget rule, in force from `since` until the next one. The first rule of a time line holds from the start.
 
@@ -143,3 +159,8 @@ class Posting:
     key: str
     start: int
     amount: int
+
+
+def planned(key: str, budget: int, amount: int, span: int, now: int) -> Aside:
+    """Return what is set aside for a pod that is not bound yet, as if it were bound now and needed all of it."""
+    return Aside(budget, amount, Claim(key, now, now + max(span, 1), amount, max(span, 1)))

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict, NotFound
+from slicekeeper.units import format_instant
+from timekeeper import coverage
 from timekeeper.allowances import State
 from timekeeper.books import Books, Position
+from timekeeper.coverage import Gap
 from timekeeper.holds import Hold
 from timekeeper.movements import BALANCE_INSUFFICIENT, Order, Place
-from timekeeper.records import Rule
+from timekeeper.records import Aside, Rule, planned
 from timekeeper.store import memberships, namespaces
 from timekeeper.store import reservations as store
 from timekeeper.store.memberships import IN_FORCE, Tree
@@ -37,6 +40,7 @@ class Free:
     amount: int
     held: int
     tightest: int
+    asides: Sequence[Aside] = ()
 
 
 def free_of(session: Session, position: Position, now: int) -> Free:
@@ -44,9 +48,19 @@ def free_of(session: Session, position: Position, now: int) -> Free:
     together, states = position.together, position.together.at(now)
     tree = Tree(frozenset(states), tuple(together.forest.links))
     rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.known.id)}
-    held = store.held(session, position.known.id, max(now, states[position.known.id].at))
-    amount, tightest = _least(session, tree, states, rules, now)
-    return Free(amount, held, tightest)
+    asides = store.asides(session, tree.keys, max(now, states[position.known.id].at))
+    held = sum(one.rest(now) for one in asides if one.budget == position.known.id)
+    amount, tightest = _least(asides, tree, states, rules, now)
+    return Free(amount, held, tightest, asides)
+
+
+def gap_of(position: Position, free: Free, hold: Hold, now: int, *, alone: bool = False) -> Gap | None:
+    """Return where a hold, with all that is set aside or `alone`, would not be covered until its end; None: nowhere."""
+    more = planned("new", position.known.id, hold.amount, hold.span, now)
+    together = position.together
+    asides = [*([] if alone else free.asides), more]
+    budgets = [known.id for known in (position.known, *position.above)]
+    return coverage.gap(together.at(now), together.forest, asides, budgets, now)
 
 
 def most_of(position: Position, now: int) -> int:
@@ -87,11 +101,28 @@ def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, no
             return True
         if hold.amount > _free(books, session, known.id, now):
             return False
+        if coverage.gap_of_hold(books, session, planned("new", known.id, hold.amount, hold.span, now), now):
+            return False
         values = {"pod_uid": uid, "pod_name": name, "amount_ms": hold.amount, "span_ms": hold.span, "expires_at": None}
         store.add(session, _values(known.id, values, key=key, reason="", digest="", actor=CONTROLLER, now=now))
         return True
 
     return books.database.write(change)
+
+
+def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: int) -> None:
+    """End the reservations of pods (namespace and name by UID); the audit log tells who paid more than was set aside."""
+
+    def change(session: Session) -> None:
+        for row, paid in store.exceeded(session, pods):
+            namespace, name = pods[str(row.pod_uid)]
+            detail = {"podUid": row.pod_uid, "podName": name, "amountMs": row.amount_ms, "paidMs": paid}
+            books.note(
+                session, actor=CONTROLLER, action="reservation-exceeded", namespace=namespace, detail=detail, now=now
+            )
+        store.end_pods(session, pods, now)
+
+    books.database.write(change)
 
 
 def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -> tuple[Reservation, bool]:
@@ -118,6 +149,13 @@ def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -
         if order.amount > free:
             raise Conflict(
                 f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {known.name} has free",
+                409, BALANCE_INSUFFICIENT,
+            )  # fmt: skip
+        gap = coverage.gap_of_hold(books, session, Aside(known.id, order.amount, until=expires_at), order.now)
+        if gap is not None:
+            raise Conflict(
+                f"amountMs: {gap.amount} GPU-ms would be missing from {format_instant(gap.at)} on, when what they "
+                "would be taken from has expired; name less, or an expiresAt before that",
                 409, BALANCE_INSUFFICIENT,
             )  # fmt: skip
         values = {
@@ -184,17 +222,19 @@ def _free(books: Books, session: Session, namespace: int, now: int) -> int:
     states = books.settle_all(session, {namespace: None}, now)
     tree = memberships.tree(session, [namespace], IN_FORCE)
     rules = {key: namespaces.rules(session, key)[-1].rule for key in tree.chain(namespace)}
-    return _least(session, tree, states, rules, now)[0]
+    asides = store.asides(session, tree.keys, max(now, states[namespace].at))
+    return _least(asides, tree, states, rules, now)[0]
 
 
 def _least(
-    session: Session, tree: Tree, states: Mapping[int, State], rules: Mapping[int, Rule], now: int
+    asides: Sequence[Aside], tree: Tree, states: Mapping[int, State], rules: Mapping[int, Rule], now: int
 ) -> tuple[int, int]:  # fmt: skip
     """Return what is free in the tightest of some budgets, and which that is: what is set aside below counts."""
     free = []
     for key, rule in rules.items():
         state = states[key]
-        held = sum(store.held(session, one, max(now, state.at)) for one in tree.below(key))
+        below = set(tree.below(key))
+        held = sum(one.rest(max(now, state.at)) for one in asides if one.budget in below)
         free.append((state.balance + rule.credit - held if rule.open and not state.exhausted else 0, key))
     return min(free)
 

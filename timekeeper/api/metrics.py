@@ -52,6 +52,9 @@ class _Books(Collector):
         limit = GaugeMetricFamily(f"{prefix}_limit_seconds", "GPU time per period and grants.", labels=labels)
         left = GaugeMetricFamily(f"{prefix}_remaining_seconds", "GPU time left.", labels=labels)
         reserved = GaugeMetricFamily(f"{prefix}_reserved_seconds", "GPU time set aside.", labels=labels)
+        uncovered = GaugeMetricFamily(
+            f"{prefix}_uncovered_seconds", "GPU time set aside that what is left does not cover.", labels=labels
+        )
         exhausted = GaugeMetricFamily(f"{prefix}_exhausted", "1 where nothing is left.", labels=labels)
         charged = CounterMetricFamily(
             f"{prefix}_charged_seconds", "GPU time of ended stretches, by account.", labels=[*labels, "account"]
@@ -62,11 +65,14 @@ class _Books(Collector):
                 limit.add_metric(names, (state.period.amount + state.granted) / 1000)
                 left.add_metric(names, state.balance / 1000)
                 reserved.add_metric(names, held / 1000)
+                rule = position.rule.rule
+                cover = state.balance + rule.credit if rule.open else 0
+                uncovered.add_metric(names, max(held - max(cover, 0), 0) / 1000)
                 exhausted.add_metric(names, int(state.over_budget))
                 balances = bookings.balances(session, position.known.id)
                 for account in ("charged", "over-budget"):
                     charged.add_metric([*names, account], balances[account] / 1000)
-        yield from (limit, left, reserved, exhausted, charged)
+        yield from (limit, left, reserved, uncovered, exhausted, charged)
 
     def _reports(self, now: int) -> Iterator[Metric]:
         it = self._it

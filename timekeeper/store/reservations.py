@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Select, case, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from timekeeper.records import Aside, planned
 from timekeeper.store import prices
 from timekeeper.store.models import Namespace, Reservation, Workload
 from timekeeper.store.prices import PriceBook
@@ -66,6 +67,21 @@ def end_pods(session: Session, uids: Collection[str], now: int) -> None:
         )
 
 
+def exceeded(session: Session, uids: Collection[str]) -> list[tuple[Reservation, int]]:
+    """Return the open reservations of pods that have ended and paid more than was set aside, with what they paid."""
+    query = select(Reservation, Workload.started_at, Workload.ended_at, Workload.shares)
+    query = query.join(Workload, Workload.pod_uid == Reservation.pod_uid)
+    query = query.where(Reservation.ended_at.is_(None), Workload.ended_at.is_not(None))
+    found, ordered, book = [], sorted(uids), prices.read(session)
+    for start in range(0, len(ordered), _CHUNK):
+        rows = session.execute(query.where(Reservation.pod_uid.in_(ordered[start : start + _CHUNK])))
+        for row, started, ended, shares in rows:
+            paid = book.claim("", started, ended, shares).gross(ended)
+            if paid > row.amount_ms:
+                found.append((row, paid))
+    return found
+
+
 def release(session: Session, key: int, now: int) -> None:
     """End a reservation by hand."""
     session.execute(update(Reservation).where(Reservation.id == key).values(ended_at=now, outcome="released"))
@@ -80,9 +96,10 @@ def _open_ones() -> Select[Reservation, int, str]:
     return query.where(Reservation.ended_at.is_(None), or_(Workload.pod_uid.is_(None), Workload.ended_at.is_(None)))
 
 
-def held(session: Session, namespace: int, at: int) -> int:
-    """Return what is set aside in a namespace at an instant."""
-    return held_by_namespace(session, at, namespace)[namespace]
+def asides(session: Session, namespaces: Collection[int], at: int) -> list[Aside]:
+    """Return what is set aside in some namespaces; a pod that is not bound yet counts as if it were bound at `at`."""
+    query = _open_ones().where(Reservation.namespace_id.in_(namespaces))
+    return [aside for _, aside in _asides(session, query, at)]
 
 
 def held_by_namespace(session: Session, at: int, namespace: int | None = None) -> Counter[int]:
@@ -91,30 +108,31 @@ def held_by_namespace(session: Session, at: int, namespace: int | None = None) -
     if namespace is not None:
         query = query.where(Reservation.namespace_id == namespace)
     total: Counter[int] = Counter()
-    for row, rest in _rests(session, query, at):
-        total[row.namespace_id] += rest
+    for row, aside in _asides(session, query, at):
+        total[row.namespace_id] += aside.rest(at)
     return total
 
 
 def left(session: Session, rows: Sequence[Reservation], at: int) -> dict[int, int]:
     """Return what is left of reservations at an instant, by id; ended ones have nothing left."""
     wanted = [row.id for row in rows if row.ended_at is None]
-    found = _rests(session, _open_ones().where(Reservation.id.in_(wanted)), at) if wanted else []
-    return dict.fromkeys((row.id for row in rows), 0) | {row.id: rest for row, rest in found}
+    found = _asides(session, _open_ones().where(Reservation.id.in_(wanted)), at) if wanted else []
+    return dict.fromkeys((row.id for row in rows), 0) | {row.id: aside.rest(at) for row, aside in found}
 
 
-def _rests(session: Session, query: Select[Reservation, int, str], at: int) -> list[tuple[Reservation, int]]:
+def _asides(
+    session: Session, query: Select[Reservation, int, str], at: int
+) -> list[tuple[Reservation, Aside]]:  # fmt: skip
     rows = session.execute(query).all()
     book = prices.read(session) if rows else PriceBook([])
-    return [(row, _rest(row, started, shares, book, at)) for row, started, shares in rows]
+    return [(row, _aside(row, started, shares, book, at)) for row, started, shares in rows]
 
 
-def _rest(row: Reservation, started: int | None, shares: str | None, book: PriceBook, at: int) -> int:
+def _aside(row: Reservation, started: int | None, shares: str | None, book: PriceBook, at: int) -> Aside:
     if row.expires_at is not None:
-        return row.amount_ms if at < row.expires_at else 0
+        return Aside(row.namespace_id, row.amount_ms, until=row.expires_at)
     if started is None or shares is None:
-        return row.amount_ms
-    claim = book.claim("", started, None, shares)
+        return planned(str(row.id), row.namespace_id, row.amount_ms, row.span_ms, at)
+    claim = book.claim(str(row.id), started, started + max(row.span_ms, 1), shares)
     # On the GPU that it got, a pod may need less than on the dearest that it could have got.
-    needed = min(row.amount_ms, claim.gross(started + row.span_ms))
-    return max(needed - claim.gross(at), 0)
+    return Aside(row.namespace_id, min(row.amount_ms, claim.gross(started + row.span_ms)), claim)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -18,6 +19,7 @@ from timekeeper.books import Books, Closing, Opening
 from timekeeper.holds import Hold, hold_of, span_of
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
+from timekeeper.store import audit
 from timekeeper.store import reservations as store
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
@@ -176,6 +178,19 @@ def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Boo
     with books.database.reading() as session:
         free = reservations.free_of(session, books.require("team"), now + 10_000)
     assert free.amount == 20_000, "the rest of a pod is free for all under the team"
+
+
+def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
+    for uid in ("p", "q"):
+        assert reservations.open_for_pod(books, TEAM, uid, uid, Hold(20_000, 20_000), T0)
+    run(books, "p", T0, end=T0 + 20_000, now=T0 + 20_000)
+    run(books, "q", T0, end=T0 + 25_000, now=T0 + 25_000)
+    reservations.end_pods(books, {"p": ("team", "p"), "q": ("team", "q")}, T0 + 26_000)
+    assert outcomes(books, T0 + 26_000) == {"p": "settled", "q": "settled"}
+    with books.database.reading() as session:
+        (told,) = audit.page(session, "default", "team", 0, 10)
+    assert told.action == "reservation-exceeded"
+    assert json.loads(told.detail) == {"podUid": "q", "podName": "q", "amountMs": 20_000, "paidMs": 25_000}
 
 
 def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is set aside stays covered until its end, whatever expires meanwhile; on both databases."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from databases import Databases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slicekeeper.errors import Conflict
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from timekeeper import hierarchy, movements, reservations
+from timekeeper.books import Books, Closing, Opening
+from timekeeper.holds import Hold
+from timekeeper.movements import Order, Place
+from timekeeper.records import Rule
+from timekeeper.store.database import Database
+from timekeeper.store.engine import make_engine
+from timekeeper.store.verify import verify
+
+T0 = 1_767_225_600_000
+HOUR = 3_600_000
+POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="hour", enforcement="safe"))
+TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
+
+
+def order(amount: int, key: str, now: int = T0) -> Order:
+    return Order(amount, "why", key, f"{amount}".encode(), "me", now)
+
+
+def grant(books: Books, amount: int, until: int | None, *, priority: int = 0, key: str = "g") -> None:
+    movements.grant(books, TEAM, order(amount, key), valid_from=T0, valid_to=until, priority=priority)
+
+
+def bind(books: Books, uid: str, at: int, amount: int, span: int) -> None:
+    """Have a pod hold GPUs from now on that cost `amount` in `span`."""
+    opening = Opening(
+        pod_uid=uid, pod_name=uid, namespace="team", namespace_uid="uid-team", node="n", gpus=("GPU-1",),
+        holders='{"main":1}', gpu_class="standard", shares={"": Fraction(amount, span)}, start=at, flags=(),
+    )  # fmt: skip
+    books.apply([opening], [], {"team": POLICY}, at)
+
+
+def uncovered(books: Books, now: int) -> int:
+    position = books.require("team")
+    state = position.at(now)
+    held = reservations.held(books, now)[position.known.id]
+    return held - state.balance - position.rule.rule.credit
+
+
+def test_what_expires_before_a_pods_end_is_not_set_aside_for_what_comes_after(books: Books) -> None:
+    grant(books, 100_000, T0 + 60_000)
+    long = Hold(70_000, 120_000)
+    assert not reservations.open_for_pod(books, TEAM, "p", "p", long, T0), "half of it comes after the grant's end"
+    assert reservations.open_for_pod(books, TEAM, "q", "q", Hold(70_000, 60_000), T0)
+    with pytest.raises(Conflict, match=r"amountMs: 20000 GPU-ms would be missing from 2026-01-01T00:01:00.000Z on"):
+        reservations.open_by_hand(books, TEAM, order(30_000, "h"), expires_at=T0 + 60_001)
+    row, _ = reservations.open_by_hand(books, TEAM, order(40_000, "i"), expires_at=T0 + 60_000)
+    assert row.amount_ms == 40_000
+
+
+def test_the_next_period_covers_what_it_brings_and_not_more(books: Books) -> None:
+    grant(books, 20_000, None)
+    now = T0 + HOUR - 10_000
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(30_000, 20_000), now), "10 s come with the next hour"
+    grant(books, 20_000, T0 + HOUR, priority=-1, key="g2")
+    assert not reservations.open_for_pod(books, TEAM, "q", "q", Hold(20_000, 80_000), now)
+    assert reservations.open_for_pod(books, TEAM, "q", "q", Hold(20_000, 10_000), now)
+
+
+def test_nothing_is_taken_out_that_is_needed_when_the_rest_has_expired(books: Books) -> None:
+    books.set_budget("uid-team", "team", POLICY, Rule(T0, 0, "none", "UTC"), actor="me", if_match=None)
+    grant(books, 10_000, None, priority=-1)
+    grant(books, 10_000, T0 + 60_000, key="g2")
+    reservations.open_by_hand(books, TEAM, order(8_000, "h"), expires_at=T0 + 90_000)
+    with pytest.raises(Conflict, match="would lack 8000 GPU-ms from 2026-01-01T00:01:00.000Z on"):
+        movements.adjust(books, TEAM, order(-10_000, "a"))
+    with pytest.raises(Conflict, match="would lack 1 GPU-ms"):
+        movements.transfer(books, TEAM, OTHER, order(2_001, "t"), valid_to=None)
+    movements.transfer(books, TEAM, OTHER, order(2_000, "t2"), valid_to=None)
+    assert books.require("team").at(T0).balance == 18_000
+
+
+def test_a_parents_expiring_grant_covers_nothing_later_either(books: Books) -> None:
+    hierarchy.put_parent(books, "lab", "team", Rule(T0, 1_000, "none", "UTC"), actor="me", if_match=None)
+    hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0)
+    lab = Place(":lab", "lab", POLICY)
+    movements.grant(books, lab, order(50_000, "g"), valid_from=T0, valid_to=T0 + 60_000)
+    assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(10_000, 90_000), T0)
+    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(10_000, 60_000), T0)
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Databases, data: st.DataObject) -> None:
+    amounts, spans = st.integers(1, 40_000), st.integers(1, 3 * HOUR)
+    with databases.migrated() as url:
+        books = Books(Database(make_engine(url)), "default", carry=False)
+        try:
+            rule = Rule(
+                T0, data.draw(amounts), data.draw(st.sampled_from(["none", "hour", "day"])), "UTC",
+                data.draw(st.sampled_from([0, 3_000])), data.draw(st.sampled_from([0, 5_000])),
+            )  # fmt: skip
+            books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
+            for number, (amount, until, priority) in enumerate(
+                data.draw(st.lists(st.tuples(amounts, st.none() | spans, st.integers(-1, 1)), max_size=3))
+            ):
+                grant(books, amount, until and T0 + until, priority=priority, key=f"g{number}")
+            ends: dict[str, int] = {}
+            now = T0
+            for number in range(data.draw(st.integers(1, 6))):
+                now += data.draw(st.integers(0, HOUR))
+                done = {uid: end for uid, end in ends.items() if end <= now}
+                books.apply([], [Closing(uid, end, "finished") for uid, end in done.items()], {}, now)
+                ends = {uid: end for uid, end in ends.items() if uid not in done}
+                amount, span, uid = data.draw(amounts), data.draw(spans), f"p{number}"
+                kind = data.draw(st.sampled_from(["pod", "pod", "early", "by-hand", "take"]))
+                try:
+                    if kind == "by-hand":
+                        reservations.open_by_hand(books, TEAM, order(amount, uid, now), expires_at=now + span)
+                    elif kind == "take":
+                        movements.adjust(books, TEAM, order(-amount, uid, now))
+                    elif reservations.open_for_pod(books, TEAM, uid, uid, Hold(amount, span), now):
+                        bind(books, uid, now, amount, span)
+                        ends[uid] = now + (span if kind == "pod" else data.draw(st.integers(1, span)))
+                except Conflict:
+                    pass
+            watched: list[Any] = sorted({now, *ends.values(), *(T0 + hour * HOUR for hour in range(30))})
+            for at in (instant for instant in watched if instant >= now):
+                closing = [Closing(uid, end, "finished") for uid, end in ends.items() if end <= at]
+                books.apply([], closing, {}, at)
+                ends = {uid: end for uid, end in ends.items() if end > at}
+                state = books.require("team").at(at)
+                assert state.over == 0, "a pod with time set aside ran over budget"
+                assert uncovered(books, at) <= 0
+            assert verify(books.database.engine, carry=False).differences == []
+        finally:
+            books.database.close()
