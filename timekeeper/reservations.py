@@ -111,7 +111,7 @@ def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, no
 
 
 def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: int) -> None:
-    """End the reservations of pods (namespace and name by UID); the audit log tells who paid more than was set aside."""
+    """End the reservations of pods (namespace and name by UID); who paid more than was set aside is audited."""
 
     def change(session: Session) -> None:
         for row, paid in store.exceeded(session, pods):

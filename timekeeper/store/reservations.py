@@ -76,7 +76,7 @@ def exceeded(session: Session, uids: Collection[str]) -> list[tuple[Reservation,
     for start in range(0, len(ordered), _CHUNK):
         rows = session.execute(query.where(Reservation.pod_uid.in_(ordered[start : start + _CHUNK])))
         for row, started, ended, shares in rows:
-            paid = book.claim("", started, ended, shares).gross(ended)
+            paid = book.claim("", started, ended, shares).gross(ended or 0)
             if paid > row.amount_ms:
                 found.append((row, paid))
     return found
