@@ -49,6 +49,7 @@ def routed(service: Service) -> Flask:
     """Return the application of a service, with nothing started."""
     app = Flask("timekeeper", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.url_map.merge_slashes = False  # else //x would be redirected, which clients without redirects cannot follow
     app.extensions[EXTENSION] = service
     app.extensions[openapi_answer.DOCUMENT] = msgspec.json.encode(openapi.document())
     problems.register(app)

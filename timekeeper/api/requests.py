@@ -41,7 +41,7 @@ def body(kind: type[T]) -> T:
         message, _, place = str(error).partition(" - at ")
         field = place.strip("`").removeprefix("$").removeprefix(".")
         raise Problem(422, "body-invalid", f"{field}: {message}" if field else message, field) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "body-not-json", "the body is not valid JSON") from error
 
 

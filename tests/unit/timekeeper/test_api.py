@@ -23,7 +23,7 @@ from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import Object
-from slicekeeper.units import format_instant
+from slicekeeper.units import format_instant, parse_instant
 from timekeeper.api.app import routed
 from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
@@ -425,7 +425,13 @@ GOOD_TRANSFER = {"to": "other", "amountMs": 1, "reason": "r"}
         ("PUT", "", {**GOOD_BUDGET, "timeZone": "Europe"}, 422, "time-zone-unknown", "timeZone"),
         ("PUT", "", {**GOOD_BUDGET, "amountMS": 1}, 422, "body-invalid", ""),
         ("PUT", "", {**GOOD_BUDGET, "creditMs": -1}, 422, "body-invalid", "creditMs"),
+        ("PUT", "", {**GOOD_BUDGET, "timeZone": "localtime"}, 422, "time-zone-unknown", "timeZone"),
+        ("PUT", "", {**GOOD_BUDGET, "anchor": "2026-02-30T00:00:00Z"}, 422, "instant-invalid", "anchor"),
+        ("PUT", "", {**GOOD_BUDGET, "anchor": "9999-12-31T23:59:59Z"}, 422, "instant-invalid", "anchor"),
+        ("PUT", "", {**GOOD_BUDGET, "period": "none", "anchor": "2026-01-01T00:00:00Z"}, 422, "body-invalid", "anchor"),
         ("PUT", "/status", {"status": "open", "reason": "r"}, 422, "body-invalid", "status"),
+        ("POST", "/grants", {**GOOD_GRANT, "reason": " "}, 422, "body-invalid", "reason"),
+        ("POST", "/transfers", {**GOOD_TRANSFER, "toKind": "parent"}, 404, "parent-unknown", "to"),
         ("POST", "/grants", {**GOOD_GRANT, "priority": 101}, 422, "body-invalid", "priority"),
         ("POST", "/refunds", {**GOOD_GRANT, "podUid": "x", "amountMs": -1}, 422, "body-invalid", "amountMs"),
         ("POST", "/refunds", {**GOOD_GRANT, "podUid": "x"}, 404, "pod-unknown", "podUid"),
@@ -476,6 +482,14 @@ def test_wrong_values_are_named_and_nothing_is_half_done(
         ("GET", "/api/v1/usage?from=now", 422, "instant-invalid"),
         ("GET", "/api/v1/usage?timeZone=Mars", 422, "time-zone-unknown"),
         ("GET", "/nothing", 404, "not-found"),
+        ("GET", "/api/v1//budgets", 404, "not-found"),
+        ("GET", "/api/v1/usage?namspace=team", 422, "query-invalid"),
+        ("GET", "/api/v1/usage?timeZone=localtime", 422, "time-zone-unknown"),
+        ("GET", "/api/v1/usage?timeZone=right/UTC", 422, "time-zone-unknown"),
+        ("GET", "/api/v1/usage?from=0001-01-01T00:00:00Z", 422, "instant-invalid"),
+        ("GET", "/api/v1/budgets/team/reservations/1", 404, "reservation-unknown"),
+        ("GET", "/api/v1/audit?namespace=team&parent=lab", 422, "query-invalid"),
+        ("GET", "/api/v1/audit?parent=lab", 404, "parent-unknown"),
         ("DELETE", "/api/v1/budgets/team", 405, "method-not-allowed"),
         ("GET", "/readyz", 503, None),
     ],
@@ -776,6 +790,40 @@ def test_a_team_has_all_that_a_namespace_has(world: World) -> None:
         for sample in family.samples if sample.name == "gpu_budget_parent_limit_seconds"
     }  # fmt: skip
     assert limits[("physics", "team")] == 100.0
+    assert verify(world.service.books.database.engine, carry=False).differences == []
+
+
+def test_a_request_repeated_in_other_words_is_the_same(world: World) -> None:
+    url, key = "/api/v1/budgets/team/grants", {"Idempotency-Key": "k"}
+    for body, status in (
+        (b'{"amountMs": 5, "reason": "r"}', 201),
+        (b'{"reason":"r",  "amountMs":5}', 200),
+        (b'{"reason":"r","amountMs":6}', 409),
+        (b'{"amountMs":5,"reason":"\xff"}', 400),
+    ):
+        assert world.call("POST", url, body, key).status_code == status, body
+    assert world.get("/api/v1/budgets/team")["grantedMs"] == 5
+
+
+def test_a_budget_begins_where_its_anchor_says(world: World) -> None:
+    body = {"amountMs": 9_000, "period": "month", "timeZone": "Europe/Berlin", "anchor": "2026-01-31T00:00:00+01:00"}
+    put = world.call("PUT", "/api/v1/budgets/team", body)
+    assert (put.status_code, put.json["anchor"]) == (200, "2026-01-30T23:00:00.000Z")
+    world.pod("a")
+    ends = []
+    for _ in range(4):
+        budget = world.get("/api/v1/budgets/team")
+        ends.append(budget["periodEnd"])
+        world.clock.advance(parse_instant(budget["periodEnd"]) - world.clock.now_ms())
+        assert world.get("/api/v1/budgets/team")["balanceMs"] == 9_000
+    assert ends == [
+        "2026-01-30T23:00:00.000Z", "2026-02-27T23:00:00.000Z", "2026-03-30T22:00:00.000Z", "2026-04-29T22:00:00.000Z",
+    ]  # fmt: skip
+    world.service.books.settle([world.service.books.require("team").known.id], world.clock.now_ms())
+    shown = world.get("/api/v1/budgets/team/periods")["items"]
+    assert [(one["start"], one["chargedMs"]) for one in shown[1:4]] == [(end, 9_000) for end in reversed(ends[:3])]
+    sealed = world.call("PUT", "/api/v1/budgets/team/seal", {"until": ends[0], "reason": "r"})
+    assert sealed.status_code == 200, sealed.data
     assert verify(world.service.books.database.engine, carry=False).differences == []
 
 
