@@ -89,9 +89,10 @@ def verify(context: Context, output: str) -> None:
 @timekeeper.command()
 @click.argument("namespace")
 @click.option("--at", default="", help="Instant, RFC 3339. Without it: now.")
+@click.option("--parent", is_flag=True, help="NAMESPACE is the name of a team or an organisation.")
 @output_option("table", "json", "yaml")
 @click.pass_obj
-def explain(context: Context, namespace: str, at: str, output: str) -> None:
+def explain(context: Context, namespace: str, at: str, parent: bool, output: str) -> None:
     """Explain a namespace's balance, booking by booking, with the record that caused each."""
     settings = context.loaded.settings
     try:
@@ -102,7 +103,7 @@ def explain(context: Context, namespace: str, at: str, output: str) -> None:
         ) from error
     mine = settings.timekeeper
     with _engine(context) as engine:
-        lines = explaining.explain(engine, mine.cluster, namespace, instant, carry=mine.debt == "carry")
+        lines = explaining.explain(engine, mine.cluster, namespace, instant, carry=mine.debt == "carry", parent=parent)
     rows = [(e.at, e.transaction or "-", e.kind, e.amount_ms, e.balance_ms, e.cause) for e in lines]
     show(lines, output, lambda: table(("AT", "TRANSACTION", "KIND", "GPU-MS", "BALANCE", "CAUSE"), rows))
 

@@ -21,7 +21,7 @@ from timekeeper.books import Books
 from timekeeper.records import Aside, Claim, Forest
 from timekeeper.store import memberships, namespaces
 from timekeeper.store import reservations as store
-from timekeeper.store.memberships import IN_FORCE
+from timekeeper.store.memberships import IN_FORCE, Tree
 
 _MOST_TURNS: Final = 200
 """Allowances that come or go and are looked at: after so many hourly budgets nothing new is to be expected."""
@@ -67,22 +67,21 @@ def gap(
 
 def gap_of_withdrawal(books: Books, session: Session, budget: int, now: int) -> Gap | None:
     """Return where what is set aside in a budget and below it is not covered, after something was taken out."""
-    return _gap_in(books, session, budget, (), now, with_above=False)
-
-
-def gap_of_hold(books: Books, session: Session, more: Aside, now: int) -> Gap | None:
-    """Return where what is set aside would not be covered, in a budget or one above, with more set aside there."""
-    return _gap_in(books, session, more.budget, (more,), now, with_above=True)
-
-
-def _gap_in(
-    books: Books, session: Session, budget: int, more: Sequence[Aside], now: int, *, with_above: bool
-) -> Gap | None:  # fmt: skip
     tree = memberships.tree(session, [budget], IN_FORCE)
-    asides = [*store.asides(session, tree.keys, now), *more]
-    if not asides:
-        return None
-    states = books.settle_all(session, {budget: None}, now)
-    forest = Forest(namespaces.records(session, tree.keys, states[budget].at, carry=False), tree.links)
-    budgets = tree.chain(budget) if with_above else [budget]
+    asides = store.asides(session, tree.keys, now)
+    return (
+        gap_in(session, tree, books.settle_all(session, {budget: None}, now), asides, [budget], now) if asides else None
+    )
+
+
+def gap_in(
+    session: Session,
+    tree: Tree,
+    states: Mapping[int, State],
+    asides: Sequence[Aside],
+    budgets: Collection[int],
+    now: int,
+) -> Gap | None:
+    """Return where what is set aside in some budgets of a tree, and below them, stops being covered."""
+    forest = Forest(namespaces.records(session, tree.keys, max(s.at for s in states.values()), carry=False), tree.links)
     return gap({key: states[key] for key in tree.keys}, forest, asides, budgets, now)

@@ -23,6 +23,7 @@ from timekeeper.sealing import period_around
 from timekeeper.store import bookings, memberships, namespaces, workloads
 from timekeeper.store.bookings import Caused
 from timekeeper.store.models import BudgetGrant, Workload
+from timekeeper.timeline import CHILD
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,17 @@ class Line:
     cause: str
 
 
-def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool) -> list[Line]:
-    """Return the steps of a namespace's balance up to an instant; the last one has the balance.
+def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool, parent: bool = False) -> list[Line]:
+    """Return the steps of a namespace's balance, or a parent's, up to an instant; the last one has the balance.
 
     Raises NotFound where it has no account.
     """
     with Session(engine, expire_on_commit=False) as session, session.begin():
-        known = namespaces.require_name(session, cluster, name)
+        known = (namespaces.require_parent if parent else namespaces.require_name)(session, cluster, name)
         tree = memberships.tree(session, [known.id], None)
         forest = Forest(namespaces.records(session, tree.keys, None, carry=carry), tree.links)
-        causes = _Causes(session, known.id, [row.rule for row in namespaces.rules(session, known.id)])
+        below = [key for key in tree.keys if known.id in timeline.chain(tree.links, key, at)]
+        causes = _Causes(session, known.id, below, [row.rule for row in namespaces.rules(session, known.id)])
         start = timeline.begin_all(forest, at)
         outcome = timeline.advance(start, forest, max(at, *(state.at for state in start.values())))
         booked = bookings.causes(session, known.id, at)
@@ -58,9 +60,10 @@ def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool) ->
     state = outcome.states[known.id]
     if not state.period.booked and state.period.amount:
         lines.append(Line(format_instant(at), None, "allowance", state.period.amount, 0, "no pod has drawn on it yet"))
-    if not state.over_budget:
-        for claim in forest.records[known.id].claims:
-            since = max(claim.start, state.cut)
+    for key in sorted(below):
+        mine = outcome.states[key]
+        for claim in () if mine.over_budget else forest.records[key].claims:
+            since = max(claim.start, mine.cut)
             if claim.start <= at and (claim.end is None or claim.end > at) and claim.gross(at) > claim.gross(since):
                 cause = f"{causes.pod(claim.key)} runs, since {format_instant(since)}"
                 amount = claim.gross(since) - claim.gross(at)
@@ -79,9 +82,15 @@ def _summed(lines: Iterable[Line]) -> Iterator[Line]:
 class _Causes:
     """The records of a namespace, for telling which of them caused a booking."""
 
-    def __init__(self, session: Session, namespace: int, rules: list[Rule]) -> None:
+    def __init__(self, session: Session, namespace: int, below: list[int], rules: list[Rule]) -> None:
         self._rules = rules
-        self._pods: dict[str, Workload] = {pod.pod_uid: pod for pod in workloads.of_namespace(session, namespace, -1)}
+        self._pods: dict[str, Workload] = {
+            pod.pod_uid: pod for key in below for pod in workloads.of_namespace(session, key, -1)
+        }
+        self._children = {
+            f"{CHILD}{key}": f"all under {known.title}"
+            for key, known in namespaces.named(session, memberships.tree(session, [namespace], None).keys).items()
+        }
         self._grants: dict[str, BudgetGrant] = {
             f"{row.kind}:{row.id}": row
             for kind in ("grant", "refund", "adjustment", "transfer")
@@ -120,6 +129,8 @@ class _Causes:
             if posting.kind == "expiry":
                 return f"left of {posting.key} ({rule.amount} per {rule.period}, {rule.zone})"
             return f"{rule.amount} per {rule.period}, {rule.zone}, since {since}"
+        if posting.key in self._children:
+            return f"{self._children[posting.key]} from {format_instant(posting.start)}"
         pod = self._pods.get(posting.key)
         ended = pod is not None and pod.ended_at == posting.at
         why = f", ended ({pod.end_source})" if pod is not None and ended else ""

@@ -99,9 +99,9 @@ def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, no
         key = f"pod:{uid}"
         if store.under(session, known.id, key) is not None:
             return True
-        if hold.amount > _free(books, session, known.id, now):
-            return False
-        if coverage.gap_of_hold(books, session, planned("new", known.id, hold.amount, hold.span, now), now):
+        more = planned("new", known.id, hold.amount, hold.span, now)
+        free, gap = _check(books, session, more, now)
+        if hold.amount > free or gap is not None:
             return False
         values = {"pod_uid": uid, "pod_name": name, "amount_ms": hold.amount, "span_ms": hold.span, "expires_at": None}
         store.add(session, _values(known.id, values, key=key, reason="", digest="", actor=CONTROLLER, now=now))
@@ -145,13 +145,12 @@ def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -
         status = namespaces.rules(session, known.id)[-1].status
         if status != "active":
             raise Conflict(f"the budget of {known.name} is {status}", 409, "budget-closed")
-        free = _free(books, session, known.id, order.now)
+        free, gap = _check(books, session, Aside(known.id, order.amount, until=expires_at), order.now)
         if order.amount > free:
             raise Conflict(
                 f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {known.name} has free",
                 409, BALANCE_INSUFFICIENT,
             )  # fmt: skip
-        gap = coverage.gap_of_hold(books, session, Aside(known.id, order.amount, until=expires_at), order.now)
         if gap is not None:
             raise Conflict(
                 f"amountMs: {gap.amount} GPU-ms would be missing from {format_instant(gap.at)} on, when what they "
@@ -217,13 +216,20 @@ def outcome_of(row: Reservation, now: int) -> str:
     return "expired" if row.expires_at is not None and row.expires_at <= now else "open"
 
 
-def _free(books: Books, session: Session, namespace: int, now: int) -> int:
-    """Settle a namespace, and return what it may set aside; its row moves, so two cannot both."""
-    states = books.settle_all(session, {namespace: None}, now)
-    tree = memberships.tree(session, [namespace], IN_FORCE)
-    rules = {key: namespaces.rules(session, key)[-1].rule for key in tree.chain(namespace)}
-    asides = store.asides(session, tree.keys, max(now, states[namespace].at))
-    return _least(asides, tree, states, rules, now)[0]
+def _check(books: Books, session: Session, more: Aside, now: int) -> tuple[int, Gap | None]:
+    """Settle a budget, and return what it may set aside, and where `more` would not be covered until its end.
+
+    The row of its root moves, so two cannot both have the same.
+    """
+    states = books.settle_all(session, {more.budget: None}, now)
+    tree = memberships.tree(session, [more.budget], IN_FORCE)
+    chain = tree.chain(more.budget)
+    asides = store.asides(session, tree.keys, max(now, states[more.budget].at))
+    rules = {key: namespaces.rules(session, key)[-1].rule for key in chain}
+    free = _least(asides, tree, states, rules, now)[0]
+    if more.amount > free:
+        return free, None
+    return free, coverage.gap_in(session, tree, states, [*asides, more], chain, now)
 
 
 def _least(
