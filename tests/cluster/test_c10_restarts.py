@@ -39,6 +39,14 @@ def _seat_told(site: Site, one: Object) -> Object:
     return _seat(site, one)
 
 
+def _touch(site: Site, team: str, file: str) -> bool:
+    try:
+        site.kubectl("exec", "crash", "-c", "train", "-n", team, "--", "touch", file)
+    except Refused:
+        return False
+    return True
+
+
 def _kill_agent(cluster: Cluster) -> None:
     """Kill the agent if it is up; kubelet starts it again, each time a little later."""
     cluster.run("sh", "-c", "pkill -KILL -f 'slicekeeper nodeagent [r]un' || true")
@@ -93,11 +101,15 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
 def test_a_restarting_container_keeps_its_seat_while_agent_and_kubelet_are_killed(site: Site, cluster: Cluster) -> None:
     _seats_are_back(site)
     team = site.namespace()
-    crash = gpu_container(script=f"{SHOW}; sleep 4; exit 1", core=5, blocks=4)
-    site.kubectl.create(pod("crash", crash, restartPolicy="Always"), namespace=team)
+    # It runs while kubelet is restarted: one between two runs is a new one to kubelet, failed without the agent.
+    crash = gpu_container(script=f"{SHOW}; until test -e /flag/go; do sleep 0.2; done; exit 1", core=5, blocks=4)
+    crash["volumeMounts"] = [{"name": "flag", "mountPath": "/flag"}]
+    volumes = [{"name": "flag", "emptyDir": {}}]
+    site.kubectl.create(pod("crash", crash, restartPolicy="Always", volumes=volumes), namespace=team)
     first = _seat_told(site, site.wait_phase(team, "crash", "Running"))
     _kill_agent(cluster)
     _restart_kubelet(cluster)
+    wait_for("kubelet that knows it", lambda: _touch(site, team, "/flag/go"))
 
     def restarted() -> Object | None:
         one = site.pod(team, "crash")
