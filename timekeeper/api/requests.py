@@ -21,6 +21,7 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """An escaped NUL: JSON allows it, PostgreSQL's text does not."""
 
+_NAMED = re.compile(r"field `([^`]+)`$")
 _LARGEST = 2**62
 MOST_PER_PAGE = 500
 
@@ -40,7 +41,11 @@ def body(kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         field = place.strip("`").removeprefix("$").removeprefix(".")
-        raise Problem(422, "body-invalid", f"{field}: {message}" if field else message, field) from error
+        told = f"{field}: {message}" if field else message
+        named = _NAMED.search(message)  # what is missing, or unknown, stands in the message alone
+        if named:
+            field = f"{field}.{named[1]}" if field else named[1]
+        raise Problem(422, "body-invalid", told, field[:64]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "body-not-json", "the body is not valid JSON") from error
 
