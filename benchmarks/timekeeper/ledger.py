@@ -45,9 +45,9 @@ from timekeeper.store.verify import verify  # noqa: E402
 
 NOW = int(time.time() * 1000)
 HOUR = 3_600_000
-PODS, THREADS, SECONDS, ROUNDS = 10_000, 16, 4, 3
+PODS, THREADS, BATCHES, SECONDS, ROUNDS = 10_000, 16, 8, 4, 3
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="1000h", period="month"))
-SIZES = (10**3, 10**5, 10**6)
+SIZES = (10**3, 10**5, 10**7)
 
 
 @dataclass
@@ -230,8 +230,8 @@ def measure_reports(it: Made) -> None:
         for _ in range(ROUNDS):
             (bare,) = generators.run(("bare", THREADS))
             (single,) = generators.run(("single", THREADS))
-            (batch,) = generators.run(("batch", 4))
-            loaded, decision = generators.run(("batch", 4), ("decision", 1))
+            (batch,) = generators.run(("batch", BATCHES))
+            loaded, decision = generators.run(("batch", BATCHES), ("decision", 1))
             for what, value in (
                 ("bare view, requests/s", bare.per_second),
                 ("single reports/s over HTTP", single.per_second),

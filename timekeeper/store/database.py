@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session
@@ -71,7 +71,7 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._writing = engine.execution_options(**{WRITES: True})
+        self._connection: Connection | None = None
         self._queue: queue.SimpleQueue[Handed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
@@ -122,7 +122,28 @@ class Database:
                 batch.append(following)
             self._commit(batch)
             if stop:
-                return
+                break
+        self._disconnect()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """Open a transaction on a connection that the writer keeps until something goes wrong on it.
+
+        So SQLite's pages stay in its cache, and PostgreSQL is not asked before each transaction whether it is there.
+        """
+        try:
+            if self._connection is None:
+                self._connection = self.engine.connect().execution_options(**{WRITES: True})
+            with Session(self._connection, execution_options=_STATEMENTS_ALONE) as session, session.begin():
+                yield session
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _commit(self, batch: list[Handed]) -> None:
         """Commit a batch, as one where that succeeds, and tell who waits."""
@@ -153,7 +174,7 @@ class Database:
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
         waiting = deque(groups)
-        with Session(self._writing, execution_options=_STATEMENTS_ALONE) as session, session.begin():
+        with self._writing() as session:
             while waiting:
                 group = waiting.popleft()
                 try:
@@ -175,7 +196,7 @@ class Database:
     def _try_alone(self, group: Sequence[Handed]) -> None:
         """Run and commit one change once. It needs no savepoint, which would cost a server two more round trips."""
         try:
-            with Session(self._writing, execution_options=_STATEMENTS_ALONE) as session, session.begin():
+            with self._writing() as session:
                 results = group[0].change(session, [handed.item for handed in group])
         except Exception as error:
             if may_succeed_later(error) or out_of_room(error):

@@ -8,7 +8,7 @@ statements built by SQLAlchemy for five hundred keys cost more than the database
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy.orm import Session
@@ -21,26 +21,46 @@ Key = tuple[str, str, int]
 Marks = dict[tuple[str, str], dict[int, Watermark]]
 """Watermarks by pod's UID and container, by epoch."""
 
-_FOUND: Final = """
-    SELECT w.pod_uid, n.name, w.pod_name, w.holders, w.started_at, w.ended_at, w.archived_at,
-    m.container, m.epoch, m.seq, m.used_ms, m.monotonic_ns, m.hour, m.hour_base, m.observed_ms
+_READ: Final = """
+    SELECT CAST({array_of}({array}(
+        w.pod_uid, n.name, w.pod_name, w.holders, w.started_at, w.ended_at, w.archived_at,
+        m.container, m.epoch, m.seq, m.used_ms, m.monotonic_ns, m.hour, m.hour_base, m.observed_ms)) AS text)
     FROM workload w JOIN namespace n ON n.id = w.namespace_id LEFT JOIN watermark m ON m.pod_uid = w.pod_uid
-    WHERE w.pod_uid IN (SELECT """
-_AMONG: Final = {"sqlite": "value FROM json_each(?))", "postgresql": "json_array_elements_text(%s))"}
+    WHERE w.pod_uid IN (SELECT {uids})"""
+"""One value for all rows: SQLite's driver gives up the interpreter's lock at each row, and has to wait for it again
+while other threads serve requests."""
 
-_ROW: Final = """
+_ROWS: Final = msgspec.json.Decoder(list[tuple[Any, ...]])
+
+_KEEP: Final = """
     INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, hour, hour_base, observed_ms,
-    received_at) """
-_FROM_JSON: Final = """
-    SELECT r->>0, r->>1, (r->>2)::bigint, (r->>3)::bigint, (r->>4)::bigint, (r->>5)::bigint, (r->>6)::bigint,
-    (r->>7)::bigint, (r->>8)::bigint, (r->>9)::bigint
-    FROM json_array_elements(%s) AS r"""
-_MOVES: Final = """
+    received_at) SELECT {fields} FROM {rows} AS r WHERE true
     ON CONFLICT (pod_uid, container, epoch) DO UPDATE SET seq = excluded.seq, used_ms = excluded.used_ms,
     monotonic_ns = excluded.monotonic_ns, received_at = excluded.received_at, hour = excluded.hour,
     hour_base = excluded.hour_base, observed_ms = excluded.observed_ms"""
-_KEEP_EACH: Final = _ROW + "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)" + _MOVES
-_KEEP_ALL: Final = _ROW + _FROM_JSON + _MOVES
+
+
+class _Statements(NamedTuple):
+    read: str
+    keep: str
+
+
+_TEXTS, _NUMBERS = range(2), range(2, 10)
+_OF: Final = {
+    "sqlite": _Statements(
+        _READ.format(array_of="json_group_array", array="json_array", uids="value FROM json_each(?)"),
+        _KEEP.format(
+            fields=", ".join(f"json_extract(r.value, '$[{n}]')" for n in (*_TEXTS, *_NUMBERS)), rows="json_each(?)"
+        ),
+    ),
+    "postgresql": _Statements(
+        _READ.format(array_of="json_agg", array="json_build_array", uids="json_array_elements_text(%s)"),
+        _KEEP.format(
+            fields=", ".join([f"r->>{n}" for n in _TEXTS] + [f"(r->>{n})::bigint" for n in _NUMBERS]),
+            rows="jsonb_array_elements(%s)",
+        ),
+    ),
+}
 
 
 class Held(NamedTuple):
@@ -58,10 +78,10 @@ class Held(NamedTuple):
 def read(session: Session, uids: Collection[str]) -> tuple[dict[str, Held], Marks]:
     """Return what is known of pods, and their watermarks."""
     connection = session.connection()
-    statement = _FOUND + _AMONG[connection.dialect.name]
+    found = connection.exec_driver_sql(_OF[connection.dialect.name].read, (_json(list(uids)),)).scalar_one()
     pods: dict[str, Held] = {}
     marks: Marks = {}
-    for row in connection.exec_driver_sql(statement, (_json(list(uids)),)).all():
+    for row in _ROWS.decode(found or b"[]"):
         uid, container, epoch = row[0], row[7], row[8]
         pods[uid] = Held(*row[1:7])
         if container is not None:
@@ -79,10 +99,6 @@ def keep(session: Session, changed: Mapping[Key, tuple[Watermark, int]]) -> None
         (uid, container, *mark, at)
         for (uid, container, _), (mark, at) in sorted(changed.items(), key=lambda item: item[0])
     ]
-    if not rows:
-        return
-    connection = session.connection()
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_KEEP_ALL, (_json(rows),))
-    else:
-        connection.exec_driver_sql(_KEEP_EACH, rows)
+    if rows:
+        connection = session.connection()
+        connection.exec_driver_sql(_OF[connection.dialect.name].keep, (_json(rows),))

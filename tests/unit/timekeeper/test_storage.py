@@ -14,7 +14,7 @@ import scripted_history as history
 from databases import postgres
 from flask import Flask
 from small_disk import fill_up, small_disk
-from sqlalchemy import event, insert, select
+from sqlalchemy import Connection, event, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session
@@ -86,9 +86,9 @@ def test_a_file_that_may_not_grow(tmp_path: Path, undisturbed: object) -> None:
     url = f"sqlite:///{tmp_path}/t.sqlite"
     books, most = migrated(url), [2**30]
 
-    @event.listens_for(books.database.engine, "checkout")
-    def limit(connection: object, *_: object) -> None:
-        connection.execute(f"PRAGMA max_page_count={most[0]}")  # type: ignore[attr-defined]
+    @event.listens_for(books.database.engine, "begin")
+    def limit(connection: Connection) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count={most[0]}")
 
     def allow(pages: int) -> None:
         most[0] = pages
