@@ -6,7 +6,8 @@ savepoint of its own, and commits once. Who handed one in waits for that commit,
 power loss could take back.
 
 On PostgreSQL other processes write too. What loses against them, and what a restart of the server cut off, is run
-again from its beginning: changes read what they decide from within their transaction, and are idempotent.
+again from its beginning: changes read what they decide from within their transaction, and are idempotent. Whoever has
+lost queues for the next try, so that nobody loses for ever.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from timekeeper.store.engine import WRITES
+from timekeeper.store.engine import WRITES, is_sqlite
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ class Handed(NamedTuple):
 _MOST_AT_ONCE = 512
 _TOGETHER = 3
 """How often a batch is run as one before each of its changes gets a transaction of its own."""
+
+_QUEUE = text("LOCK TABLE namespace IN SHARE ROW EXCLUSIVE MODE")
+"""The one statement that waits without having taken the transaction's snapshot before."""
 
 _LONGEST_TRY = 20.0
 """Real seconds after which a change that always loses, or a server that stays away, is an error."""
@@ -126,15 +130,19 @@ class Database:
         self._disconnect()
 
     @contextmanager
-    def _writing(self) -> Iterator[Session]:
+    def _writing(self, *, queued: bool) -> Iterator[Session]:
         """Open a transaction on a connection that the writer keeps until something goes wrong on it.
 
         So SQLite's pages stay in its cache, and PostgreSQL is not asked before each transaction whether it is there.
+        `queued`: wait until no other process moves a namespace, and let none do so before the end. Readers and reports
+        don't notice.
         """
         try:
             if self._connection is None:
                 self._connection = self.engine.connect().execution_options(**{WRITES: True})
             with Session(self._connection, execution_options=_STATEMENTS_ALONE) as session, session.begin():
+                if queued and not is_sqlite(self.engine):
+                    session.execute(_QUEUE)
                 yield session
         except BaseException:
             self._disconnect()
@@ -147,14 +155,16 @@ class Database:
 
     def _commit(self, batch: list[Handed]) -> None:
         """Commit a batch, as one where that succeeds, and tell who waits."""
-        attempt = Retrying(
+        attempts = Retrying(
             retry=retry_if_exception(may_succeed_later),
             stop=lambda state: _enough(state, len(batch)),
             wait=wait_random_exponential(multiplier=0.005, max=1.0),
             reraise=True,
         )
         try:
-            attempt(self._try, batch)
+            for trial in attempts:
+                with trial:
+                    self._try(batch, queued=trial.retry_state.attempt_number > 1)
         except Exception as error:
             if len(batch) > 1 and (_lost(error) or out_of_room(error)):
                 for one in batch:
@@ -165,16 +175,16 @@ class Database:
                 if not handed.future.done():
                     handed.future.set_exception(error)
 
-    def _try(self, batch: Sequence[Handed]) -> None:
+    def _try(self, batch: Sequence[Handed], *, queued: bool) -> None:
         """Run and commit a batch once. Errors that are a change's own go to who handed it in."""
         groups = _together(batch)
         if len(groups) == 1:
-            self._try_alone(groups[0])
+            self._try_alone(groups[0], queued=queued)
             return
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
         waiting = deque(groups)
-        with self._writing() as session:
+        with self._writing(queued=queued) as session:
             while waiting:
                 group = waiting.popleft()
                 try:
@@ -193,10 +203,10 @@ class Database:
         for future, refusal in failed:
             future.set_exception(refusal)
 
-    def _try_alone(self, group: Sequence[Handed]) -> None:
+    def _try_alone(self, group: Sequence[Handed], *, queued: bool) -> None:
         """Run and commit one change once. It needs no savepoint, which would cost a server two more round trips."""
         try:
-            with self._writing() as session:
+            with self._writing(queued=queued) as session:
                 results = group[0].change(session, [handed.item for handed in group])
         except Exception as error:
             if may_succeed_later(error) or out_of_room(error):
