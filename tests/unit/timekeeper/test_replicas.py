@@ -181,6 +181,29 @@ def test_a_server_that_stays_away_is_an_error_and_its_return_is_noticed(
     assert grant(replicas[0], "k")
 
 
+def test_whoever_has_lost_is_not_lost_against_again(url: str, replicas: list[Books]) -> None:
+    """Another process moves the namespace in every moment that it gets: between our snapshot and our own move."""
+    grant(replicas[0], "first")
+    moves = "UPDATE namespace SET version = version + 1"
+    rival, tries = make_engine(url), list[bool]()
+
+    def change(session: Session) -> None:
+        session.execute(text("SELECT version FROM namespace"))
+        with rival.connect() as connection:
+            connection.execute(text("SET LOCAL lock_timeout = '50ms'"))
+            try:
+                connection.execute(text(moves))
+                connection.commit()
+                tries.append(True)
+            except DBAPIError:
+                tries.append(False)
+        session.execute(text(moves))
+
+    replicas[1].database.write(change)
+    rival.dispose()
+    assert tries == [True, False]
+
+
 def test_one_leads_until_its_connection_is_gone(url: str) -> None:
     engines = [make_engine(url) for _ in range(2)]
     first, second = (Leadership(engine, "default") for engine in engines)
