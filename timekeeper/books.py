@@ -296,11 +296,11 @@ class Books:
         if since is not None:
             tree = memberships.tree(session, tree.keys, since)
             namespaces.drop_anchors(session, tree.keys, since)
-        tree, anchor = self._start(session, tree, since)
+        tree, anchor = anchored(session, tree, since)
         # Rows are taken from the top and in one order, so that two that write wait for each other and never in a ring.
         for root in tree.roots:
             namespaces.touch(session, root)
-        after = _instant(anchor)
+        after = instant_of(anchor)
         forest = Forest(namespaces.records(session, tree.keys, after, carry=self._carry), tree.links)
         ends = [claim.end or 0 for records in forest.records.values() for claim in records.claims]
         until = max([now, namespaces.settled_until(session, tree.keys), *ends])
@@ -318,22 +318,10 @@ class Books:
             namespaces.settled(session, root, until)
         return outcome.states
 
-    def _start(self, session: Session, tree: Tree, before: int | None) -> tuple[Tree, dict[int, State]]:
-        """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since.
-
-        What is not in the anchor has not begun there.
-        """
-        while True:
-            anchor = namespaces.anchor_before(session, tree.keys, before)
-            wider = memberships.tree(session, tree.keys, _instant(anchor))
-            if wider.keys == tree.keys:
-                return wider, anchor
-            tree = wider
-
     def pin(self, session: Session, namespace: int, at: int, now: int) -> None:
         """Keep the states at a past instant of a namespace and all that depend on it: settling can go on from there."""
-        tree, anchor = self._start(session, memberships.tree(session, [namespace], at), at)
-        records = namespaces.records(session, tree.keys, _instant(anchor), carry=self._carry)
+        tree, anchor = anchored(session, memberships.tree(session, [namespace], at), at)
+        records = namespaces.records(session, tree.keys, instant_of(anchor), carry=self._carry)
         forest = Forest(records, tree.links)
         start = timeline.begin_all(forest, now) | anchor
         begun = [key for key, state in start.items() if state.at < at]
@@ -494,8 +482,8 @@ class Books:
         if cached is not None and version == root.version:
             return cached
         now = memberships.tree(session, [root.id], IN_FORCE)
-        tree, anchor = self._start(session, now, None)
-        forest = Forest(namespaces.records(session, tree.keys, _instant(anchor), carry=self._carry), tree.links)
+        tree, anchor = anchored(session, now, None)
+        forest = Forest(namespaces.records(session, tree.keys, instant_of(anchor), carry=self._carry), tree.links)
         settled = namespaces.settled_until(session, tree.keys)
         start = timeline.begin_all(forest, settled) | anchor
         until = max(settled, *(state.at for state in start.values()))
@@ -517,7 +505,20 @@ class Books:
         return position
 
 
-def _instant(states: Mapping[int, State]) -> int | None:
+def anchored(session: Session, tree: Tree, before: int | None) -> tuple[Tree, dict[int, State]]:
+    """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since.
+
+    What is not in the anchor has not begun there.
+    """
+    while True:
+        anchor = namespaces.anchor_before(session, tree.keys, before)
+        wider = memberships.tree(session, tree.keys, instant_of(anchor))
+        if wider.keys == tree.keys:
+            return wider, anchor
+        tree = wider
+
+
+def instant_of(states: Mapping[int, State]) -> int | None:
     """Return of which instant states are, None where there are none."""
     return next((state.at for state in states.values()), None)
 

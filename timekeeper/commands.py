@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from slicekeeper import clock as clocks
 from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
-from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.output import output_option, show, show_each
 from slicekeeper.errors import SettingsError
 from slicekeeper.serving import serve as run_server
 from slicekeeper.units import parse_instant
@@ -102,10 +102,12 @@ def explain(context: Context, namespace: str, at: str, parent: bool, output: str
             f"{at!r} is not RFC 3339; for example 2026-11-30T12:00:00Z", param_hint="--at"
         ) from error
     mine = settings.timekeeper
+    head = ("AT", "TRANSACTION", "KIND", "GPU-MS", "BALANCE", "CAUSE")
     with _engine(context) as engine:
         lines = explaining.explain(engine, mine.cluster, namespace, instant, carry=mine.debt == "carry", parent=parent)
-    rows = [(e.at, e.transaction or "-", e.kind, e.amount_ms, e.balance_ms, e.cause) for e in lines]
-    show(lines, output, lambda: table(("AT", "TRANSACTION", "KIND", "GPU-MS", "BALANCE", "CAUSE"), rows))
+        show_each(
+            lines, output, head, lambda e: (e.at, e.transaction or "-", e.kind, e.amount_ms, e.balance_ms, e.cause)
+        )
 
 
 @timekeeper.command()

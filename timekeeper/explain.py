@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explains a budget's balance: every booking that moved it, the sum so far, and the record that caused it.
 
-Bookings stand where they fall due, corrections among those of the period that they tell of. After them comes what is
-not booked yet: what is due since the namespace was last settled, the allowance of a period that no pod has drawn on,
-and the pods that run. So the last sum is the balance that decisions are made of, at any instant.
+What is sealed comes first, as one sum, so that an explanation does not grow with the years. Bookings after it stand
+where they fall due, corrections among those of the period that they tell of. Then comes what is not booked yet: what is
+due since the namespace was last settled, the allowance of a period that no pod has drawn on, and the pods that run. So
+the last sum is the balance that decisions are made of, at any instant.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import format_instant
 from timekeeper import timeline
 from timekeeper.allowances import rule_at
+from timekeeper.books import anchored, instant_of
 from timekeeper.ledger import difference, effect
-from timekeeper.records import Forest, Posting, Rule
+from timekeeper.records import Forest, Posting
 from timekeeper.sealing import period_around
-from timekeeper.store import bookings, memberships, namespaces, workloads
+from timekeeper.store import bookings, memberships, namespaces, seals, workloads
 from timekeeper.store.bookings import Caused
 from timekeeper.store.models import BudgetGrant, Workload
+from timekeeper.store.namespaces import Known
 from timekeeper.timeline import CHILD
 
 
 @dataclass(frozen=True)
 class Line:
-    """A step of the balance; `transaction` None: it is not booked yet. Instants are RFC 3339, amounts GPU-ms."""
+    """A step of the balance. Instants are RFC 3339, amounts GPU-ms.
+
+    `transaction` None: it is not booked yet, or it is the sum of what is sealed.
+    """
 
     at: str
     transaction: int | None
@@ -38,37 +44,40 @@ class Line:
     cause: str
 
 
-def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool, parent: bool = False) -> list[Line]:
-    """Return the steps of a namespace's balance, or a parent's, up to an instant; the last one has the balance.
+def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool, parent: bool = False) -> Iterator[Line]:
+    """Yield the steps of a namespace's balance, or a parent's, up to an instant; the last one has the balance.
 
-    Raises NotFound where it has no account.
+    What was sealed before comes first, as one sum. Raises NotFound where it has no account.
     """
     with Session(engine, expire_on_commit=False) as session, session.begin():
         known = (namespaces.require_parent if parent else namespaces.require_name)(session, cluster, name)
-        tree = memberships.tree(session, [known.id], None)
-        forest = Forest(namespaces.records(session, tree.keys, None, carry=carry), tree.links)
-        below = [key for key in tree.keys if known.id in timeline.chain(tree.links, key, at)]
-        causes = _Causes(session, known.id, below, [row.rule for row in namespaces.rules(session, known.id)])
-        start = timeline.begin_all(forest, at)
-        outcome = timeline.advance(start, forest, max(at, *(state.at for state in start.values())))
-        booked = bookings.causes(session, known.id, at)
-        _, due = difference(
-            [one for one in bookings.standing(session, known.id, None) if one.posting.at <= at],
-            outcome.postings[known.id],
-        )
-        lines = [*map(causes.of_booking, booked), *(causes.of_due(posting) for posting in due)]
+        yield from _summed(_lines(session, known, at, carry=carry))
+
+
+def _lines(session: Session, known: Known, at: int, *, carry: bool) -> Iterator[Line]:
+    sealed, sums = seals.latest(session, known.id, at)
+    cause = "the sum of all that is sealed up to then"
+    yield Line(format_instant(sealed), None, "sealed", sums.get("budget", 0), 0, cause)
+    causes = _Causes(session, known.id)
+    yield from map(causes.of_booking, bookings.causes(session, known.id, sealed, at))
+    tree, anchor = anchored(session, memberships.tree(session, [known.id], at), at + 1)
+    after = instant_of(anchor)
+    forest = Forest(namespaces.records(session, tree.keys, after, carry=carry, until=at), tree.links)
+    start = timeline.begin_all(forest, at) | anchor
+    outcome = timeline.advance(start, forest, max(at, *(state.at for state in start.values())))
+    _, due = difference(bookings.standing(session, known.id, after, at), outcome.postings[known.id])
+    yield from map(causes.of_due, due)
     state = outcome.states[known.id]
     if not state.period.booked and state.period.amount:
-        lines.append(Line(format_instant(at), None, "allowance", state.period.amount, 0, "no pod has drawn on it yet"))
-    for key in sorted(below):
+        yield Line(format_instant(at), None, "allowance", state.period.amount, 0, "no pod has drawn on it yet")
+    below = [key for key in sorted(tree.keys) if known.id in timeline.chain(tree.links, key, at)]
+    for key in below:
         mine = outcome.states[key]
         for claim in () if mine.over_budget else forest.records[key].claims:
             since = max(claim.start, mine.cut)
             if claim.start <= at and (claim.end is None or claim.end > at) and claim.gross(at) > claim.gross(since):
                 cause = f"{causes.pod(claim.key)} runs, since {format_instant(since)}"
-                amount = claim.gross(since) - claim.gross(at)
-                lines.append(Line(format_instant(at), None, "charge", amount, 0, cause))
-    return list(_summed(lines))
+                yield Line(format_instant(at), None, "charge", claim.gross(since) - claim.gross(at), 0, cause)
 
 
 def _summed(lines: Iterable[Line]) -> Iterator[Line]:
@@ -82,11 +91,9 @@ def _summed(lines: Iterable[Line]) -> Iterator[Line]:
 class _Causes:
     """The records of a namespace, for telling which of them caused a booking."""
 
-    def __init__(self, session: Session, namespace: int, below: list[int], rules: list[Rule]) -> None:
-        self._rules = rules
-        self._pods: dict[str, Workload] = {
-            pod.pod_uid: pod for key in below for pod in workloads.of_namespace(session, key, -1)
-        }
+    def __init__(self, session: Session, namespace: int) -> None:
+        self._session = session
+        self._rules = [row.rule for row in namespaces.rules(session, namespace)]
         self._children = {
             f"{CHILD}{key}": f"all under {known.title}"
             for key, known in namespaces.named(session, memberships.tree(session, [namespace], None).keys).items()
@@ -100,7 +107,7 @@ class _Causes:
     def of_booking(self, booked: Caused) -> Line:
         """Return the line of a booking."""
         posting = booked.posting
-        cause = self._cause(posting)
+        cause = self._cause(posting, booked.pod_name, booked.ended)
         if booked.reverses is not None:
             cause = f"takes back transaction {booked.reverses}: {cause}"
         if booked.corrects:
@@ -111,14 +118,20 @@ class _Causes:
     def of_due(self, posting: Posting) -> Line:
         """Return the line of what is not booked yet."""
         amount = effect(posting.kind, "budget", posting.amount)
-        return Line(format_instant(posting.at), None, posting.kind, amount, 0, f"{self._cause(posting)}; due")
+        pod = self._find(posting.key)
+        name = "" if pod is None else pod.pod_name
+        cause = self._cause(posting, name, pod.end_source if pod and pod.ended_at == posting.at else "")
+        return Line(format_instant(posting.at), None, posting.kind, amount, 0, f"{cause}; due")
 
     def pod(self, uid: str) -> str:
         """Return how a person knows a pod."""
-        pod = self._pods.get(uid)
-        return f"pod {uid}" if pod is None else f"pod {pod.pod_name} ({uid})"
+        pod = self._find(uid)
+        return _named(uid, pod.pod_name if pod else "")
 
-    def _cause(self, posting: Posting) -> str:
+    def _find(self, uid: str) -> Workload | None:
+        return workloads.by_uid(self._session, [uid]).get(uid)
+
+    def _cause(self, posting: Posting, pod_name: str, ended: str) -> str:
         if posting.key in self._grants:
             row = self._grants[posting.key]
             other = f", {row.counterpart}" if row.counterpart else ""
@@ -131,7 +144,9 @@ class _Causes:
             return f"{rule.amount} per {rule.period}, {rule.zone}, since {since}"
         if posting.key in self._children:
             return f"{self._children[posting.key]} from {format_instant(posting.start)}"
-        pod = self._pods.get(posting.key)
-        ended = pod is not None and pod.ended_at == posting.at
-        why = f", ended ({pod.end_source})" if pod is not None and ended else ""
-        return f"{self.pod(posting.key)} from {format_instant(posting.start)}{why}"
+        why = f", ended ({ended})" if ended else ""
+        return f"{_named(posting.key, pod_name)} from {format_instant(posting.start)}{why}"
+
+
+def _named(uid: str, name: str) -> str:
+    return f"pod {name} ({uid})" if name else f"pod {uid}"

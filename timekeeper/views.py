@@ -193,7 +193,11 @@ def _workload(
     if row.used_ms is not None:  # archived
         known = [row.used_ms]
     flags = [flag for flag in row.flags.split(",") if flag]
-    if row.ended_at is not None and row.heard_at is None and not any(uid == row.pod_uid for uid, _ in marks):
+    if (
+        row.ended_at is not None
+        and row.heard_at is None
+        and all((row.pod_uid, container) not in marks for container in holders_of(row.holders))
+    ):
         flags.append("unobserved")
     return Workload(
         namespace=namespace,

@@ -128,13 +128,13 @@ def fill(it: Made, rows: int, live: int) -> None:
 
 
 @contextmanager
-def serving(url: str) -> Iterator[int]:
-    """Run the server as a process of its own; give its port."""
+def serving(url: str, *more: str) -> Iterator[int]:
+    """Run the server as a process of its own, with `more` arguments; give its port."""
     with tempfile.TemporaryFile() as log:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        command = [sys.executable, str(HERE / "server.py"), url, str(port), str(THREADS)]
+        command = [sys.executable, str(HERE / "server.py"), url, str(port), str(THREADS), *more]
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             deadline = time.monotonic() + 60

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timekeeper's routes on a database, under the server that it ships with, with a bare view beside them.
 
-    python server.py DATABASE-URL PORT THREADS
+    python server.py DATABASE-URL PORT THREADS [NOW]
 
-The bare view `POST /bare` reads its body as JSON and writes it back: what the server itself costs. No cluster is
-followed.
+The bare view `POST /bare` reads its body as JSON and writes it back: what the server itself costs. `GET /peak` tells the
+most bytes that the process had resident since it was last asked. NOW, in milliseconds, stops the clock there. No cluster
+is followed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 from flask import Flask, Response, request
 
-from slicekeeper.clock import SystemClock
+from slicekeeper.clock import Clock, ManualClock, SystemClock
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.serving import serve
@@ -37,7 +38,15 @@ def bare() -> Response:
     return Response(msgspec.json.encode(msgspec.json.decode(request.get_data())), content_type="application/json")
 
 
-def make(url: str, folder: Path) -> Flask:
+def peak() -> Response:
+    """Tell the most memory since the last call."""
+    status = Path("/proc/self/status").read_text()
+    found = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    Path("/proc/self/clear_refs").write_text("5")
+    return Response(msgspec.json.encode({"peak": found}), content_type="application/json")
+
+
+def make(url: str, folder: Path, clock: Clock) -> Flask:
     """Return the application."""
     (folder / "token").write_text(TOKEN)
     (folder / "policy.yaml").write_text("default: {budget: {amount: 1000h, period: month}}\n")
@@ -46,21 +55,23 @@ def make(url: str, folder: Path) -> Flask:
         policy=PolicySettings(file=str(folder / "policy.yaml")),
         timekeeper=TimekeeperSettings(database=url, operator_token_file=str(folder / "token")),
     )
-    clock, client = SystemClock(), KubeClient(settings.kubernetes)
+    client = KubeClient(settings.kubernetes)
     books = Books(Database(make_engine(url)), "default", carry=False)
     policy = PolicyFile(settings.policy)
     identity = Identity(client, "timekeeper", settings.timekeeper.operator_token_file)
     controller = Controller(settings, clock, client, books, policy, identity.forget)
     app = routed(Service(settings, clock, books, policy, controller, identity))
     app.add_url_rule("/bare", "bare", bare, methods=["POST"])
+    app.add_url_rule("/peak", "peak", peak)
     return app
 
 
 def main() -> None:
     """Serve."""
     url, port, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    clock = ManualClock(int(sys.argv[4])) if len(sys.argv) > 4 else SystemClock()
     with tempfile.TemporaryDirectory() as folder:
-        serve(lambda: make(url, Path(folder)), bind=f"127.0.0.1:{port}", threads=threads)
+        serve(lambda: make(url, Path(folder), clock), bind=f"127.0.0.1:{port}", threads=threads)
 
 
 if __name__ == "__main__":

@@ -325,15 +325,18 @@ class StatementChild(Wire, frozen=True, kw_only=True):
 
 
 class Statement(Wire, frozen=True, kw_only=True):
-    """What is booked in a half-open interval: opening balance, totals and closing balance add up."""
+    """What is booked in a half-open interval: opening balance, totals and closing balance add up.
+
+    They sum the whole interval, so only the first page has them.
+    """
 
     namespace: str | None
     parent: str | None
     """The team or organisation whose statement it is."""
     start: str
     end: str
-    opening_ms: int
-    closing_ms: int
+    opening_ms: int | None
+    closing_ms: int | None
     totals: list[StatementTotal]
     workloads: list[StatementPod]
     """A page of them, in the order of their UIDs."""

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import ColumnElement, case, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, and_, case, func, insert, select, union_all, update
 from sqlalchemy.orm import Session, aliased
 
 from timekeeper.ledger import AccountKind, Booked, entries, idempotency_key
 from timekeeper.records import Posting, PostingKind
-from timekeeper.store.models import Account, Entry, Transaction
+from timekeeper.store.models import Account, Entry, Transaction, Workload
 from timekeeper.timeline import CHILD
 
 REVERSAL = "reversal"
@@ -32,29 +32,41 @@ def _effect(due: int, floor: int, now: int) -> dict[str, int | None]:
     return {"effective_at": max(now, floor + 1), "corrects_at": due}
 
 
-def standing(session: Session, namespace: int, after: int | None) -> list[Booked]:
-    """Return the postings settled after an instant (None: ever) that nothing has reversed."""
+def standing(session: Session, namespace: int, after: int | None, until: int | None = None) -> list[Booked]:
+    """Return the postings settled after an instant (None: ever) and up to another that nothing has reversed."""
+    query = _standing().where(Transaction.namespace_id == namespace)
+    if after is not None:
+        # The first alone has an index; a correction is effective after what it corrects.
+        query = query.where(Transaction.effective_at > after, due_at() > after)
+    if until is not None:
+        query = query.where(due_at() <= until)
+    return [_booked(row) for row in session.execute(query)]
+
+
+def standing_in_order(session: Session, keys: Collection[int]) -> Iterator[tuple[int, Booked]]:
+    """Yield all postings that nothing has reversed of some budgets, by when they fall due; never all in memory."""
+    query = _standing().where(Transaction.namespace_id.in_(keys)).order_by(due_at())
+    for row in session.execute(query.execution_options(yield_per=1000)):
+        yield row.namespace_id, _booked(row)
+
+
+def _standing() -> Select[*tuple[Any, ...]]:
     undo = aliased(Transaction)
-    query = select(
+    return select(
         Transaction.id,
-        due_at(),
+        due_at().label("due"),
         Transaction.kind,
         Transaction.subject,
         Transaction.started_at,
         Transaction.amount_ms,
         Transaction.effective_at,
-    ).where(
-        Transaction.namespace_id == namespace,
-        Transaction.kind != REVERSAL,
-        ~select(undo.id).where(undo.reverses == Transaction.id).exists(),
-    )
-    if after is not None:
-        # The first alone has an index; a correction is effective after what it corrects.
-        query = query.where(Transaction.effective_at > after, due_at() > after)
-    return [
-        Booked(key, Posting(at, cast(PostingKind, kind), subject, start, amount), effective_at)
-        for key, at, kind, subject, start, amount, effective_at in session.execute(query)
-    ]
+        Transaction.namespace_id,
+    ).where(Transaction.kind != REVERSAL, ~select(undo.id).where(undo.reverses == Transaction.id).exists())
+
+
+def _booked(row: Any) -> Booked:
+    posting = Posting(row.due, cast(PostingKind, row.kind), row.subject, row.started_at, row.amount_ms)
+    return Booked(row.id, posting, row.effective_at)
 
 
 def book(session: Session, namespace: int, postings: Sequence[Posting], now: int, floor: int) -> None:
@@ -174,9 +186,11 @@ def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, tuple[int,
         )
         .join(Entry, Entry.txn_id == Transaction.id)
         .join(Account, Account.id == Entry.account_id)
-        .where(Transaction.subject.in_(uids))
+        .join(Workload, and_(Workload.namespace_id == Transaction.namespace_id,
+                             Workload.pod_uid == Transaction.subject))
+        .where(Workload.pod_uid.in_(uids))
         .group_by(Transaction.subject)
-    )
+    )  # fmt: skip
     return {subject: (int(charged), int(over)) for subject, charged, over in session.execute(query)}
 
 
@@ -192,15 +206,20 @@ class Line:
 
 def lines(session: Session, namespace: int, after: int, limit: int) -> list[Line]:
     """Return a namespace's entries in the order of booking, from the one after an id on."""
+    kinds = {key: kind for kind, key in account_ids(session, namespace).items()}
+    # Account by account, so that the index gives the next ones of each, however many entries there are.
+    mine = [
+        select(Entry).where(Entry.account_id == account, Entry.id > after).order_by(Entry.id).limit(limit).subquery()
+        for account in kinds
+    ]
+    found = union_all(*(select(one) for one in mine)).subquery()
     query = (
-        select(Entry.id, Account.kind, Entry.amount_ms, Transaction)
-        .join(Transaction, Transaction.id == Entry.txn_id)
-        .join(Account, Account.id == Entry.account_id)
-        .where(Account.namespace_id == namespace, Entry.id > after)
-        .order_by(Entry.id)
+        select(found.c.id, found.c.account_id, found.c.amount_ms, Transaction)
+        .join(Transaction, Transaction.id == found.c.txn_id)
+        .order_by(found.c.id)
         .limit(limit)
     )
-    return [Line(key, kind, amount, txn) for key, kind, amount, txn in session.execute(query)]
+    return [Line(key, kinds[account], amount, txn) for key, account, amount, txn in session.execute(query)]
 
 
 def charged_below(session: Session, key: int, since: int | None) -> Counter[int]:
@@ -228,25 +247,34 @@ class Caused:
     reverses: int | None
     corrects: bool
     effective_at: int
+    pod_name: str
+    """Empty where it is of no pod."""
+    ended: str
+    """Where the posting ends with its pod: what told so."""
 
 
-def causes(session: Session, namespace: int, at: int) -> list[Caused]:
-    """Return all bookings that fall due up to an instant, in that order; what is reversed beside its reversal."""
+def causes(session: Session, namespace: int, after: int, at: int) -> Iterator[Caused]:
+    """Yield the bookings that are effective after an instant and fall due up to another, in the order of the latter.
+
+    What is reversed stands beside its reversal.
+    """
     undone = aliased(Transaction)
     due = func.coalesce(due_at(undone), due_at())
     query = (
-        select(Transaction, func.coalesce(undone.kind, Transaction.kind), due)
-        .outerjoin(undone, undone.id == Transaction.reverses)
-        .where(Transaction.namespace_id == namespace, due <= at)
-        .order_by(due, Transaction.id)
-    )
-    return [
-        Caused(
-            row.id,
-            Posting(instant, cast(PostingKind, kind), row.subject, row.started_at, row.amount_ms),
-            row.reverses,
-            row.corrects_at is not None,
-            row.effective_at,
+        select(
+            Transaction.id, func.coalesce(undone.kind, Transaction.kind), due, Transaction.subject,
+            Transaction.started_at, Transaction.amount_ms, Transaction.reverses, Transaction.corrects_at,
+            Transaction.effective_at, Workload.pod_name, Workload.ended_at, Workload.end_source,
         )
-        for row, kind, instant in session.execute(query)
-    ]
+        .outerjoin(undone, undone.id == Transaction.reverses)
+        .outerjoin(Workload, Workload.pod_uid == Transaction.subject)
+        .where(Transaction.namespace_id == namespace, Transaction.effective_at > after, due <= at)
+        .order_by(due, Transaction.id)
+        .execution_options(yield_per=1000)
+    )  # fmt: skip
+    for key, kind, instant, subject, start, amount, reverses, corrects, effective, name, end, told in session.execute(
+        query
+    ):
+        posting = Posting(instant, cast(PostingKind, kind), subject, start, amount)
+        ended = told if end == instant else ""
+        yield Caused(key, posting, reverses, corrects is not None, effective, name or "", ended)

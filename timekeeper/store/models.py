@@ -212,8 +212,9 @@ class Workload(Base):
 
     __tablename__ = "workload"
     __table_args__ = (
-        Index(None, "namespace_id", "ended_at"),
-        Index(None, "opened_at", "pod_uid"),
+        Index(None, "namespace_id", "ended_at", "started_at"),
+        Index(None, "namespace_id", "started_at", "pod_uid"),
+        Index(None, "started_at", "pod_uid"),
         Index(None, "archived_at", "ended_at"),
         CheckConstraint("ended_at IS NULL OR ended_at >= started_at", "interval"),
     )
@@ -230,7 +231,7 @@ class Workload(Base):
     shares: Mapped[str] = mapped_column(Text)
     """JSON: GPUs per millisecond before their rate, as a ratio, by model; under the empty model what has none."""
     opened_at: Mapped[int]
-    """When the row was written; orders pages."""
+    """When the row was written."""
     started_at: Mapped[int]
     ended_at: Mapped[int | None]
     end_source: Mapped[str] = mapped_column(String(32))
@@ -256,7 +257,7 @@ class Transaction(Base):
         UniqueConstraint("idempotency_key"),
         UniqueConstraint("reverses"),
         Index(None, "namespace_id", "effective_at"),
-        Index(None, "subject"),
+        Index(None, "namespace_id", "subject", "effective_at"),
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
@@ -297,11 +298,15 @@ class Entry(Base):
     """One side of a transaction."""
 
     __tablename__ = "entry"
-    __table_args__ = (UniqueConstraint("txn_id", "account_id"), CheckConstraint("amount_ms <> 0", "amount"))
+    __table_args__ = (
+        UniqueConstraint("txn_id", "account_id"),
+        Index(None, "account_id", "id"),
+        CheckConstraint("amount_ms <> 0", "amount"),
+    )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
     txn_id: Mapped[int] = mapped_column(ForeignKey("txn.id"))
-    account_id: Mapped[int] = mapped_column(ForeignKey("account.id"), index=True)
+    account_id: Mapped[int] = mapped_column(ForeignKey("account.id"))
     amount_ms: Mapped[int]
 
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
 import msgspec
-from sqlalchemy import delete, func, insert, or_, select, update
+from sqlalchemy import Select, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import NotFound
@@ -270,19 +270,71 @@ def transfers(session: Session) -> list[BudgetGrant]:
 # The time line
 
 
-def records(session: Session, keys: Collection[int], after: int | None, *, carry: bool) -> dict[int, Records]:
-    """Return what happens to some budgets after an instant (None: ever)."""
-    claims = select(Workload.namespace_id, Workload.pod_uid, Workload.started_at, Workload.ended_at, Workload.shares)
-    claims = claims.where(Workload.namespace_id.in_(keys))
-    moved = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys))
+def records(
+    session: Session, keys: Collection[int], after: int | None, *, carry: bool, until: int | None = None
+) -> dict[int, Records]:
+    """Return what happens to some budgets after an instant (None: ever), with the pods that began up to another."""
+    query = _claims(keys)
     if after is not None:
-        claims = claims.where(or_(Workload.ended_at.is_(None), Workload.ended_at > after))
-        moved = moved.where(BudgetGrant.valid_from > after)
-    ruled = select(BudgetRule).where(BudgetRule.namespace_id.in_(keys))
+        query = query.where(or_(Workload.ended_at.is_(None), Workload.ended_at > after))
+    if until is not None:
+        query = query.where(Workload.started_at <= until)
+    found = _without_claims(session, keys, after, carry=carry)
     book = prices.read(session)
     pods: dict[int, list[Claim]] = {key: [] for key in keys}
-    for key, pod, start, end, shares in session.execute(claims.order_by(Workload.started_at, Workload.pod_uid)):
+    for key, pod, start, end, shares in session.execute(query):
         pods[key].append(book.claim(pod, start, end, shares))
+    return {key: replace(mine, claims=pods[key]) for key, mine in found.items()}
+
+
+def stretches(
+    session: Session, keys: Collection[int], *, carry: bool
+) -> Iterator[tuple[int | None, dict[int, Records]]]:  # fmt: skip
+    """Yield all that ever happens to some budgets, one stretch of time after the other: its end, None for the last.
+
+    A stretch has the pods that run in it, so they are never all in memory.
+    """
+    found = _without_claims(session, keys, None, carry=carry)
+    book = prices.read(session)
+    pods: dict[int, list[Claim]] = {key: [] for key in keys}
+    count = last = 0
+    for key, pod, start, end, shares in session.execute(_claims(keys).execution_options(yield_per=1000)):
+        if count >= _STRETCH and start > last:
+            yield last, {one: replace(mine, claims=pods[one]) for one, mine in found.items()}
+            pods = {one: [c for c in mine if c.end is None or c.end > last] for one, mine in pods.items()}
+            count = 0
+        pods[key].append(book.claim(pod, start, end, shares))
+        count, last = count + 1, start
+    yield None, {one: replace(mine, claims=pods[one]) for one, mine in found.items()}
+
+
+_STRETCH = 10_000
+"""Pods that begin in a stretch, at least."""
+
+
+def first_starts(session: Session, keys: Collection[int]) -> dict[int, int]:
+    """Return when the first pod began of each of some budgets that had any."""
+    found = {key: first_start(session, key) for key in keys}
+    return {key: at for key, at in found.items() if at is not None}
+
+
+def first_start(session: Session, key: int) -> int | None:
+    """Return when a budget's first pod began. One by one: an index answers that, but not a group."""
+    return session.execute(select(func.min(Workload.started_at)).where(Workload.namespace_id == key)).scalar()
+
+
+def _claims(keys: Collection[int]) -> Select[int, str, int, int | None, str]:
+    query = select(Workload.namespace_id, Workload.pod_uid, Workload.started_at, Workload.ended_at, Workload.shares)
+    return query.where(Workload.namespace_id.in_(keys)).order_by(Workload.started_at, Workload.pod_uid)
+
+
+def _without_claims(
+    session: Session, keys: Collection[int], after: int | None, *, carry: bool
+) -> dict[int, Records]:  # fmt: skip
+    moved = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys))
+    if after is not None:
+        moved = moved.where(BudgetGrant.valid_from > after)
+    ruled = select(BudgetRule).where(BudgetRule.namespace_id.in_(keys))
     rules: dict[int, list[Rule]] = {key: [] for key in keys}
     for rule in session.scalars(ruled.order_by(BudgetRule.effective_at, BudgetRule.id)):
         rules[rule.namespace_id].append(_rule_row(rule).rule)
@@ -295,7 +347,7 @@ def records(session: Session, keys: Collection[int], after: int | None, *, carry
             grants[row.namespace_id].append(grant)
         else:
             withdrawals[row.namespace_id].append(Withdrawal(name, -amount, row.valid_from, _GOES[row.kind]))
-    return {key: Records(pods[key], rules[key], grants[key], carry, withdrawals[key]) for key in keys}
+    return {key: Records([], rules[key], grants[key], carry, withdrawals[key]) for key in keys}
 
 
 _COMES: dict[str, PostingKind] = {
@@ -334,9 +386,8 @@ def anchor_before(session: Session, keys: Collection[int], at: int | None) -> di
 def _births(session: Session, keys: Collection[int]) -> dict[int, int]:
     """Return the instants just before budgets' first records and links, of those that have any."""
     first = select(func.min(BudgetRule.id)).where(BudgetRule.namespace_id.in_(keys)).group_by(BudgetRule.namespace_id)
-    found: dict[int, int] = {}
+    found = {key: start - 1 for key, start in first_starts(session, keys).items()}
     for column, instant, counts in (
-        (Workload.namespace_id, Workload.started_at, Workload.namespace_id.in_(keys)),
         (BudgetGrant.namespace_id, BudgetGrant.valid_from, BudgetGrant.namespace_id.in_(keys)),
         (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys)),
         (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys)),
@@ -361,7 +412,10 @@ def drop_anchors(session: Session, keys: Collection[int], since: int) -> None:
 
 
 def keep_anchors(session: Session, namespace: int, states: list[State], most: int) -> None:
-    """Keep new anchors, and of all only the newest `most`: older knowledge is settled from the start."""
+    """Keep new anchors, the newest `most` of all, and of those before them the first of each day, later each month's.
+
+    So late knowledge is settled from where it belongs, not from the start.
+    """
     if not states:
         return
     instants = [state.at for state in states]
@@ -370,7 +424,23 @@ def keep_anchors(session: Session, namespace: int, states: list[State], most: in
         insert(Anchor),
         [{"namespace_id": namespace, "at": s.at, "state": msgspec.json.encode(s).decode()} for s in states],
     )
-    oldest = select(Anchor.at).where(Anchor.namespace_id == namespace).order_by(Anchor.at.desc()).offset(most).limit(1)
-    limit = session.execute(oldest).scalar_one_or_none()
-    if limit is not None:
-        session.execute(delete(Anchor).where(Anchor.namespace_id == namespace, Anchor.at <= limit))
+    kept = select(Anchor.at).where(Anchor.namespace_id == namespace).order_by(Anchor.at)
+    gone = _superfluous(session.scalars(kept).all(), most)
+    if gone:
+        session.execute(delete(Anchor).where(Anchor.namespace_id == namespace, Anchor.at.in_(gone)))
+
+
+_DAY_MS, _DAYS = 86_400_000, 40
+
+
+def _superfluous(instants: Sequence[int], most: int) -> list[int]:
+    """Return which anchors to forget, of all in the order of time."""
+    gone: list[int] = []
+    before = None
+    for at in instants[: max(len(instants) - most, 0)]:
+        day = at // _DAY_MS
+        place = day if day > instants[-1] // _DAY_MS - _DAYS else -(day // 30)
+        if place == before:
+            gone.append(at)
+        before = place
+    return gone

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, aliased
 
 from timekeeper.ledger import effect
 from timekeeper.records import PostingKind
-from timekeeper.store import seals
+from timekeeper.store import namespaces, seals
 from timekeeper.store.models import BudgetGrant, Namespace, Transaction, Workload
 
 _ENDS = ("charge", "over-budget", "expiry")
@@ -102,6 +102,12 @@ def charged(
 ) -> Iterator[Charged]:
     """Yield what pods were charged in an interval, in the order of their UIDs, from the one after a UID on."""
     over = case((_kind == "over-budget", Transaction.amount_ms), else_=0)
+    # A planner cannot know how many pods a page takes. A long interval is read pod by pod, as far as the page goes; a
+    # short one as a whole, however long the history is. What is added to a column keeps its index out of it.
+    if _is_long(session, namespace, start, end):
+        instant, subject = Transaction.effective_at + 0, Transaction.subject.expression
+    else:
+        instant, subject = Transaction.effective_at.expression, Transaction.subject + ""
     query = (
         select(
             Transaction.subject,
@@ -114,10 +120,11 @@ def charged(
         .outerjoin(Workload, Workload.pod_uid == Transaction.subject)
         .where(
             Transaction.namespace_id == namespace,
-            _within(start, end),
+            instant >= start,
+            instant <= end,
             _inside(start, end),
             _kind.in_(("charge", "over-budget")),
-            Transaction.subject > after,
+            subject > after,
         )
         .group_by(Transaction.subject)
         .order_by(Transaction.subject)
@@ -126,6 +133,16 @@ def charged(
     )
     for uid, name, total, beyond, corrections in session.execute(query):
         yield Charged(uid, name or "", int(total) - int(beyond), int(beyond), int(corrections))
+
+
+_LONG = 10_000
+"""Bookings of an interval that is read pod by pod."""
+
+
+def _is_long(session: Session, namespace: int, start: int, end: int) -> bool:
+    """Whether an interval has so many bookings that a page is a small part of them."""
+    query = select(Transaction.effective_at).where(Transaction.namespace_id == namespace, _within(start, end))
+    return session.execute(query.order_by(Transaction.effective_at).offset(_LONG).limit(1)).first() is not None
 
 
 def begun(session: Session, namespace: int, starts: Sequence[int]) -> dict[int, tuple[int, int]]:
@@ -142,12 +159,6 @@ def begun(session: Session, namespace: int, starts: Sequence[int]) -> dict[int, 
 
 def first_instant(session: Session, namespace: int) -> int:
     """Return the instant before which a namespace has no record."""
-    found = [
-        session.execute(select(func.min(column)).where(owner == namespace)).scalar()
-        for column, owner in (
-            (Namespace.opened_at, Namespace.id),
-            (Workload.started_at, Workload.namespace_id),
-            (BudgetGrant.valid_from, BudgetGrant.namespace_id),
-        )
-    ]
-    return min(int(at) for at in found if at is not None)
+    opened = session.execute(select(Namespace.opened_at).where(Namespace.id == namespace)).scalar_one()
+    moved = session.execute(select(func.min(BudgetGrant.valid_from)).where(BudgetGrant.namespace_id == namespace))
+    return min(at for at in (opened, moved.scalar(), namespaces.first_start(session, namespace)) if at is not None)

@@ -94,7 +94,6 @@ def by_time(session: Session, wanted: Wanted, after: tuple[int, str], limit: int
     held = (
         select(
             span.c.index, group.label("name"), Workload.pod_uid, Workload.gpus_ppm, (until - since).label("wall"),
-            Workload.used_ms.label("final"),
         )
         .select_from(span)
         .join(Workload, and_(Workload.started_at < span.c.until,
@@ -107,9 +106,11 @@ def by_time(session: Session, wanted: Wanted, after: tuple[int, str], limit: int
                         (Workload.models, wanted.model)):  # fmt: skip
         if given:
             held = held.where(name == given)
+    if wanted.group_by == "workload":  # a row is a group then, so that a page takes no more than its own
+        held = held.order_by(span.c.index, group).limit(limit)
     pods = held.cte("held")
 
-    seen = _seen(span, first, last)
+    seen = _seen(span, pods, first, last)
     observed = case((func.coalesce(seen.c.observed, 0) < pods.c.wall, func.coalesce(seen.c.observed, 0)),
                     else_=pods.c.wall)  # fmt: skip
     query = (
@@ -134,16 +135,17 @@ def _gpu_ms(pods: Any, wall: Any) -> Any:
     return (wall * pods.c.gpus_ppm + 500_000) // 1_000_000
 
 
-def _seen(span: Any, first: int, last: int) -> Any:
+def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
     """Return what was reported of pods in each interval: hours that are over, and those that watermarks are in."""
+    mine = select(pods.c.pod_uid)
     over = select(UsageHour.pod_uid, UsageHour.container, UsageHour.hour, UsageHour.used_ms, UsageHour.observed_ms)
     running = select(
         WatermarkRow.pod_uid, WatermarkRow.container, WatermarkRow.hour,
         (WatermarkRow.used_ms - WatermarkRow.hour_base).label("used_ms"), WatermarkRow.observed_ms,
     )  # fmt: skip
     rows = union_all(
-        over.where(UsageHour.hour >= first, UsageHour.hour < last),
-        running.where(WatermarkRow.hour >= first, WatermarkRow.hour < last),
+        over.where(UsageHour.hour >= first, UsageHour.hour < last, UsageHour.pod_uid.in_(mine)),
+        running.where(WatermarkRow.hour >= first, WatermarkRow.hour < last, WatermarkRow.pod_uid.in_(mine)),
     ).cte("told")
     containers = (
         select(span.c.index, rows.c.pod_uid, rows.c.container, func.sum(rows.c.used_ms).label("used"),

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session, aliased
 
 from timekeeper import timeline
 from timekeeper.allowances import State
-from timekeeper.ledger import difference
-from timekeeper.records import Forest, Posting
+from timekeeper.ledger import Booked, difference
+from timekeeper.records import Claim, Forest, Posting
 from timekeeper.store import audit, bookings, memberships, namespaces, prices, seals, workloads
 from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Account, Entry, Transaction
@@ -122,33 +122,73 @@ def _balances(session: Session, place: Known) -> Iterator[str]:
 
 def _bookings(session: Session, tree: Tree, places: Mapping[int, Known], *, carry: bool) -> Iterator[str]:
     """Yield where what is booked, or an anchor, does not follow from the records of what was ever settled together."""
-    forest = Forest(namespaces.records(session, tree.keys, None, carry=carry), tree.links)
     settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
-    states = timeline.begin_all(forest, max(settled.values()))
-    begun = min(state.at for state in states.values())
-    kept: dict[int, list[tuple[int, State]]] = {}
-    for key in tree.keys:
-        for anchor in namespaces.anchors(session, key):
-            kept.setdefault(anchor.at, []).append((key, anchor))
-    postings: dict[int, list[Posting]] = {key: [] for key in tree.keys}
-    for at in sorted({at for at in (*kept, *settled.values(), max([*settled.values(), begun])) if at >= begun}):
-        outcome = timeline.advance(states, forest, at)
-        states = outcome.states
-        for key, mine in outcome.postings.items():
-            postings[key] += mine if at <= max(settled[key], begun) else []
-        for key, anchor in kept.pop(at, ()):
-            if states[key] != anchor:
-                yield f"{_where(places[key])}: the anchor at {at} is not what the records give"
+    kept = _anchors(session, tree)
+    booked = _InOrder(bookings.standing_in_order(session, tree.keys))
+    states: dict[int, State] = {}
+    begun = last = 0
+    for end, records in namespaces.stretches(session, tree.keys, carry=carry):
+        forest = Forest(records, tree.links)
+        if not states:
+            states = timeline.begin_all(_beginnings(session, forest), max(settled.values()))
+            begun = min(state.at for state in states.values())
+            last = max([*settled.values(), begun])
+        upto = last if end is None else min(end, last)
+        stops = {at for at in (*kept, *settled.values(), upto) if begun <= at <= upto}
+        postings: dict[int, list[Posting]] = {key: [] for key in tree.keys}
+        for at in sorted(stops):
+            outcome = timeline.advance(states, forest, at)
+            states = outcome.states
+            for key, mine in outcome.postings.items():
+                postings[key] += mine if at <= max(settled[key], begun) else []
+            for key, anchor in kept.pop(at, ()):
+                if states[key] != anchor:
+                    yield f"{_where(places[key])}: the anchor at {at} is not what the records give"
+        found = booked.up_to(end)
+        for key in sorted(tree.keys):
+            yield from _compared(found[key], postings[key], places[key])
     for at, anchors in kept.items():
         for key, _ in anchors:
-            yield f"{_where(places[key])}: the anchor at {at} is older than all records"
-    for key in sorted(tree.keys):
-        wrong, missing = difference(bookings.standing(session, key, None), postings[key])
-        for booked in wrong:
-            told = f"transaction {booked.transaction} does not follow from the records: {booked.posting}"
-            yield f"{_where(places[key])}: {told}"
-        for posting in missing:
-            yield f"{_where(places[key])}: missing: {posting}"
+            yield f"{_where(places[key])}: the anchor at {at} is older than all records, or later than what is settled"
+
+
+def _anchors(session: Session, tree: Tree) -> dict[int, list[tuple[int, State]]]:
+    found: dict[int, list[tuple[int, State]]] = {}
+    for key in tree.keys:
+        for anchor in namespaces.anchors(session, key):
+            found.setdefault(anchor.at, []).append((key, anchor))
+    return found
+
+
+class _InOrder:
+    """Hands out what is booked, by budget, as far as a time."""
+
+    def __init__(self, booked: Iterator[tuple[int, Booked]]) -> None:
+        self._booked = booked
+        self._next = next(booked, None)
+
+    def up_to(self, end: int | None) -> dict[int, list[Booked]]:
+        found: defaultdict[int, list[Booked]] = defaultdict(list)
+        while self._next is not None and (end is None or self._next[1].posting.at <= end):
+            key, booked = self._next
+            found[key].append(booked)
+            self._next = next(self._booked, None)
+        return found
+
+
+def _beginnings(session: Session, forest: Forest) -> Forest:
+    """Return records that begin when those of a database do."""
+    starts = namespaces.first_starts(session, forest.records)
+    first = {key: [Claim("", at, at, 0, 1)] for key, at in starts.items()}
+    return replace(forest, records={key: replace(r, claims=first.get(key, [])) for key, r in forest.records.items()})
+
+
+def _compared(booked: list[Booked], wanted: list[Posting], place: Known) -> Iterator[str]:
+    wrong, missing = difference(booked, wanted)
+    for one in wrong:
+        yield f"{_where(place)}: transaction {one.transaction} does not follow from the records: {one.posting}"
+    for posting in missing:
+        yield f"{_where(place)}: missing: {posting}"
 
 
 def _where(place: Known) -> str:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Select, bindparam, func, insert, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.inventory import Gpu
@@ -69,26 +70,48 @@ def open_ones(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
 def page(
     session: Session, cluster: str, namespace: str, before: tuple[int, str] | None, limit: int
 ) -> list[tuple[Workload, str]]:
-    """Return workloads with their namespaces' names, newest first, from the one before a place on."""
-    query = select(Workload, Namespace.name).join(Namespace, Namespace.id == Workload.namespace_id)
-    query = query.where(Namespace.cluster == cluster)
-    if namespace:
-        query = query.where(Namespace.name == namespace)
-    if before is not None:
-        at, uid = before
-        query = query.where(
-            or_(Workload.opened_at < at, and_(Workload.opened_at == at, Workload.pod_uid < uid))
-        )  # fmt: skip
-    query = query.order_by(Workload.opened_at.desc(), Workload.pod_uid.desc()).limit(limit)
-    return [(workload, name) for workload, name in session.execute(query)]
+    """Return workloads with their namespaces' names, latest start first, from the one before a place on."""
+    if not namespace:
+        mine = _page(before, limit).join(Namespace, Namespace.id == Workload.namespace_id)
+        pods = list(session.scalars(mine.where(Namespace.cluster == cluster)))
+    else:
+        # One that was made anew has the same name. Each has an index that gives its next ones.
+        keys = select(Namespace.id).where(Namespace.cluster == cluster, Namespace.name == namespace)
+        found = [pod for key in session.scalars(keys)
+                 for pod in session.scalars(_page(before, limit).where(Workload.namespace_id == key))]  # fmt: skip
+        pods = sorted(found, key=lambda pod: (pod.started_at, pod.pod_uid), reverse=True)[:limit]
+    names = namespace_names(session, {pod.namespace_id for pod in pods})
+    return [(pod, names[pod.namespace_id]) for pod in pods]
 
 
-def of_namespace(session: Session, namespace: int, since: int) -> list[Workload]:
-    """Return the workloads of a namespace that were open at an instant or later."""
-    query = select(Workload).where(
-        Workload.namespace_id == namespace, or_(Workload.ended_at.is_(None), Workload.ended_at > since)
+def _page(before: tuple[int, str] | None, limit: int) -> Select[Workload]:
+    query = select(Workload).order_by(Workload.started_at.desc(), Workload.pod_uid.desc()).limit(limit)
+    if before is None:
+        return query
+    at, uid = before
+    return query.where(tuple_(Workload.started_at, Workload.pod_uid) < tuple_(literal(at), literal(uid)))
+
+
+@dataclass(frozen=True)
+class Used:
+    """How many pods there were, of how many somebody knows what they used, and the sum of it in GPU-milliseconds."""
+
+    pods: int
+    known: int
+    total: int
+
+
+def used(session: Session, namespace: int, since: int) -> Used:
+    """Return what the pods of a namespace used that were open at an instant or later, each over its whole life."""
+    told = select(func.sum(WatermarkRow.used_ms)).where(WatermarkRow.pod_uid == Workload.pod_uid).scalar_subquery()
+    pods = (
+        select(func.coalesce(Workload.used_ms, told).label("ms"))
+        .where(Workload.namespace_id == namespace, or_(Workload.ended_at.is_(None), Workload.ended_at > since))
+        .subquery()
     )
-    return list(session.scalars(query))
+    query = select(func.count(), func.count(pods.c.ms), func.coalesce(func.sum(pods.c.ms), 0)).select_from(pods)
+    count, known, total = session.execute(query).one()
+    return Used(count, known, int(total))
 
 
 # Signs of life

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
+from slicekeeper.cli import output as cli_output
 from slicekeeper.cli.main import cli
 from slicekeeper.cli.output import table
 
@@ -82,3 +84,18 @@ def test_table_aligns_columns() -> None:
         "wide cell  1",
         "x          22",
     ]
+
+
+def test_many_items_are_shown_as_they_come(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_output, "_AT_ONCE", 2)
+    for count in (0, 1, 2, 5):
+        items = [{"n": n, "text": "x"} for n in range(count)]
+        told = {}
+        for output in ("json", "yaml", "table"):
+            cli_output.show_each(iter(items), output, ("N", "TEXT"), lambda one: (one["n"], one["text"]))
+            told[output] = capsys.readouterr().out
+        assert json.loads(told["json"]) == items
+        assert yaml.safe_load(told["yaml"]) == items
+        lines = [line.split() for line in told["table"].splitlines()]
+        assert lines[0] == ["N", "TEXT"]
+        assert [line for line in lines if line != lines[0]] == [[str(n), "x"] for n in range(count)]

@@ -7,11 +7,20 @@ import pytest
 from databases import _kept_url, database_url, databases
 
 from timekeeper.books import Books
+from timekeeper.store import namespaces
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.verify import verify
 
-__all__ = ["_kept_url", "books", "database_url", "databases"]
+__all__ = ["_kept_url", "books", "database_url", "databases", "short_stretches"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_stretches() -> Iterator[None]:
+    """Have every ledger verified in stretches of a few pods, as a large one is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(namespaces, "_STRETCH", 3)
+        yield
 
 
 @pytest.fixture

@@ -125,11 +125,28 @@ def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
     with books.database.reading() as session:
         known = namespaces.find_name(session, "default", "team")
         assert known is not None
-        assert len(namespaces.anchors(session, known.id)) == 4
+        assert len(namespaces.anchors(session, known.id)) == 4 + 1  # and the first of the day
     apply(books, [opening("late", T0 + 900)], [Closing("late", T0 + 1_900, "finished")], T0 + 40_000)
     found = verify(books.database.engine, carry=False)
     assert found.differences == []
     assert found.transactions > 40
+
+
+def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books_module, "ANCHOR_EVERY", 1)
+    monkeypatch.setattr(books_module, "ANCHORS_KEPT", 4)
+    hour, days = 3_600_000, 100
+    for step in range(0, days * 24, 8):
+        start = T0 + step * hour
+        apply(books, [opening(f"pod-{step}", start)], [Closing(f"pod-{step}", start + 1, "finished")], start + hour)
+    with books.database.reading() as session:
+        kept = [state.at for state in namespaces.anchors(session, books.require("team").known.id)]
+    by_day = [at // (24 * hour) for at in kept[:-4]]
+    newest = by_day[-1]
+    assert by_day[-30:] == list(range(newest - 29, newest + 1))
+    assert 1 <= sum(day < newest - 40 for day in by_day) <= 4
+    late = T0 + (days - 20) * 24 * hour + 5
+    apply(books, [opening("late", late)], [Closing("late", late + 1, "finished")], T0 + days * 24 * hour)
 
 
 def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_charged_over_budget(

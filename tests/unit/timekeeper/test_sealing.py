@@ -165,6 +165,16 @@ class Sealed(RuleBasedStateMachine):
             parts = statements.totals(session, team, spans)
             (whole,) = statements.totals(session, team, [(edges[0], edges[-1])])
             pods = list(statements.charged(session, team, edges[0], edges[-1]))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(statements, "_LONG", 0)
+                paged: list[statements.Charged] = []
+                while page := list(
+                    statements.charged(
+                        session, team, edges[0], edges[-1], after=paged[-1].pod_uid if paged else "", limit=2
+                    )
+                ):
+                    paged += page
+        assert paged == pods
         for (before, after), totals in zip(pairwise(openings), parts, strict=True):
             assert before + sum(effect(one.kind, "budget", one.amount) for one in totals) == after
         assert openings[-1] == balances(self.books)["budget"]
@@ -177,7 +187,7 @@ class Sealed(RuleBasedStateMachine):
     def the_balance_is_explained(self) -> None:
         team = self.books.require("team")
         for at in (self.now, self.now + HOUR):
-            lines = explain(self.books.database.engine, "default", "team", at, carry=False)
+            lines = list(explain(self.books.database.engine, "default", "team", at, carry=False))
             assert (lines[-1].balance_ms if lines else 0) == team.at(at).balance
 
     def undisturbed(self, books: Books) -> None:
@@ -229,6 +239,24 @@ def test_a_pod_that_is_known_late_is_charged_to_its_own_period_by_corrections_in
         "unfunded": -5 * MINUTE, "over-budget": 5 * MINUTE, "transferred": 0,
     }  # fmt: skip
     assert verify(books.database.engine, carry=False).differences == []
+
+
+def test_an_explanation_begins_with_what_is_sealed(books: Books) -> None:
+    whole = Rule(T0, HOUR, "none", "UTC")
+    books.set_budget("uid-team", "team", POLICY, whole, actor="me", if_match=None)
+    february = T0 + 31 * 24 * HOUR
+    tell(books, "a", T0 + HOUR, T0 + HOUR + 5 * MINUTE, T0 + 2 * HOUR)
+    tell(books, "b", february + HOUR, february + HOUR + MINUTE, february + 2 * HOUR)
+
+    def explained() -> list[tuple[str, int, int]]:
+        lines = explain(books.database.engine, "default", "team", february + 3 * HOUR, carry=False)
+        return [(line.kind, line.amount_ms, line.balance_ms) for line in lines]
+
+    before = explained()
+    assert ("charge", -5 * MINUTE, 55 * MINUTE) in before
+    sealing.seal_due(books, HOUR, february + 2 * HOUR)
+    assert explained() == [("sealed", 55 * MINUTE, 55 * MINUTE), ("charge", -MINUTE, 54 * MINUTE)]
+    assert before[-1] == explained()[-1]
 
 
 def test_a_request_seals_at_the_end_of_a_period_that_is_over_and_nowhere_else(books: Books) -> None:

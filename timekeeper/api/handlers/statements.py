@@ -124,7 +124,7 @@ def statement(**path: str) -> Response:
         span = requests.interval(period_around(rules, it.clock.now_ms()))
         if wanted == "csv":
             return _csv(it, known, span)
-        opening, totals = _summed(session, known, span)
+        opening, totals = (None, []) if after else _summed(session, known, span)
         rows = list(statements.charged(session, known.id, *span, after=after, limit=limit + 1))
         children = _children(session, known, rows[:limit])
     return requests.answer(
@@ -134,7 +134,7 @@ def statement(**path: str) -> Response:
             start=format_instant(span[0]),
             end=format_instant(span[1]),
             opening_ms=opening,
-            closing_ms=opening + sum(total.balance_ms for total in totals),
+            closing_ms=None if opening is None else opening + sum(total.balance_ms for total in totals),
             totals=totals,
             workloads=[
                 StatementPod(

@@ -25,7 +25,7 @@ def listed() -> Response:
     now = it.clock.now_ms()
     items = views.workload_views(it.books, rows[:limit], now)
     last = rows[limit - 1][0] if len(rows) > limit else None
-    more = None if last is None else requests.next_cursor((last.opened_at, last.pod_uid))
+    more = None if last is None else requests.next_cursor((last.started_at, last.pod_uid))
     return requests.answer(WorkloadList(items=items, as_of=format_instant(now), next_cursor=more))
 
 
@@ -36,21 +36,19 @@ def usage(namespace: str) -> Response:
     now = it.clock.now_ms()
     position = it.books.position(name)
     state = views.standing(position, it.policy.of(name), now)
-    rows = []
+    used = workloads.Used(0, 0, 0)
     if position is not None:
         with it.books.database.reading() as session:
-            rows = workloads.of_namespace(session, position.known.id, state.period_start or 0)
-    seen = views.workload_views(it.books, [(row, name) for row in rows], now)
-    known = [one.used_ms for one in seen if one.used_ms is not None]
+            used = workloads.used(session, position.known.id, state.period_start or 0)
     return requests.answer(
         Usage(
             namespace=name,
             period_start=None if state.period_start is None else format_instant(state.period_start),
             charged_ms=state.used,
             over_budget_ms=state.over,
-            workloads=len(seen),
-            used_ms=sum(known) if known else None,
-            unknown_workloads=len(seen) - len(known),
+            workloads=used.pods,
+            used_ms=used.total if used.known else None,
+            unknown_workloads=used.pods - used.known,
             as_of=format_instant(now),
         )
     )
