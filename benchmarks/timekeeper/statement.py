@@ -78,7 +78,7 @@ def fill(it: Made, pods: int) -> None:
     for name, first in ((NAMESPACE, 10**8), (OTHER, 10**8 + 10**6)):
         late = range(first, first + 2 * RUNNING)
         for at in range(0, len(late), STEP):
-            book.apply([opening(p, LAST + p - first, name) for p in late[at : at + STEP]], [], POLICY, LAST + 2_000)
+            book.apply([opening(p, LAST + 1 + p - first, name) for p in late[at : at + STEP]], [], POLICY, LAST + 2_000)
         for at in range(0, RUNNING, STEP):
             ends = [Closing(uid(p), LAST + 5 * MINUTE + p - first, "finished") for p in late[at : at + STEP]]
             book.apply([], ends, POLICY, NOW - MINUTE)

@@ -132,7 +132,7 @@ def _bookings(session: Session, tree: Tree, places: Mapping[int, Known], *, carr
         if not states:
             states = timeline.begin_all(_beginnings(session, forest), max(settled.values()))
             begun = min(state.at for state in states.values())
-            last = max([*settled.values(), begun])
+            last = max([*settled.values(), begun, *kept])
         upto = last if end is None else min(end, last)
         stops = {at for at in (*kept, *settled.values(), upto) if begun <= at <= upto}
         postings: dict[int, list[Posting]] = {key: [] for key in tree.keys}
@@ -149,7 +149,7 @@ def _bookings(session: Session, tree: Tree, places: Mapping[int, Known], *, carr
             yield from _compared(found[key], postings[key], places[key])
     for at, anchors in kept.items():
         for key, _ in anchors:
-            yield f"{_where(places[key])}: the anchor at {at} is older than all records, or later than what is settled"
+            yield f"{_where(places[key])}: the anchor at {at} is older than all records"
 
 
 def _anchors(session: Session, tree: Tree) -> dict[int, list[tuple[int, State]]]:
