@@ -226,7 +226,7 @@ def test_a_balance_is_explained_to_what_it_is_under_a_parent(books: Books) -> No
     found = list(explain(books.database.engine, "default", "red", T0 + 30_000, carry=False))
     assert found[-1].balance_ms == books.require("red").at(T0 + 30_000).balance == 90_000
     for at, left, cause in ((T0 + 4_000, 6_000, "pod a (a) runs"), (T0 + 30_000, 0, "all under red from")):
-        found = explain(books.database.engine, "default", "physics", at, carry=False, parent=True)
+        found = list(explain(books.database.engine, "default", "physics", at, carry=False, parent=True))
         assert (found[-1].balance_ms, found[-1].cause.startswith(cause)) == (left, True)
 
 
