@@ -10,10 +10,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from slicekeeper.units import MS_PER_HOUR
 from timekeeper import reservations
 from timekeeper.api.service import Service
 from timekeeper.books import Position
 from timekeeper.store import bookings, workloads
+
+_LOOKED_BACK_MS = 24 * MS_PER_HOUR
+"""All pods that ever ended would be read at every scrape."""
 
 
 def registry(it: Service) -> CollectorRegistry:
@@ -79,11 +83,13 @@ class _Books(Collector):
         with it.books.database.reading() as session:
             still_open = workloads.open_ones(session, it.books.cluster)
             heard = workloads.last_heard(session, list(still_open))
-            unobserved = workloads.unobserved_ms(session, it.books.cluster)
+            unobserved = workloads.unobserved_ms(session, it.books.cluster, now - _LOOKED_BACK_MS)
         lag = GaugeMetricFamily("timekeeper_report_lag_seconds", "Age of the oldest last report of a running pod.")
         lag.add_metric([], max((now - at for at in heard.values()), default=0) / 1000)
-        silent = CounterMetricFamily(
-            "timekeeper_unobserved_seconds", "Time of ended pods of which no sidecar spoke.", labels=["namespace"]
+        silent = GaugeMetricFamily(
+            "timekeeper_unobserved_seconds",
+            "Time of pods that ended within 24 hours and of which no sidecar spoke.",
+            labels=["namespace"],
         )
         for name, total in unobserved.items():
             silent.add_metric([name], total / 1000)

@@ -127,13 +127,13 @@ def last_heard(session: Session, uids: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def unobserved_ms(session: Session, cluster: str) -> dict[str, int]:
-    """Return by namespace for how long closed pods ran of which no sidecar ever spoke."""
+def unobserved_ms(session: Session, cluster: str, since: int) -> dict[str, int]:
+    """Return by namespace for how long pods ran that ended after an instant and of which no sidecar ever spoke."""
     spoke = select(WatermarkRow.pod_uid).where(WatermarkRow.pod_uid == Workload.pod_uid).exists()
     query = (
         select(Namespace.name, func.sum(Workload.ended_at - Workload.started_at))
         .join(Namespace, Namespace.id == Workload.namespace_id)
-        .where(Workload.ended_at.is_not(None), Workload.heard_at.is_(None), Namespace.cluster == cluster, ~spoke)
+        .where(Workload.ended_at > since, Workload.heard_at.is_(None), Namespace.cluster == cluster, ~spoke)
         .group_by(Namespace.name)
     )
     return {name: int(total or 0) for name, total in session.execute(query)}

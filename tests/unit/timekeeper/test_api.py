@@ -537,8 +537,10 @@ def test_metrics_have_their_names(world: World) -> None:
         assert f"\n{name}" in text
     world.service.books.apply([], [Closing(world.uid("a-pod"), T0 + HOUR, "finished")], {}, world.clock.now_ms())
     text = world.call("GET", "/metrics").data.decode()
-    assert 'timekeeper_unobserved_seconds_total{namespace="team"} 3600.0' in text
+    assert 'timekeeper_unobserved_seconds{namespace="team"} 3600.0' in text
     assert 'gpu_budget_charged_seconds_total{account="charged",namespace="team"} 3600.0' in text
+    world.clock.advance(25 * HOUR)
+    assert "timekeeper_unobserved_seconds{" not in world.call("GET", "/metrics").data.decode()
 
 
 def test_a_controller_that_is_stuck_makes_the_server_unhealthy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
