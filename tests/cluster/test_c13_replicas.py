@@ -109,7 +109,7 @@ def test_replicas_are_killed_in_turn_under_load(site: Site, cluster: Cluster, le
     team, other = site.namespace("crowd"), site.namespace("crowd")
     with site.timekeeper() as client:
         for name in (team, other):
-            client.set_budget(name, 1_000_000_000, "none", "UTC")
+            client.set_budget(name, {"amountMs": 1_000_000_000, "period": "none", "timeZone": "UTC"})
     steady = [_kept(pod(f"steady-{n}", gpu_container(core=5, blocks=4))) for n in range(2)]
     with _kept_records(site, team), _hammers(site, team, other) as hammers:
         site.kubectl.create(*steady, namespace=team)
