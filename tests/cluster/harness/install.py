@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.harness import images
 from cluster.harness.cluster import Cluster
-from cluster.harness.kubectl import Kubectl, Object
+from cluster.harness.kubectl import Kubectl, Object, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "slicekeeper-system"
@@ -46,6 +46,17 @@ def install(kubectl: Kubectl, overlay: Path = SUITE) -> None:
             f"--timeout={ROLLOUT_SECONDS}s",
             timeout=ROLLOUT_SECONDS + 10,
         )
+    # A test that had put the configurations back by `apply` has them lose their CA by the next one.
+    wait_for("CA of the webhooks", lambda: all(map(_ca, _webhooks(kubectl))))
+
+
+def _webhooks(kubectl: Kubectl) -> list[Object]:
+    kinds = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+    return [hook for kind in kinds for hook in kubectl.get(kind, "slicekeeper")["webhooks"]]
+
+
+def _ca(hook: Object) -> str:
+    return str(hook["clientConfig"].get("caBundle", ""))
 
 
 def _storage(folder: str) -> list[Object]:
