@@ -13,7 +13,7 @@ from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration, parse_duration
-from slicekeeper.wire.timekeeper import Budget
+from slicekeeper.wire.timekeeper import Budget, Figures
 
 F = TypeVar("F", bound=Callable[..., Any])
 PERIODS: Final = ("none", "hour", "day", "week", "month", "year")
@@ -72,6 +72,19 @@ def rule_of(
     }  # fmt: skip
 
 
+FIGURES: Final = ("STATE", "AMOUNT", "PERIOD", "GRANTED", "USED", "LEFT", "RESERVED")
+
+
+def figures_of(found: Figures) -> tuple[str, ...]:
+    """Return what stands under `FIGURES` in a table."""
+    return (
+        found.state,
+        format_duration(found.amount_ms),
+        found.period,
+        *map(format_duration, (found.granted_ms, found.used_ms, found.balance_ms, found.reserved_ms)),
+    )
+
+
 @click.group()
 def budget() -> None:
     """Show and change budgets."""
@@ -79,22 +92,8 @@ def budget() -> None:
 
 def _table(budgets: list[Budget]) -> str:
     return table(
-        ("NAMESPACE", "STATE", "AMOUNT", "PERIOD", "GRANTED", "USED", "LEFT", "RESERVED", "OVER-BUDGET", "RUNS-OUT"),
-        [
-            (
-                b.namespace,
-                b.state,
-                format_duration(b.amount_ms),
-                b.period,
-                format_duration(b.granted_ms),
-                format_duration(b.used_ms),
-                format_duration(b.balance_ms),
-                format_duration(b.reserved_ms),
-                format_duration(b.over_budget_ms),
-                b.run_out_at or "-",
-            )
-            for b in budgets
-        ],
+        ("NAMESPACE", *FIGURES, "OVER-BUDGET", "RUNS-OUT"),
+        [(b.namespace, *figures_of(b), format_duration(b.over_budget_ms), b.run_out_at or "-") for b in budgets],
     )
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.budget import GpuTime, client_of, key_option, reason_option, rule_of, rule_options
+from slicekeeper.cli.budget import (
+    FIGURES,
+    GpuTime,
+    client_of,
+    figures_of,
+    key_option,
+    reason_option,
+    rule_of,
+    rule_options,
+)
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.units import format_duration
@@ -21,25 +30,9 @@ def parent() -> None:
 
 
 def _table(parents: list[Parent]) -> str:
-    heads = ("NAME", "KIND", "UNDER", "STATE", "AMOUNT", "PERIOD", "GRANTED", "USED", "LEFT", "RESERVED", "RUNS-OUT")
     return table(
-        heads,
-        [
-            (
-                p.name,
-                p.kind,
-                p.parent or "-",
-                p.state,
-                format_duration(p.amount_ms),
-                p.period,
-                format_duration(p.granted_ms),
-                format_duration(p.used_ms),
-                format_duration(p.balance_ms),
-                format_duration(p.reserved_ms),
-                p.run_out_at or "-",
-            )
-            for p in parents
-        ],
+        ("NAME", "KIND", "UNDER", *FIGURES, "RUNS-OUT"),
+        [(p.name, p.kind, p.parent or "-", *figures_of(p), p.run_out_at or "-") for p in parents],
     )
 
 
