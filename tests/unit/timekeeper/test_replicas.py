@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from databases import Postgres, postgres
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -204,24 +205,28 @@ def test_whoever_has_lost_is_not_lost_against_again(url: str, replicas: list[Boo
     assert tries == [True, False]
 
 
-def test_one_leads_until_its_connection_is_gone(url: str) -> None:
-    engines = [make_engine(url) for _ in range(2)]
+@pytest.fixture
+def engines(url: str) -> Iterator[list[Engine]]:
+    made = [make_engine(url) for _ in range(2)]
+    yield made
+    for engine in made:
+        engine.dispose()
+
+
+def test_one_leads_until_its_connection_is_gone(engines: list[Engine]) -> None:
     first, second = (Leadership(engine, "default") for engine in engines)
     other = Leadership(engines[1], "another cluster")
-    assert [first.held(), second.held(), other.held(), first.held()] == [True, False, True, True]
-    with engines[1].connect() as connection:
-        connection.execute(
-            text(
-                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
-            )
-        )
-    with pytest.raises(DBAPIError):
-        first.held()
-    assert second.held()
-    assert not first.held()
-    second.close()
-    assert first.held()
-    for leader in (first, second, other):
-        leader.close()
-    for engine in engines:
-        engine.dispose()
+    with closing(first), closing(second), closing(other):
+        assert [first.held(), second.held(), other.held(), first.held()] == [True, False, True, True]
+        with engines[1].connect() as connection:  # returns when they have ended, not when they have been told to
+            ended = "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE locktype = 'advisory'"
+            assert connection.execute(text(ended)).scalars().all() == [True, True]
+        with pytest.raises(DBAPIError):
+            first.held()
+        assert second.held()
+        assert not first.held()
+        second.close()
+        deadline = time.monotonic() + 60  # the server frees the lock when it notices that the connection is gone
+        while not first.held() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert first.held()
