@@ -92,7 +92,7 @@ def burst(books: Books) -> None:
         begun.wait(60)
         rest = [clients.submit(grant(f"burst-{n}", 100 + n, T0 + 50_000), books) for n in range(5)]
         deadline = time.monotonic() + 60
-        while database._queue.qsize() < len(rest) and time.monotonic() < deadline:
+        while database._work.qsize() < len(rest) and time.monotonic() < deadline:
             time.sleep(0.001)
         all_wait.set()
         for one in (first, *rest):
@@ -209,7 +209,7 @@ def _die_at(engine: Engine, when: str, due: Callable[[], bool], *, any_thread: b
     commit = engine.dialect.do_commit
 
     def counted(connection: Any) -> None:
-        hit = due() and (any_thread or threading.current_thread().name == "ledger-writer")
+        hit = due() and (any_thread or threading.current_thread().name.endswith("-writer"))
         if hit and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         commit(connection)

@@ -30,7 +30,7 @@ from timekeeper.evictions import Evictions
 from timekeeper.gates import Gates
 from timekeeper.intake import Intake, charged_request, holders_of, namespace_of
 from timekeeper.store import workloads
-from timekeeper.store.database import may_succeed_later, out_of_room
+from timekeeper.store.failures import may_succeed_later, out_of_room
 from timekeeper.store.leadership import Leadership
 from timekeeper.store.models import Workload
 

@@ -32,7 +32,7 @@ class Heard(NamedTuple):
 
 def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now: int) -> list[ReportOutcome]:
     """Return each report's outcome, in their order; accepted ones are on disk by then."""
-    return database.write_with_others(_take, Heard(caller, reports, now))
+    return database.write_reports(_take, Heard(caller, reports, now), len(reports))
 
 
 def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcome]]:

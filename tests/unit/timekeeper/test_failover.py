@@ -16,8 +16,8 @@ from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import movements
 from timekeeper.books import Books
 from timekeeper.movements import Place
-from timekeeper.store import database as database_module
 from timekeeper.store import migrate
+from timekeeper.store import writer as writer_module
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 
@@ -50,7 +50,7 @@ def primary() -> Iterator[Postgres]:
 
 
 def test_the_standby_takes_over_under_load(primary: Postgres, quiet: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "_LONGEST_TRY", 120.0)
+    monkeypatch.setattr(writer_module, "_LONGEST_TRY", 120.0)
     name = primary.make()
     engine = make_engine(primary.url(name))
     migrate.upgrade(engine)

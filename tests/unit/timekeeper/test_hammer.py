@@ -11,11 +11,13 @@ from fractions import Fraction
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import movements, reservations
+from slicekeeper.wire.timekeeper import UsageReport
+from timekeeper import movements, reports, reservations
 from timekeeper.books import Books, Closing, Opening
 from timekeeper.holds import Hold
+from timekeeper.identity import OPERATOR
 from timekeeper.movements import BALANCE_INSUFFICIENT, Order, Place
-from timekeeper.store import bookings
+from timekeeper.store import bookings, watermarks
 from timekeeper.store import reservations as store
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
@@ -148,5 +150,43 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
     held = reservations.held(replicas[0], END)[team]
     assert held == kept["by-hand"] <= state.balance
     assert verify(replicas[0].database.engine, carry=False).differences == []
+    for books in replicas:
+        books.database.close()
+
+
+def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(database_url: str) -> None:
+    """Large batches are written beside the ledger's writer, on two connections: what they meet is each other."""
+    pods, clients, turns = [f"pod-{n}" for n in range(250)], 6, 5
+    replicas = [
+        Books(Database(make_engine(database_url)), "default", carry=False)
+        for _ in range(1 if database_url.startswith("sqlite") else 2)
+    ]
+    replicas[0].apply([pod(uid, T0) for uid in pods], [], {"team": POLICY}, T0)
+
+    def told(uid: str, seq: int) -> UsageReport:
+        return UsageReport(
+            namespace="team", pod_name=uid, pod_uid=uid, container="main",
+            epoch=1, seq=seq, used_ms=seq * 10, monotonic_ns=seq * 10**9,
+        )  # fmt: skip
+
+    def client(number: int) -> set[str]:
+        chance, books = random.Random(number), replicas[number % len(replicas)]
+        outcomes: set[str] = set()
+        for turn in range(turns):
+            seq = 1 + turn * clients + number
+            about = chance.sample(pods, len(pods)) if number else chance.sample(pods, 10)
+            outcomes |= {
+                one.outcome for one in reports.take(books.database, OPERATOR, [told(u, seq) for u in about], NOW)
+            }
+        return outcomes
+
+    with ThreadPoolExecutor(clients) as pool:
+        for outcomes in pool.map(client, range(clients)):
+            assert outcomes <= {"accepted", "duplicate"}
+    with replicas[0].database.reading() as session:
+        _, marks = watermarks.read(session, pods)
+    assert {(uid, mark.seq, mark.used_ms) for (uid, _), epochs in marks.items() for mark in epochs.values()} == {
+        (uid, turns * clients, turns * clients * 10) for uid in pods
+    }
     for books in replicas:
         books.database.close()

@@ -22,8 +22,8 @@ from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import movements
 from timekeeper.books import Books, Closing, Opening
 from timekeeper.movements import Order, Place
-from timekeeper.store import database as database_module
 from timekeeper.store import migrate
+from timekeeper.store import writer as writer_module
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.leadership import Leadership
@@ -172,7 +172,7 @@ def test_forced_losses_are_run_again_and_another_change_of_the_batch_is_not_harm
 def test_a_server_that_stays_away_is_an_error_and_its_return_is_noticed(
     server: Postgres, replicas: list[Books], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "_LONGEST_TRY", 0.3)
+    monkeypatch.setattr(writer_module, "_LONGEST_TRY", 0.3)
     server.stop()
     try:
         with pytest.raises(DBAPIError):

@@ -22,8 +22,9 @@ from sqlalchemy.orm import Session
 from timekeeper.api import problems
 from timekeeper.books import Books
 from timekeeper.store import migrate
-from timekeeper.store.database import Database, out_of_room
+from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
+from timekeeper.store.failures import out_of_room
 from timekeeper.store.models import GpuSeen
 
 
