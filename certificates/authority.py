@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -41,11 +41,9 @@ def make_ca(now: datetime, life: timedelta) -> KeyPair:
 
 
 def sign_server(ca: KeyPair, hosts: tuple[str, ...], now: datetime, life: timedelta) -> KeyPair:
-    """Return a server's certificate for `hosts` (DNS names and IP addresses), signed by `ca`."""
+    """Return a server's certificate for `hosts` (DNS names and IP addresses), signed by `ca`, which must be whole."""
     issuer = x509.load_pem_x509_certificate(ca.certificate)
-    issuer_key = serialization.load_pem_private_key(ca.key, None)
-    if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
-        raise TypeError("the CA's key is no elliptic curve key")
+    issuer_key = _key(ca.key)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
@@ -80,10 +78,21 @@ def signed_by(certificate: bytes, ca: bytes) -> bool:
     return True
 
 
+def is_whole(pair: KeyPair) -> bool:
+    """Whether the key is the certificate's own, and of the kind that is made here."""
+    try:
+        return _key(pair.key).public_key() == x509.load_pem_x509_certificate(pair.certificate).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+
+
 def is_for(certificate: bytes, hosts: tuple[str, ...]) -> bool:
     """Whether a certificate names exactly these hosts."""
     extensions = x509.load_pem_x509_certificate(certificate).extensions
-    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
     return set(names) == {_general_name(host) for host in hosts}
 
 
@@ -94,6 +103,13 @@ def split(bundle: bytes) -> list[bytes]:
     except ValueError:
         return []
     return [certificate.public_bytes(serialization.Encoding.PEM) for certificate in found]
+
+
+def _key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(pem, None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TypeError("no elliptic curve key")
+    return key
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -12,7 +12,7 @@ import threading
 from typing import Final
 
 from slicekeeper import names
-from slicekeeper.errors import Conflict, Forbidden, NotFound, Unavailable
+from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, KubeClient, Object
 from slicekeeper.kube.watch import Watch
 
@@ -48,7 +48,7 @@ class Publisher:
     def publish(self, bundle: bytes) -> None:
         """Write a bundle to wherever another one is, or none. A namespace that does not take it is tried next time.
 
-        Raises Unavailable where the namespaces are not known yet, another ServiceError where the API server fails.
+        Raises Unavailable where the namespaces are not known yet or the API server does not answer.
         """
         self._bundle = bundle
         if not all(watch.synced.wait(LIST_SECONDS) for watch in self._watches):
@@ -71,8 +71,12 @@ class Publisher:
                 else:
                     metadata = {**found["metadata"], "ownerReferences": wanted["metadata"]["ownerReferences"]}
                     self._client.replace(CONFIG_MAPS, {**found, "metadata": metadata, "data": wanted["data"]})
-            except (Conflict, Forbidden, NotFound) as error:
-                log.info("CA not published to namespace %s, which is changing: %s", name, error)
+            except ServiceError as error:
+                if error.status == 0:
+                    raise
+                # A namespace that goes, a quota, another's policy or webhook, a ConfigMap that a tenant made immutable:
+                # whatever one namespace does, all others and the servers' certificates must not wait for it.
+                log.info("CA not published to namespace %s yet: %s", name, error)
 
     def _config_map(self, home: Object | None) -> Object:
         owners = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what to renew, from what is there and the time alone.
+"""Decides what to renew, from what is there and the time alone. What is damaged counts as not there.
 
 A new CA is trusted for `overlap` before anything is signed by it, and the old one stays trusted until it expires:
 whoever still shows the old certificate, or has not seen the new CA yet, is never refused.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from certificates.authority import KeyPair, expires_at, is_for, made_at, make_ca, sign_server, signed_by
+from certificates.authority import KeyPair, expires_at, is_for, is_whole, made_at, make_ca, sign_server, signed_by
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def advance(state: State, hosts: Mapping[str, tuple[str, ...]], now: datetime, s
     servers = {service: state.servers.get(service) for service in hosts}
     kept = {
         service: sign_server(signing, hosts[service], now, schedule.server_life)
-        if server is None or _server_due(server.certificate, signing.certificate, hosts[service], now)
+        if server is None or not is_whole(server) or _server_due(server.certificate, signing, hosts[service], now)
         else server
         for service, server in servers.items()
     }
@@ -56,23 +56,28 @@ def advance(state: State, hosts: Mapping[str, tuple[str, ...]], now: datetime, s
 
 def _with_ca(state: State, now: datetime, schedule: Schedule) -> State:
     alive = tuple(ca for ca in state.authorities if expires_at(ca) > now)
-    if state.ca_key and alive and alive[0] == state.authorities[0] and not _over_two_thirds(alive[0], now):
+    kept = bool(alive) and alive[0] == state.authorities[0] and is_whole(KeyPair(alive[0], state.ca_key))
+    if kept and not _over_two_thirds(alive[0], now):
         return replace(state, authorities=alive)
     fresh = make_ca(now, schedule.ca_life)
-    kept = bool(alive) and alive[0] == state.authorities[0]
     return State((fresh.certificate, *alive), fresh.key, state.ca_key if kept else b"", state.servers)
 
 
 def _signing(state: State, now: datetime, schedule: Schedule) -> KeyPair:
     newest = KeyPair(state.authorities[0], state.ca_key)
     young = now - made_at(newest.certificate) < schedule.overlap
-    if young and state.old_key and len(state.authorities) > 1:
-        return KeyPair(state.authorities[1], state.old_key)
+    if young and len(state.authorities) > 1:
+        older = KeyPair(state.authorities[1], state.old_key)
+        return older if is_whole(older) else newest
     return newest
 
 
-def _server_due(certificate: bytes, ca: bytes, hosts: tuple[str, ...], now: datetime) -> bool:
-    return not signed_by(certificate, ca) or not is_for(certificate, hosts) or _over_two_thirds(certificate, now)
+def _server_due(certificate: bytes, ca: KeyPair, hosts: tuple[str, ...], now: datetime) -> bool:
+    return (
+        not signed_by(certificate, ca.certificate)
+        or not is_for(certificate, hosts)
+        or _over_two_thirds(certificate, now)
+    )
 
 
 def _over_two_thirds(certificate: bytes, now: datetime) -> bool:

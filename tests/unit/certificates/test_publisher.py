@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_cluster import NAMESPACE, SmallCluster
+from small_cluster import NAMESPACE, FailingApi, SmallCluster
 
 from certificates.publisher import Publisher
+from simulator.api import Call
+from simulator.errors import ApiError
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
-from slicekeeper.errors import NotFound
+from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, Object
 
 HOME = "slicekeeper-system"
@@ -34,7 +37,8 @@ class World(SmallCluster):
         while not self._stop.is_set():
             self._wake.wait()
             self._wake.clear()
-            self.publisher.repeat()
+            with contextlib.suppress(ServiceError):
+                self.publisher.repeat()
 
     def stop(self) -> None:
         self._stop.set()
@@ -99,3 +103,23 @@ def test_it_belongs_to_the_installations_namespace_and_goes_with_it(world: World
     [owner] = world.wait(NAMESPACE, "one")["metadata"]["ownerReferences"]
     home = world.client.get(NAMESPACES, HOME)
     assert owner == {"apiVersion": "v1", "kind": "Namespace", "name": HOME, "uid": home["metadata"]["uid"]}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(400, "BadRequest"), (403, "Forbidden"), (422, "Invalid"), (500, "InternalError")]
+)
+def test_a_namespace_that_takes_none_keeps_no_other_from_it(world: World, status: int, reason: str) -> None:
+    """A quota, a policy, a ConfigMap of the name that a tenant made immutable, somebody's webhook that is away."""
+
+    def refuse(_api: FailingApi, call: Call) -> None:
+        if call.namespace == NAMESPACE:
+            raise ApiError(status, reason, "field is immutable when `immutable` is set")
+
+    world.api.faults[""] = refuse
+    world.publisher.publish(b"one")
+    world.wait(HOME, "one")
+    with pytest.raises(NotFound):
+        world.published(NAMESPACE)
+    world.api.faults.clear()
+    world.publisher.repeat()
+    world.wait(NAMESPACE, "one")

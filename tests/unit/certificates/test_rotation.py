@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from certificates.authority import expires_at, is_for, signed_by, split
+from certificates.authority import KeyPair, expires_at, is_for, make_ca, signed_by, split
 from certificates.rotation import Schedule, State, advance
 
 HOSTS = {
@@ -67,3 +68,49 @@ def test_a_lost_ca_key_starts_a_new_ca_and_trusts_the_old_one_on() -> None:
     healed = advance(broken, HOSTS, BEGIN + timedelta(days=1), SCHEDULE)
     assert healed.ca_key
     assert state.authorities[0] in healed.authorities
+
+
+GARBAGE = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+
+
+def other_key() -> bytes:
+    return make_ca(BEGIN, timedelta(days=1)).key
+
+
+@pytest.mark.parametrize("key", [b"garbage", GARBAGE, other_key()])
+def test_a_ca_key_that_is_not_the_cas_counts_as_lost(key: bytes) -> None:
+    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    later = BEGIN + timedelta(days=1)
+    healed = advance(replace(state, ca_key=key), HOSTS, later, SCHEDULE)
+    assert healed.authorities[1:] == state.authorities
+    for server in healed.servers.values():
+        assert signed_by(server.certificate, healed.authorities[0])
+    assert advance(healed, HOSTS, later, SCHEDULE) == healed
+
+
+@pytest.mark.parametrize("key", [b"garbage", other_key()])
+def test_an_old_ca_key_that_is_damaged_lets_the_new_one_sign_at_once(key: bytes) -> None:
+    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    turn = BEGIN + timedelta(days=61)
+    rotated = advance(advance(state, HOSTS, turn - timedelta(days=2), SCHEDULE), HOSTS, turn, SCHEDULE)
+    assert rotated.old_key
+    damaged = advance(replace(rotated, old_key=key), HOSTS, turn, SCHEDULE)
+    for server in damaged.servers.values():
+        assert signed_by(server.certificate, damaged.authorities[0])
+
+
+@pytest.mark.parametrize("key", [b"garbage", GARBAGE, other_key()])
+def test_a_server_whose_key_is_not_its_certificates_gets_both_anew(key: bytes) -> None:
+    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    broken = {**state.servers, "webhook": KeyPair(state.servers["webhook"].certificate, key)}
+    healed = advance(replace(state, servers=broken), HOSTS, BEGIN, SCHEDULE)
+    assert healed.servers["webhook"].certificate != state.servers["webhook"].certificate
+    assert healed.servers["timekeeper"] == state.servers["timekeeper"]
+    assert advance(healed, HOSTS, BEGIN, SCHEDULE) == healed
+
+
+def test_a_certificate_that_names_no_host_is_made_anew() -> None:
+    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    nameless = KeyPair(state.authorities[0], state.ca_key)
+    healed = advance(replace(state, servers={**state.servers, "webhook": nameless}), HOSTS, BEGIN, SCHEDULE)
+    assert is_for(healed.servers["webhook"].certificate, HOSTS["webhook"])
