@@ -6,7 +6,6 @@ Writes nothing unless it is told to: `--adopt` has pods charged that were there 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,8 +16,10 @@ import click
 from slicekeeper import clock, inventory, names
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.errors import Conflict, NotFound, RequestRefused
+from slicekeeper.errors import Conflict, NotFound, RequestRefused, ServiceError, SettingsError
 from slicekeeper.kube.client import (
+    CONFIG_MAPS,
+    DAEMON_SETS,
     DEPLOYMENTS,
     JSON_PATCH,
     MERGE_PATCH,
@@ -39,7 +40,10 @@ _CONFIGURATIONS: Final = tuple(
     Resource(_ADMISSION, plural, namespaced=False)
     for plural in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 )
-_GUARDS: Final = Resource(_ADMISSION, "validatingadmissionpolicybindings", namespaced=False)
+_GUARDS: Final = tuple(
+    Resource(_ADMISSION, plural, namespaced=False)
+    for plural in ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
+)
 _GUARD_NAMES: Final = (
     "slicekeeper-pod-metadata",
     "slicekeeper-bindings",
@@ -48,6 +52,7 @@ _GUARD_NAMES: Final = (
 )
 _INSTALL: Final = "kubectl apply -k manifests/overlays/default"
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
+_OURS: Final = "app.kubernetes.io/part-of=slicekeeper"
 
 
 @dataclass(frozen=True)
@@ -71,21 +76,24 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, output: s
     """
     settings = context.loaded.settings
     client = KubeClient(settings.kubernetes)
-    left = (
-        _left_behind(client, settings.resources) if _get(client, DEPLOYMENTS, "timekeeper", namespace) is None else []
-    )
+    # Wherever it is: what is taken away below would be sorely missed by an installation in another namespace.
+    homes = _homes(client)
+    left = [] if homes else _left_behind(client, settings)
+    if adopt and not homes:
+        raise SettingsError(
+            "--adopt: no timekeeper is installed, so nobody would charge the pods and let them go again"
+        )
     if repair:
-        for thing in left:
-            thing.strip()
-        click.echo(f"{len(left)} things taken away", err=True)
-        findings = list(_findings(_unmetered(client, settings), settings))
+        failed = [thing for thing in left if not thing.strip()]
+        click.echo(f"{len(left) - len(failed)} things taken away", err=True)
+        findings = [_stays(thing) for thing in failed]
+        findings += _findings(_unmetered(client, settings), settings) if homes else _stranded(client, settings)
     elif adopt:
         findings = list(_adopt(client, settings))
     else:
-        findings = [*_missing(client, settings, namespace), *_findings(_unmetered(client, settings), settings)]
-        findings += [
-            Finding(f"{thing.what}, and nobody will remove it", "slicekeeper check --repair") for thing in left
-        ]
+        findings = [*_missing(client, settings, namespace, homes)]
+        findings += _findings(_unmetered(client, settings), settings)
+        findings += map(_stays, left)
     rows = [(finding.problem, finding.remedy) for finding in findings]
     show(
         [asdict(finding) for finding in findings],
@@ -96,13 +104,34 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, output: s
         sys.exit(EXIT_FAILED)
 
 
-def _missing(client: KubeClient, settings: Settings, namespace: str) -> Iterator[Finding]:
+def _homes(client: KubeClient) -> list[str]:
+    """Return the namespaces that have a timekeeper of ours."""
+    found, _ = client.list(DEPLOYMENTS, label_selector=_OURS)
+    return [one["metadata"]["namespace"] for one in found if one["metadata"]["name"] == "timekeeper"]
+
+
+def _stays(thing: _Left) -> Finding:
+    return Finding(f"{thing.what}, and nobody will remove it", "slicekeeper check --repair")
+
+
+def _missing(client: KubeClient, settings: Settings, namespace: str, homes: list[str]) -> Iterator[Finding]:
+    if homes and namespace not in homes:
+        yield Finding(f"namespace {namespace} has no timekeeper", f"slicekeeper check -n {homes[0]}, which has one")
+        return
     for part in _PARTS:
         found = _get(client, DEPLOYMENTS, part, namespace)
         if found is not None and not (found.get("status") or {}).get("readyReplicas"):
             yield Finding(f"deployment {part} has no ready pod", f"kubectl logs -n {namespace} deployment/{part}")
         elif found is None:
             yield Finding(f"deployment {part} is missing", _INSTALL)
+    agents = _get(client, DAEMON_SETS, "nodeagent", namespace)
+    if agents is None:
+        yield Finding("daemonset nodeagent is missing: no GPU pod can start", _INSTALL)
+    elif (status := agents.get("status") or {}).get("desiredNumberScheduled", 0) > status.get("numberReady", 0):
+        short = f"{status.get('numberReady', 0)} of {status['desiredNumberScheduled']} nodes"
+        yield Finding(
+            f"daemonset nodeagent is ready on {short}", f"kubectl describe -n {namespace} daemonset/nodeagent"
+        )
     for known in (settings.classes.in_budget, settings.classes.over_budget):
         if _get(client, PRIORITY_CLASSES, known.name) is None:
             yield Finding(f"PriorityClass {known.name} is missing", _INSTALL)
@@ -113,16 +142,21 @@ def _missing(client: KubeClient, settings: Settings, namespace: str) -> Iterator
 
 
 def _admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
+    look = f"kubectl logs -n {namespace} deployment/certificates"
     for resource in _CONFIGURATIONS:
         hooks = (_get(client, resource, "slicekeeper") or {}).get("webhooks") or []
         if not hooks:
             yield Finding(f"{resource.plural} slicekeeper is missing", _INSTALL)
         elif not all((hook.get("clientConfig") or {}).get("caBundle") for hook in hooks):
-            look = f"kubectl logs -n {namespace} deployment/certificates"
             yield Finding(f"{resource.plural} slicekeeper trusts no CA", look)
+    if _get(client, CONFIG_MAPS, names.CA_CONFIG_MAP, namespace) is None:
+        yield Finding(f"configmap {names.CA_CONFIG_MAP} is missing: sidecars cannot start", look)
     for guard in _GUARD_NAMES:
-        if _get(client, _GUARDS, guard) is None:
-            yield Finding(f"guard {guard} is missing: editors can change what pods are charged for", _INSTALL)
+        policy, binding = (_get(client, resource, guard) for resource in _GUARDS)
+        denies = "Deny" in ((binding or {}).get("spec") or {}).get("validationActions", [])
+        if policy is None or not denies:
+            what = "is missing" if policy is None or binding is None else "denies nothing"
+            yield Finding(f"guard {guard} {what}: editors can change what pods are charged for", _INSTALL)
 
 
 def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
@@ -184,16 +218,22 @@ def _adopt(client: KubeClient, settings: Settings) -> Iterator[Finding]:
             click.echo(f"pod {_name(pod)} is charged from now on", err=True)
 
 
-def _left_behind(client: KubeClient, resources: Resources) -> list[_Left]:
+def _left_behind(client: KubeClient, settings: Settings) -> list[_Left]:
     """Return what only our own parts would remove, in a cluster that no longer has them."""
-    pods, _ = client.list(PODS, label_selector=f"{names.MANAGED_LABEL}={names.MANAGED_VALUE}")
+    resources = settings.resources
     found = []
-    for pod in pods:
-        metadata = pod["metadata"]
-        if names.FINALIZER in (metadata.get("finalizers") or []):
-            path = f"/metadata/finalizers/{metadata['finalizers'].index(names.FINALIZER)}"
-            patch = [{"op": "test", "path": path, "value": names.FINALIZER}, {"op": "remove", "path": path}]
-            found.append(_Left(f"pod {_name(pod)} keeps our finalizer", client, PODS, pod, patch))
+    for pod in client.list(PODS)[0]:
+        gates = [gate.get("name") for gate in pod["spec"].get("schedulingGates") or []]
+        for what, where, at in (
+            ("keeps our finalizer", "/metadata/finalizers", (pod["metadata"].get("finalizers") or [], names.FINALIZER)),
+            ("keeps our scheduling gate", "/spec/schedulingGates", (gates, names.GATE)),
+        ):
+            there, name = at
+            if name in there:
+                path = f"{where}/{there.index(name)}"
+                test = path if where.startswith("/metadata") else f"{path}/name"
+                patch = [{"op": "test", "path": test, "value": name}, {"op": "remove", "path": path}]
+                found.append(_Left(f"pod {_name(pod)} {what}", client, PODS, pod, patch))
     gone = {resources.core: None, resources.memory: None}
     for node in client.list(NODES)[0]:
         if names.NODE_GPUS in (node["metadata"].get("annotations") or {}):
@@ -203,6 +243,16 @@ def _left_behind(client: KubeClient, resources: Resources) -> list[_Left]:
             }
             found.append(_Left(f"node {node['metadata']['name']} shows GPUs", client, NODES, node, merge))
     return found
+
+
+def _stranded(client: KubeClient, settings: Settings) -> Iterator[Finding]:
+    """Yield pods that wait for a scheduler that is no more: nobody can give a pod another."""
+    for pod in client.list(PODS)[0]:
+        spec, ends = pod["spec"], pod["metadata"].get("deletionTimestamp")
+        if spec.get("schedulerName") == settings.webhook.scheduler_name and not spec.get("nodeName") and not ends:
+            namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+            remedy = f"kubectl delete pod -n {namespace} {name}"
+            yield Finding(f"pod {_name(pod)} waits for {settings.webhook.scheduler_name}, which is gone", remedy)
 
 
 @dataclass(frozen=True)
@@ -215,16 +265,23 @@ class _Left:
     obj: Object
     patch: Any
 
-    def strip(self) -> None:
-        """Take it away."""
+    def strip(self) -> bool:
+        """Take it away; return False where it changed meanwhile, so that another look is needed."""
         metadata = self.obj["metadata"]
         kind = JSON_PATCH if isinstance(self.patch, list) else MERGE_PATCH
         part = "status" if self.resource == NODES else ""
-        with contextlib.suppress(NotFound):  # somebody else was faster
+        try:
             self.client.patch(
                 self.resource, metadata["name"], self.patch, metadata.get("namespace", ""),
                 content_type=kind, subresource=part,
             )  # fmt: skip
+        except NotFound:
+            pass  # somebody else was faster
+        except ServiceError as error:
+            if error.status not in (409, 422):
+                raise
+            return False
+        return True
 
 
 def _get(client: KubeClient, resource: Resource, name: str, namespace: str = "") -> Object | None:

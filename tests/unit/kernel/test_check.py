@@ -17,6 +17,9 @@ from slicekeeper.cli import check as module
 from slicekeeper.cli.main import cli
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
+ALL_DEPLOYMENTS = "/apis/apps/v1/deployments"
+AGENTS = "/apis/apps/v1/namespaces/slicekeeper-system/daemonsets/nodeagent"
+TRUSTED = "/api/v1/namespaces/slicekeeper-system/configmaps/slicekeeper-ca.crt"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 
@@ -25,7 +28,7 @@ class Server:
     """Objects by path; lists under their collection's path; patches are kept, and may be answered with an error."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, Any] = {PODS: [], NODES: []}
+        self.objects: dict[str, Any] = {PODS: [], NODES: [], ALL_DEPLOYMENTS: []}
         self.patches: list[tuple[str, Any]] = []
         self.patch_status = 200
         known = self
@@ -67,16 +70,27 @@ class Server:
 
     def install(self) -> None:
         for part in ("certificates", "timekeeper", "webhook", "scheduler"):
-            self.objects[f"{DEPLOYMENTS}/{part}"] = {"status": {"readyReplicas": 1}}
+            metadata = {"name": part, "namespace": "slicekeeper-system", "labels": {"app.kubernetes.io/part-of": "x"}}
+            self.objects[f"{DEPLOYMENTS}/{part}"] = {"metadata": metadata, "status": {"readyReplicas": 1}}
+            self.objects[ALL_DEPLOYMENTS].append(self.objects[f"{DEPLOYMENTS}/{part}"])
+        self.objects[AGENTS] = {"status": {"desiredNumberScheduled": 2, "numberReady": 2}}
+        self.objects[TRUSTED] = {"data": {"ca.crt": "x"}}
         for name in ("gpu-default-priority", "gpu-lower-priority"):
             self.objects[f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}"] = {"metadata": {"name": name}}
         for kind in ("mutating", "validating"):
             hooks = {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]}
             self.objects[f"{ADMISSION}/{kind}webhookconfigurations/slicekeeper"] = hooks
         for guard in module._GUARD_NAMES:
-            self.objects[f"{ADMISSION}/validatingadmissionpolicybindings/{guard}"] = {"metadata": {"name": guard}}
+            binding = {"metadata": {"name": guard}, "spec": {"validationActions": ["Deny", "Audit"]}}
+            self.objects[f"{ADMISSION}/validatingadmissionpolicybindings/{guard}"] = binding
+            self.objects[f"{ADMISSION}/validatingadmissionpolicies/{guard}"] = {"metadata": {"name": guard}}
         gpus = inventory.encode([inventory.Gpu("g", "A100", 81920)])
         self.objects[NODES].append({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: gpus}}})
+
+    def uninstall(self) -> None:
+        """Take the Deployments away; what else is there stays, as after an uninstallation that was cut short."""
+        self.objects = {k: v for k, v in self.objects.items() if not k.startswith(DEPLOYMENTS)}
+        self.objects[ALL_DEPLOYMENTS] = []
 
     def pod(self, name: str, limits: dict[str, str], **metadata: Any) -> None:
         self.objects[PODS].append(
@@ -127,6 +141,8 @@ def test_a_whole_installation_is_in_order(server: Server) -> None:
             f"{ADMISSION}/validatingadmissionpolicybindings/slicekeeper-bindings",
             "guard slicekeeper-bindings is missing",
         ),
+        (f"{ADMISSION}/validatingadmissionpolicies/slicekeeper-nodes", "guard slicekeeper-nodes is missing"),
+        (AGENTS, "daemonset nodeagent is missing"),
     ],
 )
 def test_what_is_missing_is_named_with_its_remedy(server: Server, path: str, told: str) -> None:
@@ -143,7 +159,13 @@ def test_parts_that_are_not_ready_and_nodes_without_gpus_are_named(server: Serve
     server.objects[f"{DEPLOYMENTS}/scheduler"] = {"status": {}}
     server.objects[f"{ADMISSION}/mutatingwebhookconfigurations/slicekeeper"]["webhooks"][0]["clientConfig"] = {}
     server.objects[NODES][0]["metadata"]["annotations"] = {}
+    server.objects[AGENTS]["status"]["numberReady"] = 1
+    del server.objects[TRUSTED]
+    server.objects[f"{ADMISSION}/validatingadmissionpolicybindings/slicekeeper-nodes"]["spec"] = {}
     told = check(server).output
+    assert "daemonset nodeagent is ready on 1 of 2 nodes" in told
+    assert "configmap slicekeeper-ca.crt is missing" in told
+    assert "guard slicekeeper-nodes denies nothing" in told
     assert "deployment scheduler has no ready pod" in told
     assert "mutatingwebhookconfigurations slicekeeper trusts no CA" in told
     assert "no node shows GPUs" in told
@@ -195,7 +217,7 @@ def test_a_pod_that_changed_meanwhile_is_told_and_left(server: Server) -> None:
 
 def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
     server.install()
-    del server.objects[f"{DEPLOYMENTS}/timekeeper"]
+    server.uninstall()
     server.pod("held", FRACTION, **MARKS)
     told = check(server).output
     assert "pod team/held keeps our finalizer, and nobody will remove it" in told
@@ -212,8 +234,56 @@ def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
     assert patches["/api/v1/nodes/n/status"]["metadata"] == {"annotations": {names.NODE_GPUS: None}}
 
 
-def test_repair_takes_nothing_from_an_installation_that_is_there(server: Server) -> None:
+@pytest.mark.parametrize("namespace", ["slicekeeper-system", "typo"])
+def test_repair_takes_nothing_from_an_installation_that_is_there(server: Server, namespace: str) -> None:
     server.install()
     server.pod("held", FRACTION, **MARKS)
-    done = check(server, "--repair")
+    done = check(server, "--repair", "-n", namespace)
     assert (done.exit_code, server.patches) == (0, [])
+    assert "0 things taken away" in done.output
+
+
+def test_another_namespace_than_the_installations_is_told(server: Server) -> None:
+    server.install()
+    done = check(server, "-n", "typo")
+    assert done.exit_code == 1
+    assert "slicekeeper check -n slicekeeper-system, which has one" in done.output
+
+
+def test_a_pod_that_waits_behind_our_gate_is_let_go_and_told(server: Server) -> None:
+    server.pod("waits", FRACTION)
+    spec = server.objects[PODS][0]["spec"]
+    del spec["nodeName"]
+    spec |= {"schedulerName": "slicekeeper-scheduler", "schedulingGates": [{"name": "a/b"}, {"name": names.GATE}]}
+    done = check(server, "--repair")
+    assert [path for path, _ in server.patches] == ["/api/v1/namespaces/team/pods/waits"]
+    assert server.patches[0][1] == [
+        {"op": "test", "path": "/spec/schedulingGates/1/name", "value": names.GATE},
+        {"op": "remove", "path": "/spec/schedulingGates/1"},
+    ]
+    assert done.exit_code == 1
+    assert "team/waits waits for slicekeeper-scheduler, which is gone" in done.output
+    assert "kubectl delete pod -n team waits" in done.output
+
+
+def test_what_changed_while_it_was_repaired_is_told(server: Server) -> None:
+    server.pod("held", FRACTION, **MARKS)
+    server.patch_status = 422
+    done = check(server, "--repair")
+    assert done.exit_code == 1
+    assert "0 things taken away" in done.output
+    assert "pod team/held keeps our finalizer, and nobody will remove it" in done.output
+
+
+def test_nothing_is_adopted_without_a_timekeeper(server: Server) -> None:
+    server.pod("share", FRACTION)
+    done = check(server, "--adopt")
+    assert done.exit_code != 0
+    assert "no timekeeper is installed" in str(done.exception)
+    assert server.patches == []
+
+
+def test_after_uninstalling_nobody_is_told_to_adopt(server: Server) -> None:
+    server.pod("whole", {"nvidia.com/gpu": "1"})
+    done = check(server, "--repair")
+    assert (done.exit_code, done.stdout) == (0, "nothing is missing, nothing is unmetered\n")
