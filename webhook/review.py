@@ -15,14 +15,18 @@ from typing import Any, Final
 import orjson
 
 from slicekeeper.errors import Violation
-from slicekeeper.request import as_map, show
+from slicekeeper.request import as_list, as_map, show
 from slicekeeper.wire.admission import API_VERSION, KIND, AdmissionResponse, Status
+from webhook import rules
 from webhook.policy import Admission, Case, Verdict
 from webhook.workloads import template_of, template_path
 
 _REASON: Final = {400: "BadRequest", 403: "Forbidden", 422: "Invalid", 503: "ServiceUnavailable"}
 _MOST_VIOLATIONS: Final = 20
 """A hostile manifest must not get an answer as long as itself."""
+
+_KUBELETS: Final = "system:nodes"
+"""The group of all kubelets' accounts."""
 
 _OPERATIONS: Final = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 
@@ -50,11 +54,17 @@ class Request:
     subresource: str
     object: Mapping[str, Any]
     old: Mapping[str, Any]
+    by_kubelet: bool
 
     @property
     def is_pod(self) -> bool:
         """Whether a pod, or a subresource that carries one, is under review."""
         return self.kind == "Pod" and not self.group
+
+    @property
+    def forges_mirror(self) -> bool:
+        """Whether somebody but a kubelet says that the pod mirrors a static one, which is left alone."""
+        return not self.by_kubelet and rules.is_mirror(self.object)
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,8 @@ class Reviewer:
             return answer(request, Verdict(violations=(fault,)), 400)
         if not request.is_pod or request.operation != "CREATE" or request.subresource:
             return answer(request, Verdict())
+        if request.forges_mirror:
+            return answer(request, Verdict(violations=(rules.not_by_kubelet(request.object),)))
         return answer(request, self._admission.mutate(request.object, self._case_of(request.namespace)))
 
     def validate(self, body: bytes) -> Answer:
@@ -98,6 +110,8 @@ class Reviewer:
             if request.subresource == "ephemeralcontainers":
                 return self._admission.validate_ephemeral(request.object, request.old, self._case_of(request.namespace))
             if request.operation == "CREATE" and not request.subresource:
+                if request.forges_mirror:
+                    return Verdict(violations=(rules.not_by_kubelet(request.object),))
                 return self._admission.validate(request.object, self._case_of(request.namespace))
             # Most of a pod cannot change, and who may change what is ours is the API server's own policy.
             return Verdict()
@@ -148,6 +162,7 @@ def _request(uid: str, raw: Mapping[str, Any]) -> tuple[Request, Violation | Non
         subresource=_text(raw.get("subResource")),
         object=as_map(obj),
         old=as_map(raw.get("oldObject")),
+        by_kubelet=_KUBELETS in as_list(as_map(raw.get("userInfo")).get("groups")),
     )
     if not request.kind:
         return request, _bad("request.kind.kind", kind.get("kind"), "it must name the object's kind", "kind: Pod")

@@ -30,14 +30,32 @@ from webhook.mutation import DEFAULT_SCHEDULER, PRELOAD, VISIBLE_DEVICES
 from webhook.shape import malformed
 from webhook.sidecar_container import covers, is_ours
 
-MIRROR: Final = "kubernetes.io/config.mirror"
+_MIRROR: Final = "kubernetes.io/config.mirror"
 _NO_DEVICES: Final = ("", "none", "void")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def is_mirror(pod: Mapping[str, Any]) -> bool:
     """Whether kubelet made this object to show a static pod: it runs whatever anybody says."""
-    return MIRROR in annotations_of(pod)
+    return _MIRROR in annotations_of(pod)
+
+
+def not_by_kubelet(pod: Mapping[str, Any]) -> Violation:
+    """Return what is wrong with a mirror pod that somebody else makes: nothing of it would be checked."""
+    return Violation(
+        "reserved-annotation", "", f"metadata.annotations[{_MIRROR}]", show(annotations_of(pod).get(_MIRROR)),
+        "only a kubelet makes mirrors of its static pods", "no such annotation",
+    )  # fmt: skip
+
+
+def forged(pod: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield annotations by which other parts take GPUs for given out.
+
+    They are refused in namespaces that are only observed, or off, as well: they would harm all others.
+    """
+    for key, value in annotations_of(pod).items():
+        if key in names.NEVER_ON_NEW_PODS or key.startswith(names.GPU_PREFIX):
+            yield _reserved_annotation(key, value)
 
 
 def concerns(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
@@ -138,11 +156,14 @@ def _reserved_metadata(pod: Mapping[str, Any], request: PodRequest) -> Iterator[
             continue
         if key == names.BUDGET_STATE and on_gpu_pod and value in (names.IN_BUDGET, names.OVER_BUDGET):
             continue
-        yield Violation(
-            "reserved-annotation", "", f"metadata.annotations[{key}]", show(value),
-            "the annotation is reserved; Slicekeeper writes it when the pod is admitted or bound",
-            "no such annotation",
-        )  # fmt: skip
+        yield _reserved_annotation(key, value)
+
+
+def _reserved_annotation(key: str, value: object) -> Violation:
+    return Violation(
+        "reserved-annotation", "", f"metadata.annotations[{key}]", show(value),
+        "the annotation is reserved; Slicekeeper writes it when the pod is admitted or bound", "no such annotation",
+    )  # fmt: skip
 
 
 def _reserved_gate(pod: Mapping[str, Any], request: PodRequest, case: Case) -> Iterator[Violation]:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other parts believe of a pod nobody can bring along, in whatever namespace and under whatever name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from slicekeeper import names
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.settings import Settings
+from webhook.classes import SettingsClasses
+from webhook.policy import Admission, Case
+from webhook.review import Reviewer
+
+SETTINGS = Settings()
+ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
+SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
+FORGED = [
+    {names.gpu_annotation("a"): "GPU-of-somebody-else"},
+    {names.BOUND_AT: "2001-01-01T00:00:00.000Z"},
+    {names.ADOPTED_AT: "2001-01-01T00:00:00.000Z"},
+    {names.SHARING_MODE: "exclusive"},
+]
+MIRROR = {"kubernetes.io/config.mirror": "4f1"}
+
+
+def pod(annotations: dict[str, str], limits: dict[str, int]) -> dict[str, Any]:
+    labels = {names.MANAGED_LABEL: names.MANAGED_VALUE}
+    return {
+        "metadata": {"labels": labels, "annotations": annotations},
+        "spec": {"nodeName": "node-1", "containers": [{"name": "a", "resources": {"limits": limits}}]},
+    }
+
+
+def told(endpoint: str, kind: str, obj: dict[str, Any], mode: str, groups: list[str]) -> str:
+    """Return the refusal's message, empty where the review is allowed."""
+    policy = NamespacePolicy(mode=mode)  # type: ignore[arg-type]
+    request = {
+        "uid": "u", "kind": {"group": "apps" if kind == "Deployment" else "", "version": "v1", "kind": kind},
+        "operation": "CREATE", "namespace": "team", "object": obj, "userInfo": {"username": "x", "groups": groups},
+    }  # fmt: skip
+    body = orjson.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
+    reviewer = Reviewer(ADMISSION, lambda namespace: Case(namespace, policy))
+    response = orjson.loads(getattr(reviewer, endpoint)(body).body)["response"]
+    return "" if response["allowed"] else str(response["status"]["message"])
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe", "off"])
+@pytest.mark.parametrize("limits", [SHARE, {}])
+@pytest.mark.parametrize("annotations", FORGED)
+def test_no_new_pod_brings_what_the_scheduler_writes(
+    annotations: dict[str, str], limits: dict[str, int], mode: str
+) -> None:
+    if limits == {} and names.ADOPTED_AT in annotations:
+        annotations = {**annotations, **FORGED[0]}
+    for endpoint in ("mutate", "validate"):
+        assert "is reserved" in told(endpoint, "Pod", pod(annotations, limits), mode, ["system:authenticated"])
+    template = {"spec": {"template": pod(annotations, limits)}}
+    assert "spec.template.metadata.annotations" in told("validate", "Deployment", template, mode, [])
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_what_harms_nobody_else_passes_where_nothing_is_enforced(mode: str) -> None:
+    for endpoint in ("mutate", "validate"):
+        assert told(endpoint, "Pod", pod({names.BUDGET_STATE: "mine"}, SHARE), mode, []) == ""
+
+
+def test_only_a_kubelet_makes_mirrors_of_its_static_pods() -> None:
+    mirror = pod(MIRROR, {"tencent.com/vcuda-core": 400})
+    for endpoint in ("mutate", "validate"):
+        refusal = told(endpoint, "Pod", mirror, "enforce", ["system:authenticated"])
+        assert "only a kubelet makes mirrors" in refusal
+        assert told(endpoint, "Pod", mirror, "enforce", ["system:nodes", "system:authenticated"]) == ""
