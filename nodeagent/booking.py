@@ -90,6 +90,11 @@ def _sum(held: Iterable[Hold], gpu: Gpu) -> tuple[int, int]:
     return core, memory
 
 
+def may_start(pod: Mapping[str, Any]) -> bool:
+    """Whether kubelet may still start a container of the pod."""
+    return _alive(pod) and not pod["metadata"].get("deletionTimestamp")
+
+
 def _alive(pod: Mapping[str, Any]) -> bool:
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 

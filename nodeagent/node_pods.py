@@ -18,8 +18,11 @@ class NodePods:
 
     def __init__(self, client: KubeClient, node: str, on_gone: Callable[[set[str]], None]) -> None:
         self._client = client
+        self._node = node
         self._on_gone = on_gone
         self._pods: dict[Key, Object] = {}
+        self._ahead: dict[str, Object] = {}
+        """By UID, pods that were asked for and that the watch has not shown yet."""
         self._changed = threading.Condition()
         self._watch = Watch(
             client,
@@ -45,7 +48,7 @@ class NodePods:
     def all(self) -> list[Object]:
         """Return all pods."""
         with self._changed:
-            return list(self._pods.values())
+            return [*self._pods.values(), *self._ahead.values()]
 
     def find(self, namespace: str, name: str, seconds: float) -> Object | None:
         """Return a pod that kubelet knows already; waits until the watch shows it too."""
@@ -53,24 +56,46 @@ class NodePods:
             self._changed.wait_for(lambda: (namespace, name) in self._pods, seconds)
             return self._pods.get((namespace, name))
 
+    def ask(self, namespace: str, name: str) -> Object | None:
+        """Return the node's pod of that name as the API server has it now, None where it has none.
+
+        Raises ServiceError where it does not answer.
+        """
+        here = f"metadata.name={name},spec.nodeName={self._node}"
+        found, _ = self._client.list(PODS, namespace=namespace, field_selector=here)
+        if not found:
+            return None
+        uid = found[0]["metadata"]["uid"]
+        with self._changed:
+            if all(pod["metadata"]["uid"] != uid for pod in self._pods.values()):
+                self._ahead[uid] = found[0]
+        return found[0]
+
     def on_list(self, objects: list[Object]) -> None:
         """Take the whole state."""
         with self._changed:
             self._pods = {_key(pod): pod for pod in objects}
+            for pod in objects:
+                self._ahead.pop(pod["metadata"]["uid"], None)
             self._changed.notify_all()
-        self._on_gone({pod["metadata"]["uid"] for pod in objects})
+            left = self._uids()
+        self._on_gone(left)
 
     def on_event(self, kind: str, obj: Object) -> None:
         """Take one change; who is left is told when a pod has gone."""
         with self._changed:
+            self._ahead.pop(obj["metadata"]["uid"], None)
             if kind == "DELETED":
                 self._pods.pop(_key(obj), None)
             else:
                 self._pods[_key(obj)] = obj
             self._changed.notify_all()
-            left = {pod["metadata"]["uid"] for pod in self._pods.values()}
+            left = self._uids()
         if kind == "DELETED":
             self._on_gone(left)
+
+    def _uids(self) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self._pods.values()} | self._ahead.keys()
 
 
 def _key(pod: Object) -> Key:

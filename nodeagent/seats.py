@@ -16,11 +16,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from nodeagent.booking import Hold, SeatRefused, check, holds
+from nodeagent.booking import Hold, SeatRefused, check, holds, may_start
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
 from nodeagent.store import Seat, SeatStore
+from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import Object
 from slicekeeper.settings import Resources
 
@@ -102,6 +103,8 @@ class Seats:
             raise SeatRefused(f"kubelet names {len(owners)} containers for seat {seat.id}, exactly one is needed")
         namespace, name, container = owners[0]
         pod = self._pods.find(namespace, name, POD_SECONDS)
+        if pod is not None and self._doubtful(pod, container):
+            pod = self._asked(namespace, name)
         if pod is None:
             raise SeatRefused(f"the API server has not shown pod {namespace}/{name} yet; kubelet tries again")
         try:
@@ -125,6 +128,24 @@ class Seats:
             seat.id, namespace, name, container, (time.monotonic() - began) * 1000,
         )  # fmt: skip
         return seat
+
+    def _doubtful(self, pod: Object, container: str) -> bool:
+        """Whether a pod may be one before it of the same name: kubelet can be ahead of our watch.
+
+        A container gets one seat in its pod's life (unless kubelet lost its records), and none once the pod ends.
+        """
+        uid = pod["metadata"]["uid"]
+        seated = any(seat.uid == uid and seat.container == container for seat in self._store.all())
+        return seated or not may_start(pod)
+
+    def _asked(self, namespace: str, name: str) -> Object | None:
+        try:
+            pod = self._pods.ask(namespace, name)
+        except ServiceError as error:
+            raise SeatRefused(f"the API server does not say which pod {namespace}/{name} is: {error}") from error
+        if pod is not None and not may_start(pod):
+            raise SeatRefused(f"pod {namespace}/{name} has ended or is being deleted")
+        return pod
 
     def _hold(self, pod: Object, container: str) -> Hold:
         """Return what the container holds, after the second look at its GPUs."""

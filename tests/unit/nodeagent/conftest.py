@@ -16,6 +16,7 @@ from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.seats import Seats
 from nodeagent.store import SeatStore
 from slicekeeper import names
+from slicekeeper.errors import Unavailable
 from slicekeeper.settings import Resources
 
 _SPEC = importlib.util.spec_from_file_location("fake_kubelet", Path(__file__).with_name("fake_kubelet.py"))
@@ -33,12 +34,19 @@ class Pods:
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], dict[str, Any]] = {}
+        self.server: dict[tuple[str, str], dict[str, Any]] | None = {}
+        """What the API server would say that the watch has not shown yet; None: it does not answer."""
 
     def all(self) -> list[dict[str, Any]]:
         return list(self.known.values())
 
     def find(self, namespace: str, name: str, seconds: float) -> dict[str, Any] | None:
         return self.known.get((namespace, name))
+
+    def ask(self, namespace: str, name: str) -> dict[str, Any] | None:
+        if self.server is None:
+            raise Unavailable("no answer")
+        return self.server.get((namespace, name))
 
     def add(self, name: str, gpu: int | None, core: int = 50, blocks: int = 8, at: str = "10:00:00") -> dict[str, Any]:
         annotations = {names.BOUND_AT: f"2026-01-01T{at}.000Z"}

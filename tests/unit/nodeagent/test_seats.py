@@ -185,3 +185,41 @@ def test_a_damaged_record_is_left_out(bench: Any) -> None:
     assert bench.store.get("seat-0003") is None
     with pytest.raises(grpc.RpcError, match="not known here"):
         bench.kubelet.pre_start("seat-0003")
+
+
+def test_a_pod_of_the_same_name_gets_its_own_seat_although_the_watch_still_shows_the_old_one(bench: Any) -> None:
+    """kubelet is ahead of the agent's watch: a StatefulSet's next pod starts while the agent knows the one before."""
+    old = bench.pods.add("web-0", gpu=0)
+    _start(bench, "seat-0000", "web-0")
+    new = bench.pods.add("web-0", gpu=1, core=30)
+    new["metadata"]["uid"] = "uid-new"
+    bench.pods.known, bench.pods.server = {("team", "web-0"): old}, {("team", "web-0"): new}
+    _start(bench, "seat-0001", "web-0")
+    seat = bench.store.get("seat-0001")
+    assert (seat.uid, seat.core) == ("uid-new", 30)
+    assert list(seat.gpus) == [new["metadata"]["annotations"]["gpu.slicekeeper.io/train"]]
+    bench.seats.keep_only({"uid-new"})
+    assert [seat.id for seat in bench.store.all()] == ["seat-0001"]
+
+
+@pytest.mark.parametrize("end", [{"status": {"phase": "Failed"}}, {"metadata": {"deletionTimestamp": "2026-01-01"}}])
+def test_a_pod_that_has_ended_or_is_deleted_gets_no_seat(bench: Any, end: dict[str, Any]) -> None:
+    pod = bench.pods.add("web-0", gpu=0)
+    for key, value in end.items():
+        pod[key] |= value
+    with pytest.raises(grpc.RpcError, match="has not shown pod team/web-0 yet"):
+        _start(bench, "seat-0000", "web-0")
+    bench.pods.server = {("team", "web-0"): pod}
+    with pytest.raises(grpc.RpcError, match="has ended or is being deleted"):
+        _start(bench, "seat-0000", "web-0")
+    bench.pods.server = None
+    with pytest.raises(grpc.RpcError, match="does not say which pod"):
+        _start(bench, "seat-0000", "web-0")
+
+
+def test_a_container_whose_seat_kubelet_has_forgotten_gets_another(bench: Any) -> None:
+    pod = bench.pods.add("one", gpu=0)
+    _start(bench, "seat-0000", "one")
+    bench.pods.server = {("team", "one"): pod}
+    _start(bench, "seat-0001", "one")
+    assert {seat.uid for seat in bench.store.all()} == {"uid-one"}

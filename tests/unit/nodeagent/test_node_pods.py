@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's pods by a watch, and by a question where the watch is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from small_cluster import NAMESPACE, SmallCluster
+
+from nodeagent.node_pods import NodePods
+from slicekeeper.clock import SystemClock
+from slicekeeper.kube.client import PODS, Object
+
+
+@pytest.fixture
+def small() -> Iterator[SmallCluster]:
+    small = SmallCluster(SystemClock())
+    small.node("node-1")
+    yield small
+    small.client.close()
+    small.server.stop()
+
+
+def bound(small: SmallCluster, name: str) -> Object:
+    small.pod(name)
+    binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "node-1"}}
+    small.client.create(PODS, binding, NAMESPACE, name=name, subresource="binding")
+    return small.get(name)
+
+
+def test_the_api_server_is_asked_for_the_nodes_own_pods_alone(small: SmallCluster) -> None:
+    pods = NodePods(small.client, "node-1", lambda _: None)
+    here = bound(small, "web-0")
+    small.pod("waits")
+    assert pods.ask(NAMESPACE, "web-0") == here
+    assert pods.ask(NAMESPACE, "waits") is None
+    assert pods.ask(NAMESPACE, "nobody") is None
+
+
+def test_a_pod_that_was_asked_for_counts_before_the_watch_shows_it(small: SmallCluster) -> None:
+    left: list[set[str]] = []
+    pods = NodePods(small.client, "node-1", left.append)
+    old: Object = {"metadata": {"name": "web-0", "namespace": NAMESPACE, "uid": "uid-old"}}
+    pods.on_list([old])
+    new = bound(small, "web-0")
+    uid = new["metadata"]["uid"]
+    assert pods.ask(NAMESPACE, "web-0") == new
+    assert {pod["metadata"]["uid"] for pod in pods.all()} == {"uid-old", uid}
+    pods.on_event("MODIFIED", old)
+    pods.on_event("DELETED", old)
+    assert left[-1] == {uid}, "what the watch has not shown yet is not gone"
+    pods.on_event("ADDED", new)
+    pods.on_event("DELETED", new)
+    assert left[-1] == set()
+    assert pods.all() == []
