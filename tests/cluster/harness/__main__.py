@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -22,8 +23,8 @@ def up() -> None:
     except (Refused, RuntimeError) as error:
         sys.exit(f"Slicekeeper did not come up: {error}\nThe cluster stays for a look; logs are in {made.logs}")
     print(
-        f"export KUBECONFIG={made.kubeconfig}\n"
-        f"export PATH={made.kubectl.parent}:$PATH   # kubectl\n"
+        f"export KUBECONFIG={shlex.quote(str(made.kubeconfig))}\n"
+        f"export PATH={shlex.quote(str(made.kubectl.parent))}:$PATH   # kubectl\n"
         "# Images are those in the node; a shell is slicekeeper.test/shell:1. End it with `make cluster-down`."
     )
 

@@ -218,7 +218,7 @@ SystemdCgroup = false
     ready 127.0.0.1:8181
     errors
     kubernetes cluster.local {{
-        kubeconfig {self._folder}/admin.kubeconfig
+        kubeconfig "{self._folder}/admin.kubeconfig"
     }}
 }}
 """)
