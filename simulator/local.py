@@ -220,7 +220,6 @@ def _settings_tree(settings: Settings, paced: float) -> dict[str, Any]:
         "policy": {"reloadSeconds": 0.5},
         "webhook": {
             "workers": 2,
-            "threads": 4,
             "refreshSeconds": real(0.2, webhook.refresh_seconds),
             "staleSeconds": real(10.0, webhook.stale_seconds),
             "flipGraceSeconds": real(3.0, webhook.flip_grace_seconds),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a WSGI application under gunicorn (gthread) in this process, with certificates that may change.
 
-gunicorn makes a TLS context for every connection; ours makes one per version of the files, so rotation needs no
+A server has one TLS context; each handshake moves on to that of the files' newest version, so rotation needs no
 restart and costs one `stat` per connection. While the files don't fit together, the last context stays.
 
 gunicorn's gthread keeps a thread for a TLS connection from its handshake to its first request, however long that takes.
@@ -57,31 +57,30 @@ class PatientSocket(ssl.SSLSocket):
 
 
 class ReloadingContext:
-    """Hands out a server-side TLS context of the newest certificate that works."""
+    """A server-side TLS context whose handshakes show the newest certificate that works."""
 
     def __init__(self, tls: TlsSettings) -> None:
+        """Raise ssl.SSLError or OSError where the files don't work."""
         self._tls = tls
-        self._seen: tuple[int, int] | None = None
-        self._context: ssl.SSLContext | None = None
+        self._seen, self._newest = self._stamp(), self._load()
+        self.context = self._newest
+        self.context.sni_callback = self._move_on  # called too for a client that names no server
 
-    def get(self) -> ssl.SSLContext:
-        """Return the context.
-
-        Raises ssl.SSLError or OSError where no version of the files has worked yet.
-        """
+    def _move_on(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
         try:
             seen = self._stamp()
-            if seen != self._seen or self._context is None:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                context.minimum_version = ssl.TLSVersion.TLSv1_2
-                context.sslsocket_class = PatientSocket
-                context.load_cert_chain(self._tls.certificate_file, self._tls.key_file)
-                self._context, self._seen = context, seen
-        except (OSError, ssl.SSLError) as error:
-            if self._context is None:
-                raise
+            if seen != self._seen:
+                self._newest, self._seen = self._load(), seen
+        except OSError as error:  # an ssl.SSLError is one
             log.warning("certificate %s not loaded, the old one stays: %s", self._tls.certificate_file, error)
-        return self._context
+        connection.context = self._newest
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.sslsocket_class = PatientSocket
+        context.load_cert_chain(self._tls.certificate_file, self._tls.key_file)
+        return context
 
     def _stamp(self) -> tuple[int, int]:
         return (
@@ -103,16 +102,7 @@ def serve(
 
     `options` are gunicorn settings (server hooks such as `child_exit`).
     """
-    from gunicorn.app.base import BaseApplication  # noqa: PLC0415 - an extra: only servers have it
-    from gunicorn.glogging import Logger  # noqa: PLC0415
-    from gunicorn.workers import gthread  # noqa: PLC0415
-
-    class RootLogger(Logger):
-        """Hands gunicorn's messages to the process's own logging; a request is counted, not logged."""
-
-        def __init__(self, cfg: Any) -> None:
-            super().__init__(cfg)
-            self.error_log.propagate = True
+    from gunicorn.workers import gthread  # noqa: PLC0415 - an extra: only servers have it
 
     class Worker(gthread.ThreadWorker):
         """gthread, but a thread is for a request, and not for a connection on which none has come yet."""
@@ -133,13 +123,29 @@ def serve(
                 return gthread._DEFER  # type: ignore[attr-defined]
             return super().handle(conn)
 
+    run(make_app, Worker, bind=bind, workers=workers, tls=tls, threads=threads, **options)
+
+
+def run(
+    make_app: Callable[[], App], worker: type, *, bind: str, workers: int, tls: TlsSettings | None, **options: Any
+) -> None:
+    """Serve by a kind of worker; the arguments are those of `serve`."""
+    from gunicorn.app.base import BaseApplication  # noqa: PLC0415 - an extra: only servers have it
+    from gunicorn.glogging import Logger  # noqa: PLC0415
+
+    class RootLogger(Logger):
+        """Hands gunicorn's messages to the process's own logging; a request is counted, not logged."""
+
+        def __init__(self, cfg: Any) -> None:
+            super().__init__(cfg)
+            self.error_log.propagate = True
+
     class Server(BaseApplication):
         def load_config(self) -> None:
             settings: dict[str, Any] = {
                 "bind": bind,
-                "worker_class": Worker,
+                "worker_class": worker,
                 "workers": workers,
-                "threads": threads,
                 # Longer than the API server's 90 s: the end that calls closes an idle connection, and never meets one
                 # that is being closed under its call.
                 "keepalive": 120,
@@ -152,12 +158,11 @@ def serve(
                 **options,
             }
             if tls is not None and tls.certificate_file:
-                contexts = ReloadingContext(tls)
-                contexts.get()
+                context = ReloadingContext(tls).context
                 settings |= {
                     "certfile": tls.certificate_file,
                     "keyfile": tls.key_file,
-                    "ssl_context": lambda _config, _default: contexts.get(),
+                    "ssl_context": lambda _config, _default: context,
                 }
             for key, value in settings.items():
                 self.cfg.set(key, value)

@@ -120,7 +120,6 @@ class WebhookSettings(Section, frozen=True):
 
     bind: Annotated[str, about("Address and port to listen on.")] = "0.0.0.0:8443"
     workers: Annotated[int, Meta(ge=1, le=64), about("Worker processes.")] = 2
-    threads: Annotated[int, Meta(ge=1, le=256), about("Threads in each worker.")] = 8
     tls: TlsSettings = TlsSettings()
     metrics_bind: Annotated[str, about("Where /metrics is served in plain HTTP. Empty: only on `bind`.")] = ""
     injection: Annotated[

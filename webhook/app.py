@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import Final
 
 import orjson
-from flask import Flask, Response, request
-from werkzeug.exceptions import HTTPException
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from slicekeeper import clock
 from slicekeeper.namespace_policy import PolicyBook, PolicyFile
@@ -25,11 +31,19 @@ from webhook.review import Answer, BadReview, Reviewer
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK_SECONDS = 5.0
+FIRST_LOOK_SECONDS: Final = 5.0
 """Longest wait at the start for the first decisions and classes, so that the first reviews know them."""
 
+BODY_SECONDS: Final = 10.0
+"""Longest wait for a body as a whole."""
 
-def make_app(settings: Settings, board: FlipBoard | None = None, book: PolicyBook | None = None) -> Flask:
+LARGE_BYTES: Final = 128 << 10
+"""Size from which a review, which then takes milliseconds, is judged in a thread and holds up no other."""
+
+_CODES: Final = {404: "not-found", 405: "method-not-allowed", 408: "request-timeout", 413: "request-entity-too-large"}
+
+
+def make_app(settings: Settings, board: FlipBoard | None = None, book: PolicyBook | None = None) -> Starlette:
     """Return a worker's application with its threads running: decisions, PriorityClasses, policy file.
 
     `book` is the policy that the server started with: a worker that replaces another must come up though the file
@@ -62,40 +76,62 @@ def make_app(settings: Settings, board: FlipBoard | None = None, book: PolicyBoo
     return make_shell(reviewer, settings.webhook.max_body_bytes, lambda: _state(decisions, policies))
 
 
-def make_shell(reviewer: Reviewer, max_body_bytes: int, state: Callable[[], dict[str, object]]) -> Flask:
+def make_shell(reviewer: Reviewer, max_body_bytes: int, state: Callable[[], dict[str, object]]) -> Starlette:
     """Return the routes over a reviewer; `state` is what /readyz tells."""
-    app = Flask(__name__, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = max_body_bytes
 
-    def endpoint(name: str, review: Callable[[bytes], Answer]) -> Callable[[], Response]:
+    def endpoint(name: str, review: Callable[[bytes], Answer]) -> Callable[[Request], Awaitable[Response]]:
         counters = metrics.EndpointMetrics(name)
 
-        def view() -> Response:
+        async def view(request: Request) -> Response:
+            body = await _body(request, max_body_bytes)
             begin = perf_counter()
-            answer = review(request.get_data(cache=False))
+            answer = review(body) if len(body) < LARGE_BYTES else await run_in_threadpool(review, body)
             violations = answer.verdict.violations
             counters.count(answer.outcome, perf_counter() - begin, violations[0].code if violations else "")
             if violations:
                 _log_refusal(name, answer)
-            return Response(answer.body, mimetype="application/json")
+            return Response(answer.body, media_type="application/json")
 
         return view
 
-    def ready() -> Response:
-        return Response(orjson.dumps(state()), mimetype="application/json")
+    async def healthy(_request: Request) -> Response:
+        return Response("ok", media_type="text/plain")
 
-    routes: tuple[tuple[str, str, Callable[[], Response]], ...] = (
-        ("POST", "/mutate", endpoint("mutate", reviewer.mutate)),
-        ("POST", "/validate", endpoint("validate", reviewer.validate)),
-        ("GET", "/healthz", lambda: Response("ok", mimetype="text/plain")),
-        ("GET", "/readyz", ready),
-        ("GET", "/metrics", lambda: Response(metrics.exposition(), content_type=metrics.CONTENT_TYPE)),
+    async def ready(_request: Request) -> Response:
+        return Response(orjson.dumps(state()), media_type="application/json")
+
+    def exposition(_request: Request) -> Response:  # not async, so it runs in a thread: it takes milliseconds
+        return Response(metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
+
+    app = Starlette(
+        routes=[
+            Route("/mutate", endpoint("mutate", reviewer.mutate), methods=["POST"]),
+            Route("/validate", endpoint("validate", reviewer.validate), methods=["POST"]),
+            Route("/healthz", healthy),
+            Route("/readyz", ready),
+            Route("/metrics", exposition),
+        ],
+        exception_handlers=dict.fromkeys((BadReview, HTTPException, ClientDisconnect, Exception), _problem),
     )
-    for method, path, view in routes:
-        app.add_url_rule(path, path.removeprefix("/"), view, methods=[method])
-    app.register_error_handler(BadReview, _bad_review)
-    app.register_error_handler(HTTPException, _http_error)
+    app.router.redirect_slashes = False
     return app
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """Return the body, of which no more than `limit` bytes are read; raise HTTPException where it is larger or slow."""
+    too_large = HTTPException(413, f"The body is larger than webhook.maxBodyBytes, {limit} bytes.")
+    if int(request.headers.get("content-length", 0)) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError as error:
+        raise HTTPException(408, f"The body did not come within {BODY_SECONDS:g} s.") from error
+    return bytes(body)
 
 
 def _state(decisions: Decisions, policies: PolicyFile) -> dict[str, object]:
@@ -128,22 +164,18 @@ def _log_refusal(endpoint: str, answer: Answer) -> None:
         )
 
 
-def _problem(status: int, code: str, detail: str) -> Response:
-    """Return an RFC 9457 problem."""
+async def _problem(_request: Request, error: Exception) -> Response:
+    """Return an error as an RFC 9457 problem."""
+    status, headers = 400, None
+    if isinstance(error, BadReview):
+        code, detail = error.code, str(error)
+        metrics.count_bad_request(code)
+    elif isinstance(error, HTTPException):
+        status, code, detail, headers = error.status_code, _CODES[error.status_code], error.detail, error.headers
+    elif isinstance(error, ClientDisconnect):
+        code, detail = "bad-request", "The connection ended before the body."
+    else:
+        log.error("a request failed", exc_info=error)
+        status, code, detail = 500, "internal-server-error", "The webhook failed; its log says why."
     body = orjson.dumps({"type": "about:blank", "status": status, "code": code, "detail": detail})
-    return Response(body, status, mimetype="application/problem+json")
-
-
-def _bad_review(error: BadReview) -> Response:
-    metrics.count_bad_request(error.code)
-    return _problem(400, error.code, str(error))
-
-
-def _http_error(error: HTTPException) -> Response:
-    status = error.code or 500
-    code = (error.name or "error").lower().replace(" ", "-")
-    response = _problem(status, code, error.description or error.name)
-    for name, value in error.get_headers():
-        if name.lower() == "allow":
-            response.headers[name] = value
-    return response
+    return Response(body, status, headers, "application/problem+json")

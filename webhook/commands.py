@@ -7,20 +7,21 @@ import os
 import shutil
 import sys
 import tempfile
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-from flask import Flask
 
 from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option
 from slicekeeper.errors import SettingsError
 from slicekeeper.namespace_policy import PolicyBook, read_book
-from slicekeeper.serving import serve
 from slicekeeper.settings import Settings
 from webhook import offline
 from webhook.flips import FlipBoard
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 
 @click.group()
@@ -32,6 +33,8 @@ def webhook() -> None:
 @click.pass_obj
 def serve_webhook(context: Context) -> None:
     """Serve /mutate and /validate until SIGTERM."""
+    from slicekeeper.asgi import serve  # noqa: PLC0415 - gunicorn: `review` needs none
+
     settings = context.loaded.settings
     if not settings.timekeeper_client.url:
         raise SettingsError("timekeeperClient.url is empty: name the timekeeper, for example http://127.0.0.1:8444")
@@ -46,7 +49,6 @@ def serve_webhook(context: Context) -> None:
         lambda: _make_app(settings, board, book),
         bind=settings.webhook.bind,
         workers=settings.webhook.workers,
-        threads=settings.webhook.threads,
         tls=settings.webhook.tls,
         child_exit=_forget_worker,
         # A hook and no `finally`, which would run in each worker that ends, too.
@@ -54,7 +56,7 @@ def serve_webhook(context: Context) -> None:
     )
 
 
-def _make_app(settings: Settings, board: FlipBoard, book: PolicyBook) -> Flask:
+def _make_app(settings: Settings, board: FlipBoard, book: PolicyBook) -> Starlette:
     """Make a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
     from webhook.app import make_app  # noqa: PLC0415
 

@@ -75,7 +75,7 @@ def test_config_show_tells_where_a_value_came_from(tmp_path: Path, monkeypatch: 
         "variable": "SLICEKEEPER_WEBHOOK_WORKERS",
     }
     assert rows["log.level"]["from"] == "$SLICEKEEPER_LOG_LEVEL"
-    assert rows["webhook.threads"]["from"] == "default"
+    assert rows["webhook.bind"]["from"] == "default"
 
 
 def test_table_aligns_columns() -> None:

@@ -21,14 +21,14 @@ def test_defaults_need_no_file() -> None:
 
 
 def test_file_then_environment(tmp_path: Path) -> None:
-    file = write(tmp_path, "webhook: {workers: 3, threads: 4}\nsidecar: {containers: [a, b]}\n")
+    file = write(tmp_path, "webhook: {workers: 3}\ntimekeeper: {threads: 4}\nsidecar: {containers: [a, b]}\n")
     loaded = load(file, {"SLICEKEEPER_WEBHOOK_WORKERS": "5", "SLICEKEEPER_POLICY_EXEMPT_NAMESPACES": "x,y-*"})
     assert loaded.settings.webhook.workers == 5
-    assert loaded.settings.webhook.threads == 4
+    assert loaded.settings.timekeeper.threads == 4
     assert loaded.settings.sidecar.containers == ("a", "b")
     assert loaded.settings.policy.exempt_namespaces == ("x", "y-*")
     assert loaded.origin["webhook.workers"] == "$SLICEKEEPER_WEBHOOK_WORKERS"
-    assert loaded.origin["webhook.threads"] == str(file)
+    assert loaded.origin["timekeeper.threads"] == str(file)
     assert "webhook.bind" not in loaded.origin
 
 

@@ -29,20 +29,19 @@ EMPTY = b'{"items": [], "asOf": "2026-01-01T00:00:00Z", "nextCursor": null}'
 
 
 class Server:
-    """A server that takes a context for every connection, as ours do; it shows what the files say."""
+    """A server with one context, as ours are; it shows what the files say."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ca = make_ca(NOW, LIFE)
         self.show(self.ca)
         self.trust(self.ca)
-        contexts = self.contexts = ReloadingContext(
-            TlsSettings(certificate_file=str(folder / "tls.crt"), key_file=str(folder / "tls.key"))
-        )
+        tls = TlsSettings(certificate_file=str(folder / "tls.crt"), key_file=str(folder / "tls.key"))
+        context = self.context = ReloadingContext(tls).context
 
         class Handler(BaseHTTPRequestHandler):
             def setup(self) -> None:
-                self.request = contexts.get().wrap_socket(self.request, server_side=True)
+                self.request = context.wrap_socket(self.request, server_side=True)
                 super().setup()
 
             def finish(self) -> None:
@@ -158,7 +157,7 @@ def test_a_certificate_without_its_key_leaves_the_old_one(server: Server) -> Non
 def test_a_client_that_falls_silent_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "SILENCE_SECONDS", 0.1)
     raw, client = socket.socketpair()
-    with client, server.contexts.get().wrap_socket(raw, server_side=True, do_handshake_on_connect=False) as connection:
+    with client, server.context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False) as connection:
         client.sendall(b"\x16\x03")  # how a handshake begins
         with pytest.raises(ConnectionResetError, match="nothing was sent"):
             connection.do_handshake()
