@@ -119,19 +119,22 @@ def make_shell(reviewer: Reviewer, max_body_bytes: int, state: Callable[[], dict
 
 async def _body(request: Request, limit: int) -> bytes:
     """Return the body, of which no more than `limit` bytes are read; raise HTTPException where it is larger or slow."""
-    too_large = HTTPException(413, f"The body is larger than webhook.maxBodyBytes, {limit} bytes.")
     if int(request.headers.get("content-length", 0)) > limit:
-        raise too_large
+        raise _too_large(limit)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limit:
-                    raise too_large
+                    raise _too_large(limit)
     except TimeoutError as error:
         raise HTTPException(408, f"The body did not come within {BODY_SECONDS:g} s.") from error
     return bytes(body)
+
+
+def _too_large(limit: int) -> HTTPException:
+    return HTTPException(413, f"The body is larger than webhook.maxBodyBytes, which is {limit}.")
 
 
 def _state(decisions: Decisions, policies: PolicyFile) -> dict[str, object]:

@@ -427,3 +427,68 @@ def test_bodies_cut_off_on_the_wire_harm_nobody(webhook: Webhook) -> None:
         raw.sendall(b"GET / HTTP/1.1\r\n\r\n")  # plain text on a TLS port
     assert webhook.review("/mutate", pod())["allowed"]
     assert not [line for line in webhook.log() if line["level"] == "ERROR"]
+
+
+def test_a_body_above_the_limit_is_refused_and_not_read(webhook: Webhook) -> None:
+    """With a length and in chunks; the client learns of it though it has sent only a part."""
+    piece = b"0" * (1 << 20)
+    chunk = b"%x\r\n%s\r\n" % (len(piece), piece)
+    start = b"POST /mutate HTTP/1.1\r\nHost: x\r\n"
+    whole = {
+        b"Content-Length: %d\r\n\r\n" % ((16 << 20) + 1): 0,
+        b"Transfer-Encoding: chunked\r\n\r\n": 17,
+    }
+    for head, chunks in whole.items():
+        with webhook.stream() as stream:
+            stream.sendall(start + head)
+            for _ in range(chunks):
+                stream.sendall(chunk)
+            answer = http.client.HTTPResponse(stream)
+            answer.begin()
+            assert (answer.status, answer.headers["Content-Type"]) == (413, "application/problem+json")
+            assert json.loads(answer.read())["code"] == "request-entity-too-large"
+            assert stream.recv(1) == b""  # what else comes is no request
+    assert webhook.review("/mutate", pod())["allowed"]
+
+
+def test_a_large_review_in_chunks_is_judged(webhook: Webhook) -> None:
+    manifest = pod()
+    manifest["spec"]["containers"][0]["env"] = [{"name": f"V{n}", "value": "x" * 80} for n in range(10_000)]
+    body = json.dumps(review(manifest)).encode()
+    with contextlib.closing(webhook.connect()) as connection:
+        for _ in range(2):  # the connection stays
+            pieces = (body[at : at + 100_000] for at in range(0, len(body), 100_000))
+            connection.request("POST", "/mutate", pieces, {"Transfer-Encoding": "chunked"}, encode_chunked=True)
+            assert json.loads(connection.getresponse().read())["response"]["allowed"]
+
+
+def test_what_has_begun_is_finished_when_the_server_is_to_stop(webhook: Webhook) -> None:
+    body = json.dumps(review(pod())).encode()
+    head = b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    idle = webhook.connect()
+    assert webhook.review("/mutate", pod(), idle)["allowed"]
+    with webhook.stream() as begun, contextlib.closing(idle), socket.socket() as half:
+        begun.sendall(head + body[:10])
+        half.connect(("127.0.0.1", webhook.port))
+        assert webhook.review("/mutate", pod())["allowed"]
+        webhook.process.send_signal(signal.SIGTERM)
+        eventually(lambda: not _listens(webhook.port))
+        begun.sendall(body[10:])
+        answers = [http.client.HTTPResponse(begun)]
+        answers[0].begin()
+        idle.request("POST", "/mutate", body)
+        answers.append(idle.getresponse())
+        with webhook.context.wrap_socket(half, server_hostname="127.0.0.1") as late:
+            late.sendall(head + body)
+            answers.append(http.client.HTTPResponse(late))
+            answers[2].begin()
+        for answer in answers:
+            assert (answer.status, answer.headers["Connection"]) == (200, "close")
+            assert json.loads(answer.read())["response"]["allowed"]
+    assert webhook.process.wait(20) == 0
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), 20):
+        return True
+    return False

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Flask shell over real reviews and over bodies that are none."""
+"""The HTTP shell over real reviews and over bodies that are none."""
 
+import asyncio
 from base64 import b64decode
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 import pytest
-from flask.testing import FlaskClient
+from starlette.applications import Starlette
 
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Settings
+from webhook import app
 from webhook.app import make_shell
 from webhook.classes import SettingsClasses
 from webhook.policy import Admission, Case, Standing
@@ -33,15 +36,65 @@ IN_BUDGET = Standing()
 DEFAULT = NamespacePolicy()
 
 
-def client(standing: Standing = IN_BUDGET, policy: NamespacePolicy = DEFAULT) -> FlaskClient:
+class Answer:
+    """What the shell sent."""
+
+    def __init__(self, sent: list[dict[str, Any]]) -> None:
+        self.status_code = sent[0]["status"]
+        self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        self.data = b"".join(message["body"] for message in sent[1:])
+        self.mimetype = self.headers["content-type"].partition(";")[0]
+
+
+class Shell:
+    """Asks as a server does."""
+
+    def __init__(self, app: Starlette) -> None:
+        self.app = app
+
+    def post(self, path: str, *, data: bytes) -> Answer:
+        return self.ask("POST", path, [data], {"content-length": str(len(data))})
+
+    def get(self, path: str) -> Answer:
+        return self.ask("GET", path, [b""])
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        chunks: Iterable[bytes | None],
+        headers: dict[str, str] | None = None,
+        into: list[dict[str, Any]] | None = None,
+    ) -> Answer:
+        """Send a body in chunks; after None nothing comes any more."""
+        coming, sent = iter(chunks), [] if into is None else into
+        scope = {
+            "type": "http", "method": method, "path": path, "root_path": "", "query_string": b"", "http_version": "1.1",
+            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+        }  # fmt: skip
+
+        async def receive() -> dict[str, Any]:
+            chunk = next(coming, b"")
+            if chunk is None:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": chunk, "more_body": bool(chunk)}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        asyncio.run(self.app(scope, receive, send))
+        return Answer(sent)
+
+
+def client(standing: Standing = IN_BUDGET, policy: NamespacePolicy = DEFAULT) -> Shell:
     settings = Settings()
     reviewer = Reviewer(
         Admission(settings, SettingsClasses(settings.classes)), lambda namespace: Case(namespace, policy, standing)
     )
-    return make_shell(reviewer, BODY_LIMIT, lambda: {"status": "ready"}).test_client()
+    return Shell(make_shell(reviewer, BODY_LIMIT, lambda: {"status": "ready"}))
 
 
-def respond(shell: FlaskClient, endpoint: str, whole: dict[str, Any]) -> dict[str, Any]:
+def respond(shell: Shell, endpoint: str, whole: dict[str, Any]) -> dict[str, Any]:
     answer = shell.post(endpoint, data=orjson.dumps(whole))
     assert answer.status_code == 200
     body = orjson.loads(answer.data)
@@ -99,9 +152,8 @@ def test_a_namespace_that_is_only_in_the_request_is_used() -> None:
         seen.append(namespace)
         return Case(namespace, NamespacePolicy())
 
-    shell = make_shell(
-        Reviewer(Admission(settings, SettingsClasses(settings.classes)), case_of), BODY_LIMIT, dict
-    ).test_client()
+    reviewer = Reviewer(Admission(settings, SettingsClasses(settings.classes)), case_of)
+    shell = Shell(make_shell(reviewer, BODY_LIMIT, dict))
     respond(shell, "/mutate", review({**pod(), "metadata": {"generateName": "train-"}}, namespace="team-a"))
     respond(shell, "/mutate", review({**pod(), "metadata": {"namespace": "team-b"}}, namespace=None))
     assert seen == ["team-a", "team-b"]
@@ -237,17 +289,53 @@ def test_a_value_nested_deeply_is_judged() -> None:
     assert not respond(client(), "/mutate", review(pod(volumes=[{"name": deep}])))["allowed"]
 
 
-def test_a_body_above_the_limit_is_413() -> None:
-    answer = client().post("/mutate", data=b" " * (BODY_LIMIT + 1))
-    assert (answer.status_code, orjson.loads(answer.data)["code"]) == (413, "request-entity-too-large")
+def test_a_body_above_the_limit_is_413_and_not_read_further() -> None:
+    announced = client().ask("POST", "/mutate", [None], {"content-length": str(BODY_LIMIT + 1)})
+    quarter = b" " * (BODY_LIMIT // 4)
+    chunked = client().ask("POST", "/mutate", [quarter, quarter, quarter, quarter, b" ", None])
+    for answer in (announced, chunked):
+        problem = orjson.loads(answer.data)
+        assert (answer.status_code, answer.mimetype) == (413, "application/problem+json")
+        assert (problem["status"], problem["code"]) == (413, "request-entity-too-large")
+        assert "webhook.maxBodyBytes" in problem["detail"]
+
+
+def test_a_body_in_pieces_is_one_body() -> None:
+    whole = orjson.dumps(review(pod()))
+    answer = client().ask("POST", "/mutate", [whole[:100], whole[100:101], whole[101:]])
+    assert orjson.loads(answer.data)["response"]["allowed"]
+
+
+def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.05)
+    answer = client().ask("POST", "/mutate", [b"{", None])
+    assert (answer.status_code, orjson.loads(answer.data)["code"]) == (408, "request-timeout")
 
 
 def test_other_routes_and_methods_are_problems() -> None:
     shell = client()
-    assert orjson.loads(shell.get("/nothing").data)["code"] == "not-found"
+    for path in ("/nothing", "/mutate/", "/"):
+        answer = shell.get(path)
+        assert (answer.status_code, orjson.loads(answer.data)["code"]) == (404, "not-found")
     answer = shell.get("/mutate")
     assert (answer.status_code, orjson.loads(answer.data)["code"]) == (405, "method-not-allowed")
-    assert "POST" in answer.headers["Allow"]
+    assert (answer.mimetype, answer.headers["allow"]) == ("application/problem+json", "POST")
+
+
+def test_what_nobody_expected_is_a_problem_that_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_namespace: str) -> Case:
+        raise RuntimeError("a secret")
+
+    settings = Settings()
+    reviewer = Reviewer(Admission(settings, SettingsClasses(settings.classes)), broken)
+    shell = make_shell(reviewer, BODY_LIMIT, dict)
+    sent: list[dict[str, Any]] = []
+    with pytest.raises(RuntimeError, match="a secret"):  # for the server; the client has its answer by then
+        Shell(shell).ask("POST", "/mutate", [orjson.dumps(review(pod()))], into=sent)
+    answer = Answer(sent)
+    assert (answer.status_code, orjson.loads(answer.data)["code"]) == (500, "internal-server-error")
+    assert b"secret" not in answer.data
+    assert "a secret" in caplog.text
 
 
 def test_probes_and_metrics() -> None:
@@ -256,7 +344,7 @@ def test_probes_and_metrics() -> None:
     respond(shell, "/mutate", review(pod(hostPID=True)))
     assert shell.get("/healthz").data == b"ok"
     assert orjson.loads(shell.get("/readyz").data) == {"status": "ready"}
-    text = shell.get("/metrics").text
+    text = shell.get("/metrics").data.decode()
     assert 'slicekeeper_webhook_reviews_total{endpoint="mutate",outcome="refused"}' in text
     assert 'slicekeeper_webhook_refusals_total{code="host-pid"}' in text
     assert 'slicekeeper_webhook_bad_requests_total{code="body-not-json"}' in text
