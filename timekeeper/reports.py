@@ -37,14 +37,14 @@ def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now
 
 def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcome]]:
     uids = {r.pod_uid for it in requests for r in it.reports if it.caller.operator or r.pod_uid == it.caller.pod_uid}
-    pods, marks = watermarks.read(session, uids)
+    known = watermarks.read(session, uids)
     changed: dict[Key, tuple[Watermark, int]] = {}
     over: list[tuple[str, str, HourUsed]] = []
     answers = []
     for it in requests:
         newest = _newest(it.reports)
-        answers.append([_judge(report, it, pods, marks, changed, over, newest) for report in it.reports])
-    watermarks.keep(session, changed)
+        answers.append([_judge(report, it, known.pods, known.marks, changed, over, newest) for report in it.reports])
+    watermarks.keep(session, changed, known.places)
     usage.add(session, over)
     return answers
 

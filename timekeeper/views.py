@@ -163,7 +163,7 @@ def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> l
     for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
         with books.database.reading() as session:
             booked = bookings.booked_by_pod(session, uids)
-            _, marks = watermarks.read(session, uids)
+            marks = watermarks.read(session, uids).marks
         before, positions = positions, {name: books.position(name) for name in running}
         if positions == before:
             break

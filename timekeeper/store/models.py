@@ -7,7 +7,18 @@ milliseconds since the epoch, all GPU time is GPU-milliseconds, both as 64-bit i
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Integer, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from timekeeper.ledger import ACCOUNTS
@@ -207,6 +218,9 @@ class GpuSeen(Base):
     memory_mib: Mapped[int]
 
 
+RUNNING_INDEX = "ix_workload_running"
+
+
 class Workload(Base):
     """A pod that held GPUs: its interval and its share of GPUs by model, set when it opens, closed once."""
 
@@ -216,6 +230,9 @@ class Workload(Base):
         Index(None, "namespace_id", "started_at", "pod_uid"),
         Index(None, "started_at", "pod_uid"),
         Index(None, "archived_at", "ended_at"),
+        Index(
+            RUNNING_INDEX, "pod_uid", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")
+        ),
         CheckConstraint("ended_at IS NULL OR ended_at >= started_at", "interval"),
     )
 

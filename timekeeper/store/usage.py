@@ -181,7 +181,7 @@ def archivable(session: Session, cluster: str, before: int, limit: int) -> list[
 
 def archive(session: Session, uids: Collection[str], now: int) -> None:
     """Throw pods' watermarks away; what they say of usage and of the last sign of life is kept."""
-    pods, marks = workloads.by_uid(session, uids), watermarks.read(session, uids)[1]
+    pods, marks = workloads.by_uid(session, uids), watermarks.read(session, uids).marks
     heard = workloads.last_heard(session, sorted(uids))
     totals: dict[str, list[int]] = {}
     over = []

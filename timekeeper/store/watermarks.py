@@ -7,13 +7,16 @@ statements built by SQLAlchemy for five hundred keys cost more than the database
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from timekeeper.counters import Watermark
+from timekeeper.store.models import RUNNING_INDEX
 
 Key = tuple[str, str, int]
 """Pod's UID, container, epoch."""
@@ -23,44 +26,57 @@ Marks = dict[tuple[str, str], dict[int, Watermark]]
 
 _READ: Final = """
     SELECT CAST({array_of}({array}(
-        w.pod_uid, n.name, w.pod_name, w.holders, w.started_at, w.ended_at, w.archived_at,
-        m.container, m.epoch, m.seq, m.used_ms, m.monotonic_ns, m.hour, m.hour_base, m.observed_ms)) AS text)
-    FROM workload w JOIN namespace n ON n.id = w.namespace_id LEFT JOIN watermark m ON m.pod_uid = w.pod_uid
-    WHERE w.pod_uid IN (SELECT {uids})"""
+        w.pod_uid, (SELECT name FROM namespace WHERE id = w.namespace_id), w.pod_name, w.holders, w.started_at,
+        w.ended_at, w.archived_at, m.container, m.epoch, m.seq, m.used_ms, m.monotonic_ns, m.hour, m.hour_base,
+        m.observed_ms, m.{place})) AS text)
+    FROM workload w {pods} LEFT JOIN watermark m ON m.pod_uid = w.pod_uid
+    WHERE w.pod_uid {among}"""
 """One value for all rows: SQLite's driver gives up the interpreter's lock at each row, and has to wait for it again
 while other threads serve requests."""
 
 _ROWS: Final = msgspec.json.Decoder(list[tuple[Any, ...]])
 
-_KEEP: Final = """
-    INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, hour, hour_base, observed_ms,
-    received_at) SELECT {fields} FROM {rows} AS r WHERE true
-    ON CONFLICT (pod_uid, container, epoch) DO UPDATE SET seq = excluded.seq, used_ms = excluded.used_ms,
-    monotonic_ns = excluded.monotonic_ns, received_at = excluded.received_at, hour = excluded.hour,
-    hour_base = excluded.hour_base, observed_ms = excluded.observed_ms"""
+_MOVE: Final = """
+    UPDATE watermark SET seq = {0}, used_ms = {1}, monotonic_ns = {2}, hour = {3}, hour_base = {4}, observed_ms = {5},
+    received_at = {6} FROM {rows} AS r WHERE watermark.{place} = {7}"""
+"""By where the rows are, which was read before: no key is looked up again."""
+
+_ADD: Final = """
+    INSERT INTO watermark (seq, used_ms, monotonic_ns, hour, hour_base, observed_ms, received_at,
+    pod_uid, container, epoch) SELECT {fields} FROM {rows} AS r"""
 
 
 class _Statements(NamedTuple):
+    read_running: str
     read: str
-    keep: str
+    move: str
+    add: str
 
 
-_TEXTS, _NUMBERS = range(2), range(2, 10)
+def _statements(
+    array_of: str, array: str, among: str, rows: str, place: str, field: Callable[[int, str], str],
+    place_type: str = "", running_by: str = "",
+) -> _Statements:  # fmt: skip
+    numbers = [field(n, "bigint") for n in range(7)]
+    read = partial(_READ.format, array_of=array_of, array=array, among=among, place=place)
+    return _Statements(
+        read(pods=running_by) + " AND w.ended_at IS NULL",
+        read(pods=""),
+        _MOVE.format(*numbers, field(7, place_type), rows=rows, place=place),
+        _ADD.format(fields=", ".join([*numbers, field(7, "text"), field(8, "text"), field(9, "bigint")]), rows=rows),
+    )
+
+
 _OF: Final = {
-    "sqlite": _Statements(
-        _READ.format(array_of="json_group_array", array="json_array", uids="value FROM json_each(?)"),
-        _KEEP.format(
-            fields=", ".join(f"json_extract(r.value, '$[{n}]')" for n in (*_TEXTS, *_NUMBERS)), rows="json_each(?)"
-        ),
+    "sqlite": _statements(
+        "json_group_array", "json_array", "IN (SELECT value FROM json_each(?))", "json_each(?)",
+        "rowid", lambda n, _type: f"json_extract(r.value, '$[{n}]')", running_by=f"INDEXED BY {RUNNING_INDEX}",
     ),
-    "postgresql": _Statements(
-        _READ.format(array_of="json_agg", array="json_build_array", uids="json_array_elements_text(%s)"),
-        _KEEP.format(
-            fields=", ".join([f"r->>{n}" for n in _TEXTS] + [f"(r->>{n})::bigint" for n in _NUMBERS]),
-            rows="jsonb_array_elements(%s)",
-        ),
+    "postgresql": _statements(
+        "json_agg", "json_build_array", "= ANY(%s::varchar[])", "jsonb_array_elements(%s)",
+        "ctid", lambda n, of_type: f"(r->>{n})::{of_type}", place_type="tid",
     ),
-}
+}  # fmt: skip
 
 
 class Held(NamedTuple):
@@ -75,30 +91,54 @@ class Held(NamedTuple):
     archived_at: int | None
 
 
-def read(session: Session, uids: Collection[str]) -> tuple[dict[str, Held], Marks]:
-    """Return what is known of pods, and their watermarks."""
+class Known(NamedTuple):
+    """What is known of pods and their watermarks; `places` of rows hold until the transaction ends."""
+
+    pods: dict[str, Held]
+    marks: Marks
+    places: dict[Key, Any]
+
+
+def read(session: Session, uids: Collection[str]) -> Known:
+    """Return what is known of pods. Nearly all that report run: a small index finds them among all that ever did."""
     connection = session.connection()
-    found = connection.exec_driver_sql(_OF[connection.dialect.name].read, (_json(list(uids)),)).scalar_one()
-    pods: dict[str, Held] = {}
-    marks: Marks = {}
+    of = _OF[connection.dialect.name]
+    known = Known({}, {}, {})
+    _read(connection, of.read_running, uids, known)
+    rest = [uid for uid in uids if uid not in known.pods]
+    if rest:
+        _read(connection, of.read, rest, known)
+    return known
+
+
+def _read(connection: Connection, statement: str, uids: Collection[str], known: Known) -> None:
+    among = _json(sorted(uids))  # in the order of the index
+    if connection.dialect.name == "postgresql":
+        among = f"{{{among[1:-1]}}}"  # an array's literal quotes as JSON does
+    found = connection.exec_driver_sql(statement, (among,)).scalar_one()
     for row in _ROWS.decode(found or b"[]"):
         uid, container, epoch = row[0], row[7], row[8]
-        pods[uid] = Held(*row[1:7])
+        known.pods[uid] = Held(*row[1:7])
         if container is not None:
-            marks.setdefault((uid, container), {})[epoch] = Watermark(*row[8:])
-    return pods, marks
+            known.marks.setdefault((uid, container), {})[epoch] = Watermark(*row[8:15])
+            known.places[uid, container, epoch] = row[15]
 
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def keep(session: Session, changed: Mapping[Key, tuple[Watermark, int]]) -> None:
+def keep(session: Session, changed: Mapping[Key, tuple[Watermark, int]], places: Mapping[Key, Any]) -> None:
     """Write watermarks, each with the instant at which its report came; in one order, so that nobody deadlocks."""
-    rows = [
-        (uid, container, *mark, at)
-        for (uid, container, _), (mark, at) in sorted(changed.items(), key=lambda item: item[0])
-    ]
-    if rows:
-        connection = session.connection()
-        connection.exec_driver_sql(_OF[connection.dialect.name].keep, (_json(rows),))
+    moved: list[tuple[Any, ...]] = []
+    added: list[tuple[Any, ...]] = []
+    for key, (mark, at) in sorted(changed.items(), key=lambda item: item[0]):
+        if key in places:
+            moved.append((*mark[1:], at, places[key]))
+        else:
+            added.append((*mark[1:], at, *key))
+    connection = session.connection()
+    of = _OF[connection.dialect.name]
+    for statement, rows in ((of.move, moved), (of.add, added)):
+        if rows:
+            connection.exec_driver_sql(statement, (_json(rows),))

@@ -184,7 +184,7 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
         for outcomes in pool.map(client, range(clients)):
             assert outcomes <= {"accepted", "duplicate"}
     with replicas[0].database.reading() as session:
-        _, marks = watermarks.read(session, pods)
+        marks = watermarks.read(session, pods).marks
     assert {(uid, mark.seq, mark.used_ms) for (uid, _), epochs in marks.items() for mark in epochs.values()} == {
         (uid, turns * clients, turns * clients * 10) for uid in pods
     }

@@ -141,7 +141,7 @@ def test_retention_takes_only_what_it_may_while_pods_report_and_are_charged(book
     tell(books, "runs", now, now + 10 * MINUTE)
     before = told(books, now, [(T0, T0 + DAY)])
     with books.database.reading() as session:
-        marks = watermarks.read(session, ["runs"])[1]
+        marks = watermarks.read(session, ["runs"]).marks
     assert retention.sweep(books.database, "default", raw_days=14, usage_days=425, now=now) == (0, 0), "not sealed"
     sealing.seal_due(books, DAY, now)
     ledger = "SELECT count(*), sum(amount_ms) FROM entry"
