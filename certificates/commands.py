@@ -17,7 +17,7 @@ import click
 from certificates.authority import split
 from certificates.keeper import Keeper
 from certificates.publisher import Publisher
-from slicekeeper import clock, log
+from slicekeeper import clock, log, probes
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube.client import KubeClient
@@ -26,6 +26,8 @@ from slicekeeper.kube.leader import LeaderElection
 logger = logging.getLogger(__name__)
 
 LEASE: Final = "slicekeeper-certificates"
+STUCK_SECONDS: Final = 600.0
+"""Longer than a look at thousands of namespaces takes. One that gets no answer ends by itself."""
 
 
 @click.group()
@@ -54,27 +56,55 @@ def run(context: Context) -> None:
     keep: Callable[[], object] = Keeper(client, now, mine, publisher).keep
     if mine.ca_file:
         keep = lambda: publisher.publish(_bundle(Path(mine.ca_file)))  # noqa: E731
+    health = _Health()
+    server = probes.serve(mine.probes_bind, ready=health.ready, alive=health.alive) if mine.probes_bind else None
     leader.start()
     publisher.start()
     due = 0.0
     while not stop.is_set():
-        if leader.is_leader:
-            if time.monotonic() >= due:
-                due = time.monotonic() + mine.look_seconds
-                _attempt(keep)
+        health.went_round()
+        if not leader.is_leader:
+            health.wrong = ""
+        elif time.monotonic() >= due:
+            due = time.monotonic() + mine.look_seconds
+            health.wrong = _attempt(keep)
+        else:
             _attempt(publisher.repeat)
         wake.wait(mine.look_seconds)
         wake.clear()
     publisher.stop()
     leader.stop()
+    if server is not None:
+        server.shutdown()
 
 
-def _attempt(work: Callable[[], object]) -> None:
-    """Do what the next look makes good where it fails now."""
+class _Health:
+    """What the probes tell of the loop."""
+
+    def __init__(self) -> None:
+        self.wrong = "not looked yet"
+        """Why the last look failed, empty where it did not or another replica looks."""
+        self._went_round = time.monotonic()
+
+    def went_round(self) -> None:
+        self._went_round = time.monotonic()
+
+    def ready(self) -> str:
+        return self.wrong
+
+    def alive(self) -> str:
+        silent = time.monotonic() - self._went_round
+        return f"no look for {silent:.0f} s" if silent > STUCK_SECONDS else ""
+
+
+def _attempt(work: Callable[[], object]) -> str:
+    """Do what the next look makes good where it fails now; return why it failed."""
     try:
         work()
     except ServiceError as error:
         logger.warning("certificates not kept: %s", error)
+        return str(error)
+    return ""
 
 
 def _bundle(file: Path) -> bytes:

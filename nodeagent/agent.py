@@ -6,9 +6,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from prometheus_client import Gauge
+from prometheus_client import Gauge, make_wsgi_app
 
-from nodeagent import probes
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
@@ -16,6 +15,7 @@ from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.publisher import Publisher
 from nodeagent.seats import Seats
 from nodeagent.store import SeatStore
+from slicekeeper import probes
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.events import tell
@@ -47,7 +47,7 @@ class Agent:
         taken = Gauge("slicekeeper_node_seats_taken", "Seats that a container owns.")
         taken.set_function(lambda: float(sum(seat.taken for seat in self._store.all())))
         if self._bind:
-            probes.serve(self._bind, self._not_ready)
+            probes.serve(self._bind, ready=self._not_ready, more={"/metrics": make_wsgi_app()})
         self._publisher.start()
         self._pods.start()
         self._plugin.start()

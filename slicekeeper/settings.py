@@ -247,6 +247,7 @@ class CertificateSettings(Section, frozen=True):
     server_hours: Annotated[Positive, about("Life of a server's certificate; renewed after two thirds.")] = 720.0
     overlap_seconds: Annotated[Positive, about("How long a new CA is trusted before anything is signed by it.")] = 600.0
     look_seconds: Annotated[Positive, about("Pause between two looks.")] = 5.0
+    probes_bind: Annotated[str, about("Address and port of /healthz and /readyz. Empty: none.")] = ""
 
 
 class Settings(Section, frozen=True):

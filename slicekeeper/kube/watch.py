@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch that does not end: lists, follows, resumes after a break, lists again after `410 Gone`.
+"""A watch that does not end: lists, follows, resumes after a break or silence, lists again after `410 Gone`.
 
 What a handler sees is the state of objects, never a history: after a gap `on_list` brings the whole state, so a
 handler must cope with an object that changed or vanished unseen.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from slicekeeper.errors import Gone, ServiceError
-from slicekeeper.kube.client import KubeClient, Object, Resource
+from slicekeeper.kube.client import SILENCE_SECONDS, KubeClient, Object, Resource
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class Watch:
         field_selector: str = "",
         retry_seconds: float = 0.2,
         longest_retry_seconds: float = 10.0,
+        silence_seconds: float = SILENCE_SECONDS,
         on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self._client = client
@@ -51,6 +52,7 @@ class Watch:
         self._fields = field_selector
         self._retry = retry_seconds
         self._longest_retry = longest_retry_seconds
+        self._silence = silence_seconds
         self._on_error = on_error
         self._stop = threading.Event()
         self._random = random.Random()  # noqa: S311 - spreads retries, keeps no secret
@@ -102,7 +104,11 @@ class Watch:
     def _follow(self) -> None:
         """Follow one connection until it ends."""
         with self._client.watch(
-            self._resource, self._version, label_selector=self._labels, field_selector=self._fields
+            self._resource,
+            self._version,
+            label_selector=self._labels,
+            field_selector=self._fields,
+            silence_seconds=self._silence,
         ) as events:
             for kind, obj in events:
                 if self._stop.is_set():

@@ -27,6 +27,27 @@ def test_an_overlay_is_accepted_by_the_api_server(site: Site, overlay: str) -> N
     site.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
 
+@pytest.mark.parametrize("overlay", ["default", "playground", "postgresql"])
+def test_every_pod_has_probes_and_limits_and_none_holds_up_a_drain(site: Site, overlay: str) -> None:
+    objects = list(yaml.safe_load_all(_render(site, overlay)))
+    pods = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] in ("Deployment", "DaemonSet")}
+    assert set(pods) == {"certificates", "timekeeper", "webhook", "scheduler", "nodeagent"}
+    for name, spec in pods.items():
+        for container in spec["template"]["spec"]["containers"]:
+            what = f"{name}/{container['name']}"
+            assert "livenessProbe" in container, what
+            assert "readinessProbe" in container or container["name"] == "kube-scheduler", what
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, what
+            assert "memory" in container["resources"]["limits"], what
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"], what
+            assert context["capabilities"] == {"drop": ["ALL"]}, what
+            assert not context["allowPrivilegeEscalation"], what
+    budgets = [o["spec"] for o in objects if o["kind"] == "PodDisruptionBudget"]
+    assert len(budgets) >= 2
+    assert all(budget["maxUnavailable"] == 1 and "minAvailable" not in budget for budget in budgets)
+
+
 def test_the_guards_are_well_typed(site: Site) -> None:
     policies = site.kubectl.list("validatingadmissionpolicies")
     ours = [p for p in policies if p["metadata"]["name"].startswith("slicekeeper-")]

@@ -240,6 +240,21 @@ def test_an_editor_cannot_bind_a_pod_to_gpus(site: Site) -> None:
     assert "nodeName" not in site.pod(team, "one")["spec"]
 
 
+def test_an_editor_cannot_make_a_pod_that_says_it_holds_gpus(site: Site) -> None:
+    """By the mark of a static pod's mirror it would be looked at by nobody, and count as holding what it names."""
+    team = site.namespace()
+    alice = _editor(site, team)
+    claimed = {names.BOUND_AT: "2001-01-01T00:00:00.000Z", names.gpu_annotation("train"): "GPU-x"}
+    annotations = {"kubernetes.io/config.mirror": "x", **claimed}
+    forged = pod("mirror", gpu_container(core=100), nodeName="node-1", annotations=annotations)
+    with pytest.raises(Refused, match="only a kubelet makes mirrors"):
+        alice.create(forged, namespace=team)
+    forged["metadata"]["annotations"] = claimed
+    with pytest.raises(Refused, match="bound-at.* is reserved"):
+        alice.create(forged, namespace=team)
+    assert site.pods(team) == []
+
+
 def test_the_timekeepers_account_changes_nothing_else(site: Site, pair: tuple[Object, Object]) -> None:
     mine, _ = pair
     namespace = mine["metadata"]["namespace"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import urllib3
 from small_cluster import NAMESPACE, SmallCluster
 
 from certificates.authority import make_ca
@@ -43,13 +45,30 @@ def wait_for(small: SmallCluster, namespace: str, bundle: bytes) -> None:
         time.sleep(0.05)
 
 
+def wait_ready(address: str, status: int, told: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while True:
+        answer = urllib3.request("GET", f"http://{address}/readyz", timeout=10, retries=False)
+        if answer.status == status and told in answer.data.decode():
+            return
+        assert time.monotonic() < end, answer.data
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 def bundle() -> bytes:
     return make_ca(datetime.now(UTC), timedelta(days=1)).certificate
 
 
 def test_a_bundle_that_another_keeps_is_published_and_followed(small: SmallCluster, tmp_path: Path) -> None:
     file, first, second = tmp_path / "ca.crt", bundle(), bundle()
+    probes = f"127.0.0.1:{free_port()}"
     environ = {
+        "SLICEKEEPER_CERTIFICATES_PROBES_BIND": probes,
         "SLICEKEEPER_KUBERNETES_SERVER": small.server.url,
         "SLICEKEEPER_CERTIFICATES_CA_FILE": str(file),
         "SLICEKEEPER_CERTIFICATES_LOOK_SECONDS": "0.2",
@@ -59,11 +78,13 @@ def test_a_bundle_that_another_keeps_is_published_and_followed(small: SmallClust
         try:
             file.write_bytes(first)
             wait_for(small, NAMESPACE, first)
+            wait_ready(probes, 200, "OK")
             small.client.create(NAMESPACES, {"metadata": {"name": "later"}})
             wait_for(small, "later", first)
             file.write_bytes(b"")  # half-way: what was trusted stays trusted
             small.client.create(NAMESPACES, {"metadata": {"name": "meanwhile"}})
             wait_for(small, "meanwhile", first)
+            wait_ready(probes, 503, "holds no certificate")
             file.write_bytes(second)
             wait_for(small, NAMESPACE, second)
         finally:

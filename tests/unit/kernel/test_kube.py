@@ -200,8 +200,8 @@ class Recorder:
             self.done.set()
 
 
-def follow(client: KubeClient, recorder: Recorder) -> Watch:
-    watch = Watch(client, PODS, recorder, retry_seconds=0.01, longest_retry_seconds=0.02)
+def follow(client: KubeClient, recorder: Recorder, **more: Any) -> Watch:
+    watch = Watch(client, PODS, recorder, retry_seconds=0.01, longest_retry_seconds=0.02, **more)
     watch.start()
     assert recorder.done.wait(10)
     watch.stop()
@@ -262,6 +262,29 @@ def test_watch_resumes_after_a_broken_stream_without_listing(script: Script, cli
     assert recorder.names == {"a", "last"}
     assert recorder.lists == 1
     assert "resourceVersion=6" in [seen[1] for seen in script.seen if "watch=1" in seen[1]][1]
+
+
+def test_watch_leaves_a_connection_that_has_fallen_silent(script: Script, client: KubeClient) -> None:
+    """A server that is frozen, or a connection whose other end is gone, sends not even bookmarks."""
+    ended = threading.Event()
+
+    def freeze(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        line = json.dumps({"type": "ADDED", "object": pod("a", "6")}).encode() + b"\n"
+        handler.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+        ended.wait(30)
+
+    script.answers["/api/v1/pods"] = [listing("5")]
+    script.answers["watch"] = [(200, freeze), (200, stream(("ADDED", pod("last", "7")))), (200, stream())]
+    recorder = Recorder()
+    try:
+        follow(client, recorder, silence_seconds=0.5)
+    finally:
+        ended.set()
+    assert recorder.names == {"a", "last"}
+    assert recorder.lists == 1
 
 
 def test_watch_waits_out_a_server_that_cannot_list(script: Script, client: KubeClient) -> None:

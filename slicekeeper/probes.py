@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/healthz and /readyz in plain HTTP, for parts that serve nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+SILENCE_SECONDS: Final = 10.0
+"""A client that says nothing for so long is given up."""
+
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENCE_SECONDS
+
+    def handle(self) -> None:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            super().handle()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Log nothing: a probe every few seconds says nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+def serve(
+    bind: str, *, ready: Callable[[], str], alive: Callable[[], str] = lambda: "", more: Mapping[str, App] | None = None
+) -> WSGIServer:
+    """Serve in daemon threads at `bind` (host:port); `more` are further paths with their applications.
+
+    `ready` and `alive` return what is wrong, empty where nothing is: told with 503.
+    """
+    told = {"/healthz": alive, "/readyz": ready}
+    others = more or {}
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path in others:
+            return others[path](environ, start_response)
+        wrong = told[path]() if path in told else ""
+        status = "503 Service Unavailable" if wrong else "200 OK" if path in told else "404 Not Found"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{wrong or status}\n".encode()]
+
+    host, _, port = bind.rpartition(":")
+    server = make_server(host, int(port), app, server_class=_Server, handler_class=_Handler)
+    threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
+    return server
