@@ -52,7 +52,7 @@ class Keeper:
         hosts = {service: self._hosts(service) for service in self._settings.services}
         ca_secret = self._secret(self._settings.ca_secret)
         secrets = {service: self._secret(f"{service}-tls") for service in hosts}
-        before = _state(ca_secret, secrets)
+        before = read_state(ca_secret, secrets)
         now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
         after = advance(before, hosts, now, self._schedule)
         if (after.authorities, after.ca_key, after.old_key) != (before.authorities, before.ca_key, before.old_key):
@@ -112,12 +112,14 @@ def _bundle_of(hook: Object) -> str:
     return str((hook.get("clientConfig") or {}).get("caBundle") or "")
 
 
-def _state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> State:
+def read_state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> State:
+    """Return what the Secrets say. Where the CA's own says nothing, its certificates are in those of the servers."""
     ca = _data(ca_secret)
     authorities = tuple(split(ca.get("ca.crt", b"")))
     servers = {}
     for service, secret in secrets.items():
         data = _data(secret)
+        authorities = authorities or tuple(split(data.get("ca.crt", b"")))
         found = KeyPair(data.get("tls.crt", b""), data.get("tls.key", b""))
         if split(found.certificate) and found.key:
             servers[service] = found
