@@ -147,7 +147,11 @@ class SeatPlugin:
         for container in request.container_requests:
             if len(container.devices_ids) != 1:
                 _abort(context, f"a container holds exactly one {self._resource}, not {len(container.devices_ids)}")
-            name = self._seats.allocate(container.devices_ids[0])
+            try:
+                name = self._seats.allocate(container.devices_ids[0])
+            except OSError as error:
+                log.warning("seat %s cannot be remembered: %s", container.devices_ids[0], error)
+                _abort(context, f"seat {container.devices_ids[0]} cannot be remembered: {error}")
             responses.append(plugin.ContainerAllocateResponse(cdi_devices=[plugin.CDIDevice(name=name)]))
         return plugin.AllocateResponse(container_responses=responses)
 

@@ -42,6 +42,12 @@ DEBIAN = {
 """Program, and the Debian package that has it."""
 
 
+_POLICY = Path("/usr/sbin/policy-rc.d")
+_NO_SERVICES = (
+    "#!/bin/sh\n# Slicekeeper's test cluster: packages must not start services, which are ours to start.\nexit 101\n"
+)
+
+
 class Missing(Exception):
     """Something that the suite cannot install itself; the message says what and how."""
 
@@ -193,6 +199,8 @@ def _go_version(go: str) -> tuple[int, ...]:
 
 
 def _debian() -> None:
+    if _POLICY.is_file() and _POLICY.read_text() == _NO_SERVICES:
+        _POLICY.unlink()  # left by a run that was killed while it installed
     absent = [package for program, package in DEBIAN.items() if not _have(program)]
     if absent:
         _install(absent)
@@ -219,18 +227,16 @@ def _install(packages: list[str]) -> None:
         raise Missing(f"no apt-get here: install {' '.join(packages)} yourself")
     say(f"installing {' '.join(packages)}")
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # A package must not start its service: containerd, etcd and the rest are ours to start.
-    policy = Path("/usr/sbin/policy-rc.d")
-    written = not policy.exists()
+    written = not _POLICY.exists()
     if written:
-        policy.write_text("#!/bin/sh\nexit 101\n")
-        policy.chmod(0o755)
+        _POLICY.write_text(_NO_SERVICES)
+        _POLICY.chmod(0o755)
     try:
         run(["apt-get", "update", "-q"], env=environ, timeout=300)
         run(["apt-get", "install", "-y", "-q", "--no-install-recommends", *packages], env=environ, timeout=600)
     finally:
         if written:
-            policy.unlink()
+            _POLICY.unlink()
 
 
 @contextmanager

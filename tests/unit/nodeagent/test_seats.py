@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,15 @@ def test_a_container_whose_seat_kubelet_has_forgotten_gets_another(bench: Any) -
     bench.pods.server = {("team", "one"): pod}
     _start(bench, "seat-0001", "one")
     assert {seat.uid for seat in bench.store.all()} == {"uid-one"}
+
+
+def test_a_seat_that_cannot_be_remembered_is_not_given_and_says_why(bench: Any) -> None:
+    """A full disk, or a folder that somebody took away."""
+    shutil.rmtree(bench.folder / "state")
+    with pytest.raises(grpc.RpcError) as refused:
+        bench.kubelet.allocate("seat-0000")
+    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "seat-0000 cannot be remembered" in refused.value.details()
+    (bench.folder / "state").mkdir()
+    bench.pods.add("one", gpu=0)
+    _start(bench, "seat-0000", "one")
