@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
+from cluster.harness import cluster as clusters
 from cluster.harness.install import ROOT
 from cluster.harness.site import Site
 
@@ -46,6 +48,22 @@ def test_every_pod_has_probes_and_limits_and_none_holds_up_a_drain(site: Site, o
     budgets = [o["spec"] for o in objects if o["kind"] == "PodDisruptionBudget"]
     assert len(budgets) >= 2
     assert all(budget["maxUnavailable"] == 1 and "minAvailable" not in budget for budget in budgets)
+
+
+def test_control_groups_that_are_still_busy_are_left_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, group = tmp_path / "run", tmp_path / "k8s.io/one"
+    (folder / "containerd/io.containerd.grpc.v1.cri/containers/one").mkdir(parents=True)
+    (group / "a process that has not ended").mkdir(parents=True)
+    monkeypatch.setattr(clusters, "_groups", lambda names: [group] if "one" in names and group.exists() else [])
+    monkeypatch.setattr(clusters.time, "sleep", lambda _: None)
+    clusters.remove(folder)
+    assert folder.exists(), "only it knows the groups' names"
+    (group / "a process that has not ended").rmdir()
+    clusters.remove(folder)
+    assert not group.exists()
+    assert not folder.exists()
 
 
 def test_the_guards_are_well_typed(site: Site) -> None:

@@ -265,8 +265,9 @@ def remove(folder: Path) -> None:
         if not left:
             break
         time.sleep(0.1)  # the kernel is still ending their processes
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists() or _groups(containers):
+    if not _groups(containers):  # only the folder knows their names
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
         say(f"not all of {folder} could be removed; the next start tries again")
 
 
