@@ -24,9 +24,6 @@ Object = dict[str, Any]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _WARNING: Final = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
-SILENCE_SECONDS: Final = 90.0
-"""A watch on which nothing comes for so long is dead: an API server sends a bookmark every minute."""
-
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 
@@ -138,13 +135,13 @@ class KubeClient:
         namespace: str = "",
         label_selector: str = "",
         field_selector: str = "",
-        seconds: int = 300,
-        silence_seconds: float = SILENCE_SECONDS,
+        seconds: int = 120,
+        grace_seconds: float = 10.0,
     ) -> Iterator[Iterator[tuple[str, Object]]]:
         """Yield an iterator of `(ADDED | MODIFIED | DELETED | BOOKMARK, object)` for up to `seconds`.
 
-        Iterating raises Gone where the version is too old, and Unavailable where the connection breaks or is silent
-        for `silence_seconds`.
+        Iterating raises Gone where the version is too old, and Unavailable where the connection breaks or is silent for
+        longer than that, the server's `grace_seconds` included.
         """
         query = {
             "watch": "1",
@@ -156,7 +153,7 @@ class KubeClient:
             query["labelSelector"] = label_selector
         if field_selector:
             query["fieldSelector"] = field_selector
-        with self._http.stream(resource.url(namespace), query=query, read_timeout=silence_seconds) as lines:
+        with self._http.stream(resource.url(namespace), query=query, read_timeout=seconds + grace_seconds) as lines:
             yield _events(lines)
 
     def close(self) -> None:

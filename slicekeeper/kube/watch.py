@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from slicekeeper.errors import Gone, ServiceError
-from slicekeeper.kube.client import SILENCE_SECONDS, KubeClient, Object, Resource
+from slicekeeper.kube.client import KubeClient, Object, Resource
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class Watch:
         field_selector: str = "",
         retry_seconds: float = 0.2,
         longest_retry_seconds: float = 10.0,
-        silence_seconds: float = SILENCE_SECONDS,
+        longest_seconds: int = 120,
+        grace_seconds: float = 10.0,
         on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self._client = client
@@ -52,7 +53,8 @@ class Watch:
         self._fields = field_selector
         self._retry = retry_seconds
         self._longest_retry = longest_retry_seconds
-        self._silence = silence_seconds
+        self._longest = longest_seconds
+        self._grace = grace_seconds
         self._on_error = on_error
         self._stop = threading.Event()
         self._random = random.Random()  # noqa: S311 - spreads retries, keeps no secret
@@ -77,6 +79,7 @@ class Watch:
                 if not self._version:
                     self._list()
                 self._follow()
+                self.failures = 0  # also where nothing happened
                 pause = self._retry
             except Gone:
                 self._version = ""
@@ -108,7 +111,10 @@ class Watch:
             self._version,
             label_selector=self._labels,
             field_selector=self._fields,
-            silence_seconds=self._silence,
+            # Where nothing happens nothing comes, no bookmark either. So only a watch that was to end by now tells that
+            # the server is frozen, or that the other end is gone. Not all clients at once.
+            seconds=self._random.randint((self._longest + 1) // 2, self._longest),
+            grace_seconds=self._grace,
         ) as events:
             for kind, obj in events:
                 if self._stop.is_set():

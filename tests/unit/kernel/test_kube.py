@@ -265,7 +265,7 @@ def test_watch_resumes_after_a_broken_stream_without_listing(script: Script, cli
 
 
 def test_watch_leaves_a_connection_that_has_fallen_silent(script: Script, client: KubeClient) -> None:
-    """A server that is frozen, or a connection whose other end is gone, sends not even bookmarks."""
+    """A server that is frozen, or a connection whose other end is gone, does not end a watch when it should."""
     ended = threading.Event()
 
     def freeze(handler: BaseHTTPRequestHandler) -> None:
@@ -280,11 +280,28 @@ def test_watch_leaves_a_connection_that_has_fallen_silent(script: Script, client
     script.answers["watch"] = [(200, freeze), (200, stream(("ADDED", pod("last", "7")))), (200, stream())]
     recorder = Recorder()
     try:
-        follow(client, recorder, silence_seconds=0.5)
+        follow(client, recorder, longest_seconds=1, grace_seconds=0.2)
     finally:
         ended.set()
     assert recorder.names == {"a", "last"}
     assert recorder.lists == 1
+
+
+def test_a_quiet_watch_that_ended_in_order_is_up_again(script: Script, client: KubeClient) -> None:
+    """Otherwise one break of a watch on which nothing happens for days would count as long as that."""
+    again = threading.Event()
+
+    def end(handler: BaseHTTPRequestHandler) -> None:
+        stream()(handler)
+        again.set()
+
+    script.answers["/api/v1/pods"] = [listing("5", "last")]
+    script.answers["watch"] = [(500, {}), (200, stream()), (200, end)]
+    watch = Watch(client, PODS, Recorder(), retry_seconds=0.01, longest_retry_seconds=0.02)
+    watch.start()
+    assert again.wait(10)
+    watch.stop()
+    assert watch.failures == 0
 
 
 def test_watch_waits_out_a_server_that_cannot_list(script: Script, client: KubeClient) -> None:
