@@ -195,7 +195,7 @@ def test_a_client_that_vanishes_leaves_no_thread(server: ApiServer) -> None:
     for connection in connections:
         connection.close()
     pause = threading.Event()
-    for _ in range(300):
+    for _ in range(1500):
         if threading.active_count() <= before:
             break
         pause.wait(0.02)
