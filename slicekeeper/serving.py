@@ -150,6 +150,7 @@ def run(
                 # that is being closed under its call.
                 "keepalive": 120,
                 "graceful_timeout": 10,
+                "limit_request_line": 8190,  # the most: what is longer the application cannot refuse in its own words
                 "control_socket_disable": True,
                 "worker_tmp_dir": "/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108
                 "logger_class": RootLogger,

@@ -85,10 +85,13 @@ def format_duration(ms: int) -> str:
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
+_FIRST, _LAST = (edge.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC) for edge in (datetime.min, datetime.max))
+
+
 def parse_instant(value: str) -> int:
     """Return an RFC 3339 instant as milliseconds since the epoch, cut (not rounded) at the millisecond.
 
-    Raises ValueError where the text is not RFC 3339 or carries no zone.
+    Raises ValueError where the text is not RFC 3339, carries no zone, or lies outside of the years 1 to 9999 in UTC.
     """
     match = _INSTANT.fullmatch(value)
     if match is None:
@@ -96,6 +99,8 @@ def parse_instant(value: str) -> int:
     date, time, decimals, zone = match.groups()
     moment = datetime.fromisoformat(f"{date}T{time}{'+00:00' if zone in 'Zz' else zone}")
     whole = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    if not _FIRST <= whole <= _LAST:  # which could be kept, but never told again
+        raise ValueError(f"not within the years 1 to 9999 in UTC: {value!r}")
     return (whole.days * 86_400 + whole.seconds) * MS_PER_SECOND + int((decimals or "0")[:3].ljust(3, "0"))
 
 

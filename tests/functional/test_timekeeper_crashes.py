@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,24 @@ from slicekeeper.units import format_instant, parse_instant
 def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
     with process_site(tmp_path, database_url) as made:
         yield made
+
+
+def test_whoever_sends_too_much_is_told_so_on_a_connection_that_goes_on(site: Site) -> None:
+    site.start()
+    until(site.ready, "the server is ready")
+    place, good = site.url.removeprefix("https://"), b'{"amountMs": 1, "reason": "r"}'
+    for token, chunked in product(("secret", "nobody's"), (False, True)):
+        connection = http.client.HTTPSConnection(place, context=site.trust, timeout=60)
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Idempotency-Key": "k"}
+        large = iter([good, *[b" " * (1 << 20)] * 9]) if chunked else good.ljust(9 << 20)
+        wanted = [(413, "body-too-large"), (200, "")] if token == "secret" else [(401, "unauthenticated")] * 2
+        for body, expected in zip((large, good), wanted, strict=True):
+            connection.request("POST", "/api/v1/budgets/rich/grants", body, headers, encode_chunked=chunked)
+            answer = connection.getresponse()
+            code = json.loads(answer.read()).get("code", "")
+            assert (200 if answer.status == 201 else answer.status, code) == expected
+        connection.close()
+    assert site.get("/api/v1/budgets/rich")["grantedMs"] == 1
 
 
 def test_killed_at_any_moment_the_ledger_is_what_the_pods_records_say(site: Site) -> None:

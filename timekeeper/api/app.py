@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from fractions import Fraction
 
 import msgspec
-from flask import Flask, Response
+from flask import Flask, Response, request
 
 from slicekeeper.clock import Clock
 from slicekeeper.errors import SettingsError
@@ -26,6 +27,10 @@ from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 
 MAX_BODY_BYTES = 4 << 20
+
+_READ_ON_BYTES = 64 << 20
+_READ_ON_SECONDS = 10.0
+"""How much of a body that is refused is read all the same, and for how long."""
 
 
 def make_app(settings: Settings, clock: Clock) -> Flask:
@@ -53,6 +58,7 @@ def routed(service: Service) -> Flask:
     app.extensions[EXTENSION] = service
     app.extensions[openapi_answer.DOCUMENT] = msgspec.json.encode(openapi.document())
     problems.register(app)
+    app.after_request(_read_on)
     for route in ROUTES:
         rule = re.sub(r"{(\w+)}", r"<\1>", route.path)
         name = f"{route.method} {route.path}"
@@ -69,6 +75,16 @@ def _checked(route: Route) -> Callable[..., Response]:
         return route.handler(**path)
 
     return view
+
+
+def _read_on(answer: Response) -> Response:
+    """Read what a refused request still sends: its client would see the connection break instead of the refusal."""
+    if answer.status_code >= 400 and request.environ.get("wsgi.input_terminated"):
+        deadline, left = time.monotonic() + _READ_ON_SECONDS, _READ_ON_BYTES
+        body = request.environ["wsgi.input"]
+        while left > 0 and time.monotonic() < deadline and (some := body.read(1 << 16)):
+            left -= len(some)
+    return answer
 
 
 def rates_of(rates: dict[str, str]) -> dict[str, Fraction]:

@@ -146,7 +146,10 @@ def _database(error: SQLAlchemyError) -> Response:
 def _http(error: HTTPException) -> Response:
     status = error.code or 500
     codes = {400: "request-invalid", 404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
-    answer = response(Problem(status, codes.get(status, "request-refused"), error.description or error.name))
+    told = error.description or error.name
+    if status == 413:
+        told = f"a body has at most {request.max_content_length} bytes; send less at once"
+    answer = response(Problem(status, codes.get(status, "request-refused"), told))
     for name, value in error.get_headers():
         if name == "Allow":
             answer.headers[name] = value

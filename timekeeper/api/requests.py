@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 from flask import Response, request
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from slicekeeper.namespace_policy import check_time_zone
 from slicekeeper.units import parse_instant
@@ -34,6 +35,8 @@ def body(kind: type[T]) -> T:
     if request.mimetype not in ("application/json", ""):
         raise Problem(415, "media-type-unsupported", "send application/json", "Content-Type")
     data = request.get_data()
+    if request.content_length is None and len(data) == request.max_content_length:  # its end was cut off
+        raise RequestEntityTooLarge
     if b"\\u0000" in data and _NUL.search(data):  # the first alone costs a large body next to nothing
         raise Problem(422, "body-invalid", "texts must not contain the character NUL")
     try:
@@ -122,7 +125,7 @@ def instant(value: str, field: str) -> int:
 
     Raises Problem where it is none, or lies before 1970.
     """
-    told = f"{field} must be RFC 3339 and not before 1970, for example 2026-11-30T12:00:00Z"
+    told = f"{field} must be RFC 3339, from 1970 to 9999 in UTC, for example 2026-11-30T12:00:00Z"
     try:
         found = parse_instant(value)
     except (ValueError, OverflowError) as error:

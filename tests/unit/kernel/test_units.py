@@ -73,8 +73,12 @@ def test_instants_of_any_zone(moment: datetime, minutes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "2026-01-01", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z", "2026-01-01T00:00:00.Z", "now"]
-)
+    "text",
+    [
+        "", "2026-01-01", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z", "2026-01-01T00:00:00.Z", "now",
+        "9999-12-31T23:59:59-00:01", "0001-01-01T00:00:00+00:01",
+    ],
+)  # fmt: skip
 def test_what_is_no_instant(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the library's own message for a thirteenth month
         parse_instant(text)

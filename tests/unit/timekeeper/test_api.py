@@ -451,6 +451,7 @@ GOOD_TRANSFER = {"to": "other", "amountMs": 1, "reason": "r"}
         ("POST", "/grants", {**GOOD_GRANT, "validFrom": "2020-01-01T00:00:00Z"}, 422, "instant-past", "validFrom"),
         ("POST", "/grants", {**GOOD_GRANT, "validTo": "2020-01-01T00:00:00Z"}, 422, "instant-order", "validTo"),
         ("POST", "/grants", {**GOOD_GRANT, "validTo": "9999-99-99T00:00:00Z"}, 422, "instant-invalid", "validTo"),
+        ("POST", "/grants", {**GOOD_GRANT, "validTo": "9999-12-31T23:00:00-02:00"}, 422, "instant-invalid", "validTo"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_named_and_nothing_is_half_done(
@@ -481,6 +482,12 @@ def test_wrong_values_are_named_and_nothing_is_half_done(
         ("GET", "/api/v1/usage?bucket=week", 422, "query-invalid"),
         ("GET", "/api/v1/usage?from=2020-01-01T00:00:00Z", 422, "interval-invalid"),
         ("GET", "/api/v1/usage?from=now", 422, "instant-invalid"),
+        (
+            "GET",
+            "/api/v1/usage?from=9999-12-01T00:00:00Z&bucket=month&to=9999-12-02T00:00:00Z",
+            422,
+            "interval-invalid",
+        ),
         ("GET", "/api/v1/usage?timeZone=Mars", 422, "time-zone-unknown"),
         ("GET", "/nothing", 404, "not-found"),
         ("GET", "/api/v1//budgets", 404, "not-found"),

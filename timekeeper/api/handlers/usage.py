@@ -58,7 +58,10 @@ def listed() -> Response:
 def _spans(start: int, end: int, bucket: PeriodName, zone: str) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     while start < end:
-        _, until = bounds(start, bucket, zone) or (start, end)
+        try:
+            _, until = bounds(start, bucket, zone) or (start, end)
+        except (ValueError, OverflowError) as error:  # a calendar ends with the year 9999, a zone's a bit before
+            raise Problem(422, "interval-invalid", "to: name an instant before the year 9999", "to") from error
         spans.append((start, min(until, end)))
         start = until
         if len(spans) > _MOST_BUCKETS:
