@@ -11,12 +11,13 @@ from typing import BinaryIO
 import click
 from flask import Flask
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from slicekeeper import clock as clocks
 from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, show_each
-from slicekeeper.errors import SettingsError
+from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.serving import serve as run_server
 from slicekeeper.units import parse_instant
 from timekeeper import explain as explaining
@@ -28,11 +29,19 @@ from timekeeper.store.engine import make_engine
 
 
 @contextmanager
-def _engine(context: Context) -> Iterator[Engine]:
-    """Open the database of the settings, and close it."""
+def _engine(context: Context, *, of_any_revision: bool = False) -> Iterator[Engine]:
+    """Open the database of the settings, and close it.
+
+    Raises SettingsError where it has not this release's revision, Unavailable where it does not answer.
+    """
     engine = make_engine(context.loaded.settings.timekeeper.database)
     try:
+        if not of_any_revision:
+            migrations.check(engine)
         yield engine
+    except SQLAlchemyError as error:
+        where = engine.url.render_as_string(hide_password=True)
+        raise Unavailable(f"timekeeper.database is {where}: {getattr(error, 'orig', None) or error}") from error
     finally:
         engine.dispose()
 
@@ -48,12 +57,10 @@ def serve(context: Context) -> None:
     """Serve the REST interface and follow the cluster's pods."""
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
-    engine = make_engine(settings.timekeeper.database)
-    if migrations.may_migrate_at_start(engine):
-        migrations.upgrade(engine)
-    elif not migrations.is_current(engine):
-        raise SettingsError("timekeeper.database is not migrated: run `slicekeeper timekeeper migrate` first")
-    engine.dispose()
+    with _engine(context, of_any_revision=True) as engine:
+        if migrations.may_migrate_at_start(engine):
+            migrations.upgrade(engine)
+        migrations.check(engine)
 
     def make() -> Flask:
         return make_app(settings, clocks.from_settings(settings.clock))
@@ -68,8 +75,11 @@ def serve(context: Context) -> None:
 @click.pass_obj
 def migrate(context: Context, to: str, down: bool) -> None:
     """Bring the database to the newest revision."""
-    with _engine(context) as engine:
-        reached = (migrations.downgrade if down else migrations.upgrade)(engine, to)
+    with _engine(context, of_any_revision=True) as engine:
+        try:
+            reached = (migrations.downgrade if down else migrations.upgrade)(engine, to)
+        except RuntimeError as error:  # by which a revision says what would be lost
+            raise SettingsError(f"timekeeper.database stays as it is: {error}") from error
     click.echo(f"{engine.url.render_as_string(hide_password=True)} is at {reached or 'base'}")
 
 
@@ -115,7 +125,7 @@ def explain(context: Context, namespace: str, at: str, parent: bool, output: str
 @click.pass_obj
 def dump(context: Context, file: BinaryIO) -> None:
     """Write one snapshot of the database to FILE (`-`: standard output), for either engine."""
-    with _engine(context) as engine:
+    with _engine(context, of_any_revision=True) as engine:
         rows = dumping.dump(engine, file)
     click.echo(f"{rows} rows", err=True)
 
@@ -125,6 +135,6 @@ def dump(context: Context, file: BinaryIO) -> None:
 @click.pass_obj
 def restore(context: Context, file: BinaryIO) -> None:
     """Fill an empty, migrated database from FILE (`-`: standard input). All of it, or nothing."""
-    with _engine(context) as engine:
+    with _engine(context, of_any_revision=True) as engine:
         rows = dumping.restore(engine, file)
     click.echo(f"{rows} rows", err=True)

@@ -12,8 +12,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text
 
+from slicekeeper.errors import SettingsError
 from timekeeper.store.engine import WRITES, is_sqlite
 
 # It tells of every look at the revision, and readiness probes look every few seconds.
@@ -24,12 +26,18 @@ _LOCK = 0x51CE_1EDA
 
 
 def upgrade(engine: Engine, revision: str = "head") -> str:
-    """Bring the database up to a revision; return the one it has then."""
+    """Bring the database up to a revision; return the one it has then.
+
+    Raises SettingsError where it cannot go there.
+    """
     return _walk(engine, revision, up=True)
 
 
 def downgrade(engine: Engine, revision: str) -> str:
-    """Take the database back to a revision (`base`: to nothing); return the one it has then."""
+    """Take the database back to a revision (`base`: to nothing); return the one it has then.
+
+    Raises SettingsError where it cannot go there, RuntimeError where what it holds has no place there.
+    """
     return _walk(engine, revision, up=False)
 
 
@@ -37,8 +45,11 @@ def _walk(engine: Engine, revision: str, *, up: bool) -> str:
     writing = engine.execution_options(**{WRITES: True})
     with writing.connect() as connection, _without_foreign_keys(connection), connection.begin():
         _lock(connection)
-        config = _config(connection)
-        (command.upgrade if up else command.downgrade)(config, revision)
+        config, found = _config(connection), current(connection)
+        try:
+            (command.upgrade if up else command.downgrade)(config, revision)
+        except CommandError as error:
+            raise _unfit(found, str(error)) from error
         _check_foreign_keys(connection)
         return current(connection)
 
@@ -79,13 +90,35 @@ def current(connection: Connection) -> str:
 
 def head() -> str:
     """Return the newest revision that this release knows."""
-    return ScriptDirectory.from_config(_config(None)).get_current_head() or ""
+    return _scripts().get_current_head() or ""
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config(None))
 
 
 def is_current(engine: Engine) -> bool:
     """Whether the database has the newest revision."""
     with engine.connect() as connection:
         return current(connection) == head()
+
+
+def check(engine: Engine) -> None:
+    """Check that the database has this release's revision.
+
+    Raises SettingsError saying what to do where it has not.
+    """
+    with engine.connect() as connection:
+        found = current(connection)
+    if found != head():
+        raise _unfit(found, f"this release needs {head()}; run `slicekeeper timekeeper migrate` first")
+
+
+def _unfit(found: str, remedy: str) -> SettingsError:
+    """Return the error of a database that is not at the revision that is wanted."""
+    if found and found not in {script.revision for script in _scripts().walk_revisions()}:
+        remedy = f"this release knows {head()} and none after it; a newer one migrated it, so run that one"
+    return SettingsError(f"timekeeper.database is at revision {found or 'base'}: {remedy}")
 
 
 def may_migrate_at_start(engine: Engine) -> bool:

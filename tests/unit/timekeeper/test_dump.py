@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from databases import Databases, find_server
+from sqlalchemy import text
 
 from slicekeeper.cli.main import cli
+from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
 from timekeeper import movements, sealing
@@ -73,6 +75,55 @@ def test_a_dump_of_one_engine_is_restored_into_the_other_and_back(databases: Dat
         assert "restore into an empty one" in str(run(target, "restore", str(first)).exception)
 
 
+def test_a_dump_of_an_older_revision_is_restored_into_either_engine_and_migrated(
+    databases: Databases, tmp_path: Path
+) -> None:
+    file, between = str(tmp_path / "dump"), f"sqlite:///{tmp_path}/between.sqlite"
+    with databases.empty() as source, databases.empty() as target:
+        ok(source, "migrate")
+        books = Books(Database(make_engine(source)), "default", carry=False)
+        tell(books, "a", T0, T0 + HOUR, T0 + HOUR)
+        books.database.close()
+        ok(source, "migrate", "--down", "--to", "0003")
+        assert "run `slicekeeper timekeeper migrate` first" in str(run(source, "verify").exception)
+        ok(source, "dump", file)
+        for url in (between, target):
+            ok(url, "migrate")
+            assert "run `slicekeeper timekeeper migrate --to 0003` first" in str(run(url, "restore", file).exception)
+            ok(url, "migrate", "--down", "--to", "0003")
+            ok(url, "restore", file)
+            ok(url, "dump", str(tmp_path / "again"))
+            assert (tmp_path / "again").read_bytes() == (tmp_path / "dump").read_bytes()
+            ok(url, "migrate")
+            assert ok(url, "verify").startswith("1 namespaces, 2 transactions, 4 entries: no difference")
+
+
+def test_a_database_that_is_not_this_releases_is_told_of(databases: Databases) -> None:
+    with databases.empty() as url:
+        for command in (("verify",), ("explain", "team"), ("dump", "-")):
+            assert "timekeeper.database is at revision base" in str(run(url, *command).exception)
+        ok(url, "migrate")
+        assert "timekeeper.database is at revision 0" in str(run(url, "migrate", "--to", "nonsense").exception)
+        engine = make_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        engine.dispose()
+        for command in (("verify",), ("migrate",), ("serve",)):
+            told = run(url, *command)
+            assert isinstance(told.exception, SettingsError), told.output
+            assert "at revision 9999" in str(told.exception)
+            assert "a newer one migrated it" in str(told.exception)
+
+
+def test_a_database_that_does_not_answer_is_told_of(tmp_path: Path) -> None:
+    for url in ("postgresql://me:secret@127.0.0.1:1/x", f"sqlite:///{tmp_path}/no/such"):
+        for command in (("verify",), ("serve",)):
+            told = run(url, *command).exception
+            assert isinstance(told, Unavailable)
+            assert "timekeeper.database is" in str(told)
+            assert "secret" not in str(told)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -80,6 +131,8 @@ def test_a_dump_of_one_engine_is_restored_into_the_other_and_back(databases: Dat
         (lambda lines: [*lines[:3], lines[3].replace(b"1", b"2"), *lines[4:]], "the dump"),
         (lambda lines: [lines[0].replace(b"00", b"99"), *lines[1:]], "the dump is of revision"),
         (lambda lines: [*lines[:2], b"{\n"], "is not JSON"),
+        (lambda lines: [b"7\n", *lines[1:]], "is no dump"),
+        (lambda lines: lines[1:], "the dump is damaged"),
     ],
 )
 def test_a_dump_that_was_cut_or_changed_restores_nothing(tmp_path: Path, change: object, told: str) -> None:
