@@ -24,7 +24,6 @@ from timekeeper.records import Rule
 from timekeeper.store import namespaces, seals
 from timekeeper.store.namespaces import Known
 
-BY_ITSELF = "timekeeper"
 _TOGETHER = 50
 """Namespaces in one transaction: others that write wait for it."""
 
@@ -57,7 +56,7 @@ def seal_due(books: Books, grace_ms: int, now: int) -> None:
 def _seal_together(books: Books, wanted: Sequence[tuple[int, int]], now: int) -> None:
     def change(session: Session) -> None:
         for namespace, end in wanted:
-            _seal(books, session, namespace, end, actor=BY_ITSELF, now=now)
+            _seal(books, session, namespace, end, actor=seals.BY_ITSELF, now=now)
 
     books.database.write(change)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refunds, adjustments and transfers beside grants; rules with credit and status; prices by model; the audit log."""
 
+import hashlib
 import json
 from fractions import Fraction
 
@@ -65,6 +66,23 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("audit") as table:
         table.create_index(op.f("ix_audit_cluster_namespace_id"), ["cluster", "namespace", "id"], unique=False)
+    _begin_log(op.get_bind())
+
+
+def _begin_log(connection: sa.Connection) -> None:
+    """Tell in the log's first record which grants and budgets are older than it: without it all must be in the log."""
+    older = sa.text(
+        "SELECT (SELECT coalesce(max(id), 0) FROM budget_grant), (SELECT coalesce(max(id), 0) FROM budget_rule),"
+        " (SELECT coalesce(max(booked_at), 0) FROM budget_rule)"
+    )
+    grants, rules, at = connection.execute(older).one()
+    if grants or rules:
+        detail = json.dumps({"grant": grants, "rule": rules}, separators=(",", ":"))
+        parts = ["0" * 64, at, "", "timekeeper", "log-begun", "", detail]
+        digest = hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+        names = ("prev_hash", "at", "cluster", "actor", "action", "namespace", "detail")
+        query = sa.text(f"INSERT INTO audit ({', '.join(names)}, hash) VALUES (:{', :'.join(names)}, :hash)")  # noqa: S608
+        connection.execute(query, {**dict(zip(names, parts, strict=True)), "hash": digest})
 
 
 def _shares_of_rates() -> None:

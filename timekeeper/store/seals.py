@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 from sqlalchemy import func, insert, select, update
@@ -12,6 +13,9 @@ from sqlalchemy.orm import Session
 
 from timekeeper.store.models import Account, Entry, Namespace, Seal, Transaction
 from timekeeper.store.namespaces import Known
+
+BY_ITSELF: Final = "timekeeper"
+"""Who seals what is over long enough; all else somebody asked for."""
 
 
 def until(session: Session, namespace: int) -> int:

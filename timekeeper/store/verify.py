@@ -14,7 +14,7 @@ from timekeeper import timeline
 from timekeeper.allowances import State
 from timekeeper.ledger import Booked, difference
 from timekeeper.records import Claim, Forest, Posting
-from timekeeper.store import audit, bookings, memberships, namespaces, prices, seals, workloads
+from timekeeper.store import acts, audit, bookings, memberships, namespaces, prices, seals, workloads
 from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Account, Entry, Transaction
 from timekeeper.store.namespaces import Known
@@ -40,7 +40,13 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
     """Compare a database's projections with what its records and entries say. Reads one snapshot, writes nothing."""
     with Session(engine) as session, session.begin():
         places = namespaces.everyone(session)
-        differences = [*_unbalanced(session), *_bad_reversals(session), *_transfers(session), *audit.broken(session)]
+        differences = [
+            *_unbalanced(session),
+            *_bad_reversals(session),
+            *_transfers(session),
+            *audit.broken(session),
+            *acts.differences(session),
+        ]
         known = {place.id: place for place in places}
         checked: set[int] = set()
         for place in places:

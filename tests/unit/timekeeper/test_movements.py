@@ -3,24 +3,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import delete, insert, select, text
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import movements
+from timekeeper import hierarchy, movements, sealing
 from timekeeper.books import Books, Closing, Opening
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
 from timekeeper.store import audit, bookings, migrate, namespaces
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
+from timekeeper.store.models import AuditRecord
 from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
+DAY_END = T0 + 24 * HOUR
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
 TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
 
@@ -181,6 +185,12 @@ def test_grants_of_low_priority_are_used_first(books: Books) -> None:
     [
         ("UPDATE audit SET actor = 'somebody' WHERE id = 1", "audit record 1: it was changed"),
         ("DELETE FROM audit WHERE id = 1", "audit record 2: it does not follow"),
+        ("DELETE FROM audit WHERE id = 3", "refund 3 is not in the audit log"),
+        ("DELETE FROM audit", "transfer 1 is not in the audit log"),
+        ("DELETE FROM budget_grant WHERE kind = 'refund'", "audit record 3: the refund that it tells of is not there"),
+        ("UPDATE budget_grant SET reason = 'none'", "transfer 1 is not in the audit log"),
+        ("UPDATE budget_grant SET actor = 'none'", "transfer 1 is not in the audit log"),
+        ("UPDATE audit SET id = id + 10 WHERE id = 2", "audit record 3: it does not follow"),
         ("UPDATE budget_grant SET amount_ms = 11999 WHERE amount_ms = 12000", "nobody gave"),
         ("UPDATE budget_grant SET amount_ms = 9000 WHERE kind = 'refund'", "was refunded 9000"),
     ],
@@ -195,6 +205,36 @@ def test_verify_finds_what_was_tampered_with(database_url: str, damage: str, tol
         assert [row.action for row in audit.page(session, "default", "", 0, 9)] == ["transfer", "transfer", "refund"]
     books.database.write(lambda session: session.execute(text(damage)) and None)
     assert any(told in difference for difference in verify(books.database.engine, carry=False).differences)
+    books.database.close()
+
+
+def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: str) -> None:
+    books = Books(Database(make_engine(database_url)), "default", carry=False)
+    rule = Rule(T0, 5_000, "day", "UTC")
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: books.set_budget(TEAM.uid, TEAM.name, POLICY, rule, actor="me", if_match=None),
+        lambda: books.set_status(TEAM.uid, TEAM.name, POLICY, "suspended", reason="r", actor="me", now=T0 + 1),
+        lambda: movements.set_price(books, "A100", Fraction(2), since=T0 + 9, reason="r", actor="me", now=T0 + 2),
+        lambda: hierarchy.put_parent(books, "lab", "team", replace(rule, since=T0 + 3), actor="me", if_match=None),
+        lambda: hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0 + 4),
+        lambda: movements.grant(books, TEAM, order(1, "k", T0 + 6), valid_from=T0 + 6, valid_to=None),
+        lambda: sealing.seal(books, books.require("team").known, DAY_END, reason="r", actor="me", now=DAY_END + 5),
+    )  # fmt: skip
+    for number, act in enumerate(acts, 1):
+        act()
+        assert verify(books.database.engine, carry=False).differences == []
+        with books.database.reading() as session:
+            last = session.scalars(select(AuditRecord).order_by(AuditRecord.id.desc())).first()
+        assert last is not None
+        assert last.id == number
+        cut = {column: getattr(last, column) for column in AuditRecord.__mapper__.columns.keys()}  # noqa: SIM118
+        books.database.write(lambda s, number=number: s.execute(delete(AuditRecord).where(AuditRecord.id == number)))
+        assert "not in the audit log" in "\n".join(verify(books.database.engine, carry=False).differences)
+        books.database.write(lambda s, cut=cut: s.execute(insert(AuditRecord).values(**cut)))
+    forged = {"amountMs": 1, "counterpart": "", "id": 77, "reason": "r"}
+    books.database.write(lambda s: books.note(s, actor="me", action="grant", namespace="team", detail=forged, now=T0))
+    (told,) = verify(books.database.engine, carry=False).differences
+    assert "audit record 8: the grant that it tells of is not there" in told
     books.database.close()
 
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people did, by the records and by the audit log: each must tell of the other.
+
+The log's chain shows what was changed or taken out of its middle. It cannot show that its end was cut off, nor that
+somebody who can compute hashes wrote another end: the records do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Row, or_, select
+from sqlalchemy.orm import Session
+
+from timekeeper.store.audit import FIRST
+from timekeeper.store.models import AuditRecord, BudgetGrant, BudgetRule, Membership, Namespace, Rate, Reservation, Seal
+from timekeeper.store.seals import BY_ITSELF
+
+_MOVEMENTS: Final = ("grant", "refund", "adjustment", "transfer")
+_RULES: Final = ("budget", "status", "team", "organisation")
+LOG_BEGUN: Final = "log-begun"
+"""The first record of a log that began when there were grants and budgets already; up to which it tells."""
+
+_KEPT: Final = (*_MOVEMENTS, *_RULES, "rate")
+"""Actions whose records no step between revisions takes away."""
+
+
+def differences(session: Session) -> Iterator[str]:
+    """Yield the records that the audit log does not tell of, and what it tells of that is not there."""
+    told, older = _told(session)
+    missing = set(told)
+    for what, number, key in _done(session):
+        digest = _digest(key)
+        missing.discard(digest)
+        if digest not in told and number > older.get(key[0], 0):
+            yield f"{what} is not in the audit log, or there it is another"
+    for digest in missing:
+        record, action = told[digest]
+        if action in _KEPT:
+            yield f"audit record {record}: the {action} that it tells of is not there, or another"
+
+
+def _digest(key: tuple[Any, ...]) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(key)).digest()[:16]
+
+
+def _told(session: Session) -> tuple[dict[bytes, tuple[int, str]], dict[str, int]]:
+    """Return id and action of audit records by what they tell of, and which records are older than the log."""
+    told: dict[bytes, tuple[int, str]] = {}
+    older: dict[str, int] = {}
+    for record in session.scalars(select(AuditRecord).order_by(AuditRecord.id).execution_options(yield_per=1000)):
+        detail = msgspec.json.decode(record.detail, type=dict[str, Any])
+        if record.action == LOG_BEGUN and record.prev_hash == FIRST:
+            older = detail
+        key = _key(record, detail)
+        if key is not None:
+            told[_digest(key)] = (record.id, record.action)
+    return told, older
+
+
+def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    action, who = record.action, (record.cluster, record.namespace, record.actor)
+    if action in _MOVEMENTS:
+        return action, *who, *map(detail.get, ("id", "amountMs", "reason", "counterpart"))
+    if action in _RULES:
+        return "rule", *who, record.at
+    if action == "rate":
+        return action, *map(detail.get, ("model", "rate", "effectiveAt"))
+    if action == "reservation":
+        return action, *who, *map(detail.get, ("id", "amountMs", "reason"))
+    if action == "release":
+        return action, record.cluster, record.namespace, detail.get("id")
+    if action in ("parent", "seal"):
+        return action, *who, detail.get("effectiveAt" if action == "parent" else "until")
+    return None
+
+
+_Act = tuple[str, int, tuple[Any, ...]]
+
+
+def _done(session: Session) -> Iterator[_Act]:
+    """Yield what people did by the records: in words, with the record's id, and what the audit log must tell."""
+    of = (Namespace.cluster, Namespace.kind, Namespace.name)
+    steps: tuple[tuple[Any, Callable[[Any, tuple[str, str]], _Act]], ...] = (
+        (
+            select(BudgetGrant, *of).join(Namespace, Namespace.id == BudgetGrant.namespace_id),
+            lambda r, at: (f"{r.kind} {r.id}", r.id,
+                           (r.kind, *at, r.actor, r.id, r.amount_ms, r.reason, r.counterpart)),
+        ),
+        (
+            select(BudgetRule, *of).join(Namespace, Namespace.id == BudgetRule.namespace_id)
+            .where(or_(BudgetRule.source == "own", BudgetRule.actor != "policy")),
+            lambda r, at: (f"budget rule {r.id}", r.id, ("rule", *at, r.actor, r.effective_at)),
+        ),
+        (
+            select(Membership, *of).join(Namespace, Namespace.id == Membership.child_id),
+            lambda r, at: (f"membership {r.id}", r.id, ("parent", *at, r.actor, r.effective_at)),
+        ),
+        (
+            select(Seal, *of).join(Namespace, Namespace.id == Seal.namespace_id).where(Seal.actor != BY_ITSELF),
+            lambda r, at: (f"the seal of {at[1]} up to {r.until}", 1, ("seal", *at, r.actor, r.until)),
+        ),
+        (
+            select(Reservation, *of).join(Namespace, Namespace.id == Reservation.namespace_id)
+            .where(Reservation.pod_uid.is_(None)),
+            lambda r, at: (f"reservation {r.id}", r.id,
+                           ("reservation", *at, r.actor, r.id, r.amount_ms, r.reason)),
+        ),
+        (
+            select(Reservation, *of).join(Namespace, Namespace.id == Reservation.namespace_id)
+            .where(Reservation.outcome == "released"),
+            lambda r, at: (f"the release of reservation {r.id}", r.id, ("release", *at, r.id)),
+        ),
+    )  # fmt: skip
+    for query, tell in steps:
+        for row in session.execute(query.execution_options(yield_per=1000)):
+            yield tell(row[0], _place(row))
+    for rate in session.scalars(select(Rate).where(Rate.source == "rest")):
+        text = str(rate.numerator) if rate.denominator == 1 else f"{rate.numerator}/{rate.denominator}"
+        yield f"rate {rate.id}", rate.id, ("rate", rate.model, text, rate.effective_at)
+
+
+def _place(row: Row[Any]) -> tuple[str, str]:
+    """Return the cluster, and what people call whoever has the record."""
+    return row.cluster, row.name if row.kind == "namespace" else f"{row.kind} {row.name}"
