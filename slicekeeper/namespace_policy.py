@@ -11,10 +11,11 @@ import fnmatch
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +23,7 @@ from msgspec import Meta
 from slicekeeper import names
 from slicekeeper.errors import SettingsError
 from slicekeeper.settings import Name, PolicySettings, Section, about, check_keys, convert, read_yaml
-from slicekeeper.units import parse_duration, parse_quantity
+from slicekeeper.units import parse_duration, parse_instant, parse_quantity
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,31 @@ Period = Literal["none", "hour", "day", "week", "month", "year"]
 Enforcement = Literal["soft", "hard", "safe"]
 
 
+MAX_AMOUNT_MS: Final = 10**14
+"""3,170 GPU-years in one budget or grant; and ten thousand such grants still fit 64 bits."""
+
+LAST_ANCHOR: Final = 221_845_392_000_000
+"""The beginning of the year 9000: a wall clock can show every anchor before it."""
+
+
+def _gpu_time(text: str) -> int:
+    found = parse_duration(text)
+    if found > MAX_AMOUNT_MS:
+        raise ValueError(f"more than {MAX_AMOUNT_MS // 3_600_000}h, the most that a ledger keeps")
+    return found
+
+
 class BudgetPolicy(Section, frozen=True):
     """The budget that a namespace has until somebody gives it one of its own by REST."""
 
     amount: Annotated[str, about("GPU time per period, for example 20h or 90m.")] = "20h"
     period: Annotated[Period, about("How often the amount is granted anew; none: once.")] = "month"
     time_zone: Annotated[str, about("IANA name of the zone in which periods begin.")] = "UTC"
+    anchor: Annotated[
+        str, about("An instant (RFC 3339) at which a period begins, on the zone's wall clock; empty: as calendars do.")
+    ] = ""
+    credit: Annotated[str, about("How far the balance may go below zero, for example 2h.")] = "0s"
+    rollover: Annotated[str, about("The most that a period leaves to the next one, for example 5h.")] = "0s"
     thresholds: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=100)], ...],
         about("Percent of the budget used; the lowest warns."),
@@ -55,7 +75,29 @@ class BudgetPolicy(Section, frozen=True):
     @property
     def amount_ms(self) -> int:
         """The amount in GPU-milliseconds."""
-        return parse_duration(self.amount)
+        return _gpu_time(self.amount)
+
+    @property
+    def credit_ms(self) -> int:
+        """The credit in GPU-milliseconds."""
+        return _gpu_time(self.credit)
+
+    @property
+    def rollover_ms(self) -> int:
+        """The most that a period leaves to the next one, in GPU-milliseconds."""
+        return _gpu_time(self.rollover)
+
+    @property
+    def anchor_ms(self) -> int | None:
+        """An instant at which a period begins; None: as calendars do."""
+        if not self.anchor:
+            return None
+        if self.period == "none":
+            raise ValueError("a budget without periods has none; set it to '' here")
+        found = parse_instant(self.anchor)
+        if not 0 <= found <= LAST_ANCHOR:
+            raise ValueError(f"{self.anchor} does not lie between 1970 and the year 9000")
+        return found
 
     @property
     def grace_ms(self) -> int:
@@ -200,10 +242,16 @@ def _policy(base: Mapping[str, Any], own: Any, where: str) -> NamespacePolicy:
         raise SettingsError(f"{where}: must be a mapping, not a {type(own).__name__}")
     if own.get("mode") is False:
         own = {**own, "mode": "off"}  # YAML 1.1 reads a bare `off` as false
+    budget = own.get("budget")
+    if isinstance(budget, dict) and isinstance(budget.get("anchor"), datetime):  # YAML reads it without quotes too
+        own = {**own, "budget": {**budget, "anchor": budget["anchor"].isoformat()}}
     check_keys(own, NamespacePolicy, where)
     policy = convert(_merge(base, own), NamespacePolicy, where)
     checks: tuple[tuple[str, str, Callable[[], object]], ...] = (
         ("budget.amount", "for example 20h", lambda: policy.budget.amount_ms),
+        ("budget.credit", "for example 2h", lambda: policy.budget.credit_ms),
+        ("budget.rollover", "for example 5h", lambda: policy.budget.rollover_ms),
+        ("budget.anchor", "for example 2026-04-01T00:00:00+02:00", lambda: policy.budget.anchor_ms),
         ("budget.grace", "for example 5m", lambda: policy.budget.grace_ms),
         ("backgroundRate", "for example 1/2", lambda: policy.background_fraction),
         ("sidecar.cpu", "for example 10m", lambda: _check_amount(policy.sidecar.cpu)),

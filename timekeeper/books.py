@@ -40,8 +40,6 @@ ORPHAN: Final = "last-confirmed"
 ANCHOR_EVERY = 256
 ANCHOR_LAG_MS = 600_000
 ANCHORS_KEPT = 64
-MAX_AMOUNT_MS = 10**14
-"""3,170 GPU-years in one budget or grant; and ten thousand such grants still fit 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,10 @@ class Position:
 
 def policy_rule(budget: BudgetPolicy, since: int) -> Rule:
     """Return the rule of a policy's default budget."""
-    return Rule(since, budget.amount_ms, budget.period, budget.time_zone)
+    return Rule(
+        since, budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms,
+        anchor=budget.anchor_ms,
+    )  # fmt: skip
 
 
 class Books:

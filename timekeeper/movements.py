@@ -16,10 +16,10 @@ from typing import Any, Final, Literal
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict, NotFound
-from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.namespace_policy import MAX_AMOUNT_MS, NamespacePolicy
 from slicekeeper.units import format_instant
 from timekeeper import coverage
-from timekeeper.books import MAX_AMOUNT_MS, Books
+from timekeeper.books import Books
 from timekeeper.periods import bounds
 from timekeeper.store import bookings, memberships, namespaces, prices, reservations, workloads
 from timekeeper.store.memberships import IN_FORCE

@@ -78,7 +78,8 @@ class NamespaceHolder(Holder):
         position, now = self.it.books.position(self.name), self.it.clock.now_ms()
         held = reservations.held(self.it.books, now, position.known.id)[position.known.id] if position else 0
         budget = views.budget(self.name, position, self.it.policy.of(self.name), now, held)
-        unseen = f'"policy-{budget.amount_ms}-{budget.period}-{budget.time_zone}"'
+        rule = (budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms, budget.anchor)
+        unseen = f'"policy-{"-".join(map(str, rule))}"'
         return budget, version_of(position.rule) if position else unseen
 
 

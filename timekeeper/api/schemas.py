@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from slicekeeper.namespace_policy import MAX_AMOUNT_MS
 from slicekeeper.wire.timekeeper import Wire
-from timekeeper.books import MAX_AMOUNT_MS
 
 Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS, description="GPU-milliseconds.")]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"\S", description="Why; kept for auditors.")]
@@ -104,7 +104,7 @@ class ReservationBody(Body, frozen=True, kw_only=True):
 class RateBody(Body, frozen=True, kw_only=True):
     """A GPU model's price; without `effectiveAt` from now on."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=253)]
+    model: Annotated[str, Meta(min_length=1, max_length=253, pattern=r"\S")]
     rate: Annotated[str, Meta(min_length=1, max_length=32, description="An integer or a ratio such as 3/2.")]
     reason: Reason
     effective_at: Instant | None = None

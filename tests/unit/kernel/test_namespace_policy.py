@@ -52,6 +52,17 @@ def test_an_entry_lays_its_keys_over_the_default(tmp_path: Path) -> None:
     assert (lab.ceiling, lab.budget.amount_ms, lab.budget.time_zone) == (80, 90 * 60_000, "Europe/Berlin")
 
 
+def test_a_default_budget_has_credit_rollover_and_an_anchor(tmp_path: Path) -> None:
+    text = """
+default: {budget: {amount: 20h, period: year, credit: 2h, rollover: 30m, anchor: 2026-04-01T00:00:00+02:00}}
+namespaces: [{match: once, budget: {period: none, anchor: ""}}]
+"""
+    book = read_book(settings(tmp_path, text))
+    budget = book.of("any").budget
+    assert (budget.credit_ms, budget.rollover_ms, budget.anchor_ms) == (7_200_000, 1_800_000, 1_774_994_400_000)
+    assert book.of("once").budget.anchor_ms is None
+
+
 def test_exempt_namespaces_are_off_whatever_the_file_says(tmp_path: Path) -> None:
     book = read_book(settings(tmp_path, "namespaces: [{match: kube-system, mode: enforce}]"))
     assert book.of("kube-system").mode == "off"
@@ -82,6 +93,16 @@ def test_a_bare_off_is_the_mode_and_not_yaml_false(tmp_path: Path) -> None:
         ("default: {budget: {amount: 20}}", "budget.amount"),
         ("default: {budget: {amount: 20 hours}}", "budget.amount: not a duration; for example 20h"),
         ("default: {budget: {timeZone: Mars/Olympus}}", "budget.timeZone: 'Mars/Olympus' is no IANA time zone"),
+        ("default: {budget: {amount: 99999999999999h}}", "budget.amount: more than 27777777h"),
+        ("default: {budget: {credit: -1h}}", "budget.credit: not a duration; for example 2h"),
+        ("default: {budget: {rollover: some}}", "budget.rollover: not a duration; for example 5h"),
+        ("default: {budget: {anchor: 2026-04-01}}", "budget.anchor"),
+        ("default: {budget: {anchor: 2026-04-01T00:00:00}}", "budget.anchor: not an RFC 3339 instant with a zone"),
+        ("default: {budget: {anchor: '9999-01-01T00:00:00Z'}}", "budget.anchor: 9999-01-01T00:00:00Z does not lie"),
+        (
+            "default: {budget: {period: none, anchor: '2026-04-01T00:00:00Z'}}",
+            "budget.anchor: a budget without periods",
+        ),
         ("default: {budget: {period: fortnight}}", "budget.period (is 'fortnight')"),
         ("default: {backgroundRate: 1/0}", "backgroundRate"),
         ("default: {backgroundRate: '-1'}", "backgroundRate"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 
+import msgspec
 import pytest
 from databases import Databases
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.units import format_instant
 from timekeeper import books as books_module
 from timekeeper import movements, timeline
 from timekeeper.books import Books, Closing, Opening, version_of
@@ -209,6 +211,19 @@ def test_a_changed_policy_holds_from_then_on_but_not_for_a_budget_of_its_own(boo
     books.follow_policy({"team": changed, "mine": changed}, T0 + 10_000)
     assert books.require("team").at(T0 + 10_000).balance == 20_000
     assert books.require("mine").at(T0 + 5_000).balance == 2_000
+
+
+def test_a_policys_budget_has_credit_rollover_and_an_anchor(books: Books) -> None:
+    half = format_instant(T0 - 1_800_000)
+    budget = BudgetPolicy(amount="20s", period="hour", credit="5s", rollover="3s", anchor=half)
+    policies = {"team": NamespacePolicy(budget=budget)}
+    books.apply([opening("a", T0)], [Closing("a", T0 + 10_000, "finished")], policies, T0 + 10_000)
+    state = books.require("team").at(T0 + 1_800_000)
+    assert (state.period_start, state.balance) == (T0 + 1_800_000, 23_000)
+    books.apply([opening("b", T0 + 1_800_000, Fraction(1))], [], policies, T0 + 1_800_000)
+    assert books.require("team").run_out(T0 + 1_800_000) == T0 + 1_828_000
+    books.follow_policy({"team": NamespacePolicy(budget=msgspec.structs.replace(budget, credit="0s"))}, T0 + 1_810_000)
+    assert books.require("team").run_out(T0 + 1_810_000) == T0 + 1_823_000
 
 
 def test_a_namespace_that_is_made_again_starts_afresh(books: Books) -> None:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from flask import Response, request
 from sqlalchemy.orm import Session
 
+from slicekeeper.namespace_policy import LAST_ANCHOR
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import BudgetList
 from timekeeper import reservations, views
@@ -21,9 +21,6 @@ from timekeeper.records import Rule
 from timekeeper.store import bookings, namespaces
 from timekeeper.store.bookings import Line
 from timekeeper.timeline import CHILD
-
-_LAST_ANCHOR: Final = 221_845_392_000_000
-"""The beginning of the year 9000: a wall clock can show every anchor before it."""
 
 
 def listed() -> Response:
@@ -70,7 +67,7 @@ def rule_of(it: Service, given: BudgetBody) -> Rule:
     anchor = None if given.anchor is None else requests.instant(given.anchor, "anchor")
     if anchor is not None and given.period == "none":
         raise Problem(422, "body-invalid", "anchor: a budget without periods has none; leave it out", "anchor")
-    if anchor is not None and anchor > _LAST_ANCHOR:
+    if anchor is not None and anchor > LAST_ANCHOR:
         raise Problem(422, "instant-invalid", "anchor: name one before the year 9000", "anchor")
     return Rule(
         it.clock.now_ms(), given.amount_ms, given.period, zone, given.credit_ms, given.rollover_ms, anchor=anchor
