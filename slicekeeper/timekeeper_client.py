@@ -21,13 +21,17 @@ from slicekeeper.wire.timekeeper import (
     ReportAnswer,
     Reservation,
     ReservationList,
+    Statement,
     UsageReport,
     Workload,
     WorkloadList,
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
-P = TypeVar("P", BudgetList, ParentList, ReservationList, WorkloadList)
+B = TypeVar("B", Budget, Parent)
+P = TypeVar("P", BudgetList, ParentList, ReservationList, Statement, WorkloadList)
+
+_WHOSE: dict[type[msgspec.Struct], str] = {Budget: "budgets", Parent: "parents"}
 
 
 class TimekeeperClient:
@@ -126,6 +130,27 @@ class TimekeeperClient:
         url = path("api", "v1", "budgets", namespace, "reservations", str(key))
         _, _, data = self._http.request("DELETE", url)
         return _decode(data, Reservation)
+
+    def move_time(
+        self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str
+    ) -> B:  # fmt: skip
+        """Book a refund, an adjustment or a transfer, once per key; `body` is that of the route `movement`."""
+        return self._send("POST", path("api", "v1", _WHOSE[kind], name, movement), body, kind, idempotency_key)
+
+    def set_status(self, kind: type[B], name: str, status: str, reason: str) -> B:
+        """Suspend a budget, close it, or have it go on."""
+        body = {"status": status, "reason": reason}
+        return self._send("PUT", path("api", "v1", _WHOSE[kind], name, "status"), body, kind)
+
+    def statement(self, kind: type[B], name: str, interval: Mapping[str, str]) -> Iterator[Statement]:
+        """Yield the pages of a statement; the first has the sums. `interval` has `from` and `to`, or neither."""
+        yield from self._pages(path("api", "v1", _WHOSE[kind], name, "statement"), Statement, interval)
+
+    def statement_csv(self, kind: type[B], name: str, interval: Mapping[str, str]) -> str:
+        """Return a whole statement as CSV."""
+        url = path("api", "v1", _WHOSE[kind], name, "statement")
+        _, _, data = self._http.request("GET", url, query={**interval, "format": "csv"})
+        return data.decode()
 
     def workloads(self, namespace: str = "") -> Iterator[Workload]:
         """Yield every pod that the ledger knows, newest first."""

@@ -16,6 +16,7 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Budget, Decision, Figures, Parent, State, Workload
 from timekeeper import counters, timeline
 from timekeeper.allowances import State as Standing
+from timekeeper.allowances import rule_at
 from timekeeper.books import Books, Position, policy_rule
 from timekeeper.intake import holders_of
 from timekeeper.periods import bounds
@@ -42,6 +43,9 @@ def state_name(position: Position | None, state: Standing, policy: NamespacePoli
     """Return the state's name on the wire."""
     if position is not None and position.rule.status != "active":
         return "suspended"
+    if position is not None and state.barred is not None:
+        above = rule_at(position.together.forest.records[state.barred].rules, state.at)
+        return "exhausted" if above.open else "suspended"
     if state.over_budget:
         return "exhausted"
     if state.balance <= 0:
@@ -81,8 +85,10 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
 
 def _reason(name: State, position: Position, state: Standing, policy: NamespacePolicy, bound: Known) -> str:
     since = format_instant(state.since)
-    if state.barred is not None:
-        return f"nothing is left of the budget of {bound.title}, or it is not active, since {since}"
+    if state.barred is not None and name == "suspended" and position.rule.status == "active":
+        return f"the budget of {bound.title} is not active since {since}"
+    if state.barred is not None and name == "exhausted":
+        return f"nothing is left of the budget of {bound.title} since {since}"
     if name == "suspended":
         return f"the budget is {position.rule.status} since {since}"
     if name == "exhausted":

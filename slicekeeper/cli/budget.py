@@ -4,85 +4,26 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from slicekeeper.cli.accounts import add_commands
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.options import (
+    FIGURES,
+    GpuTime,
+    client_of,
+    figures_of,
+    key_option,
+    reason_option,
+    rule_of,
+    rule_options,
+)
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.timekeeper_client import TimekeeperClient
-from slicekeeper.units import format_duration, parse_duration
-from slicekeeper.wire.timekeeper import Budget, Figures
-
-F = TypeVar("F", bound=Callable[..., Any])
-PERIODS: Final = ("none", "hour", "day", "week", "month", "year")
-
-
-class GpuTime(click.ParamType[int]):
-    """An amount of GPU time on the command line."""
-
-    name = "gpu-time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return milliseconds."""
-        try:
-            return parse_duration(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is no amount of GPU time; for example 20h, 90m or 1h30m", param, ctx)
-
-
-def client_of(context: Context) -> TimekeeperClient:
-    """Return a client of the timekeeper that the settings name."""
-    return TimekeeperClient(context.loaded.settings.timekeeper_client)
-
-
-def reason_option(default: str) -> Callable[[F], F]:
-    """Return the option that says why something is done."""
-    return click.option("--reason", default=default, show_default=True, help="Why; kept in the ledger.")
-
-
-def key_option(command: F) -> F:
-    """Add the option by which a command can be repeated without harm."""
-    return click.option("--key", default="", help="Idempotency key: repeating the command with it books nothing more.")(
-        command
-    )
-
-
-def rule_options(command: F) -> F:
-    """Add the options of a budget's rule, as `rule_of` takes them."""
-    for option in (
-        click.option("--anchor", default=None, help="An instant (RFC 3339) at which a period begins."),
-        click.option("--rollover", type=GpuTime(), default="0s", help="The most that a period leaves to the next one."),
-        click.option("--credit", type=GpuTime(), default="0s", help="How far the balance may go below zero."),
-        click.option("--time-zone", default="UTC", show_default=True, help="IANA name of the zone."),
-        click.option("--period", type=click.Choice(PERIODS), default="month", show_default=True),
-    ):
-        command = option(command)
-    return command
-
-
-def rule_of(
-    amount: int, *, period: str, time_zone: str, credit: int, rollover: int, anchor: str | None
-) -> dict[str, object]:
-    """Return a budget's rule as it goes over the wire."""
-    return {
-        "amountMs": amount, "period": period, "timeZone": time_zone, "creditMs": credit, "rolloverMs": rollover,
-        "anchor": anchor,
-    }  # fmt: skip
-
-
-FIGURES: Final = ("STATE", "AMOUNT", "PERIOD", "GRANTED", "USED", "LEFT", "RESERVED")
-
-
-def figures_of(found: Figures) -> tuple[str, ...]:
-    """Return what stands under `FIGURES` in a table."""
-    return (
-        found.state,
-        format_duration(found.amount_ms),
-        found.period,
-        *map(format_duration, (found.granted_ms, found.used_ms, found.balance_ms, found.reserved_ms)),
-    )
+from slicekeeper.units import format_duration
+from slicekeeper.wire.timekeeper import Budget
 
 
 @click.group()
@@ -90,7 +31,7 @@ def budget() -> None:
     """Show and change budgets."""
 
 
-def _table(budgets: list[Budget]) -> str:
+def _table(budgets: Sequence[Budget]) -> str:
     return table(
         ("NAMESPACE", *FIGURES, "OVER-BUDGET", "RUNS-OUT"),
         [(b.namespace, *figures_of(b), format_duration(b.over_budget_ms), b.run_out_at or "-") for b in budgets],
@@ -151,3 +92,21 @@ def grant(context: Context, namespace: str, amount: int, reason: str, key: str, 
     """Book a grant of AMOUNT (for example 2h) for NAMESPACE, beside its budget."""
     changed = client_of(context).grant(namespace, amount, reason, key or uuid.uuid4().hex)
     show(changed, output, lambda: _table([changed]))
+
+
+@budget.command("refund")
+@click.argument("namespace")
+@click.argument("amount", type=GpuTime())
+@click.argument("pod_uid")
+@reason_option("refunded on the command line")
+@key_option
+@output_option()
+@click.pass_obj
+def refund(context: Context, namespace: str, amount: int, pod_uid: str, reason: str, key: str, output: str) -> None:
+    """Give AMOUNT back of what the ended pod POD_UID was charged; never more than that in all."""
+    body = {"podUid": pod_uid, "amountMs": amount, "reason": reason}
+    changed = client_of(context).move_time(Budget, namespace, "refunds", body, key or uuid.uuid4().hex)
+    show(changed, output, lambda: _table([changed]))
+
+
+add_commands(budget, Budget, _table)

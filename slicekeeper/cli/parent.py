@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from slicekeeper.cli.budget import (
+from slicekeeper.cli.accounts import add_commands
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.options import (
     FIGURES,
     GpuTime,
     client_of,
@@ -18,7 +21,6 @@ from slicekeeper.cli.budget import (
     rule_of,
     rule_options,
 )
-from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Parent
@@ -29,7 +31,7 @@ def parent() -> None:
     """Show and change teams and organisations."""
 
 
-def _table(parents: list[Parent]) -> str:
+def _table(parents: Sequence[Parent]) -> str:
     return table(
         ("NAME", "KIND", "UNDER", *FIGURES, "RUNS-OUT"),
         [(p.name, p.kind, p.parent or "-", *figures_of(p), p.run_out_at or "-") for p in parents],
@@ -102,3 +104,6 @@ def move(context: Context, name: str, above: str | None, reason: str, output: st
     """Put the team NAME under the team or organisation ABOVE from now on; without ABOVE under none."""
     changed = client_of(context).put_parent_under(name, above, reason)
     show(changed, output, lambda: _table([changed]))
+
+
+add_commands(parent, Parent, _table)

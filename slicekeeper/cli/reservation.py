@@ -7,8 +7,8 @@ import uuid
 
 import click
 
-from slicekeeper.cli.budget import GpuTime, client_of, key_option, reason_option
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.options import GpuTime, client_of, key_option, reason_option
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Reservation

@@ -289,62 +289,6 @@ class PeriodList(Wire, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
-class StatementTotal(Wire, frozen=True, kw_only=True):
-    """All bookings of one kind, reversals taken off."""
-
-    kind: str
-    correction: bool
-    """Whether they tell of sealed periods."""
-    count: int
-    amount_ms: int
-    balance_ms: int
-    """By how much they moved the balance."""
-
-
-class StatementPod(Wire, frozen=True, kw_only=True):
-    """What one pod was charged."""
-
-    pod_uid: str
-    pod_name: str
-    charged_ms: int
-    over_budget_ms: int
-    corrections_ms: int
-    """The part of both that tells of sealed periods."""
-
-
-class StatementChild(Wire, frozen=True, kw_only=True):
-    """What a budget directly below a team or an organisation was charged of its."""
-
-    name: str
-    kind: str
-    """`namespace`, `team` or `organisation`."""
-    charged_ms: int
-    over_budget_ms: int
-    corrections_ms: int
-    """The part of both that tells of sealed periods."""
-
-
-class Statement(Wire, frozen=True, kw_only=True):
-    """What is booked in a half-open interval: opening balance, totals and closing balance add up.
-
-    They sum the whole interval, so only the first page has them.
-    """
-
-    namespace: str | None
-    parent: str | None
-    """The team or organisation whose statement it is."""
-    start: str
-    end: str
-    opening_ms: int | None
-    closing_ms: int | None
-    totals: list[StatementTotal]
-    workloads: list[StatementPod]
-    """A page of them, in the order of their UIDs."""
-    children: list[StatementChild]
-    """A parent's statement has these and no workloads: a page of them."""
-    next_cursor: str | None = None
-
-
 class UsageBucket(Wire, frozen=True, kw_only=True):
     """What one group of pods held and used in one interval, in GPU-milliseconds before prices."""
 

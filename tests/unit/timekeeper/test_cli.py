@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -14,41 +15,53 @@ from click.testing import CliRunner
 from timekeeper_service import serving
 from werkzeug.serving import make_server
 
-from slicekeeper.cli.budget import PERIODS
 from slicekeeper.cli.main import cli
+from slicekeeper.cli.options import PERIODS
 from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.schemas import BudgetBody
+from timekeeper.api.service import Service
+from timekeeper.books import Closing, Opening
 
 T0 = 1_767_225_600_000
 Run = Callable[..., Any]
 
 
 @pytest.fixture
-def run(tmp_path: Path, database_url: str) -> Iterator[Run]:
-    """Give a function that runs a command and returns what it printed as JSON; its error where it fails."""
+def world(tmp_path: Path, database_url: str) -> Iterator[Service]:
     with serving(tmp_path, database_url, ManualClock(T0)) as (service, _):
-        (tmp_path / "policy.yaml").write_text("default: {budget: {amount: 2h, period: none, enforcement: safe}}\n")
-        assert service.policy.refresh()
-        for name in ("team", "other"):
-            service.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
-        server = make_server("127.0.0.1", 0, routed(service), threaded=True)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        config, url = tmp_path / "config.yaml", f"http://127.0.0.1:{server.port}"
-        config.write_text(f"timekeeperClient: {{url: '{url}', tokenFile: '{tmp_path / 'token'}'}}\n")
+        yield service
 
-        def command(*args: str, code: int = 0) -> Any:
-            done = CliRunner().invoke(cli, ["--config", str(config), *args, *([] if code else ["-o", "json"])])
-            assert (done.exit_code == 0) == (code == 0), (args, done.output, done.exception)
-            return f"{done.output}{done.exception}" if code else json.loads(done.output)
 
-        try:
-            yield command
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+@pytest.fixture
+def run(tmp_path: Path, world: Service) -> Iterator[Run]:
+    """Give a function that runs a command and returns what it printed as JSON; its error where it fails.
+
+    With `code` -1 it is what the command prints for people.
+    """
+    (tmp_path / "policy.yaml").write_text("default: {budget: {amount: 2h, period: none, enforcement: safe}}\n")
+    assert world.policy.refresh()
+    for name in ("team", "other"):
+        world.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
+    server = make_server("127.0.0.1", 0, routed(world), threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    config, url = tmp_path / "config.yaml", f"http://127.0.0.1:{server.port}"
+    config.write_text(f"timekeeperClient: {{url: '{url}', tokenFile: '{tmp_path / 'token'}'}}\n")
+
+    def command(*args: str, code: int = 0) -> Any:
+        done = CliRunner().invoke(cli, ["--config", str(config), *args, *([] if code else ["-o", "json"])])
+        assert (done.exit_code == 0) == (code <= 0), (args, done.output, done.exception)
+        if code < 0:
+            return done.output
+        return f"{done.output}{done.exception}" if code else json.loads(done.output)
+
+    try:
+        yield command
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
@@ -78,6 +91,40 @@ def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
     assert "more than the 1800000 that team has free" in refused
     assert run("reservation", "cancel", "team", str(made["id"]))["state"] == "released"
     assert "has no such reservation" in run("reservation", "show", "other", str(made["id"]), code=1)
+
+
+def test_time_is_moved_by_hand_and_stated(run: Run, world: Service) -> None:
+    opening = Opening(
+        "uid-p", "p", "team", "uid-team", "n", (), '{"main":1}', "standard", {"": Fraction(1)}, T0, ()
+    )  # fmt: skip
+    closing = Closing("uid-p", T0 + 1_200_000, "finished")
+    world.books.apply([opening], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    assert isinstance(world.clock, ManualClock)
+    world.clock.advance(1_200_000)
+    for _ in range(2):
+        assert run("budget", "adjust", "team", "1h", "--key", "k", "--reason", "owed")["balanceMs"] == 9_600_000
+    assert run("budget", "adjust", "team", "30m", "--take")["balanceMs"] == 7_800_000
+    assert run("budget", "refund", "team", "5m", "uid-p")["balanceMs"] == 8_100_000
+    run("parent", "set", "lab", "1h", "--period", "none")
+    assert run("budget", "transfer", "team", "15m", "other")["balanceMs"] == 7_200_000
+    assert run("budget", "transfer", "team", "1h", "lab", "--to-kind", "parent")["balanceMs"] == 3_600_000
+    assert run("parent", "adjust", "lab", "1h", "--take")["balanceMs"] == 3_600_000
+    until = ("--until", "2026-01-02T00:00:00Z")
+    assert run("parent", "transfer", "lab", "30m", "team", "--to-kind", "namespace", *until)["balanceMs"] == 1_800_000
+    assert "are more than the" in run("budget", "transfer", "team", "10h", "other", code=1)
+    assert run("budget", "status", "team", "suspended", "--reason", "audit")["status"] == "suspended"
+    assert run("parent", "status", "lab", "closed")["state"] == "suspended"
+    told = run("budget", "statement", "team")
+    assert (told["openingMs"], told["closingMs"]) == (0, 5_400_000)
+    assert [(pod["podName"], pod["chargedMs"]) for pod in told["workloads"]] == [("p", 1_200_000)]
+    early = run("budget", "statement", "team", "--from", "2025-01-01T00:00:00Z", "--to", "2025-02-01T00:00:00Z")
+    assert early["totals"] == []
+    shown = run("budget", "statement", "team", code=-1).splitlines()
+    assert [line.split()[0] for line in shown if line][:2] == ["BOOKED", "opening"]
+    assert shown[-1].split() == ["p", "uid-p", "20m", "0s"]
+    rows = run("budget", "statement", "team", "-o", "csv", code=-1).splitlines()
+    assert rows[-1] == "workload,uid-p,p,,,1200000,0,"
+    assert run("parent", "statement", "lab")["parent"] == "lab"
 
 
 def test_the_command_line_knows_every_period() -> None:

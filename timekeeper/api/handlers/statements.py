@@ -12,6 +12,7 @@ from flask import Response
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
 from timekeeper import ledger, sealing
 from timekeeper.allowances import rule_at
 from timekeeper.api import requests
@@ -20,10 +21,6 @@ from timekeeper.api.schemas import (
     Period,
     PeriodList,
     SealBody,
-    Statement,
-    StatementChild,
-    StatementPod,
-    StatementTotal,
 )
 from timekeeper.api.service import Service, service
 from timekeeper.records import Rule

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that namespaces, teams and organisations have alike: time moved by hand, status, statements."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import click
+from msgspec.structs import replace
+
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.options import GpuTime, client_of, key_option, reason_option
+from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.units import format_duration
+from slicekeeper.wire.timekeeper import Budget, Parent, Statement
+
+B = TypeVar("B", Budget, Parent)
+
+
+def add_commands(group: click.Group, kind: type[B], table_of: Callable[[Sequence[B]], str]) -> None:
+    """Add the commands to a group: `kind` is whose budgets it shows, `table_of` how."""
+
+    @group.command("adjust")
+    @click.argument("name")
+    @click.argument("amount", type=GpuTime())
+    @click.option("--take", is_flag=True, help="Take AMOUNT away instead of giving it; at most what is left.")
+    @reason_option("adjusted on the command line")
+    @key_option
+    @output_option()
+    @click.pass_obj
+    def adjust(context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str) -> None:
+        """Put NAME's GPU time right by AMOUNT (for example 2h)."""
+        body = {"amountMs": -amount if take else amount, "reason": reason}
+        changed = client_of(context).move_time(kind, name, "adjustments", body, key or uuid.uuid4().hex)
+        show(changed, output, lambda: table_of([changed]))
+
+    @group.command("transfer")
+    @click.argument("name")
+    @click.argument("amount", type=GpuTime())
+    @click.argument("to")
+    @click.option("--to-kind", type=click.Choice(["namespace", "parent"]), help="Whose name TO is. Default: like NAME.")
+    @click.option("--until", default=None, help="What is not used there by then expires (RFC 3339).")
+    @reason_option("transferred on the command line")
+    @key_option
+    @output_option()
+    @click.pass_obj
+    def transfer(
+        context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, reason: str,
+        key: str, output: str,
+    ) -> None:  # fmt: skip
+        """Move AMOUNT (for example 2h) from NAME's budget into that of TO."""
+        body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": until}
+        changed = client_of(context).move_time(kind, name, "transfers", body, key or uuid.uuid4().hex)
+        show(changed, output, lambda: table_of([changed]))
+
+    @group.command("status")
+    @click.argument("name")
+    @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
+    @reason_option("changed on the command line")
+    @output_option()
+    @click.pass_obj
+    def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
+        """Suspend NAME's budget, have it go on, or close it for good."""
+        changed = client_of(context).set_status(kind, name, status, reason)
+        show(changed, output, lambda: table_of([changed]))
+
+    @group.command("statement")
+    @click.argument("name")
+    @click.option("--from", "start", default="", help="Where it begins (RFC 3339). Default: the current period.")
+    @click.option("--to", "end", default="", help="Where it ends (RFC 3339).")
+    @output_option("table", "json", "yaml", "csv")
+    @click.pass_obj
+    def statement(context: Context, name: str, start: str, end: str, output: str) -> None:
+        """Show what was booked of NAME's budget, and what each pod, or each budget below, was charged."""
+        interval = {key: value for key, value in (("from", start), ("to", end)) if value}
+        client = client_of(context)
+        if output == "csv":
+            click.echo(client.statement_csv(kind, name, interval), nl=False)
+            return
+        first, *more = client.statement(kind, name, interval)
+        whole = replace(
+            first,
+            workloads=[row for page in (first, *more) for row in page.workloads],
+            children=[row for page in (first, *more) for row in page.children],
+            next_cursor=None,
+        )
+        show(whole, output, lambda: _lines(whole))
+
+
+def _lines(found: Statement) -> str:
+    def edge(what: str, at: str, balance: int | None) -> tuple[object, ...]:
+        return what, at, "", "", format_duration(balance or 0)
+
+    totals = [
+        (
+            f"{total.kind} (correction)" if total.correction else total.kind,
+            "",
+            total.count,
+            format_duration(total.amount_ms),
+            format_duration(total.balance_ms),
+        )
+        for total in found.totals
+    ]
+    sums = [
+        edge("opening", found.start, found.opening_ms),
+        *totals,
+        edge("closing", found.end, found.closing_ms),
+    ]
+    told = table(("BOOKED", "AT", "COUNT", "GPU-TIME", "BALANCE"), sums)
+    pods = [
+        (pod.pod_name, pod.pod_uid, format_duration(pod.charged_ms), format_duration(pod.over_budget_ms))
+        for pod in found.workloads
+    ]
+    below = [
+        (one.name, one.kind, format_duration(one.charged_ms), format_duration(one.over_budget_ms))
+        for one in found.children
+    ]
+    if not pods and not below:
+        return told
+    head = ("NAME", "KIND" if below else "POD-UID", "CHARGED", "OVER-BUDGET")
+    return f"{told}\n\n{table(head, below or pods)}"
