@@ -45,6 +45,7 @@ _REFUSALS = {
     404: "Not there",
     409: "Conflict",
     412: "Changed meanwhile",
+    413: "Too large",
     415: "Not application/json",
     422: "Something in the request is not valid",
     502: "The API server refused",
@@ -125,5 +126,5 @@ def _statuses(route: Route) -> set[int]:
     if not route.public:
         statuses |= {401, 403, 422, 502, 503}
     if route.body is not None:
-        statuses |= {400, 415}
+        statuses |= {400, 413, 415}
     return statuses

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Sequence
 from typing import TypeVar
@@ -15,6 +16,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from slicekeeper.namespace_policy import check_time_zone
 from slicekeeper.units import parse_instant
+from slicekeeper.wire.timekeeper import ReportBatch
 from timekeeper.api.problems import Problem
 
 T = TypeVar("T")
@@ -40,7 +42,7 @@ def body(kind: type[T]) -> T:
     if b"\\u0000" in data and _NUL.search(data):  # the first alone costs a large body next to nothing
         raise Problem(422, "body-invalid", "texts must not contain the character NUL")
     try:
-        return msgspec.json.decode(data, type=kind)
+        found = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         field = place.strip("`").removeprefix("$").removeprefix(".")
@@ -51,6 +53,18 @@ def body(kind: type[T]) -> T:
         raise Problem(422, "body-invalid", told, field[:64]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "body-not-json", "the body is not valid JSON") from error
+    if kind is not ReportBatch:  # whose repeated names move nothing, and of which there are many
+        json.loads(data, object_pairs_hook=_named_once)
+    return found
+
+
+def _named_once(pairs: list[tuple[str, object]]) -> None:
+    """Refuse an object that has a name twice: JSON does not say which of the values is meant."""
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise Problem(422, "body-invalid", f"{name}: stands in the body twice; name one value", name[:64])
+        seen.add(name)
 
 
 def canonical() -> bytes:

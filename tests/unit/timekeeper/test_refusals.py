@@ -155,6 +155,9 @@ def check_body(site: Site, it: Operation, schema: dict[str, Any]) -> None:
     site.refused(it, "too large", (413,), site.send(it, b" " * (MAX_BODY_BYTES + 1)))
     site.refused(it, "no JSON", (400,), site.send(it, b"{"))
     site.refused(it, "an unknown field", (422,), site.send(it, {**good, "surprise": 1}))
+    for name, value in good.items() if not it.path.endswith("/reports") else ():
+        twice = json.dumps(good)[:-1] + f", {json.dumps(name)}: {json.dumps(value)}}}"
+        site.refused(it, f"{name} twice", (422,), site.send(it, twice.encode()))
     for name in schema.get("required", ()):
         less = {key: value for key, value in good.items() if key != name}
         site.refused(it, f"without {name}", (422,), site.send(it, less))
