@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Final
 
 from flask import current_app, request
 
@@ -15,6 +17,7 @@ from timekeeper.controller import Controller
 from timekeeper.identity import Caller, Identity
 
 EXTENSION = "timekeeper"
+LONGEST_ACTOR: Final = 253
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,16 @@ class Service:
         return self.identity.caller(request.headers.get("Authorization", ""))
 
     def allow(self, verb: str, namespace: str = "", subresource: str = "") -> Caller:
-        """Return who sent the request, if they have a right on budgets; an error goes out otherwise."""
+        """Return who sent the request, if they have a right on budgets; an error goes out otherwise.
+
+        A name that is longer than what is kept of it ends in a digest: Kubernetes limits no user's name.
+        """
         caller = self.caller()
         self.identity.allow(caller, verb, namespace, subresource)
-        return caller
+        if len(caller.name) <= LONGEST_ACTOR:
+            return caller
+        digest = hashlib.sha256(caller.name.encode()).hexdigest()[:16]
+        return replace(caller, name=f"{caller.name[: LONGEST_ACTOR - len(digest) - 1]}…{digest}")
 
 
 def service() -> Service:
