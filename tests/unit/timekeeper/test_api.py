@@ -29,6 +29,7 @@ from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
 from timekeeper.books import Closing, Opening
 from timekeeper.identity import Caller
+from timekeeper.store import migrate
 from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
@@ -519,6 +520,14 @@ def test_rights_are_asked_of_the_api_server(world: World) -> None:
     identity.allow(Caller("slicekeeper-operator-test", operator=True), "update", "team")
     with pytest.raises(Exception, match="may not get gpubudgets/statement in namespace team"):
         identity.allow(Caller("system:serviceaccount:team:default"), "get", "team", "statement")
+
+
+def test_a_server_on_a_database_of_another_revision_is_not_ready(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = migrate.head()
+    monkeypatch.setattr(migrate, "head", lambda: "9999")
+    answer = world.call("GET", "/readyz")
+    assert answer.status_code == 503
+    assert f"at revision {found}: this release needs 9999" in answer.json["reason"]
 
 
 def test_whoever_has_a_long_name_is_kept_by_its_beginning_and_a_digest(

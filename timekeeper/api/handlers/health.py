@@ -7,6 +7,7 @@ from flask import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sqlalchemy.exc import SQLAlchemyError
 
+from slicekeeper.errors import SettingsError
 from timekeeper.api import metrics, requests
 from timekeeper.api.schemas import Health
 from timekeeper.api.service import service
@@ -24,7 +25,10 @@ def ready() -> Response:
     """Return whether the server may be asked."""
     it = service()
     try:
-        reason = "" if migrate.is_current(it.books.database.engine) else "the database is not migrated"
+        migrate.check(it.books.database.engine)
+        reason = ""
+    except SettingsError as error:
+        reason = str(error)
     except SQLAlchemyError:
         reason = "the database does not answer"
     return _answer(reason or ("" if it.controller.synced else "the cluster's pods have not been listed yet"))
