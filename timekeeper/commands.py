@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 import click
@@ -121,13 +123,36 @@ def explain(context: Context, namespace: str, at: str, parent: bool, output: str
 
 
 @timekeeper.command()
-@click.argument("file", type=click.File("wb"))
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.pass_obj
-def dump(context: Context, file: BinaryIO) -> None:
+def dump(context: Context, file: Path) -> None:
     """Write one snapshot of the database to FILE (`-`: standard output), for either engine."""
-    with _engine(context, of_any_revision=True) as engine:
-        rows = dumping.dump(engine, file)
+    with _engine(context, of_any_revision=True) as engine, _whole(file) as out:
+        rows = dumping.dump(engine, out)
     click.echo(f"{rows} rows", err=True)
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[BinaryIO]:
+    """Give a file to write, which takes the place of the one that is there only when it is whole and on the disk."""
+    if str(file) == "-":
+        yield sys.stdout.buffer
+        return
+    if file.exists() and not file.is_file():  # a device, a pipe
+        with file.open("wb") as out:
+            yield out
+        return
+    part = file.with_name(f"{file.name}.part")
+    try:
+        with part.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(file)
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @timekeeper.command()

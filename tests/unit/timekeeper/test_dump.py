@@ -20,6 +20,7 @@ from slicekeeper.units import format_instant
 from timekeeper import movements, sealing
 from timekeeper.books import Books, Closing, Opening
 from timekeeper.movements import Order, Place
+from timekeeper.store import dump
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 
@@ -73,6 +74,23 @@ def test_a_dump_of_one_engine_is_restored_into_the_other_and_back(databases: Dat
         books.database.close()
         assert "no difference" in ok(target, "verify")
         assert "restore into an empty one" in str(run(target, "restore", str(first)).exception)
+
+
+def test_a_dump_that_fails_leaves_the_one_before_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, file = f"sqlite:///{tmp_path}/a.sqlite", tmp_path / "dump"
+    ok(url, "migrate")
+    fill(url)
+    assert ok(url, "dump", "-").encode() == (ok(url, "dump", str(file)), file.read_bytes())[1]
+    before = file.read_bytes()
+
+    def full(*_: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(dump, "_line", full)
+    assert "No space left on device" in str(run(url, "dump", str(file)).exception)
+    assert "cannot be written" in str(run(url, "dump", str(tmp_path / "no" / "such")).exception)
+    assert file.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir() if "sqlite" not in path.name} == {"dump"}
 
 
 def test_a_dump_of_an_older_revision_is_restored_into_either_engine_and_migrated(
