@@ -181,7 +181,7 @@ def cursor(kind: type[T]) -> T | None:
         return None
     refusal = Problem(422, "cursor-invalid", "use the cursor that the page before gave", "cursor")
     try:
-        place = msgspec.json.decode(base64.urlsafe_b64decode(text.encode("ascii")), type=kind)
+        place = msgspec.json.decode(base64.b64decode(text.encode("ascii"), b"-_", validate=True), type=kind)
     except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
         raise refusal from error
     parts = place if isinstance(place, tuple) else (place,)

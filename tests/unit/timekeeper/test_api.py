@@ -472,6 +472,7 @@ def test_wrong_values_are_named_and_nothing_is_half_done(
         ("GET", "/api/v1/budgets?limit=x", 422, "limit-invalid"),
         ("GET", "/api/v1/workloads?cursor=%00", 422, "cursor-invalid"),
         ("GET", "/api/v1/workloads?cursor=bm8=", 422, "cursor-invalid"),
+        ("GET", "/api/v1/budgets/team/grants?cursor=!MTIz", 422, "cursor-invalid"),
         ("GET", "/api/v1/rates?cursor=OTk5OTk5OTk5OTk5OTk5OTk5OTk5", 422, "cursor-invalid"),
         ("GET", "/api/v1/rates?model=%00", 422, "query-invalid"),
         ("GET", "/api/v1/budgets/team/entries", 404, "namespace-unknown"),
