@@ -316,6 +316,9 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
             site.kubectl.acting("--as=bob").patch("node", own, gpus)
     finally:
         site.kubectl("delete", "node", "node-2")
+        # An agent was made for it, which waits for minutes for a node that is no more.
+        waits = ("-l", "app.kubernetes.io/name=nodeagent", "--field-selector=status.phase=Pending")
+        site.kubectl("delete", "pods", "-n", NAMESPACE, *waits)
         site.kubectl("delete", "clusterrolebinding,clusterrole", "labeller", "--ignore-not-found")
 
 
