@@ -21,7 +21,7 @@ from slicekeeper.cli.output import table
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
 from slicekeeper.request import annotations_of
 from slicekeeper.units import format_duration
-from slicekeeper.wire.timekeeper import Workload
+from slicekeeper.wire.timekeeper import Budget, Workload
 
 DRAIN_SECONDS: Final = 20.0
 
@@ -116,7 +116,7 @@ def check(local: LocalCluster) -> list[str]:
             wrong.append(f"{name} held a GPU and is not in the ledger")
         elif workload.state != "closed":
             wrong.append(f"{name} is gone and still runs in the ledger")
-    for budget in client.budgets():
+    for budget in client.budgets(Budget):
         own = [w for w in workloads.values() if w.namespace == budget.namespace]
         for what, charged, booked in (
             ("charged", sum(w.charged_ms for w in own), budget.used_ms),

@@ -22,6 +22,7 @@ from slicekeeper.errors import SettingsError, SlicekeeperError
 from slicekeeper.kube.client import PODS, Object
 from slicekeeper.settings import Section, check_keys, convert, read_yaml
 from slicekeeper.units import parse_duration
+from slicekeeper.wire.timekeeper import Budget
 
 WAIT_SECONDS: Final = 30.0
 WAIT_CLOCK_SECONDS: Final = 1_200.0
@@ -144,7 +145,9 @@ class Teller:
 
     def _grant(self, grant: Grant, number: int) -> None:
         client = self._local.timekeeper_client()
-        budget = client.grant(grant.namespace, parse_duration(grant.amount), "local mode's story", f"story-{number}")
+        budget = client.grant(
+            Budget, grant.namespace, parse_duration(grant.amount), "local mode's story", f"story-{number}"
+        )
         self._tell("granted", f"{grant.namespace}  {grant.amount} of GPU time; it is {budget.state} now")
 
     def _wait(self, wait: Wait, where: str) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ B = TypeVar("B", Budget, Parent)
 P = TypeVar("P", BudgetList, ParentList, ReservationList, Statement, WorkloadList)
 
 _WHOSE: dict[type[msgspec.Struct], str] = {Budget: "budgets", Parent: "parents"}
+_PAGE: dict[type[msgspec.Struct], Any] = {Budget: BudgetList, Parent: ParentList}
 
 
 class TimekeeperClient:
@@ -58,51 +59,27 @@ class TimekeeperClient:
         _, _, data = self._http.request("POST", "/api/v1/reports", body={"reports": reports})
         return _decode(data, ReportAnswer)
 
-    def budgets(self) -> Iterator[Budget]:
-        """Yield every budget, page by page."""
-        for page in self._pages("/api/v1/budgets", BudgetList):
+    def budgets(self, kind: type[B]) -> Iterator[B]:
+        """Yield every namespace's budget, or every team and organisation, page by page."""
+        for page in self._pages(path("api", "v1", _WHOSE[kind]), _PAGE[kind]):
             yield from page.items
 
-    def budget(self, namespace: str) -> Budget:
-        """Return one namespace's budget; one never seen has its policy's default."""
-        return self._page(path("api", "v1", "budgets", namespace), Budget, {})
+    def budget(self, kind: type[B], name: str) -> B:
+        """Return one budget; a namespace never seen has its policy's default."""
+        return self._page(path("api", "v1", _WHOSE[kind], name), kind, {})
 
-    def set_budget(self, namespace: str, rule: Mapping[str, object]) -> Budget:
-        """Give a namespace a budget of its own; `rule` has the fields of `PUT /api/v1/budgets/{namespace}`."""
-        return self._send("PUT", path("api", "v1", "budgets", namespace), rule, Budget)
+    def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
+        """Give a namespace a budget of its own, or make a team; `rule` is the body of the route."""
+        return self._send("PUT", path("api", "v1", _WHOSE[kind], name), rule, kind)
 
-    def grant(self, namespace: str, amount_ms: int, reason: str, idempotency_key: str) -> Budget:
+    def grant(self, kind: type[B], name: str, amount_ms: int, reason: str, idempotency_key: str) -> B:
         """Book a grant; repeating it with the same key books nothing more."""
-        body = {"amountMs": amount_ms, "reason": reason}
-        return self._send("POST", path("api", "v1", "budgets", namespace, "grants"), body, Budget, idempotency_key)
+        return self.move_time(kind, name, "grants", {"amountMs": amount_ms, "reason": reason}, idempotency_key)
 
-    def put_under(self, namespace: str, parent: str | None, reason: str) -> Budget:
-        """Put a namespace under a team or an organisation, or under none."""
+    def put_under(self, kind: type[B], name: str, parent: str | None, reason: str) -> B:
+        """Put a namespace or a team under a team or an organisation, or under none."""
         body = {"parent": parent, "reason": reason}
-        return self._send("PUT", path("api", "v1", "budgets", namespace, "parent"), body, Budget)
-
-    def parents(self) -> Iterator[Parent]:
-        """Yield every team and organisation, page by page."""
-        for page in self._pages("/api/v1/parents", ParentList):
-            yield from page.items
-
-    def parent(self, name: str) -> Parent:
-        """Return one team or organisation."""
-        return self._page(path("api", "v1", "parents", name), Parent, {})
-
-    def set_parent(self, name: str, rule: Mapping[str, object]) -> Parent:
-        """Make a team or an organisation, or give it another budget."""
-        return self._send("PUT", path("api", "v1", "parents", name), rule, Parent)
-
-    def grant_parent(self, name: str, amount_ms: int, reason: str, idempotency_key: str) -> Parent:
-        """Book a grant for all under a team or an organisation, once per key."""
-        body = {"amountMs": amount_ms, "reason": reason}
-        return self._send("POST", path("api", "v1", "parents", name, "grants"), body, Parent, idempotency_key)
-
-    def put_parent_under(self, name: str, parent: str | None, reason: str) -> Parent:
-        """Put a team under another one or an organisation, or under none."""
-        body = {"parent": parent, "reason": reason}
-        return self._send("PUT", path("api", "v1", "parents", name, "parent"), body, Parent)
+        return self._send("PUT", path("api", "v1", _WHOSE[kind], name, "parent"), body, kind)
 
     def children(self, name: str) -> ChildList:
         """Return what stands directly under a team or an organisation."""
@@ -134,7 +111,7 @@ class TimekeeperClient:
     def move_time(
         self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str
     ) -> B:  # fmt: skip
-        """Book a refund, an adjustment or a transfer, once per key; `body` is that of the route `movement`."""
+        """Book a grant, a refund, an adjustment or a transfer, once per key; `body` is that of the route `movement`."""
         return self._send("POST", path("api", "v1", _WHOSE[kind], name, movement), body, kind, idempotency_key)
 
     def set_status(self, kind: type[B], name: str, status: str, reason: str) -> B:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that namespaces, teams and organisations have alike: time moved by hand, status, statements."""
+"""Commands that namespaces, teams and organisations have alike: all but making one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,50 @@ B = TypeVar("B", Budget, Parent)
 
 def add_commands(group: click.Group, kind: type[B], table_of: Callable[[Sequence[B]], str]) -> None:
     """Add the commands to a group: `kind` is whose budgets it shows, `table_of` how."""
+    name_argument = click.argument("name", metavar="NAMESPACE" if kind is Budget else "NAME")
+
+    @group.command("list")
+    @output_option()
+    @click.pass_obj
+    def list_all(context: Context, output: str) -> None:
+        """List all of them."""
+        budgets = list(client_of(context).budgets(kind))
+        show(budgets, output, lambda: table_of(budgets))
+
+    @group.command("get")
+    @name_argument
+    @output_option()
+    @click.pass_obj
+    def get(context: Context, name: str, output: str) -> None:
+        """Show one of them."""
+        found = client_of(context).budget(kind, name)
+        show(found, output, lambda: table_of([found]))
+
+    @group.command("move")
+    @name_argument
+    @click.argument("parent", required=False)
+    @reason_option("moved on the command line")
+    @output_option()
+    @click.pass_obj
+    def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
+        """Put it under the team or organisation PARENT from now on; without PARENT under none."""
+        changed = client_of(context).put_under(kind, name, parent, reason)
+        show(changed, output, lambda: table_of([changed]))
+
+    @group.command("grant")
+    @name_argument
+    @click.argument("amount", type=GpuTime())
+    @reason_option("granted on the command line")
+    @key_option
+    @output_option()
+    @click.pass_obj
+    def grant(context: Context, name: str, amount: int, reason: str, key: str, output: str) -> None:
+        """Book a grant of AMOUNT (for example 2h), beside the budget; a team's is for all under it."""
+        changed = client_of(context).grant(kind, name, amount, reason, key or uuid.uuid4().hex)
+        show(changed, output, lambda: table_of([changed]))
 
     @group.command("adjust")
-    @click.argument("name")
+    @name_argument
     @click.argument("amount", type=GpuTime())
     @click.option("--take", is_flag=True, help="Take AMOUNT away instead of giving it; at most what is left.")
     @reason_option("adjusted on the command line")
@@ -31,16 +72,18 @@ def add_commands(group: click.Group, kind: type[B], table_of: Callable[[Sequence
     @output_option()
     @click.pass_obj
     def adjust(context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str) -> None:
-        """Put NAME's GPU time right by AMOUNT (for example 2h)."""
+        """Put its GPU time right by AMOUNT (for example 2h)."""
         body = {"amountMs": -amount if take else amount, "reason": reason}
         changed = client_of(context).move_time(kind, name, "adjustments", body, key or uuid.uuid4().hex)
         show(changed, output, lambda: table_of([changed]))
 
     @group.command("transfer")
-    @click.argument("name")
+    @name_argument
     @click.argument("amount", type=GpuTime())
     @click.argument("to")
-    @click.option("--to-kind", type=click.Choice(["namespace", "parent"]), help="Whose name TO is. Default: like NAME.")
+    @click.option(
+        "--to-kind", type=click.Choice(["namespace", "parent"]), help="Whose name TO is. Default: one of the same."
+    )
     @click.option("--until", default=None, help="What is not used there by then expires (RFC 3339).")
     @reason_option("transferred on the command line")
     @key_option
@@ -50,30 +93,30 @@ def add_commands(group: click.Group, kind: type[B], table_of: Callable[[Sequence
         context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, reason: str,
         key: str, output: str,
     ) -> None:  # fmt: skip
-        """Move AMOUNT (for example 2h) from NAME's budget into that of TO."""
+        """Move AMOUNT (for example 2h) from its budget into that of TO."""
         body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": until}
         changed = client_of(context).move_time(kind, name, "transfers", body, key or uuid.uuid4().hex)
         show(changed, output, lambda: table_of([changed]))
 
     @group.command("status")
-    @click.argument("name")
+    @name_argument
     @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
     @reason_option("changed on the command line")
     @output_option()
     @click.pass_obj
     def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
-        """Suspend NAME's budget, have it go on, or close it for good."""
+        """Suspend its budget, have it go on, or close it for good."""
         changed = client_of(context).set_status(kind, name, status, reason)
         show(changed, output, lambda: table_of([changed]))
 
     @group.command("statement")
-    @click.argument("name")
+    @name_argument
     @click.option("--from", "start", default="", help="Where it begins (RFC 3339). Default: the current period.")
     @click.option("--to", "end", default="", help="Where it ends (RFC 3339).")
     @output_option("table", "json", "yaml", "csv")
     @click.pass_obj
     def statement(context: Context, name: str, start: str, end: str, output: str) -> None:
-        """Show what was booked of NAME's budget, and what each pod, or each budget below, was charged."""
+        """Show what was booked of its budget, and what each pod, or each budget below, was charged."""
         interval = {key: value for key, value in (("from", start), ("to", end)) if value}
         client = client_of(context)
         if output == "csv":

@@ -38,25 +38,6 @@ def _table(budgets: Sequence[Budget]) -> str:
     )
 
 
-@budget.command("list")
-@output_option()
-@click.pass_obj
-def list_budgets(context: Context, output: str) -> None:
-    """List all namespaces' budgets."""
-    budgets = list(client_of(context).budgets())
-    show(budgets, output, lambda: _table(budgets))
-
-
-@budget.command("get")
-@click.argument("namespace")
-@output_option()
-@click.pass_obj
-def get_budget(context: Context, namespace: str, output: str) -> None:
-    """Show one namespace's budget."""
-    found = client_of(context).budget(namespace)
-    show(found, output, lambda: _table([found]))
-
-
 @budget.command("set")
 @click.argument("namespace")
 @click.argument("amount", type=GpuTime())
@@ -65,32 +46,7 @@ def get_budget(context: Context, namespace: str, output: str) -> None:
 @click.pass_obj
 def set_budget(context: Context, /, namespace: str, amount: int, output: str, **rule: Any) -> None:
     """Give NAMESPACE a budget of AMOUNT (for example 20h) per period."""
-    changed = client_of(context).set_budget(namespace, rule_of(amount, **rule))
-    show(changed, output, lambda: _table([changed]))
-
-
-@budget.command("move")
-@click.argument("namespace")
-@click.argument("parent", required=False)
-@reason_option("moved on the command line")
-@output_option()
-@click.pass_obj
-def move(context: Context, namespace: str, parent: str | None, reason: str, output: str) -> None:
-    """Put NAMESPACE under the team or organisation PARENT from now on; without PARENT under none."""
-    changed = client_of(context).put_under(namespace, parent, reason)
-    show(changed, output, lambda: _table([changed]))
-
-
-@budget.command("grant")
-@click.argument("namespace")
-@click.argument("amount", type=GpuTime())
-@reason_option("granted on the command line")
-@key_option
-@output_option()
-@click.pass_obj
-def grant(context: Context, namespace: str, amount: int, reason: str, key: str, output: str) -> None:
-    """Book a grant of AMOUNT (for example 2h) for NAMESPACE, beside its budget."""
-    changed = client_of(context).grant(namespace, amount, reason, key or uuid.uuid4().hex)
+    changed = client_of(context).set_budget(Budget, namespace, rule_of(amount, **rule))
     show(changed, output, lambda: _table([changed]))
 
 

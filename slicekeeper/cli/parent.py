@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,6 @@ from slicekeeper.cli.options import (
     GpuTime,
     client_of,
     figures_of,
-    key_option,
-    reason_option,
     rule_of,
     rule_options,
 )
@@ -36,25 +33,6 @@ def _table(parents: Sequence[Parent]) -> str:
         ("NAME", "KIND", "UNDER", *FIGURES, "RUNS-OUT"),
         [(p.name, p.kind, p.parent or "-", *figures_of(p), p.run_out_at or "-") for p in parents],
     )
-
-
-@parent.command("list")
-@output_option()
-@click.pass_obj
-def list_parents(context: Context, output: str) -> None:
-    """List all teams and organisations."""
-    parents = list(client_of(context).parents())
-    show(parents, output, lambda: _table(parents))
-
-
-@parent.command("get")
-@click.argument("name")
-@output_option()
-@click.pass_obj
-def get_parent(context: Context, name: str, output: str) -> None:
-    """Show one team or organisation."""
-    found = client_of(context).parent(name)
-    show(found, output, lambda: _table([found]))
 
 
 @parent.command("children")
@@ -77,32 +55,7 @@ def children(context: Context, name: str, output: str) -> None:
 @click.pass_obj
 def set_parent(context: Context, /, name: str, amount: int, kind: str, output: str, **rule: Any) -> None:
     """Make the team NAME with a budget of AMOUNT (for example 200h) per period, or give it another one."""
-    changed = client_of(context).set_parent(name, {"kind": kind, **rule_of(amount, **rule)})
-    show(changed, output, lambda: _table([changed]))
-
-
-@parent.command("grant")
-@click.argument("name")
-@click.argument("amount", type=GpuTime())
-@reason_option("granted on the command line")
-@key_option
-@output_option()
-@click.pass_obj
-def grant(context: Context, name: str, amount: int, reason: str, key: str, output: str) -> None:
-    """Book a grant of AMOUNT (for example 2h) for all under NAME, beside its budget."""
-    changed = client_of(context).grant_parent(name, amount, reason, key or uuid.uuid4().hex)
-    show(changed, output, lambda: _table([changed]))
-
-
-@parent.command("move")
-@click.argument("name")
-@click.argument("above", required=False)
-@reason_option("moved on the command line")
-@output_option()
-@click.pass_obj
-def move(context: Context, name: str, above: str | None, reason: str, output: str) -> None:
-    """Put the team NAME under the team or organisation ABOVE from now on; without ABOVE under none."""
-    changed = client_of(context).put_parent_under(name, above, reason)
+    changed = client_of(context).set_budget(Parent, name, {"kind": kind, **rule_of(amount, **rule)})
     show(changed, output, lambda: _table([changed]))
 
 

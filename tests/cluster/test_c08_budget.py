@@ -11,6 +11,7 @@ from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.site import Site, deployment, gpu_container, job, pod
 
 from slicekeeper import names
+from slicekeeper.wire.timekeeper import Budget
 
 
 def _states(site: Site, namespace: str) -> Counter[str]:
@@ -57,9 +58,9 @@ def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site
     over = site.workloads(poor)
     assert all(w.over_budget_ms > 0 for w in over.values() if w.pod_uid in held)
     with site.timekeeper() as client:
-        client.grant(poor, 3_600_000, "the suite says so", "grant-1")
-        client.grant(poor, 3_600_000, "the suite says so", "grant-1")
-        assert client.budget(poor).granted_ms == 3_600_000
+        client.grant(Budget, poor, 3_600_000, "the suite says so", "grant-1")
+        client.grant(Budget, poor, 3_600_000, "the suite says so", "grant-1")
+        assert client.budget(Budget, poor).granted_ms == 3_600_000
     wait_for("states back in budget", lambda: set(_states(site, poor)) == {names.IN_BUDGET}, seconds=60)
     site.kubectl.create(pod("after", gpu_container(core=5, blocks=4)), namespace=poor)
     assert site.pod(poor, "late")["spec"]["priorityClassName"] == "gpu-lower-priority", "a class never changes"

@@ -41,7 +41,7 @@ def _said(site: Site, found: Object, reason: str) -> list[str]:
 
 def _budget(site: Site, namespace: str) -> Budget:
     with site.timekeeper() as client:
-        return client.budget(namespace)
+        return client.budget(Budget, namespace)
 
 
 def _charge(site: Site, found: Object) -> Any:
@@ -131,7 +131,7 @@ def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> No
     (told,) = wait_for("word of the end", lambda: _said(site, saved, "BudgetExhausted"), seconds=60)
     assert "are evicted from" in told
     with site.timekeeper() as client:
-        client.grant(kept, 3_600_000, "the suite says so", "grant-1")
+        client.grant(Budget, kept, 3_600_000, "the suite says so", "grant-1")
     wait_for("word of the end", lambda: _said(site, plain, "BudgetExhausted"), seconds=60)
     refused = wait_for("refusal", lambda: _refusal(site, spent), seconds=60)
     assert "no GPU budget left" in refused

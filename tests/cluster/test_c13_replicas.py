@@ -23,6 +23,7 @@ from databases import Postgres, postgres
 from sqlalchemy import create_engine, text
 
 from slicekeeper import __version__, names
+from slicekeeper.wire.timekeeper import Budget
 
 OVERLAY = ROOT / "tests/cluster/postgresql"
 TIMEKEEPER = "deployment/timekeeper"
@@ -109,7 +110,7 @@ def test_replicas_are_killed_in_turn_under_load(site: Site, cluster: Cluster, le
     team, other = site.namespace("crowd"), site.namespace("crowd")
     with site.timekeeper() as client:
         for name in (team, other):
-            client.set_budget(name, {"amountMs": 1_000_000_000, "period": "none", "timeZone": "UTC"})
+            client.set_budget(Budget, name, {"amountMs": 1_000_000_000, "period": "none", "timeZone": "UTC"})
     steady = [_kept(pod(f"steady-{n}", gpu_container(core=5, blocks=4))) for n in range(2)]
     with _kept_records(site, team), _hammers(site, team, other) as hammers:
         site.kubectl.create(*steady, namespace=team)
@@ -167,7 +168,7 @@ def _nothing_is_moved_twice(
         assert account["transfers"] > 20
     granted, moved = (sum(a[key] for a in accounts.values()) for key in ("granted_ms", "moved_ms"))
     with site.timekeeper() as client:
-        mine, others = client.budget(team), client.budget(other)
+        mine, others = client.budget(Budget, team), client.budget(Budget, other)
     assert mine.balance_ms == 1_000_000_000 + granted - moved - charged
     assert others.balance_ms == 1_000_000_000 + moved
     assert mine.used_ms == charged

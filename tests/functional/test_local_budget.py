@@ -13,6 +13,7 @@ from simulator.local import LocalCluster
 from simulator.store import phase
 from simulator.story import is_evicted
 from slicekeeper.kube.client import EVENTS, PODS, Object
+from slicekeeper.wire.timekeeper import Budget
 
 POLICY = """
 namespaces:
@@ -77,14 +78,14 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
     about = {e["involvedObject"]["name"] for e in told}
     assert {"big", "urgent"} <= about, "the reclaimer says so on both"
 
-    timekeeper.grant("spender", 3_600_000, "test", "grant-1")
+    timekeeper.grant(Budget, "spender", 3_600_000, "test", "grant-1")
     until("all pods in budget again", lambda: states(local, "spender") == {"in-budget"})
     until("the decision in the webhook", lambda: _class_of_a_new_pod(local) == "gpu-default-priority")
     assert not pods(local, "saver")["urgent"]["metadata"].get("deletionTimestamp")
     delete_all(local)
     spent = {w.pod_name: (w.charged_ms, w.over_budget_ms) for w in timekeeper.workloads("spender")}
     assert all(over > 0 for name, (_, over) in spent.items() if not name.startswith("probe"))
-    budget = timekeeper.budget("spender")
+    budget = timekeeper.budget(Budget, "spender")
     assert budget.used_ms == sum(charged for charged, _ in spent.values())
 
 

@@ -23,6 +23,7 @@ from slicekeeper import names
 from slicekeeper.errors import ServiceError
 from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import PODS
+from slicekeeper.wire.timekeeper import Budget
 
 POLICY = """
 namespaces:
@@ -91,7 +92,7 @@ class Chaos:
 
     def grant(self) -> None:
         amount = self.random.randint(1, 40_000)
-        self.timekeeper.grant("tight", amount, "chaos", f"grant-{self.number}-{amount}")
+        self.timekeeper.grant(Budget, "tight", amount, "chaos", f"grant-{self.number}-{amount}")
 
 
 @pytest.mark.parametrize("seed", [1, 2])

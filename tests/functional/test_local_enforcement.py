@@ -15,6 +15,7 @@ from simulator.story import is_evicted
 from slicekeeper import names
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import EVENTS, JOBS, PODS, Object
+from slicekeeper.wire.timekeeper import Budget
 
 # The margin of local mode is 300 s at this speed, the grace of a pod 30 s.
 POLICY = """
@@ -80,7 +81,7 @@ def test_a_safe_namespace_lets_in_what_can_finish(local: LocalCluster) -> None:
         return found.charged_ms if found.state == "closed" and not found.over_budget_ms else 0
 
     assert 50_000 <= until("its charge", paid) <= 390_000
-    until("the rest", lambda: timekeeper.budget("careful").reserved_ms == 0)
+    until("the rest", lambda: timekeeper.budget(Budget, "careful").reserved_ms == 0)
 
 
 def test_a_hard_namespace_evicts_after_the_grace_and_refuses(local: LocalCluster) -> None:
