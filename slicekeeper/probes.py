@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/healthz and /readyz in plain HTTP, for parts that serve nothing else."""
+"""Plain HTTP beside what a part serves, if it serves anything: /healthz, /readyz, and whatever is scraped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
 from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 SILENCE_SECONDS: Final = 10.0
 """A client that says nothing for so long is given up."""
@@ -31,6 +31,19 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
+class _Shared(_Server):
+    allow_reuse_port = True
+
+
+def listen(bind: str, app: App, *, shared: bool = False) -> WSGIServer:
+    """Serve an application in daemon threads at `bind` (host:port); `shared`: several processes do, on one port."""
+    host, _, port = bind.rpartition(":")
+    server = (_Shared if shared else _Server)((host.strip("[]"), int(port)), _Handler)
+    server.set_app(app)
+    threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
+    return server
+
+
 def serve(
     bind: str, *, ready: Callable[[], str], alive: Callable[[], str] = lambda: "", more: Mapping[str, App] | None = None
 ) -> WSGIServer:
@@ -50,7 +63,4 @@ def serve(
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{wrong or status}\n".encode()]
 
-    host, _, port = bind.rpartition(":")
-    server = make_server(host, int(port), app, server_class=_Server, handler_class=_Handler)
-    threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
-    return server
+    return listen(bind, app)

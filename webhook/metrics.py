@@ -7,10 +7,6 @@ prometheus-client decides at import whether it works with files: `$PROMETHEUS_MU
 from __future__ import annotations
 
 import os
-import threading
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -23,6 +19,8 @@ from prometheus_client import (
     make_wsgi_app,
     multiprocess,
 )
+
+from slicekeeper import probes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -85,21 +83,6 @@ def exposition() -> bytes:
     return generate_latest(registry())
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """Every worker listens, on one port: any of them can tell for all."""
-
-    allow_reuse_port = True
-    daemon_threads = True
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: a scrape is no event."""
-
-
 def serve(bind: str) -> None:
-    """Serve /metrics in plain HTTP on `bind`, in a daemon thread."""
-    host, _, port = bind.rpartition(":")
-    server = _Server((host.strip("[]"), int(port)), _Handler)
-    server.set_app(make_wsgi_app(registry()))
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    """Serve /metrics in plain HTTP on `bind`, in daemon threads; of all workers any can tell for all."""
+    probes.listen(bind, make_wsgi_app(registry()), shared=True)
