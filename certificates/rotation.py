@@ -47,7 +47,7 @@ def advance(state: State, hosts: Mapping[str, tuple[str, ...]], now: datetime, s
     servers = {service: state.servers.get(service) for service in hosts}
     kept = {
         service: sign_server(signing, hosts[service], now, schedule.server_life)
-        if server is None or not is_whole(server) or _server_due(server.certificate, signing, hosts[service], now)
+        if server is None or _server_due(server, signing.certificate, hosts[service], now)
         else server
         for service, server in servers.items()
     }
@@ -72,11 +72,12 @@ def _signing(state: State, now: datetime, schedule: Schedule) -> KeyPair:
     return newest
 
 
-def _server_due(certificate: bytes, ca: KeyPair, hosts: tuple[str, ...], now: datetime) -> bool:
+def _server_due(server: KeyPair, ca: bytes, hosts: tuple[str, ...], now: datetime) -> bool:
     return (
-        not signed_by(certificate, ca.certificate)
-        or not is_for(certificate, hosts)
-        or _over_two_thirds(certificate, now)
+        not is_whole(server)
+        or not signed_by(server.certificate, ca)
+        or not is_for(server.certificate, hosts)
+        or _over_two_thirds(server.certificate, now)
     )
 
 

@@ -223,16 +223,15 @@ def _left_behind(client: KubeClient, settings: Settings) -> list[_Left]:
     resources = settings.resources
     found = []
     for pod in client.list(PODS)[0]:
+        finalizers = pod["metadata"].get("finalizers") or []
         gates = [gate.get("name") for gate in pod["spec"].get("schedulingGates") or []]
-        for what, where, at in (
-            ("keeps our finalizer", "/metadata/finalizers", (pod["metadata"].get("finalizers") or [], names.FINALIZER)),
-            ("keeps our scheduling gate", "/spec/schedulingGates", (gates, names.GATE)),
+        for what, where, there, part, ours in (
+            ("keeps our finalizer", "/metadata/finalizers", finalizers, "", names.FINALIZER),
+            ("keeps our scheduling gate", "/spec/schedulingGates", gates, "/name", names.GATE),
         ):
-            there, name = at
-            if name in there:
-                path = f"{where}/{there.index(name)}"
-                test = path if where.startswith("/metadata") else f"{path}/name"
-                patch = [{"op": "test", "path": test, "value": name}, {"op": "remove", "path": path}]
+            if ours in there:
+                path = f"{where}/{there.index(ours)}"
+                patch = [{"op": "test", "path": f"{path}{part}", "value": ours}, {"op": "remove", "path": path}]
                 found.append(_Left(f"pod {_name(pod)} {what}", client, PODS, pod, patch))
     gone = {resources.core: None, resources.memory: None}
     for node in client.list(NODES)[0]:

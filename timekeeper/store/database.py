@@ -68,10 +68,8 @@ class Database:
 
     def close(self) -> None:
         """Write what has been handed in, and stop."""
-        self._work.put(None)
-        if self._large is not self._work:
-            for _ in range(_BESIDE):
-                self._large.put(None)
+        for writer in self._writers:
+            writer.stop()
         for writer in self._writers:
             writer.join()
         self.engine.dispose()

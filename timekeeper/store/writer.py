@@ -78,8 +78,12 @@ class Writer:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    def stop(self) -> None:
+        """Let one of those that share its work end once all before is written."""
+        self._work.put(None)
+
     def join(self) -> None:
-        """Wait until it has met its end in the queue."""
+        """Wait until it has ended."""
         self._thread.join(timeout=30)
 
     def _run(self) -> None:
