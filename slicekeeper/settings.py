@@ -23,7 +23,6 @@ from slicekeeper.errors import SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
 Positive = Annotated[float, Meta(gt=0)]
-Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 
 

@@ -12,7 +12,6 @@ from slicekeeper.settings import Settings
 
 TOKEN_VOLUME: Final = "slicekeeper-token"  # noqa: S105 - a volume's name
 SPOOL_VOLUME: Final = "slicekeeper-spool"
-VOLUMES: Final = (TOKEN_VOLUME, SPOOL_VOLUME)
 TOKEN_FOLDER: Final = "/var/run/secrets/slicekeeper"  # noqa: S105 - a folder
 CONTAINERS_VARIABLE: Final = names.ENV_PREFIX + "SIDECAR_CONTAINERS"
 

@@ -24,7 +24,6 @@ from pathlib import Path
 
 from certificates.authority import make_ca, sign_server
 
-TICKS = os.sysconf("SC_CLK_TCK")
 SETTLE_SECONDS = 2.0
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -11,18 +10,25 @@ import click
 from msgspec.structs import replace
 
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import GpuTime, client_of, key_option, reason_option
+from slicekeeper.cli.options import GpuTime, booking_options, client_of, reason_option
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Parent, Statement
 
 B = TypeVar("B", Budget, Parent)
+_TableOf = Callable[[Sequence[B]], str]
+_Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def add_commands(group: click.Group, kind: type[B], table_of: Callable[[Sequence[B]], str]) -> None:
+def add_commands(group: click.Group, kind: type[B], table_of: _TableOf[B]) -> None:
     """Add the commands to a group: `kind` is whose budgets it shows, `table_of` how."""
     name_argument = click.argument("name", metavar="NAMESPACE" if kind is Budget else "NAME")
+    _add_reading(group, kind, table_of, name_argument)
+    _add_changing(group, kind, table_of, name_argument)
+    _add_booking(group, kind, table_of, name_argument)
 
+
+def _add_reading(group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument) -> None:
     @group.command("list")
     @output_option()
     @click.pass_obj
@@ -39,75 +45,6 @@ def add_commands(group: click.Group, kind: type[B], table_of: Callable[[Sequence
         """Show one of them."""
         found = client_of(context).budget(kind, name)
         show(found, output, lambda: table_of([found]))
-
-    @group.command("move")
-    @name_argument
-    @click.argument("parent", required=False)
-    @reason_option("moved on the command line")
-    @output_option()
-    @click.pass_obj
-    def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
-        """Put it under the team or organisation PARENT from now on; without PARENT under none."""
-        changed = client_of(context).put_under(kind, name, parent, reason)
-        show(changed, output, lambda: table_of([changed]))
-
-    @group.command("grant")
-    @name_argument
-    @click.argument("amount", type=GpuTime())
-    @reason_option("granted on the command line")
-    @key_option
-    @output_option()
-    @click.pass_obj
-    def grant(context: Context, name: str, amount: int, reason: str, key: str, output: str) -> None:
-        """Book a grant of AMOUNT (for example 2h), beside the budget; a team's is for all under it."""
-        changed = client_of(context).grant(kind, name, amount, reason, key or uuid.uuid4().hex)
-        show(changed, output, lambda: table_of([changed]))
-
-    @group.command("adjust")
-    @name_argument
-    @click.argument("amount", type=GpuTime())
-    @click.option("--take", is_flag=True, help="Take AMOUNT away instead of giving it; at most what is left.")
-    @reason_option("adjusted on the command line")
-    @key_option
-    @output_option()
-    @click.pass_obj
-    def adjust(context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str) -> None:
-        """Put its GPU time right by AMOUNT (for example 2h)."""
-        body = {"amountMs": -amount if take else amount, "reason": reason}
-        changed = client_of(context).move_time(kind, name, "adjustments", body, key or uuid.uuid4().hex)
-        show(changed, output, lambda: table_of([changed]))
-
-    @group.command("transfer")
-    @name_argument
-    @click.argument("amount", type=GpuTime())
-    @click.argument("to")
-    @click.option(
-        "--to-kind", type=click.Choice(["namespace", "parent"]), help="Whose name TO is. Default: one of the same."
-    )
-    @click.option("--until", default=None, help="What is not used there by then expires (RFC 3339).")
-    @reason_option("transferred on the command line")
-    @key_option
-    @output_option()
-    @click.pass_obj
-    def transfer(
-        context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, reason: str,
-        key: str, output: str,
-    ) -> None:  # fmt: skip
-        """Move AMOUNT (for example 2h) from its budget into that of TO."""
-        body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": until}
-        changed = client_of(context).move_time(kind, name, "transfers", body, key or uuid.uuid4().hex)
-        show(changed, output, lambda: table_of([changed]))
-
-    @group.command("status")
-    @name_argument
-    @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
-    @reason_option("changed on the command line")
-    @output_option()
-    @click.pass_obj
-    def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
-        """Suspend its budget, have it go on, or close it for good."""
-        changed = client_of(context).set_status(kind, name, status, reason)
-        show(changed, output, lambda: table_of([changed]))
 
     @group.command("statement")
     @name_argument
@@ -130,6 +67,73 @@ def add_commands(group: click.Group, kind: type[B], table_of: Callable[[Sequence
             next_cursor=None,
         )
         show(whole, output, lambda: _lines(whole))
+
+
+def _add_changing(group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument) -> None:
+    @group.command("move")
+    @name_argument
+    @click.argument("parent", required=False)
+    @reason_option("moved on the command line")
+    @output_option()
+    @click.pass_obj
+    def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
+        """Put it under the team or organisation PARENT from now on; without PARENT under none."""
+        changed = client_of(context).put_under(kind, name, parent, reason)
+        show(changed, output, lambda: table_of([changed]))
+
+    @group.command("status")
+    @name_argument
+    @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
+    @reason_option("changed on the command line")
+    @output_option()
+    @click.pass_obj
+    def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
+        """Suspend its budget, have it go on, or close it for good."""
+        changed = client_of(context).set_status(kind, name, status, reason)
+        show(changed, output, lambda: table_of([changed]))
+
+
+def _add_booking(group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument) -> None:
+    @group.command("grant")
+    @name_argument
+    @click.argument("amount", type=GpuTime())
+    @booking_options("granted on the command line")
+    @click.pass_obj
+    def grant(context: Context, name: str, amount: int, reason: str, key: str, output: str) -> None:
+        """Book a grant of AMOUNT (for example 2h), beside the budget; a team's is for all under it."""
+        changed = client_of(context).grant(kind, name, amount, reason, key)
+        show(changed, output, lambda: table_of([changed]))
+
+    @group.command("adjust")
+    @name_argument
+    @click.argument("amount", type=GpuTime())
+    @click.option("--take", is_flag=True, help="Take AMOUNT away instead of giving it; at most what is left.")
+    @booking_options("adjusted on the command line")
+    @click.pass_obj
+    def adjust(context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str) -> None:
+        """Put its GPU time right by AMOUNT (for example 2h)."""
+        body = {"amountMs": -amount if take else amount, "reason": reason}
+        changed = client_of(context).move_time(kind, name, "adjustments", body, key)
+        show(changed, output, lambda: table_of([changed]))
+
+    @group.command("transfer")
+    @name_argument
+    @click.argument("amount", type=GpuTime())
+    @click.argument("to")
+    @click.option(
+        "--to-kind", type=click.Choice(["namespace", "parent"]), help="Whose name TO is. Default: one of the same."
+    )
+    @click.option("--until", default=None, help="What is not used there by then expires (RFC 3339).")
+    @booking_options("transferred on the command line")
+    @click.pass_obj
+    def transfer(
+        context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, reason: str,
+        key: str, output: str,
+    ) -> None:  # fmt: skip
+        """Move AMOUNT (for example 2h) from its budget into that of TO."""
+        body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": until}
+        changed = client_of(context).move_time(kind, name, "transfers", body, key)
+        show(changed, output, lambda: table_of([changed]))
 
 
 def _lines(found: Statement) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,9 @@ from slicekeeper.cli.main import Context
 from slicekeeper.cli.options import (
     FIGURES,
     GpuTime,
+    booking_options,
     client_of,
     figures_of,
-    key_option,
-    reason_option,
     rule_of,
     rule_options,
 )
@@ -54,14 +52,12 @@ def set_budget(context: Context, /, namespace: str, amount: int, output: str, **
 @click.argument("namespace")
 @click.argument("amount", type=GpuTime())
 @click.argument("pod_uid")
-@reason_option("refunded on the command line")
-@key_option
-@output_option()
+@booking_options("refunded on the command line")
 @click.pass_obj
 def refund(context: Context, namespace: str, amount: int, pod_uid: str, reason: str, key: str, output: str) -> None:
     """Give AMOUNT back of what the ended pod POD_UID was charged; never more than that in all."""
     body = {"podUid": pod_uid, "amountMs": amount, "reason": reason}
-    changed = client_of(context).move_time(Budget, namespace, "refunds", body, key or uuid.uuid4().hex)
+    changed = client_of(context).move_time(Budget, namespace, "refunds", body, key)
     show(changed, output, lambda: _table([changed]))
 
 

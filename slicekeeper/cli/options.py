@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import click
 
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.output import output_option
 from slicekeeper.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration, parse_duration
 from slicekeeper.wire.timekeeper import Figures
@@ -40,11 +42,19 @@ def reason_option(default: str) -> Callable[[F], F]:
     return click.option("--reason", default=default, show_default=True, help="Why; kept in the ledger.")
 
 
-def key_option(command: F) -> F:
-    """Add the option by which a command can be repeated without harm."""
-    return click.option("--key", default="", help="Idempotency key: repeating the command with it books nothing more.")(
-        command
+def booking_options(reason: str) -> Callable[[F], F]:
+    """Return the options of every command that books GPU time: why, by which key it can be repeated, `-o`."""
+    key = click.option(
+        "--key",
+        default=lambda: uuid.uuid4().hex,
+        help="Idempotency key: repeating the command with it books nothing more.",
     )
+
+    def add(command: F) -> F:
+        whole: F = reason_option(reason)(key(output_option()(command)))
+        return whole
+
+    return add
 
 
 def rule_options(command: F) -> F:

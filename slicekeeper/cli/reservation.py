@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import uuid
-
 import click
 
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import GpuTime, client_of, key_option, reason_option
+from slicekeeper.cli.options import GpuTime, booking_options, client_of
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Reservation
@@ -64,15 +62,13 @@ def show_reservation(context: Context, namespace: str, key: int, output: str) ->
 @click.argument("namespace")
 @click.argument("amount", type=GpuTime())
 @click.option("--until", required=True, help="When it expires, RFC 3339; for example 2026-11-30T12:00:00Z.")
-@reason_option("set aside on the command line")
-@key_option
-@output_option()
+@booking_options("set aside on the command line")
 @click.pass_obj
 def open_reservation(
     context: Context, namespace: str, amount: int, until: str, reason: str, key: str, output: str
 ) -> None:
     """Set AMOUNT (for example 2h) of NAMESPACE's GPU time aside. The namespace must be enforced `safe`."""
-    made = client_of(context).open_reservation(namespace, amount, until, reason, key or uuid.uuid4().hex)
+    made = client_of(context).open_reservation(namespace, amount, until, reason, key)
     show(made, output, lambda: _table([made]))
 
 

@@ -25,7 +25,6 @@ from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import NODES, PODS
 
-AGENT = "system:serviceaccount:slicekeeper-system:nodeagent"
 TIMEKEEPER = "system:serviceaccount:slicekeeper-system:timekeeper"
 
 
