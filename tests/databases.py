@@ -192,6 +192,13 @@ class Postgres:
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template} TABLESPACE {tablespace}")
         return name
 
+    @contextmanager
+    def made(self, template: str = "template1") -> Iterator[str]:
+        """Give the URL of a new database, and take that away at the end."""
+        name = self.make(template)
+        yield self.url(name)
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
 
 @contextmanager
 def postgres(
@@ -252,9 +259,15 @@ class Databases:
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{file}{suffix}").unlink(missing_ok=True)
         else:
-            name = self._server.make(template)
-            yield self._server.url(name)
-            self._server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            with self._server.made(template) as url:
+                yield url
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """Give a server that the tests of one file share, to make databases on."""
+    with postgres() as running:
+        yield running
 
 
 @pytest.fixture(scope="session", params=KINDS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from databases import Postgres, postgres
+from databases import Postgres
 from sqlalchemy import Connection, create_engine, text
 from timekeeper_process import Site, oracle, process_site, until
 
@@ -22,17 +22,10 @@ LEADER = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 209
 WAITING = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with postgres() as running:
-        yield running
-
-
 @pytest.fixture
 def url(server: Postgres) -> Iterator[str]:
-    name = server.make()
-    yield server.url(name)
-    server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with server.made() as made:
+        yield made
 
 
 @pytest.fixture

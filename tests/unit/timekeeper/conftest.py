@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 import pytest
-from databases import _kept_url, database_url, databases
+from databases import _kept_url, database_url, databases, server
 
 from timekeeper.books import Books
 from timekeeper.store import namespaces
@@ -12,7 +12,7 @@ from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.verify import verify
 
-__all__ = ["_kept_url", "books", "database_url", "databases", "short_stretches"]
+__all__ = ["_kept_url", "books", "database_url", "databases", "server", "short_stretches"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from databases import Postgres, postgres
+from databases import Postgres
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -33,20 +33,13 @@ T0 = 1_767_225_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with postgres() as running:
-        yield running
-
-
 @pytest.fixture
 def url(server: Postgres) -> Iterator[str]:
-    name = server.make()
-    engine = make_engine(server.url(name))
-    migrate.upgrade(engine)
-    engine.dispose()
-    yield server.url(name)
-    server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with server.made() as made:
+        engine = make_engine(made)
+        migrate.upgrade(engine)
+        engine.dispose()
+        yield made
 
 
 @pytest.fixture
