@@ -119,7 +119,7 @@ class JsonClient:
                 preload_content=preload, redirect=False,
             )  # fmt: skip
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unavailable(f"{method} {path}: no answer from {self._url} ({type(error).__name__})") from error
+            raise Unavailable(f"{method} {path}: no answer from {self._url} ({_why(error)})") from error
 
 
 def path(*parts: str) -> str:
@@ -135,7 +135,14 @@ def _lines(response: urllib3.BaseHTTPResponse, path: str) -> Iterator[bytes]:
             *lines, rest = rest.split(b"\n")
             yield from (line for line in lines if line)
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise Unavailable(f"GET {path}: the stream broke ({type(error).__name__})") from error
+        raise Unavailable(f"GET {path}: the stream broke ({_why(error)})") from error
+
+
+def _why(error: BaseException) -> str:
+    """Return what is at the bottom of an error, in the system's words: `Connection refused`."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
 
 
 def _refusal(status: int, data: bytes, what: str) -> Exception:

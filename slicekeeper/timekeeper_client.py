@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slicekeeper.errors import Unavailable
+from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.http import JsonClient, path
 from slicekeeper.settings import TimekeeperClientSettings
 from slicekeeper.wire.timekeeper import (
@@ -39,6 +39,8 @@ class TimekeeperClient:
     """Speaks to one timekeeper. Errors are `slicekeeper.errors.ServiceError`s."""
 
     def __init__(self, settings: TimekeeperClientSettings) -> None:
+        if not settings.url:
+            raise SettingsError("timekeeperClient.url is empty: name the timekeeper, for example http://127.0.0.1:8444")
         self._http = JsonClient(
             settings.url,
             ca_file=settings.ca_file,

@@ -14,9 +14,9 @@ import click
 from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option
-from slicekeeper.errors import SettingsError
 from slicekeeper.namespace_policy import PolicyBook, read_book
 from slicekeeper.settings import Settings
+from slicekeeper.timekeeper_client import TimekeeperClient
 from webhook import offline
 from webhook.flips import FlipBoard
 
@@ -36,9 +36,9 @@ def serve_webhook(context: Context) -> None:
     from slicekeeper.asgi import serve  # noqa: PLC0415 - gunicorn: `review` needs none
 
     settings = context.loaded.settings
-    if not settings.timekeeper_client.url:
-        raise SettingsError("timekeeperClient.url is empty: name the timekeeper, for example http://127.0.0.1:8444")
-    book = read_book(settings.policy)  # at the start a broken file is refused, and not by each worker
+    # What is wrong with address or policy file is told once at the start, and not by each worker.
+    TimekeeperClient(settings.timekeeper_client)
+    book = read_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
     board = FlipBoard()
     # In memory where there is such a place: each count is written to a file, and the root may be read-only.

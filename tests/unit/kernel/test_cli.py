@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from slicekeeper.cli import output as cli_output
 from slicekeeper.cli.main import cli
 from slicekeeper.cli.output import table
+from slicekeeper.errors import SettingsError
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -52,8 +53,14 @@ def test_no_answer_is_one_line_and_exit_1(tmp_path: Path) -> None:
     file.write_text("timekeeperClient: {url: 'http://127.0.0.1:9'}\n")
     done = run("--config", str(file), "budget", "list")
     assert done.returncode == 1
-    assert "no answer from http://127.0.0.1:9" in done.stderr
+    assert "no answer from http://127.0.0.1:9 (Connection refused)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_an_address_the_setting_is_named(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["budget", "list"], env={"SLICEKEEPER_HOME": str(tmp_path)})
+    assert isinstance(done.exception, SettingsError)
+    assert "timekeeperClient.url is empty" in str(done.exception)
 
 
 def test_bad_amount_names_the_remedy() -> None:
