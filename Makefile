@@ -10,6 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
+# Installs packages where that is possible: as root, on Debian and what comes from it.
+apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq $(1) >/dev/null; }
+
 .PHONY: help
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')" 2>/dev/null \
@@ -17,12 +20,12 @@ help: ## Show this list
 
 # Debian splits venv off its Python: where it is missing and we may, install it; else say what to do.
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is needed; found: $$($(PYTHON) --version). Name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing)." \
+	    "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
 	@echo "Setting up $(VENV) (once, about a minute)"
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
-	  { apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; } || \
-	  { echo "python3 has no venv: install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call apt,python3-venv) || \
+	  { echo "$(PYTHON) cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
@@ -51,8 +54,8 @@ functional: $(VENV)/.ready ## Parts as processes, local mode, the built wheel
 
 .PHONY: vcuda-test
 vcuda-test: ## The limiter and the arbiter on the fake driver
-	@command -v gcc >/dev/null || { apt-get update -qq && apt-get install -y -qq gcc libc6-dev >/dev/null; }
-	$(MAKE) -C vcuda test
+	@if command -v gcc >/dev/null || $(call apt,gcc libc6-dev); then $(MAKE) -C vcuda test; \
+	  else echo "vcuda-test is left out: there is no gcc; on Debian or Ubuntu: apt-get install gcc libc6-dev" >&2; fi
 
 .PHONY: cluster-test
 cluster-test: $(VENV)/.ready ## Everything on a real Kubernetes; the first run builds it, about 10 minutes
