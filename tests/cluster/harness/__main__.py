@@ -24,7 +24,8 @@ def up() -> None:
         sys.exit(f"Slicekeeper did not come up: {error}\nThe cluster stays for a look; logs are in {made.logs}")
     print(
         f"export KUBECONFIG={shlex.quote(str(made.kubeconfig))}\n"
-        f"export PATH={shlex.quote(str(made.kubectl.parent))}:$PATH   # kubectl\n"
+        f"export PATH={shlex.quote(str(made.kubectl.parent))}:{shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+        "   # kubectl, slicekeeper\n"
         "# Images are those in the node; a shell is slicekeeper.test/shell:1. End it with `make cluster-down`."
     )
 

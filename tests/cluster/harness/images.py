@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images that a test cluster needs, as one archive: Slicekeeper's, kube-scheduler's, and two of busybox."""
+"""The images that a test cluster needs, as one archive: Slicekeeper's, kube-scheduler's, and three of busybox."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from images.oci import Image, write_archive, write_layer
 
 SHELL_IMAGE = "slicekeeper.test/shell:1"
 """busybox, for the containers that users would bring."""
+
+_EXAMPLES_IMAGE = "docker.io/library/busybox:1.37"
+"""What manifests/examples name: the node reaches no registry, so that they run it has ours under this name."""
 
 _APPLETS = ("sh", "sleep", "cat", "env", "echo", "ls", "true", "false", "date", "wget", "id", "touch", "test", "kill")
 
@@ -41,6 +44,7 @@ def _busybox(kept: Path) -> list[Image]:
     return [
         Image(PAUSE_IMAGE, (layer,), ("/bin/busybox", "sleep", "infinity"), environ=path),
         Image(SHELL_IMAGE, (layer,), (), environ=path),
+        Image(_EXAMPLES_IMAGE, (layer,), (), environ=path),
     ]
 
 
