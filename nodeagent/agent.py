@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from typing import Final
 
 from prometheus_client import Gauge, make_wsgi_app
 
@@ -15,13 +17,18 @@ from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.publisher import Publisher
 from nodeagent.seats import Seats
 from nodeagent.store import SeatStore
-from slicekeeper import probes
+from slicekeeper import agent_address, probes
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.events import tell
 from slicekeeper.settings import Settings
 
-REPORTER = "slicekeeper-nodeagent"
+REPORTER: Final = "slicekeeper-nodeagent"
+
+LINGER_SECONDS: Final = 2.0
+"""An agent that is told to stop serves on for so long: a binding that was under way arrives at kubelet by then."""
+LONGEST_LINGER_SECONDS: Final = 15.0
+"""And for at most so long, while kubelet has not taken pods in that it was given."""
 
 
 class Agent:
@@ -39,7 +46,12 @@ class Agent:
         self._seats = Seats(self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused)
         ids = [f"seat-{number:04}" for number in range(mine.seats)]
         self._plugin = SeatPlugin(Path(mine.plugin_dir), settings.resources.seat, ids, self._seats)
-        self._publisher = Publisher(self._client, mine.node_name, source, settings.resources, mine.reconcile_seconds)
+        port = int(mine.metrics_bind.rpartition(":")[2] or 0)
+        address = agent_address.encode(mine.pod_ip, port) if mine.pod_ip and port else ""
+        self._publisher = Publisher(
+            self._client, mine.node_name, source, settings.resources, mine.reconcile_seconds, address
+        )
+        self._stopping = False
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`."""
@@ -48,16 +60,26 @@ class Agent:
         taken.set_function(lambda: float(sum(seat.taken for seat in self._store.all())))
         if self._bind:
             probes.serve(self._bind, ready=self._not_ready, more={"/metrics": make_wsgi_app()})
+        self._plugin.start()  # first: kubelet fails what it is given before
         self._publisher.start()
         self._pods.start()
-        self._plugin.start()
         stop.wait()
+        self._linger()
         self._plugin.stop()
         self._pods.stop()
+
+    def _linger(self) -> None:
+        """Take no more pods, and let kubelet take in those that were bound before."""
+        self._stopping = True
+        began = time.monotonic()
         self._publisher.stop()
+        time.sleep(LINGER_SECONDS)
+        while self._pods.arriving() and time.monotonic() - began < LONGEST_LINGER_SECONDS:
+            time.sleep(0.1)
 
     def _not_ready(self) -> str:
         parts = {
+            "it is about to stop": not self._stopping,
             "GPUs not published": self._publisher.published.is_set(),
             "pods of the node not listed": self._pods.synced,
             "seats not registered with kubelet": self._plugin.registered.is_set(),

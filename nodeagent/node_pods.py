@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from nodeagent.booking import may_start
 from slicekeeper import names
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
@@ -49,6 +50,10 @@ class NodePods:
         """Return all pods."""
         with self._changed:
             return [*self._pods.values(), *self._ahead.values()]
+
+    def arriving(self) -> bool:
+        """Whether there is a pod that kubelet has not taken in, or refused, yet, as far as the API server knows."""
+        return any(may_start(pod) and not pod.get("status", {}).get("startTime") for pod in self.all())
 
     def find(self, namespace: str, name: str, seconds: float) -> Object | None:
         """Return a pod that kubelet knows already; waits until the watch shows it too."""

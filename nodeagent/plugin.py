@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device plugin: offers seats to kubelet over gRPC, and registers again whenever kubelet starts anew.
 
-A thin shell: every call ends in `Seats`. kubelet deletes all plugins' sockets when it starts, so a missing socket
-is the sign to serve and register again.
+A thin shell: every call ends in `Seats`. kubelet fails a pod that it is given while it has no seats, so whether it has
+them is told exactly: from the moment that it was sent them until its stream ends, which is when it dies. A new kubelet
+deletes all plugins' sockets, listens, and about a second later looks at its pods; by then it must have the seats.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +37,8 @@ log = logging.getLogger(__name__)
 
 SOCKET: Final = "slicekeeper-seat.sock"
 CALL_SECONDS: Final = 5.0
-LOOK_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 0.02
+"""Pause between two looks for a kubelet; none is taken while it has the seats."""
 THREADS: Final = 16
 """One is held by every ListAndWatch stream; the others start containers side by side."""
 
@@ -49,9 +53,13 @@ class SeatPlugin:
         self._seats = seats
         self._stop = threading.Event()
         self._server: grpc.Server | None = None
-        self._closed = threading.Event()
-        self._kubelet: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+        self._stream: threading.Event | None = None
+        """Set when the stream ends that kubelet follows our seats by."""
+        self._lost = threading.Event()
+        self._told = ""
         self.registered = threading.Event()
+        """Set while kubelet has the seats."""
 
     def start(self) -> None:
         """Start serving, in daemon threads."""
@@ -60,50 +68,65 @@ class SeatPlugin:
     def stop(self) -> None:
         """Stop serving; kubelet keeps the seats that it has given out."""
         self._stop.set()
+        self._lost.set()
         self._close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            try:
-                self._look()
-            except (grpc.RpcError, OSError, RuntimeError) as error:
-                log.warning("kubelet has not taken the seats: %s", _what(error))
-                self.registered.clear()
-            self._stop.wait(LOOK_SECONDS)
+            self._lost.clear()
+            if not self.registered.is_set():
+                try:
+                    self._offer()
+                    self._told = ""
+                except (grpc.RpcError, OSError, RuntimeError) as error:
+                    if self._told != (what := _what(error)):
+                        log.warning("kubelet has not taken the seats: %s", what)
+                        self._told = what
+            self._lost.wait(None if self.registered.is_set() else LOOK_SECONDS)
 
-    def _look(self) -> None:
-        """Serve and register if kubelet is another one than last time, or has taken our socket away."""
-        socket = self._folder / SOCKET
-        try:
-            stat = (self._folder / "kubelet.sock").stat()
-        except FileNotFoundError:
-            self.registered.clear()
+    def _offer(self) -> None:
+        """Serve and register, if there is a kubelet; return when it has the seats, or is another."""
+        kubelet = self._kubelet()
+        if kubelet is None:
             return
-        kubelet = (stat.st_ino, stat.st_ctime_ns)
-        if self.registered.is_set() and kubelet == self._kubelet and socket.exists():
-            return
-        self.registered.clear()
-        self._close()
-        self._serve(socket)
+        path = self._folder / SOCKET
+        if self._server is None or not path.exists():
+            self._close()
+            self._serve(path)
         self._register()
-        self._kubelet = kubelet
-        self.registered.set()
+        end = time.monotonic() + CALL_SECONDS
+        while not self.registered.wait(LOOK_SECONDS):
+            if self._stop.is_set() or self._kubelet() != kubelet or time.monotonic() > end:
+                return
         log.info("kubelet has %d seats of %s", len(self._ids), self._resource)
 
-    def _serve(self, socket: Path) -> None:
-        socket.unlink(missing_ok=True)
-        self._closed = threading.Event()
+    def _kubelet(self) -> tuple[int, int] | None:
+        """Return which kubelet listens, None where none does: one that was killed leaves its socket behind."""
+        path = self._folder / "kubelet.sock"
+        try:
+            stat = path.stat()
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(CALL_SECONDS)
+                probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        return stat.st_ino, stat.st_ctime_ns
+
+    def _serve(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
         server = grpc.server(
             ThreadPoolExecutor(THREADS, thread_name_prefix="seat"),
             options=[("grpc.max_receive_message_length", MESSAGE_BYTES)],
         )
-        server.add_generic_rpc_handlers((self._handlers(self._closed),))
-        server.add_insecure_port(f"unix://{socket}")
+        server.add_generic_rpc_handlers((self._handlers(),))
+        server.add_insecure_port(f"unix://{path}")
         server.start()
         self._server = server
 
     def _close(self) -> None:
-        self._closed.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.set()
         if self._server is not None:
             self._server.stop(grace=0.2).wait(2.0)
             self._server = None
@@ -115,7 +138,7 @@ class SeatPlugin:
         with grpc.insecure_channel(f"unix://{self._folder}/kubelet.sock") as channel:
             call(channel, REGISTER, request, plugin.Empty)
 
-    def _handlers(self, closed: threading.Event) -> grpc.GenericRpcHandler:
+    def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(kind: Any, method: Callable[[Any, grpc.ServicerContext], Any]) -> grpc.RpcMethodHandler[Any, Any]:
             return grpc.unary_unary_rpc_method_handler(
                 method, kind.FromString, lambda message: message.SerializeToString()
@@ -129,18 +152,33 @@ class SeatPlugin:
             "Allocate": unary(plugin.AllocateRequest, self._allocate),
             "PreStartContainer": unary(plugin.PreStartContainerRequest, self._pre_start),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                lambda _request, context: self._list_and_watch(context, closed),
+                lambda _request, context: self._list_and_watch(context),
                 plugin.Empty.FromString,
                 _serialise,
             ),
         }
         return grpc.method_handlers_generic_handler(DEVICE_PLUGIN_SERVICE, methods)
 
-    def _list_and_watch(self, context: grpc.ServicerContext, closed: threading.Event) -> Iterator[Any]:
+    def _list_and_watch(self, context: grpc.ServicerContext) -> Iterator[Any]:
+        ended = threading.Event()
+
+        def end() -> None:
+            ended.set()
+            with self._lock:
+                if self._stream is ended:
+                    self._stream = None
+                    self.registered.clear()
+                    self._lost.set()
+
+        if not context.add_callback(end):
+            return
         yield plugin.ListAndWatchResponse(devices=[plugin.Device(ID=seat, health=HEALTHY) for seat in self._ids])
-        # Seats never change, but the stream must stay open; it ends with the server or with kubelet.
-        while not closed.wait(1.0) and context.is_active():
-            pass
+        # Asked for the next answer: kubelet has been sent this one.
+        with self._lock:
+            if not ended.is_set():
+                self._stream = ended
+                self.registered.set()
+        ended.wait()  # seats never change, but the stream must stay open
 
     def _allocate(self, request: Any, context: grpc.ServicerContext) -> Any:
         responses = []

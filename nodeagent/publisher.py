@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes the node's GPUs: the annotation that the scheduler reads, and the capacity that kube-scheduler counts.
 
-Both are one patch of the node's status, so no reader sees one without the other. They are compared again and
-again: a node object that is created anew has neither.
+Beside them stands where the agent is asked whether it is ready. All are one patch of the node's status, so no reader
+sees one without the other. They are compared again and again: a node object that is created anew has none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from nodeagent.gpus import GpuSource
-from slicekeeper import inventory, names
+from slicekeeper import agent_address, inventory, names
 from slicekeeper.errors import ServiceError
 from slicekeeper.inventory import Gpu
 from slicekeeper.kube.client import NODES, KubeClient, Object
@@ -22,11 +22,11 @@ from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 log = logging.getLogger(__name__)
 
 
-def wanted(gpus: list[Gpu], resources: Resources) -> dict[str, Any]:
+def wanted(gpus: list[Gpu], resources: Resources, address: str = "") -> dict[str, Any]:
     """Return the merge patch that publishes these GPUs; what is not healthy is capacity but not allocatable."""
     healthy = [gpu for gpu in gpus if gpu.healthy]
     return {
-        "metadata": {"annotations": {names.NODE_GPUS: inventory.encode(gpus)}},
+        "metadata": {"annotations": {names.NODE_GPUS: inventory.encode(gpus), names.NODE_AGENT: address or None}},
         "status": {"capacity": _amounts(gpus, resources), "allocatable": _amounts(healthy, resources)},
     }
 
@@ -49,13 +49,21 @@ class Publisher:
     """Keeps one node's published GPUs what they are, in a daemon thread."""
 
     def __init__(
-        self, client: KubeClient, node: str, source: GpuSource, resources: Resources, pause_seconds: float
+        self,
+        client: KubeClient,
+        node: str,
+        source: GpuSource,
+        resources: Resources,
+        pause_seconds: float,
+        address: str = "",
     ) -> None:
         self._client = client
         self._node = node
         self._source = source
         self._resources = resources
         self._pause = pause_seconds
+        self._address = address
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self.published = threading.Event()
         """Set once the node has shown what we publish."""
@@ -65,20 +73,27 @@ class Publisher:
         threading.Thread(target=self._run, name="publisher", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop; what is published stays, so running pods keep their capacity."""
+        """Stop; what is published stays, so running pods keep their capacity, but nobody is to be asked any more."""
         self._stop.set()
+        if self._address:
+            self._address = agent_address.STOPPING
+            try:
+                self.reconcile()
+            except ServiceError as error:
+                log.warning("node %s does not say that its agent stops: %s", self._node, error)
 
     def reconcile(self) -> bool:
         """Publish if the node shows something else; return whether it did.
 
         Raises ServiceError where the API server does not answer or refuses.
         """
-        patch = wanted(self._source.gpus(), self._resources)
-        node: Object = self._client.get(NODES, self._node)
-        changed = differs(node, patch)
-        if changed:
-            self._client.patch(NODES, self._node, patch, subresource="status")
-            log.info("published the GPUs of node %s", self._node)
+        with self._lock:
+            patch = wanted(self._source.gpus(), self._resources, self._address)
+            node: Object = self._client.get(NODES, self._node)
+            changed = differs(node, patch)
+            if changed:
+                self._client.patch(NODES, self._node, patch, subresource="status")
+                log.info("published the GPUs of node %s", self._node)
         self.published.set()
         return changed
 

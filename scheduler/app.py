@@ -21,6 +21,7 @@ from flask import Flask, Response, request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from werkzeug.exceptions import HTTPException
 
+from scheduler.agents import Agents
 from scheduler.binder import Binder
 from scheduler.eviction import Evictor
 from scheduler.extender import filter_nodes, preempt, prioritize_nodes
@@ -76,7 +77,8 @@ class Scheduler:
         self.state = State(settings.resources, policy, clock, hold_seconds=hold, lost_seconds=lost)
         self.metrics = Metrics(self.state)
         self.watches = Watches(self.client, self.state, lambda name: self.metrics.watch_errors.labels(name).inc())
-        self.binder = Binder(self.client, self.state, clock)
+        agents = Agents(clock, lambda answer: self.metrics.agent_answers.labels(answer).inc())
+        self.binder = Binder(self.client, self.state, clock, agents)
         self.leader = LeaderElection(
             self.client,
             clock,

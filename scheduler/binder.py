@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from scheduler.agents import Agents
 from scheduler.extender import gpu_pod, placeable
 from scheduler.state import NoPlace, Place, State
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.request import as_map
+from slicekeeper.request import as_map, asks_for
 from slicekeeper.units import format_instant
 from slicekeeper.wire.extender import BindingArgs
 
@@ -41,10 +42,11 @@ class Result:
 class Binder:
     """Carries out `bind`, and looks after bindings that no watch has confirmed."""
 
-    def __init__(self, client: KubeClient, state: State, clock: Clock) -> None:
+    def __init__(self, client: KubeClient, state: State, clock: Clock, agents: Agents) -> None:
         self._client = client
         self._state = state
         self._clock = clock
+        self._agents = agents
 
     def bind(self, args: BindingArgs) -> str:
         """Bind a pod; return why it is not bound to that node, empty where it is, now or before."""
@@ -61,6 +63,11 @@ class Binder:
             refusal = placeable(pod)
             if refusal:
                 return refusal
+            if asks_for(pod.waiting or {}, (self._state.resources.seat,)):
+                not_now = self._agents.why_not(node, self._state.agent(node))
+                if not_now:
+                    self._state.avoid(node)
+                    return f"node {node}: {not_now}"
             place = self._state.choose(pod, node)
         except NoPlace as error:
             return f"node {node}: {error}"

@@ -44,6 +44,12 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.agent_answers = Counter(
+            "slicekeeper_scheduler_agent_answers",
+            "Times that a node's agent was asked before a bind, by what it answered.",
+            ["answer"],
+            registry=self.registry,
+        )
         self.registry.register(_OfState(state))
 
 

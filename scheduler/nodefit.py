@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from slicekeeper import agent_address
 from slicekeeper.request import as_list, as_map
 
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
@@ -25,6 +26,8 @@ class NodeFacts:
     labels: Mapping[str, Any]
     taints: tuple[Mapping[str, Any], ...]
     unschedulable: bool
+    agent: str = ""
+    """Where its agent is asked whether it is ready, as it stands there."""
 
 
 def read_node(obj: Mapping[str, Any]) -> NodeFacts:
@@ -35,6 +38,7 @@ def read_node(obj: Mapping[str, Any]) -> NodeFacts:
         as_map(metadata.get("labels")),
         tuple(as_map(taint) for taint in as_list(spec.get("taints"))),
         spec.get("unschedulable") is True,
+        agent_address.of_node(obj),
     )
 
 

@@ -19,11 +19,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from scheduler.demand import Demand
 from scheduler.fleet import Fleet
@@ -40,6 +42,8 @@ from slicekeeper.settings import Resources
 log = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
+
+AVOID_NS: Final = 5_000_000_000
 
 
 class Kind(Enum):
@@ -110,6 +114,8 @@ class State:
         self._pods: dict[str, Pod] = {}
         self._places: dict[str, list[Place]] = {}
         self._on_node: dict[str, dict[str, None]] = {}
+        self._avoided: dict[str, int] = {}
+        """Nodes that could not take a pod just now, and until when others are preferred."""
         self._passing: dict[str, None] = {}
         """Pods with a place that is not BOUND: few, looked through at every call."""
         self._under_way: set[str] = set()
@@ -181,6 +187,17 @@ class State:
         with self._lock:
             return self._pods.get(uid)
 
+    def agent(self, node: str) -> str:
+        """Return where the node's agent is asked whether it is ready, empty where nothing is known of that."""
+        with self._lock:
+            facts = self._facts.get(node)
+            return facts.agent if facts else ""
+
+    def avoid(self, node: str) -> None:
+        """Prefer other nodes for a while."""
+        with self._lock:
+            self._avoided[node] = self._clock.monotonic_ns() + AVOID_NS
+
     def find(self, pod: Pod, names: Sequence[str]) -> Found:
         """Judge nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before."""
         with self._lock:
@@ -193,7 +210,7 @@ class State:
             }
             with self._without(lambda place: place.pod.uid == pod.uid):
                 result = self._survey(known, pod.demand)
-            best = best_of(known, result)
+            best = best_of(known, result, self._avoided)
             places = [p for p in self._places.get(pod.uid, []) if p.kind is not Kind.TENTATIVE]
             if best is not None and all(p.kind is Kind.RESERVED for p in places):
                 places.append(self._place(Kind.TENTATIVE, pod, known[best], result, best))
@@ -371,6 +388,8 @@ class State:
         for uid in list(self._passing):
             if any(p.kind in _TIMED and p.until_ns is not None and p.until_ns <= now for p in self._places[uid]):
                 self._keep(uid, lambda p: p.kind not in _TIMED or p.until_ns is None or p.until_ns > now)
+        for node in [node for node, until_ns in self._avoided.items() if until_ns <= now]:
+            del self._avoided[node]
 
     def _keep(self, uid: str, wanted: Callable[[Place], bool]) -> None:
         self._put(uid, [place for place in self._places.get(uid, []) if wanted(place)])
@@ -431,9 +450,12 @@ def _name(obj: Object) -> str:
     return str(as_map(obj.get("metadata")).get("name", ""))
 
 
-def best_of(names: Sequence[str], result: Survey) -> int | None:
-    """Return the index of the cheapest node that fits, by name among equals."""
+def best_of(names: Sequence[str], result: Survey, avoided: Container[str] = ()) -> int | None:
+    """Return the index of the cheapest node that fits, by name among equals; of one to avoid if there is no other."""
     fitting = result.fits.nonzero()[0]
+    if avoided:
+        others = [i for i in fitting.tolist() if names[i] not in avoided]
+        fitting = np.array(others, dtype=fitting.dtype) if others else fitting
     if not fitting.size:
         return None
     prices = result.price[fitting]

@@ -35,6 +35,8 @@ OVER_BUDGET: Final = "over-budget"
 
 # Written by the node agent.
 NODE_GPUS: Final = "slicekeeper.io/gpus"
+NODE_AGENT: Final = "slicekeeper.io/agent"
+"""Where the agent tells whether it is ready, see `slicekeeper.agent_address`."""
 
 # Written by the certificates part, into every namespace.
 CA_CONFIG_MAP: Final = "slicekeeper-ca.crt"

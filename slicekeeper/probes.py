@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
@@ -30,6 +31,13 @@ class _Handler(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
+    def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
+        self.address_family = family
+        super().__init__(address, _Handler)
+
+    request_queue_size = 128
+    """The scheduler asks for every pod of a burst; 5, the default, would drop some."""
+
 
 class _Shared(_Server):
     allow_reuse_port = True
@@ -38,7 +46,8 @@ class _Shared(_Server):
 def listen(bind: str, app: App, *, shared: bool = False) -> WSGIServer:
     """Serve an application in daemon threads at `bind` (host:port); `shared`: several processes do, on one port."""
     host, _, port = bind.rpartition(":")
-    server = (_Shared if shared else _Server)((host.strip("[]"), int(port)), _Handler)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = (_Shared if shared else _Server)((host.strip("[]"), int(port)), family)
     server.set_app(app)
     threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return server

@@ -225,6 +225,9 @@ class NodeAgentSettings(Section, frozen=True):
     metrics_bind: Annotated[str, about("Address and port of /healthz, /readyz and /metrics. Empty: none.")] = (
         "0.0.0.0:8446"
     )
+    pod_ip: Annotated[
+        str, about("IP address at which the scheduler asks /readyz before it binds a pod. Empty: it does not ask.")
+    ] = ""
 
 
 class CertificateSettings(Section, frozen=True):

@@ -237,7 +237,7 @@ def _left_behind(client: KubeClient, settings: Settings) -> list[_Left]:
     for node in client.list(NODES)[0]:
         if names.NODE_GPUS in (node["metadata"].get("annotations") or {}):
             merge = {
-                "metadata": {"annotations": {names.NODE_GPUS: None}},
+                "metadata": {"annotations": {names.NODE_GPUS: None, names.NODE_AGENT: None}},
                 "status": {"capacity": gone, "allocatable": gone},
             }
             found.append(_Left(f"node {node['metadata']['name']} shows GPUs", client, NODES, node, merge))

@@ -303,6 +303,10 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
         mine = {"metadata": {"annotations": {"mine": "yes"}}}
         with pytest.raises(Forbidden, match="only the node that it runs on"):
             acting.patch(NODES, "node-2", gpus, subresource="status")
+        with pytest.raises(Forbidden, match="only the node that it runs on"):
+            acting.patch(
+                NODES, "node-2", {"metadata": {"annotations": {names.NODE_AGENT: "10.9.9.9:80"}}}, subresource="status"
+            )
         with pytest.raises(Forbidden, match="only its node's GPUs"):
             acting.patch(NODES, own, mine, subresource="status")
         with pytest.raises(Forbidden, match="cannot patch"):
@@ -311,8 +315,10 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
         acting.patch(NODES, own, {"metadata": {"annotations": {names.NODE_GPUS: now}}}, subresource="status")
         site.kubectl("create", "clusterrole", "labeller", "--verb=get,patch", "--resource=nodes")
         site.kubectl("create", "clusterrolebinding", "labeller", "--clusterrole=labeller", "--user=bob")
-        with pytest.raises(Refused, match="the node agent alone writes it"):
-            site.kubectl.acting("--as=bob").patch("node", own, gpus)
+        elsewhere = {"metadata": {"annotations": {names.NODE_AGENT: "10.9.9.9:80"}}}
+        for patch in (gpus, elsewhere, {"metadata": {"annotations": {names.NODE_AGENT: None}}}):
+            with pytest.raises(Refused, match="the node agent alone writes them"):
+                site.kubectl.acting("--as=bob").patch("node", own, patch)
     finally:
         site.kubectl("delete", "node", "node-2")
         # An agent was made for it, which waits for minutes for a node that is no more.

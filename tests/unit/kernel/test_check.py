@@ -231,7 +231,8 @@ def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
         {"op": "test", "path": "/metadata/finalizers/1", "value": names.FINALIZER},
         {"op": "remove", "path": "/metadata/finalizers/1"},
     ]
-    assert patches["/api/v1/nodes/n/status"]["metadata"] == {"annotations": {names.NODE_GPUS: None}}
+    gone = {names.NODE_GPUS: None, names.NODE_AGENT: None}
+    assert patches["/api/v1/nodes/n/status"]["metadata"] == {"annotations": gone}
 
 
 @pytest.mark.parametrize("namespace", ["slicekeeper-system", "typo"])

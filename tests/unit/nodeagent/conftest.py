@@ -100,3 +100,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     yield made
     made.plugin.stop()
     made.kubelet.stop()
+
+
+@pytest.fixture
+def fake_kubelet() -> type[Any]:
+    """The fake kubelet's class: a folder of tests is no package to import it from."""
+    return FakeKubelet  # type: ignore[no-any-return]

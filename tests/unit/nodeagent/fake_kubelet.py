@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,37 +22,67 @@ class FakeKubelet:
         self.folder = folder
         self.registered: list[Any] = []
         self.came = threading.Event()
+        """Set once a plugin has registered and offered its seats."""
+        self.offered: list[str] = []
         self.owners: dict[str, list[tuple[str, str, str]]] = {}
         """Seat id → the containers that PodResources names."""
         self.resource = "slicekeeper.io/seat"
         self._servers: list[grpc.Server] = []
+        self._followed: grpc.Channel | None = None
+        self._lock = threading.Lock()
+        self._life = 0
 
     def start(self) -> None:
         """Begin to listen; as kubelet does, delete every socket first."""
-        for socket in self.folder.glob("*.sock"):
-            socket.unlink()
+        for file in self.folder.glob("*.sock"):
+            file.unlink()
         self.came.clear()
         self._serve("kubelet.sock", "v1beta1.Registration", "Register", plugin.RegisterRequest, self._register)
         self._serve("pods.sock", "v1.PodResourcesLister", "List", pod_resources.ListPodResourcesRequest, self._list)
 
     def stop(self) -> None:
-        """Stop listening."""
+        """Stop listening and following, as a kubelet that is killed does: its socket stays behind."""
+        there = [file for file in self.folder.glob("kubelet.sock") if self._servers]
         for server in self._servers:
             server.stop(0).wait(5)
         self._servers.clear()
+        with self._lock:
+            self._life += 1
+            if self._followed is not None:
+                self._followed.close()
+        for file in there:
+            file.unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(str(file))
 
-    def _serve(self, socket: str, service: str, method: str, request: Any, answer: Any) -> None:
+    def _serve(self, name: str, service: str, method: str, request: Any, answer: Any) -> None:
         server = grpc.server(ThreadPoolExecutor(4))
         handler = grpc.unary_unary_rpc_method_handler(answer, request.FromString, lambda m: m.SerializeToString())
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        server.add_insecure_port(f"unix://{self.folder}/{socket}")
+        server.add_insecure_port(f"unix://{self.folder}/{name}")
         server.start()
         self._servers.append(server)
 
     def _register(self, request: Any, _context: Any) -> Any:
         self.registered.append(request)
-        self.came.set()
+        threading.Thread(target=self._follow, args=(self._life,), daemon=True).start()  # kubelet answers first, too
         return plugin.Empty()
+
+    def _follow(self, life: int) -> None:
+        """Follow ListAndWatch to its end, or that of this life."""
+        with self._lock:
+            if life != self._life:
+                return
+            self._followed = channel = self._channel()
+        stub = channel.unary_stream(
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            lambda m: m.SerializeToString(),
+            plugin.ListAndWatchResponse.FromString,
+        )
+        with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: the channel was closed here
+            for answer in stub(plugin.Empty()):
+                self.offered = [device.ID for device in answer.devices]
+                self.came.set()
 
     def _list(self, _request: Any, _context: Any) -> Any:
         answer = pod_resources.ListPodResourcesResponse()
@@ -70,17 +101,6 @@ class FakeKubelet:
                 f"/v1beta1.DevicePlugin/{method}", lambda m: m.SerializeToString(), answer.FromString
             )
             return stub(request, timeout=20)
-
-    def watch(self) -> Iterator[list[str]]:
-        """Follow ListAndWatch; yields the ids on offer."""
-        with self._channel() as channel:
-            stub = channel.unary_stream(
-                "/v1beta1.DevicePlugin/ListAndWatch",
-                lambda m: m.SerializeToString(),
-                plugin.ListAndWatchResponse.FromString,
-            )
-            for answer in stub(plugin.Empty(), timeout=20):
-                yield [device.ID for device in answer.devices]
 
     def _channel(self) -> grpc.Channel:
         return grpc.insecure_channel(f"unix://{self.folder}/{self.registered[-1].endpoint}")

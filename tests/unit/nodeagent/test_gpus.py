@@ -9,8 +9,8 @@ import pytest
 
 from nodeagent.gpus import DEFAULT_MODEL, MODELS, fake_uuid, parse_fake
 from nodeagent.publisher import Publisher, wanted
-from slicekeeper import inventory
-from slicekeeper.errors import SettingsError
+from slicekeeper import agent_address, inventory, names
+from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.inventory import Gpu
 from slicekeeper.settings import Resources
 
@@ -47,8 +47,11 @@ class _Api:
     def __init__(self) -> None:
         self.node: dict[str, Any] = {"metadata": {"name": "node-1"}, "status": {"capacity": {"cpu": "2"}}}
         self.patches = 0
+        self.down = False
 
     def get(self, _resource: Any, _name: str) -> dict[str, Any]:
+        if self.down:
+            raise Unavailable("no answer")
         return self.node
 
     def patch(self, _resource: Any, _name: str, patch: dict[str, Any], *, subresource: str) -> None:
@@ -68,3 +71,32 @@ def test_it_publishes_once_and_again_when_the_node_is_created_anew() -> None:
     api.node = {"metadata": {"name": "node-1"}, "status": {"capacity": {"tencent.com/vcuda-core": "0"}}}
     assert publisher.reconcile()
     assert api.patches == 2
+
+
+def test_it_says_where_it_is_asked_and_that_it_stops() -> None:
+    api = _Api()
+    publisher = Publisher(api, "node-1", parse_fake("1", "node-1"), Resources(), 1.0, "[fd00::1]:8446")  # type: ignore[arg-type]
+    publisher.reconcile()
+    assert agent_address.of_node(api.node) == "[fd00::1]:8446"
+    assert not publisher.reconcile()
+    publisher.stop()
+    assert agent_address.of_node(api.node) == agent_address.STOPPING
+    assert not publisher.reconcile(), "what is under way does not take it back"
+
+
+def test_one_that_is_not_asked_takes_an_address_away_and_leaves_nothing_when_it_stops() -> None:
+    api = _Api()
+    api.node["metadata"]["annotations"] = {names.NODE_AGENT: "10.0.0.1:8446"}
+    publisher = Publisher(api, "node-1", parse_fake("1", "node-1"), Resources(), 1.0)  # type: ignore[arg-type]
+    assert publisher.reconcile()
+    assert not agent_address.of_node(api.node)
+    publisher.stop()
+    assert not agent_address.of_node(api.node)
+
+
+def test_it_stops_without_an_api_server_too() -> None:
+    api = _Api()
+    publisher = Publisher(api, "node-1", parse_fake("1", "node-1"), Resources(), 1.0, "10.0.0.1:8446")  # type: ignore[arg-type]
+    publisher.reconcile()
+    api.down = True
+    publisher.stop()

@@ -11,7 +11,7 @@ from small_cluster import NAMESPACE, binding, lost_after, lost_before, small_clu
 from scheduler.app import Scheduler, make_app
 from scheduler.state import Kind
 from simulator.errors import ApiError
-from slicekeeper import names
+from slicekeeper import agent_address, names, probes
 from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import NODES, PODS
 from slicekeeper.settings import KubernetesSettings, Settings
@@ -309,3 +309,69 @@ def test_a_pod_that_another_scheduler_took_meanwhile(cluster, extender):
     cluster.client.create(PODS, {"metadata": {}, "target": {"name": "n1"}}, NAMESPACE, name="a", subresource="binding")
     assert "n1 already" in extender.bind(pod, "n0")
     assert extender.state.counts()[Kind.BINDING] == 0
+
+
+# A node's agent is asked first.
+
+
+@pytest.fixture
+def agent(cluster, extender):
+    """The agent of n0: what is wrong with it, by a list."""
+    wrong = []
+    server = probes.serve("127.0.0.1:0", ready=lambda: ", ".join(wrong))
+    publish(cluster, extender, "n0", agent_address.encode("127.0.0.1", server.server_address[1]))
+    yield wrong
+    server.shutdown()
+    server.server_close()
+
+
+def publish(cluster, extender, node, value):
+    cluster.client.patch(NODES, node, {"metadata": {"annotations": {names.NODE_AGENT: value}}})
+    wait_for(lambda: extender.state.agent(node) == value, "the annotation is seen")
+
+
+def seated(cluster, name, **more):
+    limits = {"tencent.com/vcuda-core": "60", "tencent.com/vcuda-memory": "4", "slicekeeper.io/seat": "1"}
+    return cluster.pod(name, containers=[{"name": "c", "image": "x", "resources": {"limits": limits}}], **more)
+
+
+def test_a_pod_waits_for_the_nodes_agent_and_holds_nothing_meanwhile(cluster, extender, agent, monkeypatch):
+    monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 30.0)
+    pod, rival = seated(cluster, "a"), cluster.pod("b")
+    agent.append("seats not registered with kubelet")
+    error = extender.bind(pod, "n0")
+    assert error == "node n0: its node agent is not ready: seats not registered with kubelet; the pod is tried again"
+    assert cluster.taken() == {}
+    assert counts(extender) == {}
+    assert extender.bind(rival, "n0") == "", "it has no seat, so nobody needs to be asked"
+    agent.clear()
+    assert "too little is free" in extender.bind(pod, "n0")
+    assert extender.bind(pod, "n1") == "", "its agent has published no address"
+    assert 'slicekeeper_scheduler_agent_answers_total{answer="not-ready"} 1.0' in extender.http.get("/metrics").text
+
+
+def test_a_pod_that_has_to_wait_for_an_agent_goes_elsewhere(cluster, extender):
+    publish(cluster, extender, "n0", agent_address.STOPPING)
+    pod = seated(cluster, "a")
+    best = {"Pod": pod, "NodeNames": ["n0", "n1"]}
+    assert extender.call("prioritize", best)[1][0] == {"Host": "n0", "Score": 10}
+    assert "being replaced" in extender.bind(pod, "n0")
+    assert extender.filter(pod, "n0", "n1")["NodeNames"] == ["n0", "n1"]
+    assert extender.call("prioritize", best)[1][1] == {"Host": "n1", "Score": 10}
+    assert extender.call("prioritize", {"Pod": pod, "NodeNames": ["n0"]})[1] == [{"Host": "n0", "Score": 10}]
+    extender.clock.advance(10_000)
+    assert extender.call("prioritize", best)[1][0] == {"Host": "n0", "Score": 10}
+
+
+@pytest.mark.parametrize("value", ["elsewhere.example:80", "", "169.254.169.254:80"])
+def test_an_address_that_no_agent_writes_keeps_no_pod_out(cluster, extender, value):
+    publish(cluster, extender, "n0", value)
+    assert extender.bind(seated(cluster, "a"), "n0") == ""
+
+
+def test_an_agent_is_not_asked_about_a_pod_that_is_bound_already(cluster, extender, agent):
+    pod = seated(cluster, "a")
+    wait_for(lambda: extender.bind(pod, "n0") == "", "a slow machine's agent answers")
+    wait_for(lambda: counts(extender) == {"bound": 1}, "the watch shows it bound")
+    agent.append("gone")
+    assert extender.bind(pod, "n0") == ""

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole agent between a kubelet and an API server: when it says that it is ready, and how it goes."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
+
+from nodeagent.agent import Agent
+from nodeagent.gpus import parse_fake
+from slicekeeper import agent_address
+from slicekeeper.clock import SystemClock
+from slicekeeper.kube.client import NODES, PODS
+from slicekeeper.settings import KubernetesSettings, Settings
+
+
+class Running:
+    """An agent in a thread."""
+
+    def __init__(self, small: SmallCluster, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        mine = msgspec.structs.replace(
+            Settings().node_agent, node_name="node-1", seats=4, plugin_dir=str(folder / "plugins"),
+            pod_resources_socket=str(folder / "plugins/pods.sock"), cdi_dir=str(folder / "cdi"),
+            state_dir=str(folder / "state"), run_dir=str(folder / "run"), metrics_bind=f"127.0.0.1:{port}",
+            pod_ip="127.0.0.1",
+        )  # fmt: skip
+        settings = Settings(kubernetes=KubernetesSettings(server=small.server.url), node_agent=mine)
+        self.small, self.port, self.stop = small, port, threading.Event()
+        self.agent = Agent(settings, SystemClock(), parse_fake("1", "node-1"))
+        self.thread = threading.Thread(target=self.agent.run, args=(self.stop,), daemon=True)
+        self.thread.start()
+
+    def ready(self) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", "/readyz")
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except ConnectionRefusedError:
+            return 0, ""
+        finally:
+            connection.close()
+
+    def published(self) -> str:
+        return agent_address.of_node(self.small.client.get(NODES, "node-1"))
+
+
+def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_pods(
+    fake_kubelet: type[Any], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.agent.LINGER_SECONDS", 0.5)
+    monkeypatch.setattr("nodeagent.agent.LONGEST_LINGER_SECONDS", 300.0)
+    folder = tmp_path_factory.mktemp("a")
+    for name in ("plugins", "cdi", "run", "state"):
+        (folder / name).mkdir()
+    kubelet = fake_kubelet(folder / "plugins")
+    with small_cluster() as small:
+        small.client.create(NODES, {"metadata": {"name": "node-1"}, "status": {}})
+        one = Running(small, folder)
+        wait_for(lambda: one.ready() == (503, "seats not registered with kubelet\n"), "it waits for kubelet")
+        for _ in range(2):
+            kubelet.start()
+            wait_for(lambda: one.ready()[0] == 200, "kubelet has the seats")
+            kubelet.stop()
+            wait_for(lambda: one.ready()[0] == 503, "kubelet is gone")
+        kubelet.start()
+        wait_for(lambda: one.ready()[0] == 200, "kubelet has the seats")
+        assert one.published() == f"127.0.0.1:{one.port}"
+
+        small.pod("late")
+        binding = {"metadata": {"name": "late"}, "target": {"kind": "Node", "name": "node-1"}}
+        small.client.create(PODS, binding, NAMESPACE, name="late", subresource="binding")
+        wait_for(one.agent._pods.arriving, "its watch shows the pod")
+        one.stop.set()
+        wait_for(lambda: one.ready() == (503, "it is about to stop\n"), "it takes no more pods")
+        wait_for(lambda: one.published() == agent_address.STOPPING, "and says so")
+        kubelet.allocate("seat-0000")
+        one.thread.join(1.5)
+        assert one.thread.is_alive(), "kubelet has not taken the pod in yet"
+        started = {"status": {"startTime": "2026-01-01T00:00:00Z"}}
+        small.client.patch(PODS, "late", started, NAMESPACE, subresource="status")
+        one.thread.join(60)
+        assert not one.thread.is_alive()
+        kubelet.stop()
