@@ -74,6 +74,11 @@ def report(pod: str, seq: int) -> UsageReport:
     )  # fmt: skip
 
 
+def debt(now: int, *, carry: bool) -> Step:
+    """Return the step of a controller whose `timekeeper.debt` says so."""
+    return lambda books: Books(books.database, "default", carry=carry).follow_debt(now)
+
+
 def burst(books: Books) -> None:
     """Five clients at once, in one commit: somebody holds the writer up until all have handed in."""
     database, begun, all_wait = books.database, threading.Event(), threading.Event()
@@ -119,6 +124,8 @@ STEPS: tuple[Step, ...] = (
     lambda books: books.set_status(
         "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0 + 32_000
     ),
+    debt(T0 + 33_000, carry=False),
+    debt(T0 + 35_000, carry=True),
     lambda books: books.set_status("uid-team", "team", POLICY, "active", reason="r", actor="me", now=T0 + 40_000),
     lambda books: books.follow_policy({"team": CHANGED, "other": CHANGED}, T0 + 45_000),
     burst,
@@ -148,6 +155,7 @@ _DIGEST = {
         JOIN namespace n ON n.id = r.namespace_id""",
     "grants": """SELECT n.name, g.kind, g.amount_ms, g.valid_from, g.valid_to, g.actor FROM budget_grant g
         JOIN namespace n ON n.id = g.namespace_id""",
+    "debts": "SELECT cluster, effective_at, debt FROM debt_rule",
     "prices": "SELECT model, numerator, denominator, effective_at FROM rate",
     "audit": "SELECT actor, action, namespace, at FROM audit",
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from timekeeper.records import Claim, Forest, Grant, Link, Records, Rule, Withdrawal
+from timekeeper.records import Claim, Debt, Forest, Grant, Link, Records, Rule, Withdrawal
 
 SHORT = {"hour": 40, "day": 100, "week": 150, "month": 230}
 
@@ -135,6 +135,10 @@ class Oracle:
         """Return the claim's rate in the millisecond that begins at t."""
         return [Fraction(n, d) for since, n, d in ((claim.start, claim.num, claim.den), *claim.turns) if since <= t][-1]
 
+    def carries(self, t: int) -> bool:
+        """Whether the millisecond that begins at t is owed where it is over budget."""
+        return [False, *(debt.carry for debt in self.records.debts if debt.since <= t)][-1]
+
     def consume(self, t: int) -> None:
         """Charge the millisecond that ends at t."""
         steps = self.steps(t)
@@ -143,7 +147,7 @@ class Oracle:
             self.exhausted = True
         if self.exhausted:
             self.over += total
-            self.debt += total if self.records.carry else 0
+            self.debt += total if self.carries(t - 1) else 0
             self.unpaid.update(steps)
         else:
             self.used += total
@@ -153,6 +157,14 @@ class Oracle:
 
 
 rates = st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 3), (7, 10), (9, 4), (4, 1), (1, 100), (0, 1), (15 * 256, 40960)])
+
+
+@st.composite
+def debts(draw: st.DrawFn) -> list[Debt]:
+    """What becomes of time over budget: set at the start, then changed while pods run."""
+    instants = [0, *sorted(draw(st.sets(st.integers(1000, 1300), max_size=2)))]
+    first = draw(st.booleans())
+    return [Debt(since, first ^ bool(index % 2)) for index, since in enumerate(instants)]
 
 
 @st.composite
@@ -202,7 +214,7 @@ def histories(draw: st.DrawFn) -> Records:
         Withdrawal(f"w{i}", n, at, "withdrawal") for i, (at, n) in enumerate(draw(st.lists(moves, max_size=2)))
     ]
     grants.sort(key=lambda grant: (grant.since, grant.key))
-    return Records(claims, rules, grants, carry=draw(st.booleans()), withdrawals=withdrawals)
+    return Records(claims, rules, grants, withdrawals=withdrawals, debts=draw(debts()))
 
 
 NAMESPACES, TEAMS, ORGANISATION = (1, 2, 3), (10, 11), 20
@@ -237,7 +249,8 @@ class ForestOracle:
             if total > self.budgets[key].spendable():
                 self.budgets[key].exhausted = True
 
-    def charge(self, steps: dict[int, dict[str, int]]) -> None:
+    def charge(self, steps: dict[int, dict[str, int]], t: int) -> None:
+        """Charge the millisecond that ends at t."""
         for leaf, mine in steps.items():
             total, stop, chain = sum(mine.values()), self.stop(leaf), self.chain(leaf)
             budget = self.budgets[leaf]
@@ -252,7 +265,7 @@ class ForestOracle:
                 budget.unpaid.update(mine)
                 for key in {leaf, stop}:
                     self.budgets[key].over += total
-                self.budgets[stop].debt += total if self.budgets[stop].records.carry else 0
+                self.budgets[stop].debt += total if self.budgets[stop].carries(t - 1) else 0
             budget.so_far |= budget.looked
 
     def birth(self, key: int, until: int) -> int:
@@ -271,7 +284,7 @@ class ForestOracle:
         for t in range(begin_at + 1, until + 1):
             steps = {key: budget.steps(t) for key, budget in self.budgets.items()}
             self.ask(steps)
-            self.charge(steps)
+            self.charge(steps, t)
             for budget in self.budgets.values():
                 budget.exhausted = budget.exhausted or budget.spendable() <= 0
             self.parents |= {link.child: link.parent for link in self.forest.links if link.since == t}
@@ -290,10 +303,10 @@ class ForestOracle:
 @st.composite
 def forests(draw: st.DrawFn) -> Forest:
     """Three namespaces, two teams, an organisation; they are put under each other while pods run."""
-    carry = draw(st.booleans())
+    owed = draw(debts())
     records = {}
     for key in (*NAMESPACES, *TEAMS, ORGANISATION):
-        mine = replace(draw(histories()), carry=carry)
+        mine = replace(draw(histories()), debts=owed)
         if key in NAMESPACES:
             claims = [replace(claim, key=f"{key}/{claim.key}") for claim in mine.claims[:3]]
             kinds = draw(st.lists(st.sampled_from(["allowance", "refund"]), min_size=3, max_size=3))

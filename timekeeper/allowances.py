@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from timekeeper.periods import bounds
-from timekeeper.records import Claim, Grant, Posting, PostingKind, Records, Rule, Withdrawal
+from timekeeper.records import Claim, Debt, Grant, Posting, PostingKind, Records, Rule, Withdrawal
 
 _SCALE: Final = 2**40
 """Parts of a GPU-millisecond in which what may have been spent is followed: integers, far cheaper than fractions."""
@@ -82,6 +82,11 @@ def rule_at(rules: Sequence[Rule], at: int) -> Rule:
     return next((rule for rule in reversed(rules) if rule.since <= at), rules[0])
 
 
+def carried_at(debts: Sequence[Debt], at: int) -> bool:
+    """Return whether time that is over budget from an instant on is owed."""
+    return next((debt.carry for debt in reversed(debts) if debt.since <= at), False)
+
+
 def period_bucket(rule: Rule, at: int) -> tuple[int | None, Bucket]:
     """Return the start and the allowance of the period around an instant."""
     start, end = bounds(at, *rule.calendar) or (None, None)
@@ -119,7 +124,7 @@ class Line:
         for withdrawal in records.withdrawals:
             if withdrawal.at > state.at:
                 self.withdrawals.setdefault(withdrawal.at, []).append(withdrawal)
-        self._carry = records.carry
+        self._carry = carried_at(records.debts, state.at)
         self._counted: dict[str, Claim] = {}
         self._rates: dict[str, int] = {}
         self._rate = 0
@@ -263,6 +268,11 @@ class Line:
         return self._ended + estimate // _SCALE + 1 + len(self._counted)
 
     # What happens at an instant
+
+    def owe(self, carry: bool) -> None:
+        """Have time over budget be owed from now on, or forgiven; what is owed stays so."""
+        self.close_window()
+        self._carry = carry
 
     def expire_grants(self) -> None:
         """Take away the grants that end now."""

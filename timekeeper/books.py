@@ -24,8 +24,8 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import ledger, timeline
 from timekeeper.allowances import State, rule_at
-from timekeeper.records import Forest, Posting, Records, Rule
-from timekeeper.store import audit, bookings, memberships, namespaces, prices, seals, workloads
+from timekeeper.records import Debt, Forest, Posting, Records, Rule
+from timekeeper.store import audit, bookings, debts, memberships, namespaces, prices, seals, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Workload
@@ -196,7 +196,10 @@ def policy_rule(budget: BudgetPolicy, since: int) -> Rule:
 
 
 class Books:
-    """Keeps the ledger of one cluster. Safe to use from several threads."""
+    """Keeps the ledger of one cluster. Safe to use from several threads.
+
+    `carry` is what `timekeeper.debt` says: it holds where the ledger has no word of it yet, and from `follow_debt` on.
+    """
 
     def __init__(self, database: Database, cluster: str, *, carry: bool) -> None:
         self.database = database
@@ -411,6 +414,27 @@ class Books:
                 rule = replace(policy_rule(policy.budget, now), open=row.rule.open)
                 if row.rule != replace(rule, since=row.rule.since):
                     self._rule(session, place, rule, row.status, actor="policy", source="policy")
+
+        self.database.write(change)
+
+    def follow_debt(self, now: int) -> None:
+        """Have time over budget be owed, or forgiven, as the setting says, from now on where that has changed.
+
+        The first word of it that a ledger gets holds from the start of time.
+        """
+
+        def change(session: Session) -> None:
+            known = debts.of_cluster(session, self.cluster)
+            if known and known[-1].carry == self._carry:
+                return
+            since = max(now, known[-1].since + 1) if known else 0
+            debts.add(session, self.cluster, Debt(since, self._carry))
+            if known:
+                mine = {place.id for place in namespaces.of_cluster(session, self.cluster)}
+                touched = mine.intersection(namespaces.touched_by(session, since))
+                self.settle_all(session, dict.fromkeys(touched, since), now)
+                detail = {"debt": debts.word(self._carry), "effectiveAt": since}
+                self.note(session, actor="settings", action="debt", namespace="", detail=detail, now=now)
 
         self.database.write(change)
 

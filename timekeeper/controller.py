@@ -86,6 +86,7 @@ class Controller:
         )  # fmt: skip
         self._evictions = Evictions(client, clock, books)
         self._book: PolicyBook | None = None
+        self._debt_followed = False
         self._lists = 0
         self._later: dict[str, float] = {}
         self._ending: dict[str, float] = {}
@@ -174,6 +175,7 @@ class Controller:
         if self._leads and not led:
             self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
             self._lists = 0
+            self._debt_followed = False
             self._states.clear()
             self._written.clear()
             self._gates.start_over()
@@ -187,7 +189,7 @@ class Controller:
         """Bring ledger and cluster in step once; return in how many seconds something is due."""
         now = self._clock.now_ms()
         self._intake.keep_inventory()
-        self._follow_policy(now)
+        self._follow_settings(now)
         self._visit_strays()
         there, gone = self._take()
         try:
@@ -239,7 +241,10 @@ class Controller:
                 del self._strays[uid]
                 self.pods.on_event("DELETED", {**last, "metadata": {**last["metadata"], "finalizers": []}})
 
-    def _follow_policy(self, now: int) -> None:
+    def _follow_settings(self, now: int) -> None:
+        if not self._debt_followed:
+            self._books.follow_debt(now)
+            self._debt_followed = True
         book = self._policy.book
         if book is not self._book:
             known = [position.known.name for position in self._books.positions()]

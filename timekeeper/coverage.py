@@ -45,7 +45,7 @@ def gap(
         if one.claim is not None:
             claims.setdefault(one.budget, []).append(one.claim)
     kept = Forest(
-        {key: replace(forest.records[key], claims=claims.get(key, []), carry=False) for key in states}, forest.links
+        {key: replace(forest.records[key], claims=claims.get(key, []), debts=()) for key in states}, forest.links
     )
     below = {
         key: [one for one in asides if key in timeline.chain(forest.links, one.budget, now)] for key in sorted(budgets)

@@ -47,7 +47,7 @@ class Line:
 def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool, parent: bool = False) -> Iterator[Line]:
     """Yield the steps of a namespace's balance, or a parent's, up to an instant; the last one has the balance.
 
-    What was sealed before comes first, as one sum. Raises NotFound where it has no account.
+    What was sealed before comes first, as one sum. `carry` is as for `verify`. Raises NotFound where it has no account.
     """
     with Session(engine, expire_on_commit=False) as session, session.begin():
         known = (namespaces.require_parent if parent else namespaces.require_name)(session, cluster, name)

@@ -174,11 +174,11 @@ def set_price(books: Books, model: str, rate: Fraction, *, since: int, reason: s
 
 
 def follow_settings(books: Books, rates: dict[str, Fraction], now: int) -> None:
-    """Have the settings' prices hold where they have changed; the first that are ever set hold from the start."""
+    """Have the settings' prices hold from now on where they have changed; before the first pod, from the start."""
 
     def change(session: Session) -> None:
         changed = prices.changed_settings(session, rates)
-        since = 0 if prices.is_empty(session) else now
+        since = 0 if prices.none_counted(session) else now
         prices.add(session, changed, since, "settings")
         if changed:
             books.settle_all(session, dict.fromkeys(namespaces.touched_by(session, since), since), now)

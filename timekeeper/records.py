@@ -123,14 +123,25 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, slots=True)
+class Debt:
+    """What becomes of time over budget, from `since` until the next one: `carry`, it is taken from a later allowance.
+
+    What was owed stays owed when that ends. Before the first one all is forgiven.
+    """
+
+    since: int
+    carry: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Records:
-    """All that a namespace's time line depends on. `carry`: time over budget is taken from the next allowance."""
+    """All that a namespace's time line depends on."""
 
     claims: Sequence[Claim]
     rules: Sequence[Rule]
     grants: Sequence[Grant] = ()
-    carry: bool = False
     withdrawals: Sequence[Withdrawal] = ()
+    debts: Sequence[Debt] = ()
 
 
 @dataclass(frozen=True, slots=True)

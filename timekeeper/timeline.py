@@ -108,7 +108,7 @@ def run_outs(states: Mapping[int, State], forest: Forest) -> dict[int, int]:
     One that is not in the answer has none already, or none of its pods runs, or it is not foreseeable.
     """
     going_on = {
-        key: replace(records, claims=[c for c in records.claims if c.end is None], carry=False)
+        key: replace(records, claims=[c for c in records.claims if c.end is None], debts=())
         for key, records in forest.records.items()
     }
     run = _Run(states, Forest(going_on, forest.links))
@@ -190,13 +190,18 @@ class _Run:
         self._starts: dict[int, list[tuple[Line, Claim]]] = {}
         self._ends: dict[int, list[tuple[Line, Claim]]] = {}
         self._turns: dict[int, list[tuple[Line, Claim]]] = {}
+        self._debts: dict[int, list[tuple[Line, bool]]] = {}
         self._sums: dict[tuple[int, int, PostingKind, int], tuple[int, int]] = {}
         self._sort()
         for key, line in self.lines.items():
             line.counting = self._counting(line)
             self._take_in(line, forest.records[key].claims)
+            for debt in forest.records[key].debts:
+                if debt.since > self.at:
+                    self._debts.setdefault(debt.since, []).append((line, debt.carry))
         own = [instant for line in self.lines.values() for instant in (*line.rules, *line.grants, *line.withdrawals)]
-        self._instants = sorted({*self._starts, *self._ends, *self._turns, *self._links, *own}, reverse=True)
+        known = {*self._starts, *self._ends, *self._turns, *self._links, *self._debts, *own}
+        self._instants = sorted(known, reverse=True)
 
     def _take_in(self, line: Line, claims: Iterable[Claim]) -> None:
         for claim in claims:
@@ -283,6 +288,8 @@ class _Run:
         at = self.at
         for line, claim in self._ends.get(at, ()):
             self._end(line, claim)
+        for line, carry in self._debts.get(at, ()):
+            line.owe(carry)
         self._turn(at)
         for link in self._links.get(at, ()):
             self._relink(link)

@@ -16,7 +16,17 @@ from sqlalchemy import Row, or_, select
 from sqlalchemy.orm import Session
 
 from timekeeper.store.audit import FIRST
-from timekeeper.store.models import AuditRecord, BudgetGrant, BudgetRule, Membership, Namespace, Rate, Reservation, Seal
+from timekeeper.store.models import (
+    AuditRecord,
+    BudgetGrant,
+    BudgetRule,
+    DebtRule,
+    Membership,
+    Namespace,
+    Rate,
+    Reservation,
+    Seal,
+)
 from timekeeper.store.seals import BY_ITSELF
 
 _MOVEMENTS: Final = ("grant", "refund", "adjustment", "transfer")
@@ -69,6 +79,8 @@ def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | No
         return "rule", *who, record.at
     if action == "rate":
         return action, *map(detail.get, ("model", "rate", "effectiveAt"))
+    if action == "debt":
+        return action, record.cluster, *map(detail.get, ("debt", "effectiveAt"))
     if action == "reservation":
         return action, *who, *map(detail.get, ("id", "amountMs", "reason"))
     if action == "release":
@@ -121,6 +133,8 @@ def _done(session: Session) -> Iterator[_Act]:
     for rate in session.scalars(select(Rate).where(Rate.source == "rest")):
         text = str(rate.numerator) if rate.denominator == 1 else f"{rate.numerator}/{rate.denominator}"
         yield f"rate {rate.id}", rate.id, ("rate", rate.model, text, rate.effective_at)
+    for debt in session.scalars(select(DebtRule).where(DebtRule.effective_at > 0)):
+        yield f"debt rule of {debt.effective_at}", 1, ("debt", debt.cluster, debt.debt, debt.effective_at)
 
 
 def _place(row: Row[Any]) -> tuple[str, str]:

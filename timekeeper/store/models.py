@@ -123,6 +123,20 @@ class BudgetRule(Base):
     """An instant at which a period begins, on the zone's wall clock."""
 
 
+class DebtRule(Base):
+    """What `timekeeper.debt` says in a cluster, in force from `effective_at` until the next row. Rows never change.
+
+    The first holds from the start of time. Without any, readers take the setting.
+    """
+
+    __tablename__ = "debt_rule"
+    __table_args__ = (CheckConstraint("debt IN ('forgive', 'carry')", "debt"),)
+
+    cluster: Mapped[str] = mapped_column(String(253), primary_key=True)
+    effective_at: Mapped[int] = mapped_column(primary_key=True)
+    debt: Mapped[str] = mapped_column(String(8))
+
+
 class BudgetGrant(Base):
     """GPU time that comes beside the budget, or goes (a negative amount): grants, refunds, adjustments, transfers.
 

@@ -16,8 +16,8 @@ from slicekeeper.errors import NotFound
 from timekeeper.allowances import State
 from timekeeper.ledger import ACCOUNTS
 from timekeeper.periods import PeriodName
-from timekeeper.records import Claim, Grant, PostingKind, Records, Rule, Withdrawal
-from timekeeper.store import prices
+from timekeeper.records import Claim, Debt, Grant, PostingKind, Records, Rule, Withdrawal
+from timekeeper.store import debts, prices
 from timekeeper.store.models import Account, Anchor, BudgetGrant, BudgetRule, Membership, Namespace, Workload
 
 PARENT_UNKNOWN: Final = "parent-unknown"
@@ -273,7 +273,10 @@ def transfers(session: Session) -> list[BudgetGrant]:
 def records(
     session: Session, keys: Collection[int], after: int | None, *, carry: bool, until: int | None = None
 ) -> dict[int, Records]:
-    """Return what happens to some budgets after an instant (None: ever), with the pods that began up to another."""
+    """Return what happens to some budgets after an instant (None: ever), with the pods that began up to another.
+
+    They are of one cluster. `carry` tells whether time over budget is owed where the ledger has no word of it yet.
+    """
     begun = Workload.started_at + 0  # the index of the end finds them; that of the start would pass by all before
     query = _claims(keys).order_by(begun, Workload.pod_uid)
     if after is not None:
@@ -293,7 +296,7 @@ def stretches(
 ) -> Iterator[tuple[int | None, dict[int, Records]]]:  # fmt: skip
     """Yield all that ever happens to some budgets, one stretch of time after the other: its end, None for the last.
 
-    A stretch has the pods that run in it, so they are never all in memory.
+    A stretch has the pods that run in it, so they are never all in memory. `carry` is as for `records`.
     """
     found = _without_claims(session, keys, None, carry=carry)
     book = prices.read(session)
@@ -350,7 +353,8 @@ def _without_claims(
             grants[row.namespace_id].append(grant)
         else:
             withdrawals[row.namespace_id].append(Withdrawal(name, -amount, row.valid_from, _GOES[row.kind]))
-    return {key: Records([], rules[key], grants[key], carry, withdrawals[key]) for key in keys}
+    owed = debts.of_budgets(session, keys) or [Debt(0, carry)]
+    return {key: Records([], rules[key], grants[key], withdrawals[key], owed) for key in keys}
 
 
 _COMES: dict[str, PostingKind] = {

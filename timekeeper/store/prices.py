@@ -13,7 +13,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from timekeeper.records import Claim
-from timekeeper.store.models import Rate
+from timekeeper.store.models import Rate, Workload
 
 Source = Literal["settings", "rest"]
 _ONE = Fraction(1)
@@ -129,6 +129,6 @@ def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[s
     return {model: rate for model, rate in now.items() if before.get(model, _ONE) != rate}
 
 
-def is_empty(session: Session) -> bool:
-    """Whether nobody has ever set a price."""
-    return session.execute(select(Rate.id).limit(1)).first() is None
+def none_counted(session: Session) -> bool:
+    """Whether no pod was ever charged, at a price or at 1, and nobody has set one."""
+    return all(session.execute(select(column).limit(1)).first() is None for column in (Rate.id, Workload.pod_uid))

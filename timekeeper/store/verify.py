@@ -37,7 +37,10 @@ class Verification:
 
 
 def verify(engine: Engine, *, carry: bool) -> Verification:
-    """Compare a database's projections with what its records and entries say. Reads one snapshot, writes nothing."""
+    """Compare a database's projections with what its records and entries say. Reads one snapshot, writes nothing.
+
+    `carry` is what `timekeeper.debt` says: it holds where the ledger has no word of it yet.
+    """
     with Session(engine) as session, session.begin():
         places = namespaces.everyone(session)
         differences = [

@@ -38,7 +38,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list
 
 def test_the_history_meets_what_it_should(undisturbed: dict[str, list[list[object]]]) -> None:
     kinds = {row[1] for row in undisturbed["bookings"]}
-    assert {"charge", "over-budget", "allowance", "expiry", "refund", "transfer-in", "reversal"} <= kinds
+    assert {"charge", "over-budget", "debt", "allowance", "expiry", "refund", "transfer-in", "reversal"} <= kinds
     assert {row[1] for row in undisturbed["audit"]} >= {"grant", "transfer", "adjustment", "refund", "budget", "status"}
 
 

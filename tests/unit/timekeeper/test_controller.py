@@ -21,7 +21,8 @@ from slicekeeper.units import format_instant, format_seconds
 from timekeeper import controller as module
 from timekeeper.books import Books
 from timekeeper.controller import Controller
-from timekeeper.store import audit, workloads
+from timekeeper.records import Debt
+from timekeeper.store import audit, debts, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.models import Workload
@@ -122,6 +123,18 @@ def test_looking_again_changes_nothing(stage: Stage) -> None:
     assert stage.kube.get(PODS, "a", "team")["metadata"]["annotations"][names.BUDGET_STATE] == names.OVER_BUDGET
     assert [e["reason"] for e in stage.kube.list(EVENTS)[0]] == ["BudgetExhausted"]
     assert stage.known() == 1
+
+
+def test_the_setting_for_debts_is_followed_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[int] = []
+    follow = stage.books.follow_debt
+    monkeypatch.setattr(stage.books, "follow_debt", lambda now: (follow(now), followed.append(now)))
+    for _ in range(2):
+        stage.look()
+        stage.clock.advance(1_000)
+    assert followed == [T0]
+    with stage.books.database.reading() as session:
+        assert debts.of_cluster(session, "default") == [Debt(0, carry=False)]
 
 
 def test_months_are_sealed_a_day_after_their_end(stage: Stage) -> None:

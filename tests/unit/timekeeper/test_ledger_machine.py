@@ -68,6 +68,7 @@ class Ledger(RuleBasedStateMachine):
     @initialize(start=st.sampled_from(sorted(STARTS)))
     def begin(self, start: str) -> None:
         self.now = STARTS[start]
+        self.books.follow_debt(self.now)
 
     @rule(by=st.one_of(st.integers(1, 5_000), st.integers(1, 90 * MINUTE)))
     def time_passes(self, by: int) -> None:
@@ -156,6 +157,10 @@ class Ledger(RuleBasedStateMachine):
         if all(at != since for at, _ in self.prices):
             movements.set_price(self.books, "A100", rate, since=since, reason="r", actor="me", now=self.now)
             self.prices.append((since, rate))
+
+    @rule(carry=st.booleans())
+    def debts_are_carried_or_forgiven(self, carry: bool) -> None:
+        Books(self.books.database, "default", carry=carry).follow_debt(self.now)
 
     @rule(name=places, amount=amounts, period=st.sampled_from(["none", "hour", "day", "month"]),
           credit=st.sampled_from([0, 5 * MINUTE]), rollover=st.sampled_from([0, 9 * MINUTE]))  # fmt: skip

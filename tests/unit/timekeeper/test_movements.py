@@ -124,6 +124,15 @@ def test_prices_of_the_settings_are_followed_where_they_change(books: Books) -> 
     assert [amount for *_, amount in charges(books, "a")] == [2_000, 6_000, 1_000]
 
 
+def test_the_first_prices_of_a_ledger_that_has_charged_pods_hold_from_now_on(books: Books) -> None:
+    run(books, "old", T0, T0 + 1_000)
+    run(books, "runs", T0)
+    movements.follow_settings(books, {"A100": Fraction(2)}, T0 + 3_000)
+    books.apply([], [Closing("runs", T0 + 4_000, "finished")], {}, T0 + 4_000)
+    assert charges(books, "old") == [("charge", 0, 1_000, 1_000)]
+    assert [amount for *_, amount in charges(books, "runs")] == [3_000, 2_000]
+
+
 def test_four_quarters_of_a_gpu_for_an_hour_are_one_gpu_hour(books: Books) -> None:
     books.set_budget("uid-team", "team", POLICY, Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
     for index in range(4):

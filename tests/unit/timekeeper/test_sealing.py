@@ -76,6 +76,7 @@ class Sealed(RuleBasedStateMachine):
         self.pods: dict[str, tuple[int, int | None, Fraction]] = {}
         self.done: list[tuple[int, Callable[[Books, int], object]]] = []
         self.frozen: tuple[int, list[Any]] = (0, [])
+        self.debts_are_carried_or_forgiven(carry=False)
         self.tell("pod-0", T0, None, Fraction(1, 2))
 
     def tell(self, uid: str, start: int, end: int | None, share: Fraction) -> None:
@@ -118,6 +119,10 @@ class Sealed(RuleBasedStateMachine):
         self.do(lambda books, now: books.set_budget(
             "uid-team", "team", POLICY, replace(given, since=now), actor="me", if_match=None
         ))  # fmt: skip
+
+    @rule(carry=st.booleans())
+    def debts_are_carried_or_forgiven(self, carry: bool) -> None:
+        self.do(lambda books, now: Books(books.database, "default", carry=carry).follow_debt(now))
 
     @rule(grace=st.sampled_from([0, HOUR, 24 * HOUR]))
     def periods_are_sealed(self, grace: int) -> None:

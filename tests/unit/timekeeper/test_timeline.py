@@ -15,7 +15,7 @@ from timeline_oracle import Oracle, histories, rounded, short_bounds
 from timekeeper import allowances, timeline
 from timekeeper.allowances import State
 from timekeeper.ledger import entries
-from timekeeper.records import Claim, Forest, Grant, Posting, Records, Rule
+from timekeeper.records import Claim, Debt, Forest, Grant, Posting, Records, Rule
 from timekeeper.timeline import begin
 
 
@@ -136,7 +136,7 @@ def test_every_posting_sums_to_zero_and_the_budget_account_is_the_balance(record
     assert accounts["unfunded"] == -accounts["over-budget"] + sum(
         p.amount for p in outcome.postings if p.kind == "debt"
     )
-    if records.carry:
+    if all(debt.carry for debt in records.debts):
         assert outcome.state.debt == -accounts["unfunded"]
 
 
@@ -185,8 +185,21 @@ def test_debt_is_taken_from_the_next_allowance_only_where_it_is_carried() -> Non
     grants = [Grant("g", 100, 200, None)]
     rule = [Rule(0, 10, "none", "UTC")]
     forgiven = Records(claims, rule, grants)
-    carried = Records(claims, rule, grants, carry=True)
+    carried = Records(claims, rule, grants, debts=[Debt(0, carry=True)])
     assert advance(begin(forgiven, 300), forgiven, 300).state.balance == 100
     outcome = advance(begin(carried, 300), carried, 300)
     assert (outcome.state.balance, outcome.state.debt) == (60, 0)
     assert [p.amount for p in outcome.postings if p.kind == "debt"] == [40]
+
+
+@pytest.mark.parametrize(("carry", "owed"), [((False, True), 30), ((True, False), 10), ((True, False, True), 10 + 15)])
+def test_time_over_budget_is_owed_as_the_rule_of_its_own_time_says(carry: tuple[bool, ...], owed: int) -> None:
+    debts = [Debt(since, one) for since, one in zip((0, 120, 135), carry, strict=False)]
+    records = Records(
+        [Claim("a", 100, 150, 1, 1)], [Rule(0, 10, "none", "UTC")], [Grant("g", 100, 200, None)], (), debts
+    )
+    outcome = advance(begin(records, 300), records, 300)
+    assert (outcome.state.balance, outcome.state.debt, outcome.state.over) == (100 - owed, 0, 40)
+    assert [p.amount for p in outcome.postings if p.kind == "debt"] == [owed]
+    looked = advance(advance(begin(records, 300), records, 120).state, records, 300)
+    assert looked.state == outcome.state

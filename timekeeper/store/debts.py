@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of time over budget in a cluster, since when: `timekeeper.debt`, as it was at each time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from timekeeper.records import Debt
+from timekeeper.store.models import DebtRule, Namespace
+
+
+def of_cluster(session: Session, cluster: str) -> list[Debt]:
+    """Return a cluster's rules, oldest first; none: what the setting says holds from the start of time."""
+    return _read(session, cluster)
+
+
+def of_budgets(session: Session, keys: Collection[int]) -> list[Debt]:
+    """Return the rules of the one cluster that budgets belong to, as `of_cluster` does."""
+    return _read(session, select(func.min(Namespace.cluster)).where(Namespace.id.in_(keys)).scalar_subquery())
+
+
+def _read(session: Session, cluster: Any) -> list[Debt]:
+    query = select(DebtRule.effective_at, DebtRule.debt).where(DebtRule.cluster == cluster)
+    return [Debt(since, debt == "carry") for since, debt in session.execute(query.order_by(DebtRule.effective_at))]
+
+
+def add(session: Session, cluster: str, debt: Debt) -> None:
+    """Append a rule."""
+    values = {"cluster": cluster, "effective_at": debt.since, "debt": word(debt.carry)}
+    session.execute(insert(DebtRule).values(values))
+
+
+def word(carry: bool) -> str:
+    """Return what the setting says for it."""
+    return "carry" if carry else "forgive"
