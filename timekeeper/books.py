@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 ORPHAN: Final = "last-confirmed"
 """How an interval ends whose pod vanished without our finalizer's knowledge."""
 
+ANY_VERSION: Final = "*"
+"""Among the versions of which a budget must have one: it may have any, but must be there."""
+
 ANCHOR_EVERY = 256
 ANCHOR_LAG_MS = 600_000
 ANCHORS_KEPT = 64
@@ -343,11 +346,11 @@ class Books:
     # Budgets
 
     def set_budget(
-        self, uid: str, name: str, policy: NamespacePolicy, rule: Rule, *, actor: str, if_match: str | None
+        self, uid: str, name: str, policy: NamespacePolicy, rule: Rule, *, actor: str, if_match: frozenset[str] | None
     ) -> None:
         """Give a namespace a budget of its own from `rule.since` on; whether it is suspended stays as it is.
 
-        Raises Conflict where `if_match` is not the budget's version and the budget is another, or it is closed.
+        Raises Conflict where `if_match` has not the budget's version and the budget is another, or it is closed.
         """
 
         def change(session: Session) -> None:
@@ -356,13 +359,15 @@ class Books:
 
         self.database.write(change)
 
-    def change_budget(self, session: Session, place: Known, rule: Rule, *, actor: str, if_match: str | None) -> None:
+    def change_budget(
+        self, session: Session, place: Known, rule: Rule, *, actor: str, if_match: frozenset[str] | None
+    ) -> None:
         """Give whoever has an account another rule, as `set_budget` does."""
         row = namespaces.rules(session, place.id)[-1]
         wanted = replace(rule, open=row.rule.open)
         if row.source == "own" and row.rule == replace(wanted, since=row.rule.since):
             return
-        if if_match is not None and if_match != version_of(row):
+        if if_match is not None and if_match.isdisjoint({version_of(row), ANY_VERSION}):
             raise Conflict(f"budget of {place.title}: it was changed meanwhile; read it again", 412, "version-mismatch")
         if row.status == "closed":
             raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")

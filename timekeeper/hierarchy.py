@@ -27,10 +27,10 @@ HIERARCHY_CYCLE: Final = "hierarchy-cycle"
 HIERARCHY_TOO_DEEP: Final = "hierarchy-too-deep"
 
 
-def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, if_match: str | None) -> bool:
+def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, if_match: frozenset[str] | None) -> bool:
     """Make a team or an organisation, or give it another budget; return whether it was made.
 
-    Raises Conflict where the name is another kind's, `if_match` is not the budget's version, or it is closed.
+    Raises Conflict where the name is another kind's, `if_match` has not the budget's version, or it is closed.
     """
 
     def change(session: Session) -> bool:

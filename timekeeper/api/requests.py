@@ -13,11 +13,13 @@ from typing import TypeVar
 import msgspec
 from flask import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.http import quote_etag, unquote_etag
 
 from slicekeeper.namespace_policy import check_time_zone
 from slicekeeper.units import parse_instant
 from slicekeeper.wire.timekeeper import ReportBatch
 from timekeeper.api.problems import Problem
+from timekeeper.books import ANY_VERSION
 
 T = TypeVar("T")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -93,8 +95,7 @@ def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
 
 def not_modified(etag: str) -> Response | None:
     """Return 304 where the caller has what is there; tags are compared weakly."""
-    given = [tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")]
-    if "*" not in given and etag.removeprefix("W/") not in given:
+    if not request.if_none_match.contains_weak(unquote_etag(etag)[0]):
         return None
     made = Response(status=304)
     made.headers["ETag"] = etag
@@ -220,7 +221,12 @@ def interval(default: tuple[int, int]) -> tuple[int, int]:
     return start, end
 
 
-def etag_of(header: str) -> str | None:
-    """Return the entity tag of a condition, None where there is no condition."""
-    value = request.headers.get(header)
-    return None if value is None or value.strip() == "*" else value.strip()
+def if_match() -> frozenset[str] | None:
+    """Return the versions of which there must be one, None where the caller sets no such condition.
+
+    Weak tags are none: RFC 9110 §13.1.1 compares strongly.
+    """
+    if "If-Match" not in request.headers:
+        return None
+    given = request.if_match
+    return frozenset({ANY_VERSION}) if given.star_tag else frozenset(map(quote_etag, given.as_set()))

@@ -149,6 +149,27 @@ def test_a_budget_is_changed_only_by_who_has_read_it(world: World) -> None:
     assert same.status_code == 304
 
 
+@pytest.mark.parametrize("given", ["*", 'W/"x", {tag}', '"a, b" ,{tag}'])
+def test_a_condition_may_name_any_version_or_several(world: World, given: str) -> None:
+    for path in ("/api/v1/budgets/team", "/api/v1/parents/physics"):
+        extra = {"kind": "team"} if "parents" in path else {}
+        body = {"amountMs": 60_000, "period": "month", "timeZone": "UTC", **extra}
+        if extra:
+            early = world.call("PUT", path, body, {"If-Match": "*"})
+            assert (early.status_code, early.json["code"]) == (412, "version-mismatch")  # there is none yet
+            world.call("PUT", path, body)
+        for amount in (1, 2):  # of the policy at first, then of its own
+            tag = world.call("GET", path).headers["ETag"]
+            put = world.call("PUT", path, {**body, "amountMs": amount}, {"If-Match": given.format(tag=tag)})
+            assert (put.status_code, put.json["amountMs"]) == (200, amount)
+            for other in (f"W/{put.headers['ETag']}", f'{tag}, "y"', ""):
+                late = world.call("PUT", path, {**body, "amountMs": 9}, {"If-Match": other})
+                assert (late.status_code, late.json["code"]) == (412, "version-mismatch")
+            for known in (f"W/{put.headers['ETag']}", f'"a, b", {put.headers["ETag"]}', "*"):
+                assert world.call("GET", path, headers={"If-None-Match": known}).status_code == 304
+            assert world.call("GET", path, headers={"If-None-Match": tag}).status_code == 200
+
+
 def test_pages_go_on_where_the_last_one_ended(world: World) -> None:
     for index in range(5):
         world.pod(f"p{index}", "team" if index < 3 else "other")

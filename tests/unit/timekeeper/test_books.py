@@ -196,12 +196,16 @@ def test_a_budget_of_its_own_holds_from_then_on_and_stale_versions_are_refused(b
     apply(books, [opening("a", T0, Fraction(1))], [], T0)
     before = books.require("team")
     tag = version_of(before.rule)
-    books.set_budget("uid-team", "team", POLICY, Rule(T0 + 5_000, 8_000, "hour", "UTC"), actor="me", if_match=tag)
+    books.set_budget(
+        "uid-team", "team", POLICY, Rule(T0 + 5_000, 8_000, "hour", "UTC"), actor="me", if_match=frozenset({tag})
+    )
     position = books.require("team")
     assert position.at(T0 + 5_000).balance == 3_000
     assert position.run_out(T0 + 5_000) == T0 + 8_000
     with pytest.raises(Conflict):
-        books.set_budget("uid-team", "team", POLICY, Rule(T0 + 6_000, 1, "hour", "UTC"), actor="me", if_match=tag)
+        books.set_budget(
+            "uid-team", "team", POLICY, Rule(T0 + 6_000, 1, "hour", "UTC"), actor="me", if_match=frozenset({tag})
+        )
 
 
 def test_a_changed_policy_holds_from_then_on_but_not_for_a_budget_of_its_own(books: Books) -> None:

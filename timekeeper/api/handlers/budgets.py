@@ -17,6 +17,7 @@ from timekeeper.api.holders import Holder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import BudgetBody, EntryList, LedgerEntry, StatusBody
 from timekeeper.api.service import Service, service
+from timekeeper.books import ANY_VERSION
 from timekeeper.records import Rule
 from timekeeper.store import bookings, namespaces
 from timekeeper.store.bookings import Line
@@ -80,9 +81,9 @@ def put(namespace: str) -> Response:
     whose = holder(it, namespace)
     caller = whose.allow("update")
     given = requests.body(BudgetBody)
-    rule, wanted = rule_of(it, given), requests.etag_of("If-Match")
+    rule, wanted = rule_of(it, given), requests.if_match()
     if wanted is not None and it.books.position(namespace) is None:
-        if wanted != whose.current()[1]:
+        if wanted.isdisjoint({whose.current()[1], ANY_VERSION}):
             told = f"budget of {namespace}: it was changed meanwhile; read it again"
             raise Problem(412, "version-mismatch", told, "If-Match")
         wanted = None

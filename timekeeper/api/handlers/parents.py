@@ -37,7 +37,7 @@ def put(parent: str) -> Response:
     whose = holder(it, parent=parent)
     caller = whose.allow("update")
     given = requests.body(ParentBudgetBody)
-    rule, wanted = budgets.rule_of(it, given), requests.etag_of("If-Match")
+    rule, wanted = budgets.rule_of(it, given), requests.if_match()
     made = hierarchy.put_parent(it.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
     return budgets.changed(whose, made=made)
 
