@@ -78,6 +78,13 @@ class Site:
             self.process.wait()
             self.process = None
 
+    def end(self) -> None:
+        """End the server as kubelet does, and wait until it has gone."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(timeout=PATIENCE)
+        self.process = None
+
     def get(self, path: str) -> Any:
         request = urllib.request.Request(self.url + path, headers={"Authorization": "Bearer secret"})
         with urllib.request.urlopen(request, timeout=30, context=self.trust) as answer:

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 from databases import Postgres
 from sqlalchemy import Connection, create_engine, text
-from timekeeper_process import Site, oracle, process_site, until
+from timekeeper_process import PATIENCE, Site, oracle, process_site, until
 
 from slicekeeper import names
 from slicekeeper.kube.client import PODS
@@ -80,6 +84,63 @@ def test_replicas_are_killed_in_turn(both: tuple[Site, Site]) -> None:
             site.finish(f"pod-{step}", namespace_of(step))
     check(second)
     assert site.get("/api/v1/budgets/watched")["grantedMs"] == 8
+
+
+def test_a_rolling_update_loses_no_request_and_books_none_twice(both: tuple[Site, Site]) -> None:
+    site, _ = both
+    over, answered = threading.Event(), [0] * 3
+
+    def client(number: int) -> None:
+        """Ask one replica after the other, as behind a Service; again under the same key where none has taken it."""
+        turn = number
+        while not over.is_set():
+            key, deadline = f"client-{number}-{answered[number]}", time.monotonic() + PATIENCE
+            while not taken(both[turn % 2], key):
+                assert time.monotonic() < deadline, f"nobody took {key}"
+                turn += 1
+                time.sleep(0.05)
+            answered[number] += 1
+            turn += 1
+
+    def more() -> None:
+        before = list(answered)
+        until(lambda: all(now > was + 2 for now, was in zip(answered, before, strict=True)), "requests are answered")
+
+    for number in range(4):
+        site.create(f"pod-{number}", namespace_of(number))
+    with ThreadPoolExecutor(len(answered)) as threads:
+        clients = [threads.submit(client, number) for number in range(len(answered))]
+        try:
+            for turn, replaced in enumerate(both):
+                more()
+                replaced.end()
+                site.finish(f"pod-{turn}", namespace_of(turn))
+                more()
+                replaced.start()
+                until(replaced.ready, "the new one is ready")
+            more()
+        finally:
+            over.set()
+        for one in clients:
+            one.result(PATIENCE)
+    for number in (2, 3):
+        site.finish(f"pod-{number}", namespace_of(number))
+    check(site)
+    assert site.get("/api/v1/budgets/watched")["grantedMs"] == sum(answered)
+
+
+def taken(site: Site, key: str) -> bool:
+    """Send a grant; return whether it was acknowledged, and raise where it was refused for good."""
+    try:
+        site.post("/api/v1/budgets/watched/grants", {"amountMs": 1, "reason": "while replicas are replaced"}, key)
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        if refused.code != 503:
+            raise
+        return False
+    except (OSError, HTTPException):
+        return False
+    return True
 
 
 def cut(connection: Connection) -> int:
