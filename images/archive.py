@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes Slicekeeper's images as one OCI archive: `python -m images.archive --out images.tar [PART…]`.
 
-Import it with `ctr -n k8s.io images import images.tar`, `podman load -i images.tar` or `skopeo copy`. The images
+Import it with `ctr -n k8s.io images import images.tar`, or take images out of it by `skopeo copy`. The images
 are for machines with the same architecture and the same or a newer kernel; a Containerfile is beside this file for
 those who have an engine.
 """

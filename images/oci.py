@@ -94,7 +94,8 @@ def _add_image(tar: tarfile.TarFile, image: Image, written: set[str]) -> dict[st
             for digest, size in layers
         ],
     }
-    return {**_blob(tar, manifest, _MANIFEST, written), "annotations": {"io.containerd.image.name": image.name}}
+    known = {"io.containerd.image.name": image.name, "org.opencontainers.image.ref.name": image.name}  # ctr; skopeo
+    return {**_blob(tar, manifest, _MANIFEST, written), "annotations": known}
 
 
 def _blob(tar: tarfile.TarFile, content: Any, media_type: str, written: set[str]) -> dict[str, Any]:
