@@ -36,8 +36,8 @@ from timekeeper.store.models import Workload
 
 log = logging.getLogger(__name__)
 
-SHORTEST_PAUSE = 0.05
-"""Real seconds between two looks: what comes meanwhile is booked together."""
+SHORTEST_PAUSE = 0.2
+"""Real seconds between two looks: what comes meanwhile is booked together, and a look costs more than its pods."""
 
 KUBELET_MS = 300_000
 KUBELET_SECONDS = 10.0
@@ -301,10 +301,11 @@ class Controller:
             policy = self._policy.of(namespace_of(pod))
             opening = None if start is None else self._intake.opening(pod, start, policy, now)
             if start is None or opening is None:
-                charged = charged_request(pod, policy, self._settings)
-                waits = interval.is_bound(pod) and bool(charged.requests or charged.whole_device_gpus)
                 over = gone or interval.is_terminal(pod) or interval.deleted_at(pod) is not None
-                return None, None, over and not waits
+                if over and interval.is_bound(pod):
+                    charged = charged_request(pod, policy, self._settings)
+                    over = not (charged.requests or charged.whole_device_gpus)
+                return None, None, over
             began, holders = start.at, holders_of(opening.holders)
         end = interval.end_of(pod, holders, began, final=gone or self._overdue(pod, now))
         if end is None and gone:
