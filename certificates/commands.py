@@ -9,17 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import click
 
-from certificates.authority import split
+from certificates.follower import Follower
 from certificates.keeper import Keeper
 from certificates.publisher import Publisher
 from slicekeeper import clock, log, probes
 from slicekeeper.cli.main import Context
-from slicekeeper.errors import ServiceError, Unavailable
+from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection
 
@@ -53,9 +52,8 @@ def run(context: Context) -> None:
     mine = settings.certificates
     leader = LeaderElection(client, now, namespace=mine.namespace, name=LEASE, identity=socket.gethostname())
     publisher = Publisher(client, mine.namespace, wake)
-    keep: Callable[[], object] = Keeper(client, now, mine, publisher).keep
-    if mine.ca_file:
-        keep = lambda: publisher.publish(_bundle(Path(mine.ca_file)))  # noqa: E731
+    kind = Follower if mine.ca_files else Keeper
+    keep = kind(client, now, mine, publisher).keep
     health = _Health()
     server = probes.serve(mine.probes_bind, ready=health.ready, alive=health.alive) if mine.probes_bind else None
     leader.start()
@@ -105,17 +103,3 @@ def _attempt(work: Callable[[], object]) -> str:
         logger.warning("certificates not kept: %s", error)
         return str(error)
     return ""
-
-
-def _bundle(file: Path) -> bytes:
-    """Return the certificates in a file.
-
-    Raises Unavailable where there is none that can be read: who keeps the file may still be writing it.
-    """
-    try:
-        found = split(file.read_bytes())
-    except OSError as error:
-        raise Unavailable(f"certificates.caFile {file} cannot be read ({error.strerror})") from error
-    if not found:
-        raise Unavailable(f"certificates.caFile {file} holds no certificate")
-    return b"".join(found)

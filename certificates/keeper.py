@@ -16,6 +16,7 @@ from typing import Final
 from certificates.authority import KeyPair, split
 from certificates.publisher import Publisher
 from certificates.rotation import Schedule, State, advance
+from certificates.trust import configurations, trust
 from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import KubeClient, Object, Resource
@@ -24,10 +25,6 @@ from slicekeeper.settings import CertificateSettings
 log = logging.getLogger(__name__)
 
 SECRETS: Final = Resource("/api/v1", "secrets")
-CONFIGURATIONS: Final = tuple(
-    Resource("/apis/admissionregistration.k8s.io/v1", kind, namespaced=False)
-    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-)
 
 
 class Keeper:
@@ -59,7 +56,7 @@ class Keeper:
             data = {"ca.crt": after.bundle, "ca.key": after.ca_key, "old.key": after.old_key}
             self._write(ca_secret, self._settings.ca_secret, data, "Opaque")
             log.info("trusted CAs: %d", len(after.authorities))
-        self._trust(after.bundle)
+        trust(self._client, configurations(self._client, self._settings.configuration), after.bundle)
         self._publisher.publish(after.bundle)
         for service, server in after.servers.items():
             if server != before.servers.get(service):
@@ -72,25 +69,6 @@ class Keeper:
         """Return the names of a Service; `localhost` is for people who forward a port to it."""
         full = f"{service}.{self._settings.namespace}"
         return (f"{full}.svc", full, f"{full}.svc.cluster.local", "localhost")
-
-    def _trust(self, bundle: bytes) -> None:
-        """Write the bundle into every webhook of our configurations that has another one."""
-        wanted = b64encode(bundle).decode()
-        for resource in CONFIGURATIONS:
-            try:
-                found = self._client.get(resource, self._settings.configuration)
-            except NotFound:
-                log.warning("no %s named %s yet", resource.plural, self._settings.configuration)
-                continue
-            stale = [i for i, hook in enumerate(found.get("webhooks") or []) if _bundle_of(hook) != wanted]
-            if stale:
-                patch = [
-                    {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": wanted}
-                    for index in stale
-                ]
-                self._client.patch(
-                    resource, self._settings.configuration, patch, content_type="application/json-patch+json"
-                )
 
     def _secret(self, name: str) -> Object | None:
         try:
@@ -106,10 +84,6 @@ class Keeper:
         metadata = {"name": name, "namespace": self._settings.namespace}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": encoded}
         self._client.create(SECRETS, body, self._settings.namespace)
-
-
-def _bundle_of(hook: Object) -> str:
-    return str((hook.get("clientConfig") or {}).get("caBundle") or "")
 
 
 def read_state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> State:

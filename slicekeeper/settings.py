@@ -241,10 +241,10 @@ class CertificateSettings(Section, frozen=True):
         "slicekeeper"
     )
     ca_secret: Annotated[Name, about("Secret that keeps the CA.")] = "slicekeeper-ca"  # noqa: S105 - a name
-    ca_file: Annotated[
-        str,
-        about("CA bundle (PEM) that another keeps, such as cert-manager: published, nothing signed. Empty: our own."),
-    ] = ""
+    ca_files: Annotated[
+        tuple[str, ...],
+        about("CAs (PEM) that another keeps, such as cert-manager; trusted, nothing is signed. Empty: our own."),
+    ] = ()
     ca_hours: Annotated[Positive, about("Life of a CA; renewed after two thirds of it.")] = 8760.0
     server_hours: Annotated[Positive, about("Life of a server's certificate; renewed after two thirds.")] = 720.0
     overlap_seconds: Annotated[Positive, about("How long a new CA is trusted before anything is signed by it.")] = 600.0

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import base64
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cluster.harness.admissions import Reporter, admissions
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Refused, wait_for
@@ -82,27 +82,10 @@ def test_an_expired_certificate_is_refused_and_healed(site: Site) -> None:
 
 def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) -> None:
     team = site.namespace()
-    site.kubectl.create(pod("reports", gpu_container(core=5)), namespace=team)
-    reports = site.wait_phase(team, "reports", "Running")
-    heard = wait_for("first report", lambda: site.heard(reports), seconds=60, pause=1)
+    reporter = Reporter(site, team)
     before = site.kubectl.get("secret", "webhook-tls", NAMESPACE)["data"]["tls.crt"]
     trusted = site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"]
-    failed: list[str] = []
-    done, stop = 0, threading.Event()
-
-    def load() -> None:
-        nonlocal done
-        while not stop.is_set():
-            try:
-                site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team, dry_run=True)
-                done += 1
-            except Refused as error:
-                failed.append(str(error))
-
-    threads = [threading.Thread(target=load) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with admissions(site, team) as load:
         # A tenant who trusts nobody new stands in nobody else's way.
         stubborn = site.namespace()
         wait_for("CA", lambda: names.CA_CONFIG_MAP in str(site.kubectl.list("configmaps", stubborn)))
@@ -113,32 +96,11 @@ def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) 
         bundle = base64.b64decode(site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"])
         assert base64.b64decode(trusted) in bundle
         assert bundle.count(b"BEGIN CERTIFICATE") == base64.b64decode(trusted).count(b"BEGIN CERTIFICATE") + 1
-        mounted = "/etc/slicekeeper/tls/tls.crt"
-        read = ("/usr/local/bin/python3", "-c", f"print(open('{mounted}').read())")
-        wanted = base64.b64decode(after).decode().split()
-        wait_for(
-            "webhook that has it",
-            lambda: site.kubectl("exec", WEBHOOK, "-n", NAMESPACE, "--", *read).split() == wanted,
-            seconds=120,
-            pause=2,
-        )
-        reached, end = done, time.monotonic() + 30
-        wait_for("more admissions", lambda: done > reached + 20 or failed or time.monotonic() > end)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert failed == []
-    assert done > 20
-    # A pod that was there before trusts what the timekeeper shows to new connections, and goes on where it was.
-    site.rollout("deployment/timekeeper")
-    [(epoch, seq)] = heard.items()
-    more = wait_for(
-        "further reports", lambda: next((h for h in [site.heard(reports)] if h[epoch] > seq + 4), None), 180, 2
-    )
-    assert set(more) == {epoch}, "one run of the sidecar, and nothing begun anew"
-    dropped = site.kubectl("logs", "reports", "-n", team, "-c", names.SIDECAR)
-    assert "dropped" not in dropped
+        wait_for("webhook that has it", lambda: site.shown_by_webhook() == base64.b64decode(after), 120, 2)
+        load.wait_for_more()
+    assert load.failed == []
+    assert load.done > 20
+    reporter.goes_on()
 
 
 def _changed(site: Site, before: str) -> Iterator[str]:

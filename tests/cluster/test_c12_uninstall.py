@@ -43,17 +43,7 @@ def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
     node = site.kubectl.list("nodes")[0]
     assert not [key for key in node["metadata"]["annotations"] if "slicekeeper" in key]
     assert CORE not in node["status"]["capacity"]
-    everything = site.kubectl("api-resources", "--verbs=list", "-o", "name").split()
-    ignored = {"events", "events.events.k8s.io", "persistentvolumes", "pods.metrics.k8s.io"}
-    left = [
-        line
-        for kind in everything
-        if kind not in ignored
-        for line in site.kubectl("get", kind, "-A", "-o", "name", "--ignore-not-found").splitlines()
-        if "slicekeeper" in line or "gpu-" in line
-    ]
-    mine = {"clusterrolebinding.rbac.authorization.k8s.io/slicekeeper-suite"}
-    assert set(left) - mine == set()
+    assert site.leftovers() == set()
     site.kubectl.create(pod("plain", gpu_container(core=5)), namespace=team, dry_run=True)
     with pytest.raises(Exception, match="not found"):
         site.kubectl("get", "namespace", install.NAMESPACE)

@@ -70,7 +70,7 @@ def test_a_bundle_that_another_keeps_is_published_and_followed(small: SmallClust
     environ = {
         "SLICEKEEPER_CERTIFICATES_PROBES_BIND": probes,
         "SLICEKEEPER_KUBERNETES_SERVER": small.server.url,
-        "SLICEKEEPER_CERTIFICATES_CA_FILE": str(file),
+        "SLICEKEEPER_CERTIFICATES_CA_FILES": str(file),
         "SLICEKEEPER_CERTIFICATES_LOOK_SECONDS": "0.2",
     }
     command = [str(Path(sys.executable).parent / "slicekeeper"), "certificates", "run"]

@@ -8,6 +8,7 @@ folders beside this one (`build/`) pin every version by `go.sum`.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -118,6 +119,8 @@ CONTAINERD = Module(
 )
 COREDNS = Module("coredns", (".",), "github.com/coredns/coredns", ("-ldflags", "-s -w"))
 MODULES = (NEWEST, CONTAINERD, COREDNS)
+CERT_MANAGER = Module("cert-manager", (".",), "github.com/cert-manager/cert-manager", ("-ldflags", "-s -w"))
+"""For the tests of its overlay alone (Apache-2.0)."""
 
 
 def cache() -> Path:
@@ -151,9 +154,20 @@ def ensure() -> Binaries:
         _debian()
         etcd = _etcd()
     for module in dict.fromkeys((*MODULES, KUBERNETES)):
-        with _lock(module.name):  # one each: who needs what is there does not wait for another version
-            _build(module)
+        build(module)
     return Binaries(KUBERNETES.bin, CONTAINERD.bin, COREDNS.bin, etcd)
+
+
+def build(module: Module) -> None:
+    """Build the programs of a module that are not there yet."""
+    with _lock(module.name):  # one each: who needs what is there does not wait for another version
+        _build(module)
+
+
+def source(module: Module) -> Path:
+    """Return the folder with the source that a module's programs are made of."""
+    told = run([str(_go()), "mod", "download", "-json", module.version_of], cwd=module.folder, timeout=600)
+    return Path(json.loads(told)["Dir"])
 
 
 def _build(module: Module) -> None:

@@ -209,6 +209,19 @@ class Site:
         finally:
             self.kubectl("create", "-f", "-", stdin=re.sub(r"\n\s+(resourceVersion|uid): .*", "", saved))
 
+    def shown_by_webhook(self) -> bytes:
+        """Return the certificate that kubelet has brought into the webhook's pod."""
+        read = ("/usr/local/bin/python3", "-c", "print(open('/etc/slicekeeper/tls/tls.crt').read(), end='')")
+        return self.kubectl("exec", "deployment/webhook", "-n", NAMESPACE, "--", *read).encode()
+
+    def leftovers(self) -> set[str]:
+        """Return every object of the cluster that is called as ours are, but for what a manager of the suite needs."""
+        ignored = {"events", "events.events.k8s.io", "persistentvolumes", "pods.metrics.k8s.io"}
+        kinds = set(self.kubectl("api-resources", "--verbs=list", "-o", "name").split()) - ignored
+        listed = (self.kubectl("get", kind, "-A", "-o", "name", "--ignore-not-found") for kind in sorted(kinds))
+        found = {line for text in listed for line in text.splitlines() if "slicekeeper" in line or "gpu-" in line}
+        return found - {f"clusterrolebinding.rbac.authorization.k8s.io/slicekeeper-{MANAGER}"}
+
     def rollout(self, workload: str, replicas: int | None = None) -> None:
         """Scale a part, or restart it, and wait until it is so."""
         if replicas is None:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trusts the CAs that another keeps in files, as cert-manager does; signs nothing.
+
+Who keeps them forgets a CA as soon as it has a new one, while servers still show what the old one signed: kubelet
+brings a changed Secret into their pods in one or two minutes. So whom the API server trusts already stays trusted until
+it expires. cert-manager's own injector was rejected for that: it writes the newest CA alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from certificates.authority import expires_at, split
+from certificates.publisher import Publisher
+from certificates.trust import configurations, trust, trusted
+from slicekeeper.clock import Clock
+from slicekeeper.errors import Unavailable
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.settings import CertificateSettings
+
+
+class Follower:
+    """Keeps one installation's trust; the opposite number of `Keeper`, which makes what is trusted."""
+
+    def __init__(self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: Publisher) -> None:
+        self._client = client
+        self._clock = clock
+        self._settings = settings
+        self._publisher = publisher
+
+    def keep(self) -> None:
+        """Have everybody trust what the files name.
+
+        Raises Unavailable where a file names nothing yet, ServiceError where the API server does not answer or refuses.
+        """
+        named = [ca for file in self._settings.ca_files for ca in _read(Path(file))]
+        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        found = configurations(self._client, self._settings.configuration)
+        bundle = b"".join(united(named, trusted(found), now))
+        trust(self._client, found, bundle)
+        self._publisher.publish(bundle)
+
+
+def united(named: Iterable[bytes], before: Iterable[bytes], now: datetime) -> list[bytes]:
+    """Return every CA once: those that are named now, then those from before that have not expired."""
+    return list(dict.fromkeys((*named, *(ca for ca in before if expires_at(ca) > now))))
+
+
+def _read(file: Path) -> list[bytes]:
+    """Return the certificates in a file.
+
+    Raises Unavailable where there is none that can be read: who keeps the file may still be writing it.
+    """
+    try:
+        found = split(file.read_bytes())
+    except OSError as error:
+        raise Unavailable(f"certificates.caFiles: {file} cannot be read ({error.strerror})") from error
+    if not found:
+        raise Unavailable(f"certificates.caFiles: {file} holds no certificate")
+    return found
