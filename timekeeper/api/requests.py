@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 from flask import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
-from werkzeug.http import quote_etag, unquote_etag
+from werkzeug.http import unquote_etag
 
 from slicekeeper.namespace_policy import check_time_zone
 from slicekeeper.units import parse_instant
@@ -229,4 +229,5 @@ def if_match() -> frozenset[str] | None:
     if "If-Match" not in request.headers:
         return None
     given = request.if_match
-    return frozenset({ANY_VERSION}) if given.star_tag else frozenset(map(quote_etag, given.as_set()))
+    # Whatever a header can hold comes out of it, quotes within a tag and None for an empty one: those match nothing.
+    return frozenset({ANY_VERSION}) if given.star_tag else frozenset(f'"{tag}"' for tag in given.as_set())

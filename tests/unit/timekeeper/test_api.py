@@ -162,7 +162,7 @@ def test_a_condition_may_name_any_version_or_several(world: World, given: str) -
             tag = world.call("GET", path).headers["ETag"]
             put = world.call("PUT", path, {**body, "amountMs": amount}, {"If-Match": given.format(tag=tag)})
             assert (put.status_code, put.json["amountMs"]) == (200, amount)
-            for other in (f"W/{put.headers['ETag']}", f'{tag}, "y"', ""):
+            for other in (f"W/{put.headers['ETag']}", f'{tag}, "y"', "", 'W/"|", ""', '"', 'a"b, ,"None"'):
                 late = world.call("PUT", path, {**body, "amountMs": 9}, {"If-Match": other})
                 assert (late.status_code, late.json["code"]) == (412, "version-mismatch")
             for known in (f"W/{put.headers['ETag']}", f'"a, b", {put.headers["ETag"]}', "*"):
