@@ -2,10 +2,14 @@
 """What the webhook costs a real API server: pods per second with it and without it, the server's own p99, and CPU time.
 
 Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.throughput`, with the KUBECONFIG that
-`python -m cluster.harness up` printed; it takes about 5 minutes. Prints Markdown tables. The pods are held by a
-scheduling gate, so no scheduler has work with them. Two loads, each by turns with our webhook configurations and
-without: clients that create one pod after the other as fast as they can, which only a machine's CPU bounds, and a
-Deployment that is scaled up from nothing, which is how users' pods are made.
+`python -m cluster.harness up` printed; words behind it choose among the loads. Prints Markdown tables. The pods are
+held by a scheduling gate, so no scheduler has work with them. Each load comes by turns with our webhook configurations
+and without:
+
+- `rates`: pods at even intervals, so many a second, whatever becomes of those before;
+- `deployment`: one that is scaled up from nothing, which is how users' pods are made;
+- `clients`: some that create one pod after the other as fast as they can, which only a machine's CPU bounds;
+- `plain`: the same with pods that want no GPU.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ from __future__ import annotations
 import os
 import re
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -26,13 +32,20 @@ from typing import Final
 from cluster.harness import cluster
 from cluster.harness.cluster import Cluster
 from cluster.harness.kubectl import Kubectl, Object, wait_for
-from cluster.harness.site import Site, deployment, gpu_container, pod
+from cluster.harness.site import Site, deployment, gpu_container, plain_container, pod
 
 from slicekeeper.kube.client import DEPLOYMENTS, PODS, KubeClient
 
 CLIENTS: Final = 8
 PODS_OF_CLIENTS: Final = 400
 PODS_OF_DEPLOYMENT: Final = 200
+RATES: Final = (10, 20, 50, 100)
+"""Pods per second."""
+
+RATE_SECONDS: Final = 6
+CONNECTIONS: Final = 16
+"""How many pods that come at a rate may be under way at once. The others wait, and that counts as theirs."""
+
 ROUNDS: Final = 3
 SETTLE_SECONDS: Final = 2
 """The API server learns of changed webhook configurations by a watch."""
@@ -50,6 +63,8 @@ class Round:
 
     rate: float
     """Pods per second."""
+    seconds: list[float]
+    """How long each pod took, where a client waits for it; at a rate from when it was to be created."""
     cpu: Counter[str]
     """CPU seconds by program."""
     calls: dict[str, Bounds]
@@ -81,19 +96,18 @@ class Bench:
         namespace = self._site.namespace("load")
         time.sleep(SETTLE_SECONDS)
         cpu, calls = _cpu(self._cluster), _calls(self._kubectl)
-        rate = load.run(self, namespace)
+        rate, seconds = load.run(self, namespace)
         used = _cpu(self._cluster)
         used.subtract(cpu)
         made = {
             name: Counter({le: n - calls.get(name, Counter())[le] for le, n in now.items()})
             for name, now in _calls(self._kubectl).items()
         }
-        everything = ("--all", "-n", namespace, "--wait=false")
-        self._kubectl("delete", "deployments", *everything)
-        self._kubectl("delete", "pods", *everything, "--grace-period=0", "--force", timeout=300)
+        self._kubectl("delete", "deployments", "--all", "-n", namespace)
+        self._kubectl("delete", "--raw", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
         wait_for("end of the pods", lambda: not self._site.pods(namespace), seconds=300, pause=1)
         self._site.clear()
-        return Round(rate, used, made)
+        return Round(rate, seconds, used, made)
 
     def without_webhook(self, load: Load) -> Round:
         """Run one load as if our webhook configurations had not been installed yet."""
@@ -103,33 +117,57 @@ class Bench:
 
 @dataclass(frozen=True)
 class Load:
-    """A way to make pods; `run` returns how many came to be in a second."""
+    """A way to make pods; `run` returns how many came to be in a second, and how long each took."""
 
+    kind: str
     name: str
     pods: int
-    run: Callable[[Bench, str], float]
+    run: Callable[[Bench, str], tuple[float, list[float]]]
 
 
-def by_clients(bench: Bench, namespace: str) -> float:
+def one_of(container: Object) -> Object:
+    """Return a pod of which many can be made."""
+    return {**pod("", container, schedulingGates=GATES), "metadata": {"generateName": "x-"}}
+
+
+def create(client: KubeClient, made: Object, namespace: str, due: float) -> float:
+    """Create a pod; return how many seconds after `due` it was there."""
+    client.create(PODS, made, namespace)
+    return time.monotonic() - due
+
+
+def by_clients(bench: Bench, namespace: str, container: Object) -> tuple[float, list[float]]:
     """Create pods from many threads, each one after the other."""
-    made: Object = pod("", gpu_container(core=5), schedulingGates=GATES)
-    made["metadata"] = {"generateName": "x-"}
-    clients = [bench.client() for _ in range(CLIENTS)]
+    made, clients = one_of(container), [bench.client() for _ in range(CLIENTS)]
 
-    def work(client: KubeClient) -> None:
-        for _ in range(PODS_OF_CLIENTS // CLIENTS):
-            client.create(PODS, made, namespace)
+    def work(client: KubeClient) -> list[float]:
+        return [create(client, made, namespace, time.monotonic()) for _ in range(PODS_OF_CLIENTS // CLIENTS)]
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         began = time.monotonic()
-        list(pool.map(work, clients))
+        each = [seconds for found in pool.map(work, clients) for seconds in found]
         took = time.monotonic() - began
     for client in clients:
         client.close()
-    return PODS_OF_CLIENTS / took
+    return len(each) / took, each
 
 
-def by_deployment(bench: Bench, namespace: str) -> float:
+def at_rate(bench: Bench, namespace: str, rate: int) -> tuple[float, list[float]]:
+    """Create pods at even intervals, none of which waits for those before."""
+    made, client = one_of(gpu_container(core=5)), bench.client()
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        began = time.monotonic()
+        under_way = []
+        for due in (began + number / rate for number in range(rate * RATE_SECONDS)):
+            time.sleep(max(due - time.monotonic(), 0))
+            under_way.append(pool.submit(create, client, made, namespace, due))
+        each = [future.result() for future in under_way]
+        took = time.monotonic() - began
+    client.close()
+    return len(each) / took, each
+
+
+def by_deployment(bench: Bench, namespace: str) -> tuple[float, list[float]]:
     """Scale a Deployment up from nothing, until its status counts all pods."""
     made = deployment("load", gpu_container(core=5), count=0)
     made["spec"]["template"]["spec"]["schedulingGates"] = GATES
@@ -145,56 +183,81 @@ def by_deployment(bench: Bench, namespace: str) -> float:
     wait_for("all pods", lambda: seen("replicas") == PODS_OF_DEPLOYMENT, seconds=300, pause=0.1)
     took = time.monotonic() - began
     client.close()
-    return PODS_OF_DEPLOYMENT / took
+    return PODS_OF_DEPLOYMENT / took, []
 
 
 LOADS: Final = (
-    Load(f"{CLIENTS} clients", PODS_OF_CLIENTS, by_clients),
-    Load("a Deployment", PODS_OF_DEPLOYMENT, by_deployment),
+    *(Load("rates", f"{rate} a second", rate * RATE_SECONDS, partial(at_rate, rate=rate)) for rate in RATES),
+    Load("deployment", "a Deployment", PODS_OF_DEPLOYMENT, by_deployment),
+    Load("clients", f"{CLIENTS} clients", PODS_OF_CLIENTS, partial(by_clients, container=gpu_container(core=5))),
+    Load("plain", f"{CLIENTS} clients, no GPU", PODS_OF_CLIENTS, partial(by_clients, container=plain_container())),
 )
 
 
-def main() -> None:
-    """Measure both loads alternately with and without the webhook, and print the tables."""
+def main(*kinds: str) -> None:
+    """Measure loads alternately with and without the webhook, and print the tables."""
     found = next(c for c in cluster.living() if str(c.kubeconfig) == os.environ["KUBECONFIG"])
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(found, Site(Kubectl(found.kubectl, found.kubeconfig), Path(folder), found))
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first round\n")
         try:
-            bench.with_webhook(LOADS[0])  # warm caches and connections
-            taken = {load: _rounds(bench, load) for load in LOADS}
+            bench.with_webhook(LOADS[-2])  # warm caches and connections
+            taken = {load: _rounds(bench, load) for load in LOADS if not kinds or load.kind in kinds}
         finally:
             bench.end()
-    _show(taken)
+    for show in (_show_rates, _show_calls, _show_cpu):
+        show(taken)
+        print()
+
+
+Taken = dict[Load, list[tuple[Round, Round]]]
+"""By load, its rounds with the webhook and without."""
 
 
 def _rounds(bench: Bench, load: Load) -> list[tuple[Round, Round]]:
     return [(bench.with_webhook(load), bench.without_webhook(load)) for _ in range(ROUNDS)]
 
 
-def _show(taken: dict[Load, list[tuple[Round, Round]]]) -> None:
-    print("| load | pods a round | with the webhook, pods/s | without | ratio by round | median |")
-    print("|---|--:|--:|--:|--:|--:|")
+def _show_rates(taken: Taken) -> None:
+    head = ("load", "pods a round", "with the webhook, pods/s", "without", "ratio by round", "median", "p99 with, ms")
+    print(_row(*head, "without"), _row("---", *["--:"] * len(head)), sep="\n")
     for load, rounds in taken.items():
         ratios = [hooked.rate / bare.rate for hooked, bare in rounds]
-        rates = [", ".join(f"{r.rate:.0f}" for r in side) for side in zip(*rounds, strict=True)]
+        sides = list(zip(*rounds, strict=True))
+        rates = [", ".join(f"{r.rate:.0f}" for r in side) for side in sides]
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"| {load.name} | {load.pods} | {' | '.join(rates)} | {each} | {statistics.median(ratios):.2f} |")
-    print("\n| load | webhook | calls | below 5 ms | below 25 ms | p99 |\n|---|---|--:|--:|--:|--:|")
+        waits = [sorted(seconds for r in side for seconds in r.seconds) for side in sides]
+        p99 = [f"{wait[len(wait) * 99 // 100] * 1000:.0f}" if wait else "" for wait in waits]
+        print(_row(load.name, load.pods, *rates, each, f"{statistics.median(ratios):.2f}", *p99))
+
+
+def _show_calls(taken: Taken) -> None:
+    print(_row("load", "webhook", "calls", "below 5 ms", "below 25 ms", "p99"), "|---|---|--:|--:|--:|--:|", sep="\n")
     for load, rounds in taken.items():
         total: dict[str, Bounds] = {}
         for hooked, _ in rounds:
             for name, counts in hooked.calls.items():
                 total.setdefault(name, Counter()).update(counts)
         for name, counts in total.items():
-            p99 = next(bound for bound, count in sorted(counts.items()) if count >= 0.99 * counts[inf])
-            shares = " | ".join(f"{100 * counts[bound] / counts[inf]:.1f} %" for bound in (0.005, 0.025))
-            print(f"| {load.name} | {name} | {counts[inf]} | {shares} | below {p99 * 1000:.0f} ms |")
-    print(f"\n| load | CPU ms per pod | {' | '.join(PROGRAMS)} | sum |\n|---|---|{'--:|' * (len(PROGRAMS) + 1)}")
+            calls = counts[inf]
+            if not calls:
+                print(_row(load.name, name, 0, "", "", ""))
+                continue
+            p99 = next(bound for bound, count in sorted(counts.items()) if count >= 0.99 * calls)
+            shares = [f"{100 * counts[bound] / calls:.1f} %" for bound in (0.005, 0.025)]
+            print(_row(load.name, name, calls, *shares, f"below {p99 * 1000:.0f} ms"))
+
+
+def _show_cpu(taken: Taken) -> None:
+    print(_row("load", "CPU ms per pod", *PROGRAMS, "sum"), _row("---", "---", *["--:"] * 7), sep="\n")
     for load, rounds in taken.items():
         for side, title in enumerate(("with", "without")):
             each = [statistics.median(pair[side].cpu[name] for pair in rounds) / load.pods * 1000 for name in PROGRAMS]
-            print(f"| {load.name} | {title} | {' | '.join(f'{ms:.1f}' for ms in each)} | {sum(each):.1f} |")
+            print(_row(load.name, title, *(f"{ms:.1f}" for ms in (*each, sum(each)))))
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _calls(kubectl: Kubectl) -> dict[str, Bounds]:
@@ -237,4 +300,4 @@ def _program(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
