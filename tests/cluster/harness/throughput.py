@@ -42,7 +42,7 @@ PODS_OF_DEPLOYMENT: Final = 200
 RATES: Final = (10, 20, 50, 100)
 """Pods per second."""
 
-RATE_SECONDS: Final = 6
+RATE_SECONDS: Final = 5
 CONNECTIONS: Final = 16
 """How many pods that come at a rate may be under way at once. The others wait, and that counts as theirs."""
 
