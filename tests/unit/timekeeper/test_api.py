@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import schemathesis
 from flask import Flask
+from openings import opening
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from timekeeper_service import serving
@@ -628,7 +629,7 @@ def test_periods_statements_and_seals(world: World) -> None:
     sealed = world.call("PUT", f"{budget}/seal", {"until": first["end"], "reason": "r"})
     assert (sealed.json["sealedUntil"], sealed.json["items"][0]["state"]) == (first["end"], "sealed")
 
-    late = Opening("late", "late", "team", "uid-team", "n", (), '{"main":1}', "standard", {"": Fraction(1)}, T0, ())
+    late = opening("late", T0)
     closing = Closing("late", T0 + 60_000, "finished")
     world.service.books.apply([late], [closing], {"team": world.service.policy.of("team")}, world.clock.now_ms())
     before = world.get(f"{budget}/statement?from={first['start']}&to={first['end']}")

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 from databases import Databases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openings import opening
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
@@ -30,6 +32,7 @@ from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.verify import verify
 
+HALF = Fraction(1, 2)
 T0 = 1_767_225_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
 
@@ -47,22 +50,6 @@ def opened(url: str) -> Iterator[Books]:
 def books(database_url: str) -> Iterator[Books]:
     with opened(database_url) as made:
         yield made
-
-
-def opening(uid: str, start: int, rate: Fraction = Fraction(1, 2), namespace: str = "team") -> Opening:
-    return Opening(
-        pod_uid=uid,
-        pod_name=uid,
-        namespace=namespace,
-        namespace_uid=f"uid-{namespace}",
-        node="node",
-        gpus=("GPU-1",),
-        holders='{"main":1}',
-        gpu_class="standard",
-        shares={"": rate},
-        start=start,
-        flags=(),
-    )
 
 
 def standing(books: Books, name: str = "team") -> list[Posting]:
@@ -99,7 +86,9 @@ def test_late_repeated_and_reordered_knowledge_ends_in_the_same_ledger(
             for uid, _ in order:
                 now += data.draw(st.integers(0, 10_000))
                 apply(books, [openings[uid]], [closings[uid]], now)
-            apply(books, [opening("last", T0 + 200_000)], [Closing("last", T0 + 200_001, "finished")], T0 + 900_000)
+            apply(
+                books, [opening("last", T0 + 200_000, HALF)], [Closing("last", T0 + 200_001, "finished")], T0 + 900_000
+            )
             found = standing(books)
             report = verify(books.database.engine, carry=False)
     claims = [
@@ -128,7 +117,7 @@ def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
         known = namespaces.find_name(session, "default", "team")
         assert known is not None
         assert len(namespaces.anchors(session, known.id)) == 4 + 1  # and the first of the day
-    apply(books, [opening("late", T0 + 900)], [Closing("late", T0 + 1_900, "finished")], T0 + 40_000)
+    apply(books, [opening("late", T0 + 900, HALF)], [Closing("late", T0 + 1_900, "finished")], T0 + 40_000)
     found = verify(books.database.engine, carry=False)
     assert found.differences == []
     assert found.transactions > 40
@@ -140,7 +129,9 @@ def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch
     hour, days = 3_600_000, 100
     for step in range(0, days * 24, 8):
         start = T0 + step * hour
-        apply(books, [opening(f"pod-{step}", start)], [Closing(f"pod-{step}", start + 1, "finished")], start + hour)
+        apply(
+            books, [opening(f"pod-{step}", start, HALF)], [Closing(f"pod-{step}", start + 1, "finished")], start + hour
+        )
     with books.database.reading() as session:
         kept = [state.at for state in namespaces.anchors(session, books.require("team").known.id)]
     by_day = [at // (24 * hour) for at in kept[:-4]]
@@ -148,7 +139,7 @@ def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch
     assert by_day[-30:] == list(range(newest - 29, newest + 1))
     assert 1 <= sum(day < newest - 40 for day in by_day) <= 4
     late = T0 + (days - 20) * 24 * hour + 5
-    apply(books, [opening("late", late)], [Closing("late", late + 1, "finished")], T0 + days * 24 * hour)
+    apply(books, [opening("late", late, HALF)], [Closing("late", late + 1, "finished")], T0 + days * 24 * hour)
 
 
 def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_charged_over_budget(
@@ -221,7 +212,7 @@ def test_a_policys_budget_has_credit_rollover_and_an_anchor(books: Books) -> Non
     half = format_instant(T0 - 1_800_000)
     budget = BudgetPolicy(amount="20s", period="hour", credit="5s", rollover="3s", anchor=half)
     policies = {"team": NamespacePolicy(budget=budget)}
-    books.apply([opening("a", T0)], [Closing("a", T0 + 10_000, "finished")], policies, T0 + 10_000)
+    books.apply([opening("a", T0, HALF)], [Closing("a", T0 + 10_000, "finished")], policies, T0 + 10_000)
     state = books.require("team").at(T0 + 1_800_000)
     assert (state.period_start, state.balance) == (T0 + 1_800_000, 23_000)
     books.apply([opening("b", T0 + 1_800_000, Fraction(1))], [], policies, T0 + 1_800_000)
@@ -232,7 +223,7 @@ def test_a_policys_budget_has_credit_rollover_and_an_anchor(books: Books) -> Non
 
 def test_a_namespace_that_is_made_again_starts_afresh(books: Books) -> None:
     apply(books, [opening("a", T0, Fraction(1))], [Closing("a", T0 + 5_000, "finished")], T0 + 5_000)
-    again = Opening(**{**opening("b", T0 + 6_000).__dict__, "namespace_uid": "another"})
+    again = replace(opening("b", T0 + 6_000, HALF), namespace_uid="another")
     apply(books, [again], [], T0 + 6_000)
     assert books.require("team").at(T0 + 6_000).balance == 20_000
 
@@ -245,7 +236,7 @@ def test_a_write_that_fails_undoes_itself_alone(books: Books) -> None:
     done: list[int] = []
 
     def work(index: int) -> None:
-        apply(books, [opening(f"pod-{index}", T0)], [], T0 + index)
+        apply(books, [opening(f"pod-{index}", T0, HALF)], [], T0 + index)
         done.append(index)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
@@ -284,7 +275,7 @@ def test_the_database_is_set_up_to_lose_nothing(books: Books) -> None:
     ],
 )
 def test_verify_finds_what_was_tampered_with(books: Books, damage: str, told: str) -> None:
-    apply(books, [opening("a", T0)], [Closing("a", T0 + 5_000, "finished")], T0 + 5_000)
+    apply(books, [opening("a", T0, HALF)], [Closing("a", T0 + 5_000, "finished")], T0 + 5_000)
     assert verify(books.database.engine, carry=False).differences == []
     books.database.write(lambda session: session.execute(text(damage)) and None)
     assert any(told in difference for difference in verify(books.database.engine, carry=False).differences)

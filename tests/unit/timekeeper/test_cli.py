@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 from click.testing import CliRunner
+from openings import opening
 from timekeeper_service import serving
 from werkzeug.serving import make_server
 
@@ -21,7 +21,7 @@ from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.schemas import BudgetBody
 from timekeeper.api.service import Service
-from timekeeper.books import Closing, Opening
+from timekeeper.books import Closing
 
 T0 = 1_767_225_600_000
 Run = Callable[..., Any]
@@ -94,11 +94,8 @@ def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
 
 
 def test_time_is_moved_by_hand_and_stated(run: Run, world: Service) -> None:
-    opening = Opening(
-        "uid-p", "p", "team", "uid-team", "n", (), '{"main":1}', "standard", {"": Fraction(1)}, T0, ()
-    )  # fmt: skip
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
-    world.books.apply([opening], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    world.books.apply([opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(1_200_000)
     for _ in range(2):
@@ -116,14 +113,14 @@ def test_time_is_moved_by_hand_and_stated(run: Run, world: Service) -> None:
     assert run("parent", "status", "lab", "closed")["state"] == "suspended"
     told = run("budget", "statement", "team")
     assert (told["openingMs"], told["closingMs"]) == (0, 5_400_000)
-    assert [(pod["podName"], pod["chargedMs"]) for pod in told["workloads"]] == [("p", 1_200_000)]
+    assert [(pod["podName"], pod["chargedMs"]) for pod in told["workloads"]] == [("uid-p", 1_200_000)]
     early = run("budget", "statement", "team", "--from", "2025-01-01T00:00:00Z", "--to", "2025-02-01T00:00:00Z")
     assert early["totals"] == []
     shown = run("budget", "statement", "team", code=-1).splitlines()
     assert [line.split()[0] for line in shown if line][:2] == ["BOOKED", "opening"]
-    assert shown[-1].split() == ["p", "uid-p", "20m", "0s"]
+    assert shown[-1].split() == ["uid-p", "uid-p", "20m", "0s"]
     rows = run("budget", "statement", "team", "-o", "csv", code=-1).splitlines()
-    assert rows[-1] == "workload,uid-p,p,,,1200000,0,"
+    assert rows[-1] == "workload,uid-p,uid-p,,,1200000,0,"
     assert run("parent", "statement", "lab")["parent"] == "lab"
 
 

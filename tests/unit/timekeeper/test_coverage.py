@@ -10,11 +10,12 @@ import pytest
 from databases import Databases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openings import opening
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import hierarchy, movements, reservations
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.holds import Hold
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
@@ -38,11 +39,7 @@ def grant(books: Books, amount: int, until: int | None, *, priority: int = 0, ke
 
 def bind(books: Books, uid: str, at: int, amount: int, span: int) -> None:
     """Have a pod hold GPUs from now on that cost `amount` in `span`."""
-    opening = Opening(
-        pod_uid=uid, pod_name=uid, namespace="team", namespace_uid="uid-team", node="n", gpus=("GPU-1",),
-        holders='{"main":1}', gpu_class="standard", shares={"": Fraction(amount, span)}, start=at, flags=(),
-    )  # fmt: skip
-    books.apply([opening], [], {"team": POLICY}, at)
+    books.apply([opening(uid, at, Fraction(amount, span))], [], {"team": POLICY}, at)
 
 
 def uncovered(books: Books, now: int) -> int:

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from io import BytesIO
 
 import pytest
 from databases import Databases
+from openings import opening
 from sqlalchemy import text
 
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import hierarchy, movements, sealing
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.explain import explain
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
@@ -31,11 +31,6 @@ TEAM = Place("uid-team", "team", POLICY)
 def with_debt(books: Books, setting: str) -> Books:
     """Return books of a process that was started with another setting."""
     return Books(books.database, "default", carry=setting == "carry")
-
-
-def opening(uid: str, start: int, share: int = 1) -> Opening:
-    shares = {"": Fraction(share)}
-    return Opening(uid, uid, "team", "uid-team", "n", ("g",), '{"main":1}', "standard", shares, start, ())
 
 
 def begin(books: Books, uid: str, start: int, now: int | None = None) -> None:

@@ -7,13 +7,14 @@ import random
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
+
+from openings import opening
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper import movements, reports, reservations
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.holds import Hold
 from timekeeper.identity import OPERATOR
 from timekeeper.movements import BALANCE_INSUFFICIENT, Order, Place
@@ -29,11 +30,6 @@ END = NOW + 1_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))
 TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
 CLIENTS, EACH = 64, 4
-
-
-def pod(uid: str, start: int) -> Opening:
-    shares = {"": Fraction(1)}
-    return Opening(uid, uid, "team", "uid-team", "n", ("g",), '{"main":1}', "standard", shares, start, ())
 
 
 def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> None:
@@ -60,7 +56,7 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
                     movements.adjust(books, TEAM, Order(**{**order.__dict__, "amount": amount}))
                 else:
                     uid = f"pod-{number}-{step}"
-                    books.apply([pod(uid, NOW - amount)], [Closing(uid, NOW, "finished")], {"team": POLICY}, NOW)
+                    books.apply([opening(uid, NOW - amount)], [Closing(uid, NOW, "finished")], {"team": POLICY}, NOW)
             except Conflict as refusal:
                 refusals.append(refusal.reason)
                 continue
@@ -97,7 +93,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
         for _ in range(1 if database_url.startswith("sqlite") else 2)
     ]
     # The first pod has the budget booked, so that the account's balance is all that is left.
-    replicas[0].apply([pod("first", T0)], [Closing("first", T0 + 1, "finished")], {"team": POLICY}, NOW)
+    replicas[0].apply([opening("first", T0)], [Closing("first", T0 + 1, "finished")], {"team": POLICY}, NOW)
     team = replicas[0].require("team").known.id
     booked: Counter[str] = Counter({"pod": 1})
     kept: Counter[str] = Counter()
@@ -123,7 +119,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
                         reservations.release(books, "team", row.id, actor="me", now=NOW)
                         amount = 0
                 elif reservations.open_for_pod(books, TEAM, uid, uid, Hold(amount, amount), NOW):
-                    books.apply([pod(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END)
+                    books.apply([opening(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END)
                     amount = spent
                 else:
                     raise Conflict("not free", 409, BALANCE_INSUFFICIENT)
@@ -161,7 +157,7 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
         Books(Database(make_engine(database_url)), "default", carry=False)
         for _ in range(1 if database_url.startswith("sqlite") else 2)
     ]
-    replicas[0].apply([pod(uid, T0) for uid in pods], [], {"team": POLICY}, T0)
+    replicas[0].apply([opening(uid, T0) for uid in pods], [], {"team": POLICY}, T0)
 
     def told(uid: str, seq: int) -> UsageReport:
         return UsageReport(

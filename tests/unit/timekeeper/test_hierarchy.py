@@ -12,12 +12,13 @@ from charge_oracle import Interval, Tree
 from databases import Databases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openings import opening
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import books as books_module
 from timekeeper import hierarchy, movements, reservations
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.explain import explain
 from timekeeper.hierarchy import HIERARCHY_CYCLE, HIERARCHY_TOO_DEEP, PARENT_REFUSED
 from timekeeper.movements import Order, Place
@@ -45,11 +46,8 @@ def under(books: Books, child: Place | str, parent: str | None, at: int = T0) ->
 
 
 def run(books: Books, uid: str, start: int, end: int | None = None, *, place: Place = RED, share: int = 1) -> None:
-    opening = Opening(
-        pod_uid=uid, pod_name=uid, namespace=place.name, namespace_uid=place.uid, node="n", gpus=("GPU-1",),
-        holders='{"main":1}', gpu_class="standard", shares={"A100": Fraction(share)}, start=start, flags=(),
-    )  # fmt: skip
-    books.apply([opening], [Closing(uid, end, "finished")] if end else [], {place.name: POLICY}, end or start)
+    begun = opening(uid, start, share, place.name, model="A100")
+    books.apply([begun], [Closing(uid, end, "finished")] if end else [], {place.name: POLICY}, end or start)
 
 
 def end(books: Books, uid: str, at: int) -> None:
@@ -112,9 +110,7 @@ def test_late_and_reordered_knowledge_ends_in_what_an_independent_oracle_says(
                 )
                 movements.grant(books, target, order(amount, f"{index}", T0), valid_from=T0 + since, valid_to=None)
             for step, (name, one) in enumerate(told):
-                opening = Opening(one.uid, one.uid, name, f"uid-{name}", "n", ("g",), '{"main":1}', "standard",
-                                  {"": one.rate}, one.start, ())  # fmt: skip
-                books.apply([opening], [], policies, T0 + 50_000 + step)
+                books.apply([opening(one.uid, one.start, one.rate, name)], [], policies, T0 + 50_000 + step)
             for _, one in reversed(told):
                 books.apply([], [Closing(one.uid, one.end, "finished")], policies, T0 + 60_000)
             mine = {name: [i for n, i in intervals if n == name] for name in names}
@@ -280,7 +276,7 @@ def test_writers_of_one_tree_wait_for_each_other_and_never_lose(database_url: st
     team(replicas[0], "science", 10**9, kind="organisation")
     team(replicas[0], "physics", 20_000)
     under(replicas[0], "physics", "science")
-    places = [Place(f"uid-{i}", f"space-{i}", POLICY) for i in range(4)]
+    places = [Place(f"uid-space-{i}", f"space-{i}", POLICY) for i in range(4)]
     failed: list[BaseException] = []
 
     def work(index: int) -> None:

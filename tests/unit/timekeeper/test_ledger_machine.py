@@ -23,12 +23,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from openings import opening
 from sqlalchemy import text
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import hierarchy, movements
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.movements import BALANCE_INSUFFICIENT, REFUND_ABOVE_CHARGE, Order, Place
 from timekeeper.records import Rule
 from timekeeper.store import bookings, namespaces
@@ -95,11 +96,8 @@ class Ledger(RuleBasedStateMachine):
 
     def tell(self, uid: str) -> None:
         name, start, end, share = self.pods[uid]
-        opening = Opening(
-            uid, uid, name, f"uid-{name}", "n", ("g",), '{"main":1}', "standard", {"A100": share}, start, ()
-        )
         closings = [] if end is None else [Closing(uid, end, "finished")]
-        self.books.apply([opening], closings, {name: POLICY}, self.now)
+        self.books.apply([opening(uid, start, share, name, model="A100")], closings, {name: POLICY}, self.now)
 
     def order(self, amount: int) -> Order:
         self.orders += 1

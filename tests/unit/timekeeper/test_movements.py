@@ -8,12 +8,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from openings import opening
 from sqlalchemy import delete, insert, select, text
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import hierarchy, movements, sealing
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
 from timekeeper.store import audit, bookings, migrate, namespaces
@@ -30,11 +31,8 @@ TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POL
 
 
 def run(books: Books, uid: str, start: int, end: int | None = None, *, share: Fraction = Fraction(1)) -> None:
-    opening = Opening(
-        pod_uid=uid, pod_name=uid, namespace="team", namespace_uid="uid-team", node="n", gpus=("GPU-1",),
-        holders='{"main":1}', gpu_class="standard", shares={"A100": share}, start=start, flags=(),
-    )  # fmt: skip
-    books.apply([opening], [Closing(uid, end, "finished")] if end else [], {"team": POLICY}, end or start)
+    begun = opening(uid, start, share, model="A100")
+    books.apply([begun], [Closing(uid, end, "finished")] if end else [], {"team": POLICY}, end or start)
 
 
 def order(amount: int, key: str, now: int) -> Order:

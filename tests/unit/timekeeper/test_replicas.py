@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from databases import Postgres
+from openings import opening
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -20,7 +21,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import movements
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.movements import Order, Place
 from timekeeper.store import migrate
 from timekeeper.store import writer as writer_module
@@ -50,13 +51,6 @@ def replicas(url: str) -> Iterator[list[Books]]:
         books.database.close()
 
 
-def opening(uid: str, start: int) -> Opening:
-    return Opening(
-        pod_uid=uid, pod_name=uid, namespace="team", namespace_uid="uid-team", node="n", gpus=("GPU-1",),
-        holders='{"main":1}', gpu_class="standard", shares={"": Fraction(1, 3)}, start=start, flags=(),
-    )  # fmt: skip
-
-
 def together(*work: Callable[[], None]) -> None:
     """Run things at once; an error of any is raised."""
     errors: list[BaseException] = []
@@ -79,8 +73,10 @@ def together(*work: Callable[[], None]) -> None:
 def life(books: Books, index: int) -> None:
     """Tell of a pod's whole life, twice, as two controllers would."""
     uid, start = f"pod-{index % 12}", T0 + index % 12 * 900
-    books.apply([opening(uid, start)], [], {"team": POLICY}, T0 + 30_000)
-    books.apply([opening(uid, start)], [Closing(uid, start + 7_001, "finished")], {"team": POLICY}, T0 + 40_000)
+    books.apply([opening(uid, start, Fraction(1, 3))], [], {"team": POLICY}, T0 + 30_000)
+    books.apply(
+        [opening(uid, start, Fraction(1, 3))], [Closing(uid, start + 7_001, "finished")], {"team": POLICY}, T0 + 40_000
+    )
 
 
 def grant(books: Books, key: str, amount: int = 1_000) -> bool:

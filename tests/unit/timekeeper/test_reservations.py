@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
+from openings import opening
 
 from slicekeeper import names
 from slicekeeper.errors import Conflict, NotFound
@@ -15,7 +16,7 @@ from slicekeeper.inventory import Gpu
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.request import GpuRequest, PodRequest
 from timekeeper import hierarchy, movements, reservations
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.holds import Hold, hold_of, span_of
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
@@ -47,9 +48,8 @@ def held(books: Books, now: int) -> int:
 
 
 def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int, rate: Fraction = Fraction(1)) -> None:
-    opening = Opening(uid, uid, "team", "uid-team", "n", ("g",), '{"main":1}', "standard", {"": rate}, start, ())
     closings = [] if end is None else [Closing(uid, end, "finished")]
-    books.apply([opening], closings, {"team": POLICY}, now)
+    books.apply([opening(uid, start, rate)], closings, {"team": POLICY}, now)
 
 
 def outcomes(books: Books, now: int) -> dict[str, str]:

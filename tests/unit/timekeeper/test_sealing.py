@@ -14,12 +14,13 @@ from databases import Databases
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from openings import opening
 from sqlalchemy import text
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import movements, sealing
-from timekeeper.books import Books, Closing, Opening
+from timekeeper.books import Books, Closing
 from timekeeper.explain import explain
 from timekeeper.ledger import effect
 from timekeeper.movements import Order, Place
@@ -35,10 +36,6 @@ T0 = 1_774_746_000_000 - 30 * HOUR
 """30 hours before daylight saving begins in Berlin."""
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_zone="Europe/Berlin"))
 PLACE = Place("uid-team", "team", POLICY)
-
-
-def opening(uid: str, start: int, share: Fraction = Fraction(1)) -> Opening:
-    return Opening(uid, uid, "team", "uid-team", "n", ("g",), '{"main":1}', "standard", {"": share}, start, ())
 
 
 def tell(books: Books, uid: str, start: int, end: int | None, now: int, share: Fraction = Fraction(1)) -> None:
