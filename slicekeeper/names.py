@@ -56,6 +56,10 @@ GPU_UUID: Final = "slicekeeper.io/gpu-uuid"
 GPU_MODEL: Final = "slicekeeper.io/gpu-model"
 SHARING: Final = "slicekeeper.io/sharing"
 
+USER_ANNOTATIONS: Final = (
+    CORE_LIMIT, GPU_CLASS, GPU_AFFINITY, GPU_ANTI_AFFINITY, GPU_EXCLUSION, GPU_UUID, GPU_MODEL, SHARING,
+)  # fmt: skip
+
 STANDARD: Final = "standard"
 BACKGROUND: Final = "background"
 GPU_CLASSES: Final = (STANDARD, BACKGROUND)

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper import names
@@ -285,6 +286,9 @@ class _Reader:
             rule = f"it must be a whole number from 1 to {maximum}"
             if resource == self.resources.core:
                 rule = _CORE_RULE
+            elif resource == self.resources.memory:
+                rule = f"memory counts blocks of {MIB_PER_BLOCK} MiB, in whole numbers from 1 to {maximum}"
+                example = self.in_blocks(amount, example)
             self.refuse("quantity-invalid", name, where, value, rule, example)
             return None
         if resource in requests:
@@ -300,6 +304,13 @@ class _Reader:
                 )  # fmt: skip
                 return None
         return int(amount)
+
+    def in_blocks(self, amount: Fraction, example: str) -> str:
+        """Return the example in blocks for an amount that was plainly meant in bytes."""
+        blocks = -(-amount // (MIB_PER_BLOCK << 20))
+        if amount < 1 << 20 or blocks > MAX_BLOCKS:
+            return example
+        return f"{self.resources.memory}: {blocks}"
 
     def with_limit(self, request: GpuRequest, annotations: Mapping[str, Any]) -> GpuRequest:
         """Return the request with its ceiling: the container's own annotation, else the pod's."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RFC 6902 patches that only ever add: what a user wrote is neither removed nor moved.
+"""RFC 6902 patches that bring something into being: what a user wrote is neither removed nor moved by them.
 
 The builder writes the fewest operations that bring a missing value into being; `apply` is what the API server
 does with them, for `slicekeeper review` and for a second look at our own work.
@@ -84,8 +84,10 @@ def apply(document: dict[str, Any], patch: JsonPatch) -> dict[str, Any]:
         for part in parents:
             key: Any = int(part) if isinstance(node, list) else part
             node[key] = node = node[key].copy()
-        value = operation["value"]
-        if isinstance(node, dict):
+        value = operation.get("value")
+        if operation["op"] == "remove":
+            del node[last]  # of a mapping, always
+        elif isinstance(node, dict):
             node[last] = value
         elif operation["op"] == "replace":
             node[int(last)] = value

@@ -17,9 +17,9 @@ from slicekeeper.errors import Violation
 from slicekeeper.request import PodRequest, show
 from slicekeeper.settings import Settings
 from slicekeeper.wire.admission import JsonPatch
-from webhook import mutation, rules
+from webhook import former_life, mutation, rules
 from webhook.facts import Case, ClassSource, Cluster, Standing
-from webhook.patch import value_at
+from webhook.patch import apply, value_at
 
 __all__ = ["Admission", "Case", "Standing", "Verdict"]
 
@@ -71,6 +71,16 @@ class Admission:
 
     def mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch that makes a new pod what its namespace's policy asks for, or the refusal."""
+        if case.policy.mode == "off" or rules.is_mirror(pod):
+            return self._mutate(pod, case)
+        may_name_node = case.policy.mode == "observe" or rules.may_name_node(case, self._cluster)
+        former = former_life.taken_off(pod, may_name_node=may_name_node)
+        if not former:
+            return self._mutate(pod, case)
+        verdict = self._mutate(apply(dict(pod), former), case)
+        return replace(verdict, patch=[*former, *verdict.patch], warnings=(former_life.WARNING, *verdict.warnings))
+
+    def _mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
         if found := _forged(pod, case):
             return Verdict(violations=found)
         if self._untouched(pod, case):
@@ -185,6 +195,9 @@ def _warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: 
     found = []
     namespace, standing = case.namespace, case.standing
     over = case.over_budget
+    for key, known in rules.unknown_annotations(pod):
+        meant = f"; did you mean {known}?" if known else ""
+        found.append(f"annotation {key} means nothing to Slicekeeper{meant}")
     if standing.unknown:
         taken = "over budget" if over else "in budget"
         found.append(f"the GPU budget of namespace {namespace} is not known at present; the pod is taken as {taken}")

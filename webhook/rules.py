@@ -7,6 +7,7 @@ manifest from `kubectl get -o yaml`, brings our own values back. Every rule that
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -32,6 +33,12 @@ from webhook.sidecar_container import covers, is_ours
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _NO_DEVICES: Final = ("", "none", "void")
+_ANNOTATION_BYTES: Final = 256 * 1024
+"""What the API server takes of an object's keys and values together."""
+_BINDING_BYTES: Final = 1024
+"""Enough for what a Binding and admission write once on a pod."""
+_GPU_BYTES: Final = 48
+"""Enough for one GPU's UUID; twice that for the annotation's key."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -84,6 +91,7 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[Pod
     except RequestRefused as error:
         return None, list(error.violations)
     violations += _reserved_metadata(pod, request)
+    violations += _room_for_binding(pod, request)
     violations += _reserved_gate(pod, request, case)
     violations += _containers(pod, request, case, cluster)
     if request.requests or request.whole_device_gpus:
@@ -114,6 +122,26 @@ def check_ephemeral(
         if on_gpu_pod:
             yield from _privileged(path, name, container, cluster)
             yield from _env(path, name, container, None, preload=False)
+
+
+def may_name_node(case: Case, cluster: Cluster) -> bool:
+    """Whether a user's `nodeName` on a GPU pod breaks no rule."""
+    return cluster.webhook.allow_node_name and not case.policy.reserves
+
+
+def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield annotations under our domain that nobody reads, each with the one that was likely meant, or nothing.
+
+    Told and not refused: other releases may know more of them. Once the pod is there, nobody can correct it.
+    """
+    for key in annotations_of(pod):
+        domain = key.rpartition("/")[0]
+        if domain != names.GROUP and not domain.endswith(f".{names.GROUP}"):
+            continue
+        if key in names.USER_ANNOTATIONS or _is_written_by_us(key) or key == names.ROOM_SEEN_AT:
+            continue
+        if not key.startswith(names.CONTAINER_LIMIT_PREFIX):
+            yield show(key), next(iter(difflib.get_close_matches(key, names.USER_ANNOTATIONS, 1, 0.8)), "")
 
 
 def named_class(pod: Mapping[str, Any]) -> str:
@@ -157,6 +185,22 @@ def _reserved_metadata(pod: Mapping[str, Any], request: PodRequest) -> Iterator[
         if key == names.BUDGET_STATE and on_gpu_pod and value in (names.IN_BUDGET, names.OVER_BUDGET):
             continue
         yield _reserved_annotation(key, value)
+
+
+def _room_for_binding(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:
+    """Check that the annotations of a Binding find room beside the user's.
+
+    The API server does not count them when it binds, but at every later write: such a pod could never be written
+    again, not even by kubelet, nor lose its finalizer.
+    """
+    size = sum(len(key.encode()) + len(str(value).encode()) for key, value in annotations_of(pod).items())
+    needed = _BINDING_BYTES + sum(_GPU_BYTES * (r.gpus + 2) for r in request.requests)
+    if request.requests and size + needed > _ANNOTATION_BYTES:
+        yield Violation(
+            "annotations-too-large", "", "metadata.annotations", f"{size} bytes long",
+            f"the scheduler adds up to {needed} bytes to them, and Kubernetes takes {_ANNOTATION_BYTES} in all",
+            "a ConfigMap for what is large",
+        )  # fmt: skip
 
 
 def _reserved_annotation(key: str, value: object) -> Violation:
@@ -314,6 +358,11 @@ def _volumes(spec: Mapping[str, Any], cluster: Cluster) -> Iterator[Violation]:
 
 def _pod_fields(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> Iterator[Violation]:
     webhook, policy = cluster.webhook, case.policy
+    if as_map(spec.get("os")).get("name") == "windows":
+        yield Violation(
+            "os-windows", "", "spec.os.name", show("windows"),
+            "shares of GPUs, their meter and their limiter are there for Linux alone", "no spec.os",
+        )  # fmt: skip
     if spec.get("hostPID") and not webhook.allow_host_pid:
         yield Violation(
             "host-pid", "", "spec.hostPID", show(spec["hostPID"]),
@@ -321,7 +370,7 @@ def _pod_fields(spec: Mapping[str, Any], request: PodRequest, case: Case, cluste
         )  # fmt: skip
     if policy.reserves:
         yield from _deadline(spec)
-    if spec.get("nodeName") and (policy.reserves or not webhook.allow_node_name):
+    if spec.get("nodeName") and not may_name_node(case, cluster):
         yield Violation(
             "node-name", "", "spec.nodeName", show(spec["nodeName"]),
             "a GPU pod is placed by the scheduler, which keeps GPUs from being given away twice",

@@ -10,6 +10,7 @@ from slicekeeper.request import as_map
 
 _TEMPLATE: Final = ("spec", "template")
 PATHS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
+    ("", "ReplicationController"): _TEMPLATE,
     ("apps", "Deployment"): _TEMPLATE,
     ("apps", "StatefulSet"): _TEMPLATE,
     ("apps", "DaemonSet"): _TEMPLATE,

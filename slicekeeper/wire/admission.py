@@ -7,7 +7,7 @@ API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
 JsonPatch = list[dict[str, Any]]
-"""RFC 6902 operations; we use `add`, `replace` and `test`."""
+"""RFC 6902 operations; we use `add`, `replace` and `remove`."""
 
 
 class GroupVersionKind(TypedDict):

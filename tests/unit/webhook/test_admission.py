@@ -252,3 +252,31 @@ def test_the_docs_list_every_code() -> None:
     found = {line.removeprefix("- code: ") for line in golden.splitlines() if line.startswith("- code: ")}
     found |= {"not-as-admitted", "budget-exhausted", "budget-unknown", "request-malformed"}
     assert not [code for code in found if f"`{code}`" not in docs]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("slicekeeper.io/gpu-clas", "slicekeeper.io/gpu-class"),
+        ("slicekeeper.io/vcuda-core-limit", ""),
+        ("foo.slicekeeper.io/x", ""),
+    ],
+)
+def test_an_annotation_of_ours_that_nobody_reads_is_told_of(key: str, meant: str) -> None:
+    manifest = {**pod(), "metadata": {"annotations": {key: "background", names.ROOM_SEEN_AT: "2030-01-01T00:00:00Z"}}}
+    [warning] = ADMISSION.mutate(manifest, CASE).warnings
+    assert f'"{key}" means nothing' in warning
+    assert warning.endswith(f"did you mean {meant}?" if meant else "Slicekeeper")
+    [of_template] = ADMISSION.validate_template(manifest, CASE, "spec.template").warnings
+    assert of_template == warning
+
+
+def test_annotations_leave_room_for_those_of_the_binding() -> None:
+    def sized(size: int) -> dict[str, Any]:
+        return {**pod(), "metadata": {"annotations": {"a": "x" * size}}}
+
+    assert ADMISSION.mutate(sized(250_000), CASE).allowed
+    refusal = ADMISSION.mutate(sized(262_000), CASE)
+    assert [v.code for v in refusal.violations] == ["annotations-too-large"]
+    plain = {**sized(262_000), "spec": {"containers": [{"name": "x"}]}}
+    assert ADMISSION.mutate(plain, CASE).allowed

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from slicekeeper import names
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Settings
 from webhook.classes import SettingsClasses
+from webhook.patch import apply
 from webhook.policy import Admission, Case
 from webhook.review import Reviewer
 
@@ -74,3 +76,28 @@ def test_only_a_kubelet_makes_mirrors_of_its_static_pods() -> None:
         refusal = told(endpoint, "Pod", mirror, "enforce", ["system:authenticated"])
         assert "only a kubelet makes mirrors" in refusal
         assert told(endpoint, "Pod", mirror, "enforce", ["system:nodes", "system:authenticated"]) == ""
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_a_pod_read_back_from_the_cluster_is_placed_anew(mode: str) -> None:
+    """As by `kubectl replace --force`, which has deleted the pod when it creates it."""
+    case = Case("team", NamespacePolicy(mode=mode))  # type: ignore[arg-type]
+    asked = {"metadata": {}, "spec": {"containers": [{"name": "a", "resources": {"limits": SHARE}}]}}
+    admitted = apply(asked, ADMISSION.mutate(asked, case).patch)
+    bound = deepcopy(admitted)
+    for forged in FORGED:
+        bound["metadata"].setdefault("annotations", {}).update(forged)
+    bound["spec"]["nodeName"] = "node-1"
+    without_finalizer = {**bound, "metadata": {**bound["metadata"], "finalizers": []}}  # `kubectl debug --copy-to`
+    for read_back in (bound, without_finalizer):
+        verdict = ADMISSION.mutate(read_back, case)
+        assert "gets a node and GPUs anew" in verdict.warnings[0]
+        anew = apply(read_back, verdict.patch)
+        assert (anew["spec"], anew["metadata"]["labels"]) == (admitted["spec"], admitted["metadata"]["labels"])
+        assert anew["metadata"].get("annotations", {}) == admitted["metadata"].get("annotations", {})
+        assert ADMISSION.mutate(anew, case).patch == []
+        assert ADMISSION.validate(anew, case).allowed
+    assert not ADMISSION.validate(bound, case).allowed, "where the first webhook was away"
+    by_us = {**admitted, "spec": {**admitted["spec"], "nodeName": "node-1"}}
+    told = ADMISSION.mutate(by_us, case).patch
+    assert bool(told) == (mode == "enforce"), "a node that a user may name stays in a second pass"
