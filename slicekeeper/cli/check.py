@@ -49,6 +49,9 @@ _GUARD_NAMES: Final = (
     "slicekeeper-bindings",
     "slicekeeper-timekeeper",
     "slicekeeper-nodes",
+    "slicekeeper-scheduler",
+    "slicekeeper-other-namespaces",
+    "slicekeeper-certificates",
 )
 _INSTALL: Final = "kubectl apply -k manifests/overlays/default"
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")

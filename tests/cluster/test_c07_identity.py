@@ -15,7 +15,7 @@ import pytest
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
-from cluster.harness.site import Site, gpu_container, pod
+from cluster.harness.site import CORE, Site, gpu_container, pod
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
@@ -23,8 +23,10 @@ from certificates.authority import make_ca
 from slicekeeper import names
 from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.http import JsonClient
-from slicekeeper.kube.client import NODES, PODS
+from slicekeeper.kube.client import CONFIG_MAPS, NODES, PODS, Resource
 
+SECRETS = Resource("/api/v1", "secrets")
+LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 TIMEKEEPER = "system:serviceaccount:slicekeeper-system:timekeeper"
 
 
@@ -293,6 +295,49 @@ def test_the_schedulers_account_marks_pods_that_wait_and_changes_nothing_else(
         _editor(site, namespace).patch("pod", "waits", later, namespace)
 
 
+def test_the_schedulers_account_does_not_go_as_far_as_kube_schedulers_role(
+    site: Site, pair: tuple[Object, Object]
+) -> None:
+    namespace = pair[0]["metadata"]["namespace"]
+    acting = site.client(site.kubectl("create", "token", "scheduler", "-n", NAMESPACE).strip())
+    with pytest.raises(Forbidden, match="may not say how a pod runs"):
+        acting.patch(PODS, "one", {"status": {"phase": "Succeeded"}}, namespace, subresource="status")
+    with pytest.raises(Forbidden, match="critical to the cluster"):
+        acting.delete(PODS, site.part("webhook")["metadata"]["name"], NAMESPACE)
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "any"}}
+    with pytest.raises(Forbidden, match="in its own namespace alone"):
+        acting.create(LEASES, lease, namespace)
+    for account in ("scheduler", "timekeeper"):
+        who = site.kubectl.acting(f"--as=system:serviceaccount:{NAMESPACE}:{account}")
+        name = site.part("webhook")["metadata"]["name"]
+        evict = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+        url = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+        with pytest.raises(Refused, match="no pod of the system's namespaces"):
+            who("create", "--raw", url, "-f", "-", stdin=json.dumps(evict))
+
+
+def test_the_account_of_the_certificates_writes_what_is_named_for_it_alone(site: Site) -> None:
+    team = site.namespace()
+    wait_for("CA", lambda: _there(site, "configmap", names.CA_CONFIG_MAP, team))
+    acting = site.client(site.kubectl("create", "token", "certificates", "-n", NAMESPACE).strip())
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "any"}}
+    for namespace in (team, "kube-system", NAMESPACE):
+        with pytest.raises(Forbidden, match="may write only the ConfigMap"):
+            acting.create(CONFIG_MAPS, config, namespace)
+    token_of = {"kubernetes.io/service-account.name": "timekeeper"}
+    for name, kind in (("any", "Opaque"), ("any", "kubernetes.io/service-account-token")):
+        secret: Object = {"apiVersion": "v1", "kind": "Secret", "type": kind}
+        secret["metadata"] = {"name": name, "annotations": token_of}
+        with pytest.raises(Forbidden, match="may write only the ConfigMap"):
+            acting.create(SECRETS, secret, NAMESPACE)
+    site.kubectl("delete", "configmap", names.CA_CONFIG_MAP, "-n", team)
+    wait_for("CA again", lambda: _there(site, "configmap", names.CA_CONFIG_MAP, team))
+
+
+def _there(site: Site, kind: str, name: str, namespace: str) -> str:
+    return site.kubectl("get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "name")
+
+
 def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
     site.kubectl.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}})
     try:
@@ -309,16 +354,32 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
             )
         with pytest.raises(Forbidden, match="only its node's GPUs"):
             acting.patch(NODES, own, mine, subresource="status")
+        for status in ({"conditions": []}, {"addresses": []}, {"capacity": {"cpu": "99"}}):
+            with pytest.raises(Forbidden, match="nothing else of the status"):
+                acting.patch(NODES, own, {"status": status}, subresource="status")
         with pytest.raises(Forbidden, match="cannot patch"):
             acting.patch(NODES, own, mine)
         now = site.kubectl.get("node", own)["metadata"]["annotations"][names.NODE_GPUS]
         acting.patch(NODES, own, {"metadata": {"annotations": {names.NODE_GPUS: now}}}, subresource="status")
-        site.kubectl("create", "clusterrole", "labeller", "--verb=get,patch", "--resource=nodes")
+        site.kubectl("create", "clusterrole", "labeller", "--verb=get,create,patch", "--resource=nodes,nodes/status")
         site.kubectl("create", "clusterrolebinding", "labeller", "--clusterrole=labeller", "--user=bob")
+        bob = site.kubectl.acting("--as=bob")
+        capacity = {"status": {"capacity": {CORE: "400"}}}
         elsewhere = {"metadata": {"annotations": {names.NODE_AGENT: "10.9.9.9:80"}}}
         for patch in (gpus, elsewhere, {"metadata": {"annotations": {names.NODE_AGENT: None}}}):
             with pytest.raises(Refused, match="the node agent alone writes them"):
-                site.kubectl.acting("--as=bob").patch("node", own, patch)
+                bob.patch("node", own, patch)
+        with pytest.raises(Refused, match="the node agent alone writes them"):
+            bob.patch("node", own, capacity, "", "--subresource=status")
+        for forged in (gpus, capacity):
+            made = {"apiVersion": "v1", "kind": "Node", **forged}
+            made["metadata"] = {"name": "node-3", **made.get("metadata", {})}
+            kubelet = site.kubectl.acting("--as=system:node:node-3", "--as-group=system:nodes")
+            for who in (bob, kubelet)[: 2 if forged is gpus else 1]:
+                with pytest.raises(Refused, match="the node agent alone writes them"):
+                    who.create(made, dry_run=True)
+            site.kubectl.create(made, dry_run=True)
+        kubelet.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-3"}}, dry_run=True)
     finally:
         site.kubectl("delete", "node", "node-2")
         # An agent was made for it, which waits for minutes for a node that is no more.
