@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 
 from cluster.harness.cluster import Cluster
+from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, Refused, wait_for
+from cluster.harness.losses import all_ended, create, fate, kill_agent, replace_agent, restart_kubelet
 from cluster.harness.site import SEAT, Site, deployment, gpu_container, pod
 
 from slicekeeper import names
@@ -47,16 +50,6 @@ def _touch(site: Site, team: str, file: str) -> bool:
     return True
 
 
-def _kill_agent(cluster: Cluster) -> None:
-    """Kill the agent if it is up; kubelet starts it again, each time a little later."""
-    cluster.run("sh", "-c", "pkill -KILL -f 'slicekeeper nodeagent [r]un' || true")
-
-
-def _restart_kubelet(cluster: Cluster) -> None:
-    cluster.kill("kubelet")
-    cluster.start("kubelet")
-
-
 def _seats_are_back(site: Site) -> None:
     """Wait until kubelet knows the agent again: before, it fails the pods that it is given."""
     node = site.part("nodeagent")["spec"]["nodeName"]
@@ -75,9 +68,9 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
     )
     for round_ in range(3):
         time.sleep(1.5)
-        _kill_agent(cluster)
+        kill_agent(site, cluster)
         if round_ == 1:
-            _restart_kubelet(cluster)
+            restart_kubelet(site, cluster)
     pods = wait_for(
         "twenty running pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=180, pause=2
     )
@@ -87,8 +80,8 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
 
     # And while they run: nobody is restarted, nobody's seat changes.
     restarts = {one["metadata"]["uid"]: one["status"]["containerStatuses"][0]["restartCount"] for one in pods}
-    _kill_agent(cluster)
-    _restart_kubelet(cluster)
+    kill_agent(site, cluster)
+    restart_kubelet(site, cluster)
     _seats_are_back(site)
     again = wait_for(
         "the same pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=120, pause=2
@@ -96,6 +89,57 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
     wait_for("their logs", lambda: all(_right(site, one) for one in again))  # kubelet serves them a little later
     assert {one["metadata"]["uid"]: _seat(site, one)["id"] for one in again} == ids
     assert {one["metadata"]["uid"]: one["status"]["containerStatuses"][0]["restartCount"] for one in again} == restarts
+
+
+def _agent_uids(site: Site) -> set[str]:
+    return {one["metadata"]["uid"] for one in site.pods(NAMESPACE, "app.kubernetes.io/name=nodeagent")
+            if one["status"].get("phase") == "Running" and "deletionTimestamp" not in one["metadata"]}  # fmt: skip
+
+
+def _fates(site: Site, team: str) -> Counter[str]:
+    return Counter(fate(site, one) for one in all_ended(site, team))
+
+
+def test_no_pod_is_lost_that_comes_while_the_agent_is_replaced(site: Site, cluster: Cluster) -> None:
+    before = _agent_uids(site)
+    replace_agent(site, cluster)  # whatever was done to the last one
+    wait_for("another agent", lambda: _agent_uids(site) - before)
+    _seats_are_back(site)
+    team = site.namespace()
+    create(site, team, 0, 8)
+    replace_agent(site, cluster)
+    create(site, team, 8, 4)
+    assert _fates(site, team) == {"right": 12}
+
+
+def test_no_pod_is_lost_that_comes_while_the_agent_is_killed(site: Site, cluster: Cluster) -> None:
+    """Nobody makes these pods again. Those before have ended: one that is on its way to kubelet would be failed."""
+    _seats_are_back(site)
+    team = site.namespace()
+    create(site, team, 0, 4)
+    all_ended(site, team)
+    kill_agent(site, cluster)
+    create(site, team, 4, 8)
+    assert _fates(site, team) == {"right": 12}
+
+
+def test_no_pod_is_lost_that_comes_while_kubelet_is_killed(site: Site, cluster: Cluster) -> None:
+    _seats_are_back(site)
+    team = site.namespace()
+    create(site, team, 0, 8)
+    restart_kubelet(site, cluster)
+    create(site, team, 8, 4)
+    assert _fates(site, team) == {"right": 12}
+
+
+def test_no_pod_is_lost_that_comes_while_both_are_killed(site: Site, cluster: Cluster) -> None:
+    _seats_are_back(site)
+    team = site.namespace()
+    kill_agent(site, cluster)
+    create(site, team, 0, 4)
+    restart_kubelet(site, cluster)
+    create(site, team, 4, 4)
+    assert _fates(site, team) == {"right": 8}
 
 
 def test_a_restarting_container_keeps_its_seat_while_agent_and_kubelet_are_killed(site: Site, cluster: Cluster) -> None:
@@ -107,8 +151,8 @@ def test_a_restarting_container_keeps_its_seat_while_agent_and_kubelet_are_kille
     volumes = [{"name": "flag", "emptyDir": {}}]
     site.kubectl.create(pod("crash", crash, restartPolicy="Always", volumes=volumes), namespace=team)
     first = _seat_told(site, site.wait_phase(team, "crash", "Running"))
-    _kill_agent(cluster)
-    _restart_kubelet(cluster)
+    kill_agent(site, cluster)
+    restart_kubelet(site, cluster)
     wait_for("kubelet that knows it", lambda: _touch(site, team, "/flag/go"))
 
     def restarted() -> Object | None:
@@ -120,6 +164,28 @@ def test_a_restarting_container_keeps_its_seat_while_agent_and_kubelet_are_kille
     assert _seat_told(site, again) == first
 
 
+def test_a_container_between_two_runs_outlives_kubelet(site: Site, cluster: Cluster) -> None:
+    """A new kubelet takes it for a new one, and would fail the pod if it had no seats yet."""
+    _seats_are_back(site)
+    team = site.namespace()
+    crash = gpu_container(script=f"{SHOW}; exit 1", core=5, blocks=4)
+    site.kubectl.create(pod("crash", crash, restartPolicy="Always"), namespace=team)
+
+    def waits(least: int) -> Object | None:
+        one = site.pod(team, "crash")
+        assert one["status"].get("phase") != "Failed", one["status"]
+        status = next(iter(one["status"].get("containerStatuses", [])), None)
+        back_off = status and (status["state"].get("waiting") or {}).get("reason") == "CrashLoopBackOff"
+        return one if status and back_off and status["restartCount"] >= least else None
+
+    first = wait_for("back-off", lambda: waits(2), seconds=180)
+    seat = _seat_told(site, first)
+    restart_kubelet(site, cluster)
+    count = first["status"]["containerStatuses"][0]["restartCount"]
+    again = wait_for("another run", lambda: waits(count + 1), seconds=180, pause=1)
+    assert _seat_told(site, again) == seat
+
+
 def test_a_node_created_anew_has_its_gpus_again(site: Site, cluster: Cluster) -> None:
     name = site.part("nodeagent")["spec"]["nodeName"]
     zeroed = [{"op": "replace", "path": "/status/capacity/tencent.com~1vcuda-core", "value": "0"}]
@@ -127,6 +193,6 @@ def test_a_node_created_anew_has_its_gpus_again(site: Site, cluster: Cluster) ->
     wait_for(
         "capacity", lambda: site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400", 30
     )
-    _restart_kubelet(cluster)
+    restart_kubelet(site, cluster)
     _seats_are_back(site)
     assert site.kubectl.get("node", name)["status"]["capacity"]["tencent.com/vcuda-core"] == "400"
