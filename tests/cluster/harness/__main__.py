@@ -31,9 +31,10 @@ def up() -> None:
 
 
 def down() -> None:
-    """End every cluster of this machine, and clean up after those that were killed."""
+    """End every cluster that was left up on this machine, and clean up after those that were killed."""
     for one in cluster.living():
-        one.stop()
+        if one.stays:
+            one.stop()
     cluster.sweep()
 
 

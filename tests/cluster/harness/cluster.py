@@ -25,6 +25,8 @@ from cluster.harness.binaries import CONTAINERD, NEWEST, Binaries, Missing, cach
 
 START_SECONDS = 180.0
 TESTS = Path(__file__).resolve().parents[2]
+STAYS = "stays"
+"""A file in the folder of a cluster that is left up."""
 
 
 _UNSHARE = ("unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc",
@@ -63,6 +65,11 @@ class Cluster:
     def logs(self) -> Path:
         """One file per program."""
         return self.folder / "logs"
+
+    @property
+    def stays(self) -> bool:
+        """Whether it outlives the process that started it."""
+        return (self.folder / STAYS).exists()
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to a program and, where it ends it, wait for the end."""
@@ -144,6 +151,8 @@ def start(*, stay: bool = False) -> Cluster:
     (folder / "logs").mkdir(parents=True)
     began = time.monotonic()
     process, port = _spawn(folder, binaries, stay=stay)
+    if stay:
+        (folder / STAYS).touch()
     (folder / "pid").write_text(str(process.pid))
     cluster = Cluster(folder, process)
     answer = _answer(process)
@@ -233,12 +242,12 @@ def _lock(folder: Path) -> IO[bytes] | None:
 
 
 def living() -> list[Cluster]:
-    """Return the clusters of this machine that are up."""
+    """Return the clusters of this machine whose programs run, or are being started."""
     found = []
     for folder in sorted(runs().iterdir()) if runs().is_dir() else []:
         lock = _lock(folder)
         if lock is None:
-            found.append(Cluster(folder))
+            found += [Cluster(folder)] if (folder / "pid").exists() else []
         else:
             lock.close()
     return found
