@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster.harness import cluster as clusters
+from cluster.harness import control_groups
 from cluster.harness.install import ROOT
 from cluster.harness.site import Site
 
@@ -53,16 +54,19 @@ def test_every_pod_has_probes_and_limits_and_none_holds_up_a_drain(site: Site, o
 def test_control_groups_that_are_still_busy_are_left_to_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, group = tmp_path / "run", tmp_path / "k8s.io/one"
-    (folder / "containerd/io.containerd.grpc.v1.cri/containers/one").mkdir(parents=True)
+    folder = tmp_path / "one"
+    group = tmp_path / "memory/slicekeeper-one/kubepods/besteffort"
     (group / "a process that has not ended").mkdir(parents=True)
-    monkeypatch.setattr(clusters, "_groups", lambda names: [group] if "one" in names and group.exists() else [])
-    monkeypatch.setattr(clusters.time, "sleep", lambda _: None)
+    (tmp_path / "memory/cgroup.procs").touch()
+    folder.mkdir()
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
+    monkeypatch.setattr(control_groups.time, "sleep", lambda _: None)
+    (group / "a process that has not ended/tasks").touch()  # what keeps the folder from being removed
     clusters.remove(folder)
-    assert folder.exists(), "only it knows the groups' names"
-    (group / "a process that has not ended").rmdir()
+    assert folder.exists(), "only it tells the group's name"
+    (group / "a process that has not ended/tasks").unlink()
     clusters.remove(folder)
-    assert not group.exists()
+    assert not (tmp_path / "memory/slicekeeper-one").exists()
     assert not folder.exists()
 
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from cluster.harness.kubectl import Refused, wait_for
-from cluster.harness.site import CORE, MEMORY, Site, gpu_container, pod
+from cluster.harness.site import CORE, MEMORY, Site, gpu_container, plain_container, pod
 
 from slicekeeper import names
 
@@ -53,6 +55,44 @@ def test_a_limit_range_gives_its_defaults_and_leaves_the_sidecar_its_own(site: S
     spec = site.wait_phase(team, "one", "Succeeded")["spec"]
     assert spec["containers"][0]["resources"]["limits"]["cpu"] == "200m"
     assert spec["initContainers"][0]["resources"]["limits"]["cpu"] == "50m"
+
+
+def test_a_limit_range_that_gives_gpus_gives_the_sidecar_none(site: Site) -> None:
+    team = site.namespace()
+    usual = {"type": "Container", "default": {CORE: "5", MEMORY: "1"}, "max": {CORE: "20", MEMORY: "8"}}
+    made = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "gpu"}, "spec": {"limits": [usual]}}
+    site.kubectl.create(made, namespace=team)
+    site.kubectl.create(pod("defaulted", plain_container(script="cat /run/slicekeeper/seat.json")), namespace=team)
+    spec = site.wait_phase(team, "defaulted", "Succeeded")["spec"]
+    assert spec["containers"][0]["resources"]["limits"][CORE] == "5"
+    assert spec["initContainers"][0]["resources"]["limits"][CORE] == "0"
+    with pytest.raises(Refused, match="maximum tencent.com/vcuda-core usage per Container is 20"):
+        site.kubectl.create(pod("large", gpu_container(core=50, blocks=1)), namespace=team)
+
+
+def test_a_pod_is_resized_in_place_beside_one_with_resources_of_its_own(site: Site) -> None:
+    if int(json.loads(site.kubectl("version", "-o", "json"))["serverVersion"]["minor"].rstrip("+")) < 34:
+        pytest.skip("resources of a pod as a whole came with Kubernetes 1.34")
+    team = site.namespace()
+    whole = {"limits": {"cpu": "300m", "memory": "256Mi"}}
+    site.kubectl.create(pod("whole", gpu_container(core=5), resources=whole), namespace=team)
+    container = gpu_container(core=5)
+    container["resources"]["limits"] |= {"cpu": "40m", "memory": "32Mi"}
+    site.kubectl.create(pod("one", container), namespace=team)
+    for name in ("whole", "one"):
+        site.wait_phase(team, name, "Running")
+
+    def resize(amounts: dict[str, str]) -> None:
+        change = {"spec": {"containers": [{"name": "train", "resources": {"limits": amounts, "requests": amounts}}]}}
+        site.kubectl("patch", "pod", "one", "--subresource=resize", "-p", json.dumps(change), "-n", team)
+
+    resize({"cpu": "60m"})
+    wait_for(
+        "more compute time",
+        lambda: site.pod(team, "one")["status"]["containerStatuses"][0]["resources"]["limits"]["cpu"] == "60m",
+    )
+    with pytest.raises(Refused):
+        resize({CORE: "10"})
 
 
 def test_pod_security_restricted_passes_what_we_add(site: Site) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from cluster.harness import control_groups
 from cluster.harness.binaries import CONTAINERD, NEWEST, Binaries, Missing, cache, ensure, say
 
 START_SECONDS = 180.0
@@ -150,6 +151,7 @@ def start(*, stay: bool = False) -> Cluster:
     folder = runs() / secrets.token_hex(3)
     (folder / "logs").mkdir(parents=True)
     began = time.monotonic()
+    control_groups.make(folder)
     process, port = _spawn(folder, binaries, stay=stay)
     if stay:
         (folder / STAYS).touch()
@@ -182,15 +184,13 @@ def unfit() -> str:
     if done.returncode != 0:
         told = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
         return f"this machine lets even root make no namespaces and mounts ({told}); a privileged container would do"
-    for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
-        if Path(root).is_dir():
-            group = Path(root) / f"slicekeeper-{secrets.token_hex(3)}"
-            try:
-                group.mkdir()
-                group.rmdir()
-            except OSError as error:
-                return f"control groups cannot be made here ({error}); containers need them"
-            break
+    trial = Path(secrets.token_hex(3))
+    try:
+        control_groups.make(trial)
+    except OSError as error:
+        return f"control groups cannot be made here ({error}); containers need them"
+    finally:
+        control_groups.remove(trial, tries=1)
     return ""
 
 
@@ -265,32 +265,7 @@ def sweep() -> None:
 
 def remove(folder: Path) -> None:
     """Remove a dead cluster's files and control groups; mounts and networks went with its namespaces."""
-    containers = {entry.name for entry in folder.glob("containerd/io.containerd.grpc.v1.cri/*/*")}
-    for _ in range(50):
-        left = _groups(containers)
-        for group in left:
-            with contextlib.suppress(OSError):
-                group.rmdir()
-        if not left:
-            break
-        time.sleep(0.1)  # the kernel is still ending their processes
-    if not _groups(containers):  # only the folder knows their names
+    if control_groups.remove(folder):  # only the folder tells their name
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         say(f"not all of {folder} could be removed; the next start tries again")
-
-
-def _groups(containers: set[str]) -> list[Path]:
-    """Return the control groups of these containers, the deepest first, then containerd's own where it is empty."""
-    root = Path("/sys/fs/cgroup")
-    tops = [top for top in (root / "k8s.io", *root.glob("*/k8s.io")) if top.is_dir()]
-    groups = [
-        below
-        for top in tops
-        for container in top.iterdir()
-        if container.name in containers
-        for below in (container, *container.rglob("*"))
-        if below.is_dir()
-    ]
-    empty = [top for top in tops if containers and not any(entry.is_dir() for entry in top.iterdir())]
-    return sorted(groups, key=lambda path: len(path.parts), reverse=True) + empty

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cluster.harness import control_groups
 from cluster.harness.binaries import Binaries
 from cluster.harness.namespaces import API_SERVICE_IP, NODE_IP, POD_CIDR, SERVICE_CIDR
 from cluster.harness.pki import Authority, service_account_key
@@ -162,7 +163,7 @@ SystemdCgroup = false
             "tlsCertFile": f"{self.pki.folder}/kubelet.crt",
             "tlsPrivateKeyFile": f"{self.pki.folder}/kubelet.key",
             "cgroupDriver": "cgroupfs",
-            "cgroupsPerQOS": False,
+            "cgroupRoot": f"/{control_groups.name(self._folder)}",
             "enforceNodeAllocatable": [],
             "failCgroupV1": False,
             "failSwapOn": False,

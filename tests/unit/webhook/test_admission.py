@@ -148,7 +148,6 @@ def test_a_sidecar_of_another_release_or_registry_is_left_alone() -> None:
         {"restartPolicy": None},
         {"env": []},
         {"volumeMounts": []},
-        {"resources": {"limits": SHARE}},
     ],
 )
 def test_a_sidecar_that_does_something_else_is_refused(forged: dict[str, Any]) -> None:
@@ -170,6 +169,34 @@ def test_a_variable_put_into_our_sidecar_is_refused(entry: dict[str, str]) -> No
     manifest = admitted()
     manifest["spec"]["initContainers"][0]["env"].append(entry)
     assert [v.code for v in ADMISSION.mutate(manifest, CASE).violations] == ["reserved-container"]
+
+
+def test_a_sidecar_that_holds_a_share_is_refused() -> None:
+    manifest = admitted()
+    manifest["spec"]["initContainers"][0]["resources"] = {"limits": SHARE}
+    assert "reserved-container" in codes(CASE, manifest)
+
+
+@pytest.mark.parametrize("default", [SHARE, {"nvidia.com/gpu": "1"}, {**SHARE, "cpu": "1"}])
+def test_a_gpu_that_a_limit_range_gave_to_our_sidecar_is_taken_off_it(default: dict[str, Any]) -> None:
+    manifest = admitted()
+    sidecar = manifest["spec"]["initContainers"][0]
+    amounts = {section: {**own, **default} for section, own in sidecar["resources"].items()}
+    manifest["spec"]["initContainers"] = [{**sidecar, "resources": amounts}]
+    verdict = ADMISSION.mutate(manifest, CASE)
+    done = apply(manifest, verdict.patch)
+    left = done["spec"]["initContainers"][0]["resources"]["limits"]
+    gpus = {name: "0" for name in default if name != "cpu"}
+    assert left == {**sidecar["resources"]["limits"], **default, **gpus}
+    assert verdict.warnings == ()
+    assert codes(CASE, done) == []
+    assert ADMISSION.mutate(done, CASE).patch == []
+
+
+def test_a_container_of_users_that_names_zero_is_refused_still() -> None:
+    zero = {"limits": {"tencent.com/vcuda-core": 0, "tencent.com/vcuda-memory": 0}}
+    manifest = pod(initContainers=[{"name": "help", "restartPolicy": "Always", "resources": zero}])
+    assert "quantity-invalid" in [v.code for v in ADMISSION.mutate(manifest, CASE).violations]
 
 
 def test_a_re_applied_pod_may_not_trust_another_ca_in_our_volume() -> None:
