@@ -150,6 +150,14 @@ def _names_any(container: Mapping[str, Any], resources: tuple[str, ...]) -> bool
     return any(resource in limits or resource in requests for resource in resources)
 
 
+def is_zero(quantity: object) -> bool:
+    """Whether a resource's amount is 0, however it is written."""
+    try:
+        return parse_quantity(quantity) == 0
+    except ValueError:
+        return False
+
+
 def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CORES_PER_GPU) -> PodRequest:
     """Return what `pod` asks for; `ceiling` is the namespace's elastic maximum in percent.
 
@@ -201,6 +209,8 @@ class _Reader:
     def container(self, path: str, kind: str, name: str, container: Mapping[str, Any]) -> GpuRequest | None:
         if not _names_any(container, (self.resources.core, self.resources.memory)):
             return None
+        if kind == "sidecar" and name == names.SIDECAR and self.asks_none(container):
+            return None
         self.paths[name] = path
         core_field = f"{path}.resources.limits[{self.resources.core}]"
         if kind in ("init", "ephemeral"):
@@ -251,15 +261,17 @@ class _Reader:
         declared = as_map(container.get("resources"))
         return as_map(declared.get("limits")).get(resource, as_map(declared.get("requests")).get(resource))
 
+    def asks_none(self, container: Mapping[str, Any]) -> bool:
+        """Whether a container has 0 of all that it names: the webhook writes so where a LimitRange has defaults."""
+        named = (self.declared(container, resource) for resource in (self.resources.core, self.resources.memory))
+        return all(amount is None or is_zero(amount) for amount in named)
+
     def devices(self, path: str, name: str, container: Mapping[str, Any]) -> int | None:
         """Return how many of NVIDIA's own devices a container asks for; 0, as charts write it, asks for none."""
         device = self.resources.device
         if not _names_any(container, (device,)):
             return None
-        try:
-            none = parse_quantity(self.declared(container, device)) == 0
-        except ValueError:
-            none = False
+        none = is_zero(self.declared(container, device))
         return None if none else self.quantity(path, name, container, device, "1")
 
     def quantity(self, path: str, name: str, container: Mapping[str, Any], resource: str, example: str) -> int | None:

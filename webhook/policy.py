@@ -20,6 +20,7 @@ from slicekeeper.wire.admission import JsonPatch
 from webhook import former_life, mutation, rules
 from webhook.facts import Case, ClassSource, Cluster, Standing
 from webhook.patch import apply, value_at
+from webhook.sidecar_container import without_gpu
 
 __all__ = ["Admission", "Case", "Standing", "Verdict"]
 
@@ -75,10 +76,12 @@ class Admission:
             return self._mutate(pod, case)
         may_name_node = case.policy.mode == "observe" or rules.may_name_node(case, self._cluster)
         former = former_life.taken_off(pod, may_name_node=may_name_node)
-        if not former:
+        first = [*former, *without_gpu(pod, self._cluster.resources)]
+        if not first:
             return self._mutate(pod, case)
-        verdict = self._mutate(apply(dict(pod), former), case)
-        return replace(verdict, patch=[*former, *verdict.patch], warnings=(former_life.WARNING, *verdict.warnings))
+        verdict = self._mutate(apply(dict(pod), first), case)
+        told = (former_life.WARNING,) if former else ()
+        return replace(verdict, patch=[*first, *verdict.patch], warnings=(*told, *verdict.warnings))
 
     def _mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
         if found := _forged(pod, case):

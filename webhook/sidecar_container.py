@@ -8,7 +8,10 @@ from typing import Any, Final
 
 from slicekeeper import __version__, names
 from slicekeeper.namespace_policy import SidecarPolicy
-from slicekeeper.settings import Settings
+from slicekeeper.request import as_list, as_map, container_name, is_zero
+from slicekeeper.settings import Resources, Settings
+from slicekeeper.wire.admission import JsonPatch
+from webhook.patch import escape
 
 TOKEN_VOLUME: Final = "slicekeeper-token"  # noqa: S105 - a volume's name
 SPOOL_VOLUME: Final = "slicekeeper-spool"
@@ -81,6 +84,23 @@ def volumes(settings: Settings) -> list[dict[str, Any]]:
 
 def _speaks_tls(settings: Settings) -> bool:
     return settings.timekeeper_client.url.startswith("https://")
+
+
+def without_gpu(pod: Mapping[str, Any], resources: Resources) -> JsonPatch:
+    """Return what takes a GPU off our sidecar, to which a LimitRange's defaults gave one after the pass before.
+
+    With 0 in its place, because a LimitRange that has a maximum insists on some amount.
+    """
+    patch: JsonPatch = []
+    for index, container in enumerate(as_list(as_map(pod.get("spec")).get("initContainers"))):
+        if container_name(as_map(container)) != names.SIDECAR:
+            continue
+        for section, amounts in as_map(as_map(container).get("resources")).items():
+            for resource in (resources.core, resources.memory, resources.device):
+                if resource in as_map(amounts) and not is_zero(amounts[resource]):
+                    pointer = f"/spec/initContainers/{index}/resources/{section}/{escape(resource)}"
+                    patch.append({"op": "replace", "path": pointer, "value": "0"})
+    return patch
 
 
 def is_ours(container: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
