@@ -364,7 +364,7 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
         site.kubectl("create", "clusterrole", "labeller", "--verb=get,create,patch", "--resource=nodes,nodes/status")
         site.kubectl("create", "clusterrolebinding", "labeller", "--clusterrole=labeller", "--user=bob")
         bob = site.kubectl.acting("--as=bob")
-        capacity = {"status": {"capacity": {CORE: "400"}}}
+        capacity = {"status": {"capacity": {CORE: "800"}}}
         elsewhere = {"metadata": {"annotations": {names.NODE_AGENT: "10.9.9.9:80"}}}
         for patch in (gpus, elsewhere, {"metadata": {"annotations": {names.NODE_AGENT: None}}}):
             with pytest.raises(Refused, match="the node agent alone writes them"):
