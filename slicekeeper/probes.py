@@ -30,13 +30,12 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 128
+    """The scheduler asks for every pod of a burst; 5, the default, would drop some."""
 
     def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
         self.address_family = family
         super().__init__(address, _Handler)
-
-    request_queue_size = 128
-    """The scheduler asks for every pod of a burst; 5, the default, would drop some."""
 
 
 class _Shared(_Server):

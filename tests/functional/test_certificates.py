@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from small_cluster import NAMESPACE, SmallCluster
+from small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from certificates.authority import make_ca
 from slicekeeper import names
-from slicekeeper.clock import SystemClock
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES
 
@@ -26,10 +25,8 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def small() -> Iterator[SmallCluster]:
-    small = SmallCluster(SystemClock())
-    yield small
-    small.client.close()
-    small.server.stop()
+    with small_cluster() as small:
+        yield small
 
 
 def wait_for(small: SmallCluster, namespace: str, bundle: bytes) -> None:

@@ -9,19 +9,15 @@ replaces is created, and the blow falls while they are bound, at an instant that
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
-from cluster.harness import cluster as clusters
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import NAMESPACE
-from cluster.harness.kubectl import Kubectl, Object, wait_for
-from cluster.harness.site import SEAT, Site, gpu_container, pod
+from cluster.harness.kubectl import Object, wait_for
+from cluster.harness.site import SEAT, Site, gpu_container, playground, pod
 
 from slicekeeper import names
 
@@ -62,9 +58,7 @@ BLOWS: dict[str, Callable[[Site, Cluster], None]] = {
 
 def main() -> None:
     """Strike in every way, and print the table."""
-    found = next(c for c in clusters.living() if str(c.kubeconfig) == os.environ["KUBECONFIG"])
-    with tempfile.TemporaryDirectory() as folder:
-        site = Site(Kubectl(found.kubectl, found.kubeconfig), Path(folder), found)
+    with playground() as (site, found):
         print("| killed | pods | ran with their own seat | lost | after, median |\n|---|---:|---:|---:|---:|")
         for blow, strike in BLOWS.items():
             fates: Counter[str] = Counter()

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster.harness.cluster import Cluster
+from cluster.harness.cluster import Cluster, living
 from cluster.harness.images import SHELL_IMAGE
 from cluster.harness.install import NAMESPACE, ROOT
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
@@ -235,6 +237,14 @@ def gpu_container(name: str = "train", script: str = "sleep 600", core: int = 20
     """Return a container that asks for GPUs; `blocks` of 256 MiB, None where none are named."""
     limits = {CORE: str(core), **({} if blocks is None else {MEMORY: str(blocks)})}
     return {**plain_container(name, script), "resources": {"limits": limits}}
+
+
+@contextmanager
+def playground() -> Iterator[tuple[Site, Cluster]]:
+    """Yield the cluster of `python -m cluster.harness up` that KUBECONFIG names, for a program that measures on it."""
+    found = next(one for one in living() if str(one.kubeconfig) == os.environ["KUBECONFIG"])
+    with tempfile.TemporaryDirectory() as folder:
+        yield Site(Kubectl(found.kubectl, found.kubeconfig), Path(folder), found), found
 
 
 def plain_container(name: str = "main", script: str = "sleep 600") -> Object:

@@ -9,14 +9,11 @@ second's lies what the second one cost: its seat, if it has one.
 
 from __future__ import annotations
 
-import os
 import statistics
-import tempfile
 from pathlib import Path
 
-from cluster.harness import cluster
-from cluster.harness.kubectl import Kubectl, Object
-from cluster.harness.site import Site, gpu_container, plain_container, pod
+from cluster.harness.kubectl import Object
+from cluster.harness.site import Site, gpu_container, plain_container, playground, pod
 
 PODS = 12
 SAY = "cat /proc/uptime; sleep 2"
@@ -24,9 +21,7 @@ SAY = "cat /proc/uptime; sleep 2"
 
 def main() -> None:
     """Start pods of both kinds by turns, and print the table."""
-    found = next(c for c in cluster.living() if str(c.kubeconfig) == os.environ["KUBECONFIG"])
-    with tempfile.TemporaryDirectory() as folder:
-        site = Site(Kubectl(found.kubectl, found.kubeconfig), Path(folder), found)
+    with playground() as (site, _):
         team = site.namespace("start")
         kinds = {"plain": plain_container("train", SAY), "seat": gpu_container("train", SAY, core=5)}
         taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}

@@ -18,7 +18,6 @@ import os
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,10 +28,9 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from cluster.harness import cluster
 from cluster.harness.cluster import Cluster
 from cluster.harness.kubectl import Kubectl, Object, wait_for
-from cluster.harness.site import Site, deployment, gpu_container, plain_container, pod
+from cluster.harness.site import Site, deployment, gpu_container, plain_container, playground, pod
 
 from slicekeeper.kube.client import DEPLOYMENTS, PODS, KubeClient
 
@@ -196,9 +194,8 @@ LOADS: Final = (
 
 def main(*kinds: str) -> None:
     """Measure loads alternately with and without the webhook, and print the tables."""
-    found = next(c for c in cluster.living() if str(c.kubeconfig) == os.environ["KUBECONFIG"])
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(found, Site(Kubectl(found.kubectl, found.kubeconfig), Path(folder), found))
+    with playground() as (site, found):
+        bench = Bench(found, site)
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first round\n")
         try:
             bench.with_webhook(LOADS[-2])  # warm caches and connections

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_cluster import NAMESPACE, SmallCluster
+from small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from certificates.authority import make_ca
 from certificates.follower import Follower
@@ -56,10 +56,8 @@ class Client(KubeClient):
 
 @pytest.fixture
 def small() -> Iterator[SmallCluster]:
-    small = SmallCluster(SystemClock())
-    yield small
-    small.client.close()
-    small.server.stop()
+    with small_cluster() as small:
+        yield small
 
 
 def ca(days: float = 1) -> bytes:

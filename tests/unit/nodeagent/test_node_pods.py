@@ -6,20 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from small_cluster import NAMESPACE, SmallCluster
+from small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from nodeagent.node_pods import NodePods
-from slicekeeper.clock import SystemClock
 from slicekeeper.kube.client import PODS, Object
 
 
 @pytest.fixture
 def small() -> Iterator[SmallCluster]:
-    small = SmallCluster(SystemClock())
-    small.node("node-1")
-    yield small
-    small.client.close()
-    small.server.stop()
+    with small_cluster() as small:
+        small.node("node-1")
+        yield small
 
 
 def bound(small: SmallCluster, name: str) -> Object:
