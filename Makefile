@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Where properties are searched from: another place in each run. A run that failed is repeated by its seed.
+SEED ?= $(shell od -An -N8 -tu8 /dev/urandom | tr -d ' ')
 
 # Installs packages where that is possible: as root, on Debian and what comes from it.
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq $(1) >/dev/null; }
@@ -45,8 +47,8 @@ check: $(VENV)/.ready ## Format, lint, types, import contracts
 	$(BIN)/lint-imports
 
 .PHONY: unit
-unit: $(VENV)/.ready ## Unit tests and golden pairs
-	$(BIN)/pytest -n logical --maxprocesses 4 tests/unit tests/golden $(ARGS)
+unit: $(VENV)/.ready ## Unit tests and golden pairs; SEED=… repeats a search for counterexamples
+	$(BIN)/pytest -n logical --maxprocesses 4 --hypothesis-seed=$(SEED) tests/unit tests/golden $(ARGS)
 
 .PHONY: functional
 functional: $(VENV)/.ready ## Parts as processes, local mode, the built wheel

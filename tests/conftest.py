@@ -1,7 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties are judged by what they find, not by how long a shared machine takes for an example."""
+"""How properties are searched: judged by what they find, never by how long a shared machine takes for an example.
 
-from hypothesis import HealthCheck, settings
+A counterexample must not be lost: it is kept in `build/counterexamples`, with the command that finds it again.
+Shrinking is bounded, because Hypothesis's own bound of five minutes for each failure is a third of the unit suite.
+"""
 
-settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import engine
+
+SHRINKING_SECONDS = 30
+
+assert hasattr(engine, "MAX_SHRINKING_SECONDS"), "Hypothesis has moved its bound of shrinking: bound it there"
+engine.MAX_SHRINKING_SECONDS = SHRINKING_SECONDS
+
+settings.register_profile(
+    "project",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[phase for phase in Phase if phase is not Phase.explain],  # it runs examples after shrinking, without bound
+    print_blob=True,
+)
 settings.load_profile("project")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep the counterexample of a property that failed."""
+    report = yield
+    told = "\n".join([report.longreprtext, *(text for _, text in report.sections)])
+    if report.failed and "@reproduce_failure" in told:  # `print_blob` has it printed
+        seed = item.config.getoption("--hypothesis-seed")
+        again = f"pytest '{item.nodeid}'" + ("" if seed is None else f" --hypothesis-seed={seed}")
+        kept = keep(item.config.rootpath, item.nodeid, f"{again}\n\n{told}\n")
+        report.sections.append(("Counterexample", f"kept in {kept}; find it again by\n{again}"))
+    return report
+
+
+def keep(root: Path, test: str, text: str) -> Path:
+    """Write a counterexample to a file named after its test, and return the file's path from the root."""
+    path = Path("build/counterexamples", re.sub(r"[^A-Za-z0-9_.-]+", "-", test) + ".txt")
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+    return path
