@@ -43,8 +43,7 @@ def downgrade(engine: Engine, revision: str) -> str:
 
 def _walk(engine: Engine, revision: str, *, up: bool) -> str:
     writing = engine.execution_options(**{WRITES: True})
-    with writing.connect() as connection, _without_foreign_keys(connection), connection.begin():
-        _lock(connection)
+    with _alone(engine), writing.connect() as connection, _without_foreign_keys(connection), connection.begin():
         config, found = _config(connection), current(connection)
         try:
             (command.upgrade if up else command.downgrade)(config, revision)
@@ -76,11 +75,23 @@ def _check_foreign_keys(connection: Connection) -> None:
             raise RuntimeError(f"the migration breaks references of {sorted({row[0] for row in broken})}")
 
 
-def _lock(connection: Connection) -> None:
-    """Let nobody else migrate meanwhile; SQLite's BEGIN IMMEDIATE has done it already."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SET LOCAL lock_timeout = '60s'"))
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+@contextmanager
+def _alone(engine: Engine) -> Iterator[None]:
+    """Let nobody else migrate meanwhile; SQLite's BEGIN IMMEDIATE does that by itself.
+
+    On a connection of its own: within the transaction, the statement that waits would already have taken the snapshot,
+    and who has waited would migrate once more what the other one has just migrated.
+    """
+    if is_sqlite(engine):
+        yield
+        return
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("SET lock_timeout = '60s'"))
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
+        try:
+            yield
+        finally:
+            connection.invalidate()  # back in the pool the session would keep the lock
 
 
 def current(connection: Connection) -> str:

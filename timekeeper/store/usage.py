@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import (
     BigInteger,
@@ -26,6 +26,7 @@ from sqlalchemy import (
     update,
     values,
 )
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from timekeeper import counters
@@ -213,24 +214,55 @@ def forget_hours(session: Session, before: int, limit: int) -> int:
 def turn_partitions(session: Session, now: int, before: int) -> None:
     """PostgreSQL: drop the months that lie before an instant, and have partitions for this and the next month.
 
-    What lies outside them all is in the partition `usage_hour_rest`; where that has rows of a month already, the month
-    stays there.
+    What lies outside them all is in the partition `usage_hour_rest`; if that has rows of a month already, the month
+    stays there. Any number of processes may do this at once.
     """
     if session.get_bind().dialect.name != "postgresql":
         return
-    at = now
+    there = _partitions(session)
+    missing = [month for month in _months(now) if month[0] not in there and not _holds(session, month[1], month[2])]
+    old = [name for name in there if _ends_before(name, before)]
+    if missing or old:
+        # One process at a time from here on. The snapshot may be older than what the one before did, and the catalogue
+        # is read from it: that is why each statement bears with a table that is there, or gone, by now.
+        session.execute(text("LOCK TABLE usage_hour IN SHARE UPDATE EXCLUSIVE MODE"))
+    for name, start, end in missing:
+        try:
+            with session.begin_nested():
+                made = f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF usage_hour FOR VALUES"
+                session.execute(text(f"{made} FROM ({start}) TO ({end})"))
+        except IntegrityError as error:
+            if getattr(error.orig, "sqlstate", "") != _CHECK_VIOLATION:
+                raise
+            # Rows of the month came into the rest since our snapshot: there it stays.
+    for name in old:
+        session.execute(text(f"DROP TABLE IF EXISTS {name}"))
+
+
+_CHECK_VIOLATION: Final = "23514"
+
+
+def _months(now: int) -> list[tuple[str, int, int]]:
+    """Return this and the next month: their partition's name, start and end."""
+    found, at = [], now
     for _ in range(2):
         start, at = bounds(at, "month", "UTC") or (0, 0)
-        held = select(UsageHour.hour).where(UsageHour.hour >= start, UsageHour.hour < at).limit(1)
-        name = f"usage_hour_{_EPOCH + timedelta(milliseconds=start):%Y_%m}"
-        if name not in _partitions(session) and session.execute(held).first() is None:
-            session.execute(text(f"CREATE TABLE {name} PARTITION OF usage_hour FOR VALUES FROM ({start}) TO ({at})"))
-    for name in _partitions(session):
-        year, _, month = name.removeprefix("usage_hour_").partition("_")
-        if month and datetime(int(year), int(month), 1, tzinfo=UTC) + timedelta(days=32) < _EPOCH + timedelta(
-            milliseconds=before
-        ):
-            session.execute(text(f"DROP TABLE {name}"))
+        found.append((f"usage_hour_{_EPOCH + timedelta(milliseconds=start):%Y_%m}", start, at))
+    return found
+
+
+def _holds(session: Session, start: int, end: int) -> bool:
+    """Whether there are hours in an interval."""
+    held = select(UsageHour.hour).where(UsageHour.hour >= start, UsageHour.hour < end).limit(1)
+    return session.execute(held).first() is not None
+
+
+def _ends_before(name: str, before: int) -> bool:
+    """Whether a month's partition lies before an instant; the rest never does."""
+    year, _, month = name.removeprefix("usage_hour_").partition("_")
+    if not month:
+        return False
+    return datetime(int(year), int(month), 1, tzinfo=UTC) + timedelta(days=32) < _EPOCH + timedelta(milliseconds=before)
 
 
 def _partitions(session: Session) -> list[str]:
