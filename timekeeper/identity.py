@@ -24,9 +24,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 REVIEW_SECONDS = 600.0
-"""How long a positive review of a token counts; a pod's is dropped when the pod ends."""
+"""How long a positive review of a pod's own token counts for its reports; it is dropped when the pod ends."""
 
 ACCESS_SECONDS = 30.0
+"""How long a positive answer counts for who reads."""
+
+WRITE_SECONDS = 2.0
+"""How long a positive answer counts for who changes something: a right that was taken away is gone."""
+
+READS = ("get", "list", "watch")
 _MOST_CACHED = 20_000
 _EXTRA = "authentication.kubernetes.io/"
 _SERVICE_ACCOUNT = "system:serviceaccount:"
@@ -34,7 +40,7 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks. `pod_uid` is empty where it is no pod's own token."""
+    """Who asks. `pod_uid` is empty if it is no pod's own token; `extra` is what the authenticator said besides."""
 
     name: str
     operator: bool = False
@@ -43,6 +49,7 @@ class Caller:
     namespace: str = ""
     pod_uid: str = ""
     pod_name: str = ""
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 OPERATOR = Caller("operator", operator=True)
@@ -56,19 +63,21 @@ class _Cache(Generic[K, V]):
         self._lock = threading.Lock()
         self._kept: dict[K, tuple[float, V]] = {}
 
-    def get(self, key: K) -> V | None:
+    def get(self, key: K, seconds: float) -> V | None:
+        """Return an answer that was asked for at most `seconds` ago."""
         with self._lock:
-            until, value = self._kept.get(key, (0.0, None))
-            return value if until > time.monotonic() else None
+            asked, value = self._kept.get(key, (0.0, None))
+            return value if value is not None and time.monotonic() - asked < seconds else None
 
-    def put(self, key: K, value: V) -> None:
+    def put(self, key: K, value: V, asked: float) -> None:
+        """Keep what was answered to a question that was asked at `asked`."""
         with self._lock:
             if len(self._kept) >= _MOST_CACHED:
-                now = time.monotonic()
-                self._kept = {k: v for k, v in self._kept.items() if v[0] > now}
+                oldest = time.monotonic() - self._seconds
+                self._kept = {k: v for k, v in self._kept.items() if v[0] > oldest}
                 if len(self._kept) >= _MOST_CACHED:
                     self._kept.clear()
-            self._kept[key] = (time.monotonic() + self._seconds, value)
+            self._kept[key] = (asked, value)
 
 
 class Identity:
@@ -84,18 +93,23 @@ class Identity:
             )
         self._callers: _Cache[str, Caller] = _Cache(REVIEW_SECONDS)
         self._rights: _Cache[tuple[Caller, str, str, str], bool] = _Cache(ACCESS_SECONDS)
-        self._ended: set[str] = set()
+        self._ended: dict[str, float] = {}
+        """When each pod ended, oldest first. Kept by age and not by number: every answer from before has expired."""
+        self._lock = threading.Lock()
 
     def forget(self, pod_uid: str) -> None:
-        """Have a pod's tokens reviewed anew from now on."""
-        if len(self._ended) >= _MOST_CACHED:
-            self._ended.clear()
-        self._ended.add(pod_uid)
+        """Have a pod's tokens reviewed at each use."""
+        now = time.monotonic()
+        with self._lock:
+            self._ended.pop(pod_uid, None)
+            self._ended[pod_uid] = now
+            while (oldest := next(iter(self._ended))) and now - self._ended[oldest] > REVIEW_SECONDS:
+                del self._ended[oldest]
 
-    def caller(self, authorization: str) -> Caller:
-        """Return who bears a token.
+    def caller(self, authorization: str, *, writes: bool = False) -> Caller:
+        """Return who bears a token; who `writes` was reviewed seconds ago at most.
 
-        Raises Forbidden (401) where nobody does, Unavailable where the API server does not say.
+        Raises Forbidden (401) if nobody does, Unavailable if the API server does not say.
         """
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
@@ -105,11 +119,19 @@ class Identity:
         if own and hmac.compare_digest(own.encode(), token.encode("utf-8", "replace")):
             return OPERATOR
         digest = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
-        caller = self._callers.get(digest)
-        if caller is None or (caller.pod_uid and caller.pod_uid in self._ended):
+        caller = self._callers.get(digest, WRITE_SECONDS if writes else REVIEW_SECONDS)
+        if caller is not None and not caller.pod_uid and not writes:
+            caller = self._callers.get(digest, ACCESS_SECONDS)
+        if caller is None or self._has_ended(caller):
+            asked = time.monotonic()
             caller = self._review(token)
-            self._callers.put(digest, caller)
+            if not self._has_ended(caller):
+                self._callers.put(digest, caller, asked)
         return caller
+
+    def _has_ended(self, caller: Caller) -> bool:
+        with self._lock:
+            return bool(caller.pod_uid) and caller.pod_uid in self._ended
 
     def _review(self, token: str) -> Caller:
         body = {
@@ -132,18 +154,20 @@ class Identity:
             namespace=namespace,
             pod_uid=pod_uid,
             pod_name=_first(extra, "pod-name") if pod_uid else "",
+            extra=tuple((str(key), tuple(map(str, as_list(values)))) for key, values in sorted(extra.items())),
         )
 
     def allow(self, caller: Caller, verb: str, namespace: str, subresource: str = "") -> None:
         """Check a right on budgets.
 
-        Raises Forbidden (403) where the caller has not got it.
+        Raises Forbidden (403) if the caller has not got it.
         """
         if caller.operator:
             return
         key = (caller, verb, namespace, subresource)
-        if self._rights.get(key):
+        if self._rights.get(key, ACCESS_SECONDS if verb in READS else WRITE_SECONDS):
             return
+        asked = time.monotonic()
         attributes = {"group": names.GROUP, "resource": "gpubudgets", "verb": verb}
         attributes |= {"namespace": namespace} if namespace else {}
         attributes |= {"subresource": subresource} if subresource else {}
@@ -154,6 +178,7 @@ class Identity:
                 "user": caller.name,
                 "groups": list(caller.groups),
                 "uid": caller.uid,
+                "extra": {key: list(values) for key, values in caller.extra},
                 "resourceAttributes": attributes,
             },
         }
@@ -162,7 +187,7 @@ class Identity:
             what = f"gpubudgets/{subresource}" if subresource else "gpubudgets"
             where = f"namespace {namespace}" if namespace else "all namespaces"
             raise Forbidden(f"{caller.name} may not {verb} {what} in {where}", 403, "forbidden")
-        self._rights.put(key, value=True)
+        self._rights.put(key, True, asked)
 
 
 def _first(extra: object, key: str) -> str:

@@ -14,7 +14,7 @@ from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import Settings
 from timekeeper.books import Books
 from timekeeper.controller import Controller
-from timekeeper.identity import Caller, Identity
+from timekeeper.identity import READS, Caller, Identity
 
 EXTENSION = "timekeeper"
 LONGEST_ACTOR: Final = 253
@@ -31,16 +31,16 @@ class Service:
     controller: Controller
     identity: Identity
 
-    def caller(self) -> Caller:
-        """Return who sent the request."""
-        return self.identity.caller(request.headers.get("Authorization", ""))
+    def caller(self, *, writes: bool = False) -> Caller:
+        """Return who sent the request; who `writes` is not remembered for longer than seconds."""
+        return self.identity.caller(request.headers.get("Authorization", ""), writes=writes)
 
     def allow(self, verb: str, namespace: str = "", subresource: str = "") -> Caller:
         """Return who sent the request, if they have a right on budgets; an error goes out otherwise.
 
         A name that is longer than what is kept of it ends in a digest: Kubernetes limits no user's name.
         """
-        caller = self.caller()
+        caller = self.caller(writes=verb not in READS)
         self.identity.allow(caller, verb, namespace, subresource)
         if len(caller.name) <= LONGEST_ACTOR:
             return caller

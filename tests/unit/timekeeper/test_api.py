@@ -559,7 +559,7 @@ def test_whoever_has_a_long_name_is_kept_by_its_beginning_and_a_digest(
     actors = set()
     for end in "ab":
         name = f"system:serviceaccount:{'n' * 63}:{'s' * 252}{end}"
-        monkeypatch.setattr(world.service.identity, "caller", lambda _, name=name: Caller(name, operator=True))
+        monkeypatch.setattr(world.service.identity, "caller", lambda _, name=name, **_kw: Caller(name, operator=True))
         answer = world.call("POST", "/api/v1/budgets/team/grants", GOOD_GRANT, {"Idempotency-Key": end})
         assert answer.status_code == 201, answer.data
         actors.add(world.get("/api/v1/budgets/team/grants")["items"][0]["actor"])
