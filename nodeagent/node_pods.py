@@ -29,7 +29,7 @@ class NodePods:
             client,
             PODS,
             self,
-            label_selector=f"{names.MANAGED_LABEL}={names.MANAGED_VALUE}",
+            label_selector=names.MANAGED_SELECTOR,
             field_selector=f"spec.nodeName={node}",
         )
 

@@ -44,10 +44,10 @@ class Watches:
     """The two watches of a scheduler."""
 
     def __init__(self, client: KubeClient, state: State, on_error: Callable[[str], None]) -> None:
-        selector = f"{names.MANAGED_LABEL}={names.MANAGED_VALUE}"
+        pods, managed = _Pods(state), names.MANAGED_SELECTOR
         self._watches = {
             "nodes": Watch(client, NODES, _Nodes(state), on_error=lambda _: on_error("nodes")),
-            "pods": Watch(client, PODS, _Pods(state), label_selector=selector, on_error=lambda _: on_error("pods")),
+            "pods": Watch(client, PODS, pods, label_selector=managed, on_error=lambda _: on_error("pods")),
         }
 
     @property

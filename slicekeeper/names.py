@@ -12,6 +12,8 @@ GROUP: Final = "slicekeeper.io"
 # Written by the webhook.
 MANAGED_LABEL: Final = "slicekeeper.io/managed"
 MANAGED_VALUE: Final = "true"
+MANAGED_SELECTOR: Final = MANAGED_LABEL
+"""Selects managed pods whatever the value is: a Binding may have overwritten it (Kubernetes 1.35)."""
 FINALIZER: Final = "slicekeeper.io/charge"
 GATE: Final = "slicekeeper.io/reservation"
 """The schedulingGate of a pod whose GPU time is not set aside yet; the timekeeper alone lifts it."""

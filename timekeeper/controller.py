@@ -33,6 +33,7 @@ from timekeeper.store import workloads
 from timekeeper.store.failures import may_succeed_later, out_of_room
 from timekeeper.store.leadership import Leadership
 from timekeeper.store.models import Workload
+from timekeeper.strays import Strays
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +74,13 @@ class Controller:
         self.namespaces = Namespaces()
         nodes = Nodes()
         self._intake = Intake(settings, client, books.database, nodes, self.namespaces)
-        selector = f"{names.MANAGED_LABEL}={names.MANAGED_VALUE}"
         self._watches = (
             Watch(client, NAMESPACES, self.namespaces),
             Watch(client, NODES, nodes),
-            Watch(client, PODS, self.pods, label_selector=selector),
+            Watch(client, PODS, self.pods, label_selector=names.MANAGED_SELECTOR),
         )
         self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
+        self.strays = Strays(client, self.pods, self._patches)
         margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
         self._gates = Gates(
             client, clock, books, self._intake, self.pods, margin_ms=margin_ms, each=self._each
@@ -90,8 +91,6 @@ class Controller:
         self._lists = 0
         self._later: dict[str, float] = {}
         self._ending: dict[str, float] = {}
-        self._strays: dict[str, Object] = {}
-        self._strayed = 0.0
         self._states: dict[str, str] = {}
         self._why: dict[str, str] = {}
         self._due: dict[str, tuple[Position, int | None]] = {}
@@ -179,6 +178,7 @@ class Controller:
             self._states.clear()
             self._written.clear()
             self._gates.start_over()
+            self.strays.start_over()
         elif not self._leads:
             there, gone = self.pods.take()  # the leader's business, but for their tokens
             for uid in (*gone, *(uid for uid, pod in there.items() if interval.is_terminal(pod))):
@@ -190,7 +190,7 @@ class Controller:
         now = self._clock.now_ms()
         self._intake.keep_inventory()
         self._follow_settings(now)
-        self._visit_strays()
+        self.strays.look(RETRY_SECONDS)
         there, gone = self._take()
         try:
             released, done = self._account(there, gone, now)
@@ -203,6 +203,7 @@ class Controller:
         self._settle_due(now)
         self._gates.look(there, done, self._policy.of, now)
         self._flip(there, now)
+        self.strays.label(there.values(), self._each)
         eviction = self._evict()
         self._confirm(now)
         self._seal(now)
@@ -220,26 +221,8 @@ class Controller:
         there, gone = self.pods.take()
         for uid in [uid for uid, pod in gone.items() if marks.holds_finalizer(pod)]:
             # Nothing goes that bears our finalizer: it lost our label, and is charged all the same.
-            self._strays[uid] = gone.pop(uid)
+            self.strays.add(gone.pop(uid))
         return there, gone
-
-    def _visit_strays(self) -> None:
-        """Ask for the pods that no watch brings any more because somebody took our label off."""
-        now = time.monotonic()
-        if not self._strays or now - self._strayed < RETRY_SECONDS:
-            return
-        self._strayed = now
-        for uid, last in list(self._strays.items()):
-            try:
-                pod = self._client.get(PODS, last["metadata"]["name"], namespace_of(last))
-            except NotFound:
-                pod = None
-            if pod is not None and pod["metadata"]["uid"] == uid:
-                self._strays[uid] = pod
-                self.pods.on_event("MODIFIED", pod)
-            else:
-                del self._strays[uid]
-                self.pods.on_event("DELETED", {**last, "metadata": {**last["metadata"], "finalizers": []}})
 
     def _follow_settings(self, now: int) -> None:
         if not self._debt_followed:
@@ -344,7 +327,7 @@ class Controller:
             except NotFound:
                 pod = None
             if pod is not None and pod["metadata"]["uid"] == uid:
-                self._strays[uid] = pod
+                self.strays.add(pod)
                 continue
             closings.append(Closing(uid, self._last_confirmed(now), ORPHAN, (f"end-{ORPHAN}",)))
         if closings:

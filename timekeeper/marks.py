@@ -34,6 +34,19 @@ def release(client: KubeClient, pod: Object) -> None:
     _patch(client, pod, [{"op": "test", "path": path, "value": names.FINALIZER}, {"op": "remove", "path": path}])
 
 
+def label(client: KubeClient, pod: Object) -> None:
+    """Put our label back, by which all parts watch.
+
+    Raises ServiceError if it was not written.
+    """
+    if as_map(pod["metadata"].get("labels")):
+        path, value = f"/metadata/labels/{_escaped(names.MANAGED_LABEL)}", names.MANAGED_VALUE
+        change: dict[str, Any] = {"op": "add", "path": path, "value": value}
+    else:
+        change = {"op": "add", "path": "/metadata/labels", "value": {names.MANAGED_LABEL: names.MANAGED_VALUE}}
+    _patch(client, pod, [change])
+
+
 def gate_index(pod: Object) -> int | None:
     """Return where our scheduling gate stands in the pod's list; None where it bears none."""
     gates = as_list(as_map(pod.get("spec")).get("schedulingGates"))
@@ -67,8 +80,8 @@ def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) ->
     Raises ServiceError where it was not written.
     """
     if annotations_of(pod):
-        key = names.BUDGET_STATE.replace("~", "~0").replace("/", "~1")
-        change: dict[str, Any] = {"op": "add", "path": f"/metadata/annotations/{key}", "value": state}
+        path = f"/metadata/annotations/{_escaped(names.BUDGET_STATE)}"
+        change: dict[str, Any] = {"op": "add", "path": path, "value": state}
     else:
         change = {"op": "add", "path": "/metadata/annotations", "value": {names.BUDGET_STATE: state}}
     _patch(client, pod, [change])
@@ -79,6 +92,10 @@ def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) ->
         reason="BudgetExhausted" if over else "BudgetAvailable",
         action="SetBudgetState", note=why,
     )  # fmt: skip
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _patch(client: KubeClient, pod: Object, operations: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from slicekeeper.timekeeper_client import TimekeeperClient
 from slicekeeper.units import CORES_PER_GPU, format_duration
 from slicekeeper.wire.timekeeper import Workload
 
-_SELECTOR = f"{names.MANAGED_LABEL}={names.MANAGED_VALUE}"
+_SELECTOR = names.MANAGED_SELECTOR
 
 
 @click.command()

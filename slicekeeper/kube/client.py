@@ -24,6 +24,7 @@ Object = dict[str, Any]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _WARNING: Final = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
+_METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 
@@ -70,14 +71,24 @@ class KubeClient:
         )
 
     def list(
-        self, resource: Resource, *, namespace: str = "", label_selector: str = "", field_selector: str = ""
+        self,
+        resource: Resource,
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        metadata_only: bool = False,
     ) -> tuple[list[Object], str]:
-        """Return all objects and the resource version from which a watch goes on."""
+        """Return all objects and the resource version from which a watch goes on.
+
+        With `metadata_only` the server is asked to leave out all but the metadata; it may send more.
+        """
         query = {"labelSelector": label_selector, "fieldSelector": field_selector, "limit": "500"}
         query = {key: value for key, value in query.items() if value}
+        headers = {"Accept": _METADATA} if metadata_only else {}
         items: list[Object] = []
         while True:
-            page = self._http.json("GET", resource.url(namespace), query=query)
+            page = self._http.json("GET", resource.url(namespace), query=query, headers=headers)
             items += page.get("items") or []
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):

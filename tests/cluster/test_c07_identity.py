@@ -222,23 +222,91 @@ def test_an_editor_cannot_change_what_we_wrote(
     assert after["metadata"]["annotations"] == {**before["metadata"]["annotations"], "mine": "yes"}
 
 
-def test_an_editor_cannot_bind_a_pod_to_gpus(site: Site) -> None:
+def _binding(name: str, metadata: dict[str, Any]) -> Object:
+    target = {"kind": "Node", "name": "node-1"}
+    return {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, **metadata}, "target": target}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"annotations": {names.gpu_annotation("train"): "GPU-mine"}},
+        {"annotations": {names.CORE_LIMIT: "100"}},
+        {"annotations": {names.BUDGET_STATE: names.IN_BUDGET}},
+        {"annotations": {"cdi.k8s.io/all": "nvidia.com/gpu=all"}},
+        {"labels": {names.MANAGED_LABEL: "no"}},
+        {"labels": {names.MANAGED_LABEL: ""}, "annotations": {"mine": "yes"}},
+    ],
+)
+def test_an_editor_cannot_bind_a_pod_to_gpus(site: Site, metadata: dict[str, Any]) -> None:
     team = site.namespace()
     alice = _editor(site, team)
     site.kubectl.create(pod("one", gpu_container(core=5), nodeSelector={"nowhere": "true"}), namespace=team)
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": "one", "annotations": {names.gpu_annotation("train"): "GPU-mine"}},
-        "target": {"kind": "Node", "name": "node-1"},
-    }
     # The namespace's administrator has no right on bindings at all; somebody who has is stopped by the guard.
-    site.kubectl("create", "role", "binder", "--verb=create", "--resource=pods/binding", "-n", team)
+    resources = ("--resource=pods/binding", "--resource=bindings")
+    site.kubectl("create", "role", "binder", "--verb=create", *resources, "-n", team)
     site.kubectl("create", "rolebinding", "binder", "--role=binder", "--user=alice", "-n", team)
-    url = f"/api/v1/namespaces/{team}/pods/one/binding"
-    with pytest.raises(Refused, match="only Slicekeeper's scheduler"):
-        alice("create", "--raw", url, "-f", "-", stdin=json.dumps(binding))
+    for url in (f"/api/v1/namespaces/{team}/pods/one/binding", f"/api/v1/namespaces/{team}/bindings"):
+        with pytest.raises(Refused, match="only Slicekeeper's scheduler"):
+            alice("create", "--raw", url, "-f", "-", stdin=json.dumps(_binding("one", metadata)))
     assert "nodeName" not in site.pod(team, "one")["spec"]
+    # What carries none of our names is none of our business.
+    own = _binding("one", {"labels": {"team": "mine"}, "annotations": {"mine": "yes"}})
+    alice("create", "--raw", f"/api/v1/namespaces/{team}/pods/one/binding?dryRun=All", "-f", "-", stdin=json.dumps(own))
+
+
+def test_the_schedulers_token_writes_its_own_annotations_in_a_binding_and_nothing_else(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(pod("one", gpu_container(core=5), nodeSelector={"nowhere": "true"}), namespace=team)
+    token = site.kubectl("create", "token", "scheduler", "-n", NAMESPACE).strip()
+    acting = site.kubectl.acting(f"--token={token}")
+    url = f"/api/v1/namespaces/{team}/pods/one/binding?dryRun=All"
+
+    def bind(metadata: dict[str, Any]) -> None:
+        acting("create", "--raw", url, "-f", "-", stdin=json.dumps(_binding("one", metadata)))
+
+    own = {
+        names.gpu_annotation("train"): "GPU-1",
+        names.BOUND_AT: "2030-01-01T00:00:00.000Z",
+        names.SHARING_MODE: "shared: of its own",
+    }
+    bind({"annotations": own})
+    bind({})
+    bind({"labels": {"topology.kubernetes.io/zone": "a"}})  # as the API server adds it
+    for metadata in (
+        {"labels": {names.MANAGED_LABEL: "no"}},
+        {"labels": {"app": "another"}},
+        {"annotations": {**own, names.CORE_LIMIT: "100"}},
+        {"annotations": {**own, names.BUDGET_STATE: names.IN_BUDGET}},
+        {"annotations": {**own, "mine": "yes"}},
+    ):
+        with pytest.raises(Refused, match="is not what the scheduler writes in a Binding"):
+            bind(metadata)
+
+
+@pytest.mark.parametrize("taken", ["by a Binding", "from a pod that runs"])
+def test_a_pod_whose_label_was_taken_in_spite_of_the_guards_is_labelled_again_and_charged(
+    site: Site, taken: str
+) -> None:
+    team = site.namespace()
+    if taken == "by a Binding":  # by the cluster's administrator, who may override the guards
+        site.kubectl.create(pod("one", gpu_container(core=5), nodeSelector={"nowhere": "true"}), namespace=team)
+        node = site.part("nodeagent")["spec"]["nodeName"]
+        binding = _binding("one", {"labels": {names.MANAGED_LABEL: "no"}})
+        binding["target"]["name"] = node
+        url = f"/api/v1/namespaces/{team}/pods/one/binding"
+        site.kubectl("create", "--raw", url, "-f", "-", stdin=json.dumps(binding))
+    else:
+        site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team)
+        site.wait_phase(team, "one", "Running")
+        site.kubectl.patch("pod", "one", {"metadata": {"labels": None}}, team)
+
+    def labelled() -> bool:
+        return site.pod(team, "one")["metadata"].get("labels", {}).get(names.MANAGED_LABEL) == names.MANAGED_VALUE
+
+    wait_for("label", labelled, seconds=30)
+    uid = site.pod(team, "one")["metadata"]["uid"]
+    wait_for("charge", lambda: site.workloads(team).get(uid), seconds=30, pause=2)
 
 
 def test_an_editor_cannot_make_a_pod_that_says_it_holds_gpus(site: Site) -> None:
@@ -265,6 +333,8 @@ def test_the_timekeepers_account_changes_nothing_else(site: Site, pair: tuple[Ob
         acting("patch", "pod", "one", "-n", namespace, "--type=strategic", "-p", json.dumps(image))
     with pytest.raises(Refused, match="only the budget state"):
         acting.patch("pod", "one", {"metadata": {"labels": {"mine": "yes"}}}, namespace)
+    with pytest.raises(Refused, match="stays as it was"):
+        acting.patch("pod", "one", {"metadata": {"labels": {names.MANAGED_LABEL: None}}}, namespace)
     with pytest.raises(Refused, match="cannot delete"):
         acting("delete", "pod", "one", "-n", namespace)
     acting.patch("pod", "one", {"metadata": {"annotations": {names.BUDGET_STATE: names.IN_BUDGET}}}, namespace)
