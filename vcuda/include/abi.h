@@ -4,7 +4,7 @@
  *
  * The policy page is written by the arbiter alone (a memfd sealed against new writers); the usage
  * page is the tenant's own word and is never trusted for anything but hints; the bell is one futex
- * word per GPU on which tenants ring and the arbiter's thread of that GPU sleeps.
+ * word per seat on which its processes ring. All are sealed: nobody can change their size.
  */
 #ifndef VC_ABI_H
 #define VC_ABI_H
@@ -36,6 +36,8 @@ struct vc_policy {
   _Atomic uint64_t depth_ns;  /* how much work may be in flight; 0: any amount */
   uint64_t gate_key, bell_key;
   uint8_t uuid[16];
+  _Atomic uint32_t settling;      /* after a restart: who held memory has not all come back */
+  _Atomic uint64_t context_bytes; /* what a context takes on this GPU */
 };
 
 /* One process of a seat. Its bytes are the sum of charged and pending, so that wiping a dead

@@ -7,7 +7,7 @@
  * slot gives back everything at once. A single shared total would have to be repaired by guess.
  */
 #include "account.h"
-#include "seat.h"
+#include "connection.h"
 
 #include <sched.h>
 #include <stddef.h>
@@ -15,6 +15,7 @@
 #define SMALL (1ull << 20)
 #define YIELDS 100
 #define ROUNDS 400
+#define SETTLE_NS (3 * VC_S)
 
 static struct vc_lock guard;
 static uint64_t mine;  /* what this process holds; the slot's copy can be garbled by the tenant */
@@ -94,8 +95,16 @@ static void release_locked(uint64_t bytes) {
   if (slot) atomic_store(&slot->charged, mine);
 }
 
+/* After the arbiter's restart the sum is known once all of the container's processes are back. */
+static void await_others(void) {
+  uint64_t until = vc_machine_now() + SETTLE_NS;
+  while (atomic_load(&vc_seat.policy->settling) && vc_machine_now() < until)
+    vc_machine_sleep(1 * VC_MS);
+}
+
 bool vc_reserve(uint64_t bytes) {
   if (!bytes) return true;
+  await_others();
   vc_lock(&guard);
   bool ok = reserve_locked(bytes);
   vc_unlock(&guard);
@@ -119,6 +128,7 @@ void vc_book(uint64_t bytes) {
 bool vc_take(uint64_t bytes) {
   if (bytes >= SMALL) return vc_reserve(vc_granules(bytes));
   uint64_t rounded = (bytes + 511) / 512 * 512;
+  await_others();
   vc_lock(&guard);
   uint64_t grow = vc_granules(small + rounded) - vc_granules(small);
   bool ok = !grow || reserve_locked(grow);

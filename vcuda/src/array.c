@@ -2,7 +2,7 @@
 /* Arrays and mipmaps: format x channels x extent. */
 #include "account.h"
 #include "memory.h"
-#include "seat.h"
+#include "connection.h"
 
 /* Bytes of one texel for all channels; block-compressed and planar formats by their upper bound. */
 static uint64_t texel(CUarray_format format, unsigned channels) {

@@ -3,7 +3,7 @@
 #include "launch.h"
 #include "memory.h"
 #include "pool.h"
-#include "seat.h"
+#include "connection.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "flight.h"
 #include "keeper.h"
-#include "seat.h"
+#include "connection.h"
 
 #define OWN_DEPTH_NS (1 * VC_MS)
 

@@ -7,7 +7,7 @@
 #include "account.h"
 #include "launch.h"
 #include "memory.h"
-#include "seat.h"
+#include "connection.h"
 
 #include <stdlib.h>
 

@@ -39,6 +39,12 @@ extern const unsigned vc_lookup_count;
 void *vc_resolve_function(unsigned function);
 /* A symbol of an already loaded library, past our own dlsym. */
 void *vc_resolve_symbol(const char *library, const char *symbol);
+/* The C library's own dlsym. */
+typedef void *vc_dlsym_t(void *handle, const char *name);
+vc_dlsym_t *vc_resolve_dlsym(void);
+void vc_resolve_learn(unsigned function, void *found);
+/* The hook of exactly this name, or -1. */
+int vc_resolve_named(const char *name);
 /* The hook for a pointer of the driver's, or NULL. */
 void *vc_resolve_hook(const void *driver_pointer);
 

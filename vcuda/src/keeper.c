@@ -4,7 +4,7 @@
 #include "flight.h"
 #include "launch.h"
 #include "pool.h"
-#include "seat.h"
+#include "connection.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lane.h"
 #include "flight.h"
-#include "seat.h"
+#include "connection.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #define VC_LAUNCH_H
 
 #include "lane.h"
-#include "seat.h"
+#include "connection.h"
 
 enum vc_launch_kind { VC_KERNEL, VC_GRAPH };
 

@@ -3,7 +3,7 @@
 #include "memory.h"
 #include "account.h"
 #include "pool.h"
-#include "seat.h"
+#include "connection.h"
 
 bool vc_memory_begin(uint64_t bytes) {
   if (!vc_seat_ready()) return false;

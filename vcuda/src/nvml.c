@@ -2,7 +2,8 @@
 /* NVML shows the slice. Its types are few and fixed, so its header is not needed. */
 #include "account.h"
 #include "hook.h"
-#include "seat.h"
+#include "connection.h"
+#include "nvml.h"
 
 #include <string.h>
 
@@ -30,7 +31,6 @@ static const struct {
 };
 static void *real[sizeof hooks / sizeof *hooks];
 
-/* The hook of this name, or what was found where there is none. */
 void *vc_nvml_hook(const char *name, void *found) {
   for (unsigned i = 0; i < sizeof hooks / sizeof *hooks; i++) {
     if (strcmp(hooks[i].name, name)) continue;

@@ -4,7 +4,7 @@
 #include "hook.h"
 #include "launch.h"
 #include "memory.h"
-#include "seat.h"
+#include "connection.h"
 
 #define POOLS 64u
 

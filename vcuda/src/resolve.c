@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which of the driver's functions is which, and the three ways by which programs ask for them:
- * linking (our exports), dlsym, and cuGetProcAddress.
+ * Which of the driver's functions is which, and what cuGetProcAddress answers.
  *
  * The answer of the real cuGetProcAddress is mapped by pointer to the hook of exactly that version
  * and stream variant. Only where a driver hands out pointers we have never seen do the name,
@@ -19,11 +18,9 @@
 
 #define MAP_SIZE 2048u /* power of two, several times the number of hooks */
 
-typedef void *dlsym_t(void *, const char *);
-
 struct vc_real vc_real;
 static void **const real_slots = (void **)&vc_real;
-static dlsym_t *_Atomic real_dlsym;
+static vc_dlsym_t *_Atomic real_dlsym;
 static struct vc_lock guard;
 static _Atomic bool seeded;
 static struct {
@@ -35,16 +32,16 @@ static CUresult not_there(void) {
   return CUDA_ERROR_NOT_FOUND;
 }
 
-static dlsym_t *dlsym_of_libc(void) {
-  dlsym_t *found = atomic_load_explicit(&real_dlsym, memory_order_acquire);
+vc_dlsym_t *vc_resolve_dlsym(void) {
+  vc_dlsym_t *found = atomic_load_explicit(&real_dlsym, memory_order_acquire);
   if (VC_LIKELY(found != NULL)) return found;
-  found = (dlsym_t *)vc_symbols_find("dlsym");
+  found = (vc_dlsym_t *)vc_symbols_find("dlsym");
   atomic_store_explicit(&real_dlsym, found, memory_order_release);
   return found;
 }
 
 void *vc_resolve_symbol(const char *library, const char *symbol) {
-  dlsym_t *look_up = dlsym_of_libc();
+  vc_dlsym_t *look_up = vc_resolve_dlsym();
   void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   return look_up && handle ? look_up(handle, symbol) : NULL;
 }
@@ -80,7 +77,7 @@ static void seed_from_lookups(void) {
 /* Learn the driver's pointers, once it is loaded. */
 static bool seed(void) {
   if (VC_LIKELY(atomic_load_explicit(&seeded, memory_order_acquire))) return true;
-  dlsym_t *look_up = dlsym_of_libc();
+  vc_dlsym_t *look_up = vc_resolve_dlsym();
   void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (!driver || !look_up) return false;
   vc_lock(&guard);
@@ -110,8 +107,13 @@ void *vc_resolve_hook(const void *driver_pointer) {
   return map[i].pointer ? vc_hooks[map[i].function] : NULL;
 }
 
+/* Before the driver can be asked for all of its functions. */
+void vc_resolve_learn(unsigned function, void *found) {
+  if (!seed()) __atomic_store_n(&real_slots[function], found, __ATOMIC_RELEASE);
+}
+
 /* The names are sorted by the generator. */
-static int hook_named(const char *name) {
+int vc_resolve_named(const char *name) {
   int low = 0, high = VC_FN_HOOKS - 1;
   while (low <= high) {
     int middle = (low + high) / 2, order = strcmp(name, vc_names[middle]);
@@ -122,28 +124,6 @@ static int hook_named(const char *name) {
       low = middle + 1;
   }
   return -1;
-}
-
-void *vc_nvml_hook(const char *name, void *driver_pointer);
-
-static void *dlsym_ours(void *handle, const char *name, bool nvml) {
-  dlsym_t *look_up = dlsym_of_libc();
-  int function = nvml ? -1 : hook_named(name);
-  void *found = look_up(handle, name);
-  if (!found) return NULL;
-  if (nvml) return vc_nvml_hook(name, found);
-  void *hook = vc_hooks[function];
-  if (found != hook && !seed()) real_slots[function] = found;
-  return hook;
-}
-
-/* What is not exactly one of our names is passed on by a tail call: the real dlsym looks at its
- * return address to know what RTLD_NEXT means. */
-VC_EXPORT void *dlsym(void *restrict handle, const char *restrict name) {
-  if (name[0] == 'c' && name[1] == 'u' && hook_named(name) >= 0)
-    return dlsym_ours(handle, name, false);
-  if (!strncmp(name, "nvml", 4) && vc_nvml_hook(name, NULL)) return dlsym_ours(handle, name, true);
-  return dlsym_of_libc()(handle, name);
 }
 
 /* Did the caller get a function that we know, or one that lies outside our headers? */

@@ -5,7 +5,7 @@
  */
 #include "account.h"
 #include "memory.h"
-#include "seat.h"
+#include "connection.h"
 
 #include <stdlib.h>
 

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "audit.h"
-#include "gpu.h"
 #include "nv.h"
+#include "procfs.h"
 #include "seat.h"
 
-#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define EVERY_NS (500 * VC_MS)
 #define ROOM 512
@@ -26,43 +23,14 @@ struct finding {
 static struct finding found[FOUND];
 static int found_count;
 
-static size_t read_file(const char *path, char *out, size_t size) {
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  ssize_t n = fd >= 0 ? read(fd, out, size - 1) : -1;
-  if (fd >= 0) close(fd);
-  out[n > 0 ? n : 0] = 0;
-  return n > 0 ? (size_t)n : 0;
-}
-
-static pid_t parent_of(pid_t pid) {
-  char path[64], text[512];
-  snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-  if (!read_file(path, text, sizeof text)) return 0;
-  const char *after = strrchr(text, ')'); /* a program's name may hold anything */
-  return after && strlen(after) > 4 ? (pid_t)strtol(after + 4, NULL, 10) : 0;
-}
-
-static void cgroup_of(pid_t pid, char out[256]) {
-  char path[64];
-  snprintf(path, sizeof path, "/proc/%d/cgroup", (int)pid);
-  read_file(path, out, 256);
-  out[strcspn(out, "\n")] = 0;
-}
-
 /* The seat a process belongs to by its control group, or by descent from the seat's first one. */
 static struct ar_seat *seat_of(pid_t pid, const char *cgroup) {
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
     if (*s->config.cgroup && strstr(cgroup, s->config.cgroup)) return s;
-  for (int depth = 0; pid > 1 && depth < 64; depth++, pid = parent_of(pid))
+  for (int depth = 0; pid > 1 && depth < 64; depth++, pid = ar_procfs_parent(pid))
     for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
-      if (s->config.root == pid) return s;
-  return NULL;
-}
-
-static struct ar_seat *connected_seat(pid_t pid) {
-  for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
-    for (unsigned i = 0; i < VC_SLOTS; i++)
-      if (s->client[i] && s->client[i]->pid == pid) return s;
+      for (int i = 0; i < s->roots; i++)
+        if (s->root[i].pid == pid) return s;
   return NULL;
 }
 
@@ -74,7 +42,7 @@ static void note(int gpu, const struct ar_nv_process *p, uint64_t now) {
     if (found_count == FOUND) return;
     f = &found[found_count++];
     *f = (struct finding){.pid = (pid_t)p->pid, .gpu = gpu, .first = now};
-    cgroup_of(f->pid, f->cgroup);
+    ar_procfs_cgroup(f->pid, f->cgroup, sizeof f->cgroup);
     struct ar_seat *s = seat_of(f->pid, f->cgroup);
     if (s) strcpy(f->seat, s->config.name);
   }
@@ -96,7 +64,7 @@ static void set_overhead(struct ar_seat *s, uint64_t physical) {
   s->overhead[0] = physical > charged ? physical - charged : 0;
   for (int i = 0; i < 3; i++)
     if (s->overhead[i] < least) least = s->overhead[i];
-  atomic_store(&s->policy->overhead, least);
+  atomic_store(&s->place.policy->overhead, least);
 }
 
 static void look(int gpu, uint64_t now) {
@@ -104,19 +72,18 @@ static void look(int gpu, uint64_t now) {
   int count = ar_nv_processes(gpu, list, ROOM);
   if (count < 0) return;
   for (int i = 0; i < count; i++)
-    if (!connected_seat((pid_t)list[i].pid)) note(gpu, &list[i], now);
+    if (!ar_seat_of((pid_t)list[i].pid)) note(gpu, &list[i], now);
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
     uint64_t physical = 0;
     if (s->config.gpu != gpu) continue;
     for (int i = 0; i < count; i++)
-      if (connected_seat((pid_t)list[i].pid) == s) physical += list[i].memory;
+      if (ar_seat_of((pid_t)list[i].pid) == s) physical += list[i].memory;
     set_overhead(s, physical);
   }
 }
 
-void ar_audit_tick(void) {
+void ar_audit_tick(uint64_t now) {
   static uint64_t last;
-  uint64_t now = vc_machine_now();
   if (now - last < EVERY_NS) return;
   last = now;
   for (int i = 0; i < found_count; i++) found[i].seen = false;

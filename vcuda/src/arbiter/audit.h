@@ -6,7 +6,7 @@
 #include "json.h"
 
 /* Called by the event loop; looks at NVML at most every half second. */
-void ar_audit_tick(void);
+void ar_audit_tick(uint64_t now);
 void ar_audit_write(struct ar_text *out);
 
 #endif

@@ -2,46 +2,38 @@
 #define _GNU_SOURCE
 #include "control.h"
 #include "audit.h"
-#include "gpu.h"
-#include "json.h"
-#include "seat.h"
-#include "state.h"
+#include "door.h"
+#include "loop.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define LINE 4096
-#define SEND_MS 1000
+#define PEERS 64
+#define SEND_NS (10 * VC_S) /* for an answer that is not read */
 
 struct peer {
   int fd;
-  size_t length;
+  size_t length, sent;
+  struct ar_text out; /* what it has not read yet: until then nothing more is asked of us */
+  uint64_t since;
   char line[LINE];
+  struct peer *next;
 };
 
-/* Root and the arbiter's own user may command; the folder's mode says the same. */
-void *ar_control_open(int fd) {
-  struct ucred who;
-  socklen_t size = sizeof who;
-  struct peer *p = calloc(1, sizeof *p);
-  if (!p || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0 ||
-      (who.uid != 0 && who.uid != geteuid())) {
-    free(p);
-    close(fd);
-    return NULL;
-  }
-  p->fd = fd;
-  return p;
-}
+static struct peer *peers;
 
-void ar_control_close(void *peer) {
-  struct peer *p = peer;
-  close(p->fd);
-  free(p);
+static void hang_up(struct peer *gone) {
+  struct peer **p = &peers;
+  while (*p != gone) p = &(*p)->next;
+  *p = gone->next;
+  ar_loop_unwatch(gone->fd);
+  close(gone->fd);
+  ar_text_free(&gone->out);
+  free(gone);
 }
 
 static void refuse(struct ar_text *out, const char *why) {
@@ -53,14 +45,18 @@ static void refuse(struct ar_text *out, const char *why) {
 static void set(const struct ar_object *request, bool change, struct ar_text *out) {
   const struct ar_field *name = ar_json_get(request, "seat");
   struct ar_seat *known = name && name->kind == AR_STRING ? ar_seat_find(name->text) : NULL;
-  struct ar_config config = {0};
+  struct ar_config config = {.limit = 100};
   const char *why = "no such seat";
+  bool made;
   char path[AR_PATH];
   if (change && known) config = known->config;
   if (change && !known) return refuse(out, why);
   if (!ar_state_read(request, &config, &why)) return refuse(out, why);
-  if (!config.limit) config.limit = 100;
-  struct ar_seat *seat = ar_seat_set(&config, &why);
+  struct ar_seat *seat = ar_seat_set(&config, &made, &why);
+  if (seat && made && !ar_door_open(seat, &why)) {
+    ar_seat_drop(seat);
+    seat = NULL;
+  }
   if (!seat || !ar_path(path, "seats/%s/seat.sock", config.name)) return refuse(out, why);
   ar_text_add(out, "{\"ok\":true,\"gpu\":\"%s\",\"socket\":", seat->gpu->uuid_text);
   ar_text_quote(out, path);
@@ -80,7 +76,7 @@ static void drop(const struct ar_object *request, struct ar_text *out) {
 static void tell_seat(const struct ar_seat *s, struct ar_text *out, uint64_t now) {
   const struct ar_config *c = &s->config;
   struct ar_totals t = ar_seat_totals(s);
-  const struct ar_member *m = &s->member;
+  const struct ar_member *m = &s->place.member;
   uint64_t granted = m->granted + (m->open && now > m->opened_at ? now - m->opened_at : 0);
   ar_text_add(out, "{\"seat\":");
   ar_text_quote(out, c->name);
@@ -92,7 +88,7 @@ static void tell_seat(const struct ar_seat *s, struct ar_text *out, uint64_t now
               c->gpu, c->core, c->limit, U(c->memory),
               c->vclass == VC_IN_BUDGET ? "in-budget" : "background", t.processes,
               U(now - s->since), U(t.busy), U(m->used), U(granted), U(m->grants), U(t.waited),
-              U(t.launches), U(t.memory), U(t.peak), U(atomic_load(&s->policy->overhead)));
+              U(t.launches), U(t.memory), U(t.peak), U(atomic_load(&s->place.policy->overhead)));
 }
 
 static void telemetry(struct ar_text *out) {
@@ -129,38 +125,79 @@ static void answer(const char *line, size_t length, struct ar_text *out) {
   refuse(out, "op must be set, change, drop or read");
 }
 
-/* Waits a bounded time for a peer that does not read. */
-static bool send_all(int fd, const char *data, size_t length) {
-  while (length) {
-    ssize_t n = send(fd, data, length, MSG_NOSIGNAL);
-    if (n > 0) {
-      data += n;
-      length -= (size_t)n;
-      continue;
-    }
-    struct pollfd ready = {fd, POLLOUT, 0};
-    if (n < 0 && errno != EAGAIN && errno != EINTR) return false;
-    if (poll(&ready, 1, SEND_MS) != 1) return false;
+/* As much as the peer has room for. False when it is gone. */
+static bool flush(struct peer *p) {
+  while (p->sent < p->out.length) {
+    ssize_t n = send(p->fd, p->out.data + p->sent, p->out.length - p->sent, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno == EAGAIN;
+    p->sent += (size_t)n;
   }
+  ar_text_free(&p->out);
+  p->sent = 0;
   return true;
 }
 
-bool ar_control_read(void *peer) {
-  struct peer *p = peer;
-  ssize_t n = recv(p->fd, p->line + p->length, LINE - p->length, 0);
-  if (n < 0) return errno == EAGAIN || errno == EINTR;
-  if (n == 0) return false;
-  p->length += (size_t)n;
-  bool ok = true;
+/* Answer the lines that are there, one after the other, as long as the peer reads. */
+static bool work(struct peer *p) {
   char *end;
-  while (ok && (end = memchr(p->line, '\n', p->length))) {
-    struct ar_text out = {0};
+  while (!p->out.length && (end = memchr(p->line, '\n', p->length))) {
     size_t used = (size_t)(end - p->line) + 1;
-    answer(p->line, used - 1, &out);
-    ok = out.data && send_all(p->fd, out.data, out.length);
-    ar_text_free(&out);
+    answer(p->line, used - 1, &p->out);
+    if (!p->out.data) return false;
     memmove(p->line, end + 1, p->length - used);
     p->length -= used;
+    p->since = vc_machine_now();
+    if (!flush(p)) return false;
   }
-  return ok && p->length < LINE;
+  ar_loop_want(p->fd, p->out.length > 0);
+  return p->out.length || p->length < LINE;
+}
+
+static void peer_ready(void *peer, int fd, bool writable) {
+  struct peer *p = peer;
+  bool ok;
+  if (writable) {
+    ok = flush(p) && work(p);
+  } else {
+    ssize_t n = recv(fd, p->line + p->length, LINE - p->length, 0);
+    if (n > 0) p->length += (size_t)n;
+    ok = n > 0 ? work(p) : n < 0 && (errno == EAGAIN || errno == EINTR);
+  }
+  if (!ok) hang_up(p);
+}
+
+/* Root and the arbiter's own user may command; the folder's mode says the same. */
+static void control_ready(void *unused, int listener, bool writable) {
+  struct ucred who;
+  socklen_t size = sizeof who;
+  int count = 0, fd = ar_loop_accept(listener);
+  (void)unused, (void)writable;
+  if (fd < 0) return;
+  for (struct peer *p = peers; p; p = p->next) count++;
+  struct peer *p = count < PEERS ? calloc(1, sizeof *p) : NULL;
+  if (!p || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0 ||
+      (who.uid != 0 && who.uid != geteuid()) || !ar_loop_watch(fd, peer_ready, p)) {
+    free(p);
+    close(fd);
+    return;
+  }
+  p->fd = fd;
+  p->next = peers;
+  peers = p;
+}
+
+bool ar_control_open(const char **why) {
+  char path[AR_PATH];
+  *why = "the control socket could not be made";
+  if (!ar_path(path, "control.sock")) return false;
+  int fd = ar_loop_listen(path, SOCK_STREAM, 0600, why);
+  return fd >= 0 && ar_loop_watch(fd, control_ready, NULL);
+}
+
+void ar_control_tick(uint64_t now) {
+  for (struct peer *p = peers, *next; p; p = next) {
+    next = p->next;
+    if (p->out.length && now - p->since > SEND_NS) hang_up(p);
+  }
 }

@@ -4,10 +4,10 @@
 #define AR_CONTROL_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
-void *ar_control_open(int fd);
-/* False when the peer is gone or has gone too far. */
-bool ar_control_read(void *peer);
-void ar_control_close(void *peer);
+bool ar_control_open(const char **why);
+/* Peers that do not read their answers are hung up on. */
+void ar_control_tick(uint64_t now);
 
 #endif

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "gpu.h"
-#include "seat.h"
+#include "pages.h"
 
 #include <stddef.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -15,12 +14,12 @@
 struct ar_gpu ar_gpus[AR_GPUS];
 int ar_gpu_count;
 
-static struct ar_seat *seat_of(struct ar_member *m) {
-  return (struct ar_seat *)((char *)m - offsetof(struct ar_seat, member));
+static struct ar_place *place_of(struct ar_member *m) {
+  return (struct ar_place *)((char *)m - offsetof(struct ar_place, member));
 }
 
 static void show(struct ar_member *m, uint64_t now) {
-  struct vc_policy *p = seat_of(m)->policy;
+  struct vc_policy *p = place_of(m)->policy;
   atomic_store_explicit(&p->contended, m->contended, memory_order_relaxed);
   atomic_store_explicit(&p->depth_ns, m->depth, memory_order_relaxed);
   atomic_store_explicit(&p->heartbeat, now, memory_order_relaxed);
@@ -31,7 +30,10 @@ static void show(struct ar_member *m, uint64_t now) {
 }
 
 static uint64_t pass(struct ar_gpu *g, uint64_t now) {
-  for (int i = 0; i < g->sched.count; i++) ar_seat_look(seat_of(g->sched.member[i]), now);
+  for (int i = 0; i < g->sched.count; i++) {
+    struct ar_place *place = place_of(g->sched.member[i]);
+    place->member.seen = place->look(place, now);
+  }
   uint64_t next = ar_sched_step(&g->sched, now);
   /* Close before opening: two gates are never open at once. */
   for (int i = 0; i < g->sched.count; i++)
@@ -71,10 +73,8 @@ static void *run(void *argument) {
 }
 
 bool ar_gpu_start(struct ar_gpu *g, ar_rule *rule) {
-  g->bell_fd = memfd_create("slicekeeper-bell", MFD_CLOEXEC);
-  if (g->bell_fd < 0 || ftruncate(g->bell_fd, sizeof *g->bell) < 0) return false;
-  g->bell = mmap(NULL, sizeof *g->bell, PROT_READ | PROT_WRITE, MAP_SHARED, g->bell_fd, 0);
-  if (g->bell == MAP_FAILED) return false;
+  g->bell = ar_pages_make("slicekeeper-bell", sizeof *g->bell, false, &g->bell_fd);
+  if (!g->bell) return false;
   g->bell_key = ((uint64_t)getpid() << 32) | 0xbe110000u | (unsigned)g->index;
   pthread_mutex_init(&g->lock, NULL);
   ar_sched_init(&g->sched, rule, vc_now());
@@ -86,8 +86,7 @@ void ar_gpu_stop(struct ar_gpu *g) {
   ar_gpu_ring(g);
   pthread_join(g->thread, NULL);
   ar_sched_free(&g->sched);
-  munmap(g->bell, sizeof *g->bell);
-  close(g->bell_fd);
+  close(g->bell_fd); /* the page stays: a seat's bell may still be heard */
 }
 
 void ar_gpu_ring(struct ar_gpu *g) {

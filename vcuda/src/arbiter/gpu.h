@@ -10,13 +10,19 @@
 
 #define AR_GPUS 16
 
-struct ar_seat;
+/* What a GPU's thread needs of a seat. */
+struct ar_place {
+  struct ar_member member;
+  struct vc_policy *policy;
+  struct ar_seen (*look)(const struct ar_place *place, uint64_t now);
+};
 
 struct ar_gpu {
   int index;
   uint8_t uuid[16];
   char uuid_text[64], name[64];
-  uint64_t memory;
+  uint64_t memory;        /* 0: the driver does not say */
+  uint64_t context_bytes; /* what a context takes; 0: unknown */
   void *nvml;
   pthread_t thread;
   pthread_mutex_t lock; /* guards the scheduler and what it shows of the seats */

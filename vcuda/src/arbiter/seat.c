@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "seat.h"
-#include "door.h"
-#include "gpu.h"
-#include "state.h"
+#include "loop.h"
+#include "pages.h"
+#include "procfs.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define ORPHAN_NS (250 * VC_MS)
+#define ORPHAN_LOOK_NS (1 * VC_S)
 #define RESTORED_NS (2 * VC_S)
+#define RESERVED 128  /* descriptors for everything but the seats' processes */
+#define SEATS_LEAST 16 /* no seat may have more than its part of so many */
+#define PER_CLIENT 2  /* descriptors */
 
 static struct ar_seat *seats;
 
@@ -33,30 +35,49 @@ struct ar_seat *ar_seat_find(const char *name) {
   return s;
 }
 
-/* Only we can write this page: tenants get a descriptor that cannot be mapped for writing. */
-static bool make_policy(struct ar_seat *s) {
-  s->policy_fd = memfd_create("slicekeeper-policy", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (s->policy_fd < 0 || ftruncate(s->policy_fd, sizeof *s->policy) < 0) return false;
-  s->policy = mmap(NULL, sizeof *s->policy, PROT_READ | PROT_WRITE, MAP_SHARED, s->policy_fd, 0);
-  if (s->policy == MAP_FAILED) {
-    s->policy = NULL;
-    return false;
-  }
-  int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-  return fcntl(s->policy_fd, F_ADD_SEALS, seals) == 0;
+int ar_seat_count(void) {
+  int count = 0;
+  for (struct ar_seat *s = seats; s; s = s->next) count++;
+  return count;
 }
 
-/* A file and not a memfd: after a restart we open the same page that the tenants still have. */
-static bool make_usage(struct ar_seat *s) {
-  char path[AR_PATH];
-  if (!ar_path(path, "state/%s.usage", s->config.name)) return false;
-  s->usage_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (s->usage_fd < 0 || ftruncate(s->usage_fd, sizeof *s->usage) < 0) return false;
-  s->usage = mmap(NULL, sizeof *s->usage, PROT_READ | PROT_WRITE, MAP_SHARED, s->usage_fd, 0);
-  if (s->usage == MAP_FAILED) {
-    s->usage = NULL;
-    return false;
+struct ar_seat *ar_seat_of(pid_t pid) {
+  for (struct ar_seat *s = seats; s; s = s->next)
+    for (unsigned i = 0; i < VC_SLOTS; i++)
+      if (s->client[i] && s->client[i]->pid == pid) return s;
+  return NULL;
+}
+
+/* Garbage must not make a total run backwards or overflow. */
+static uint64_t believable(uint64_t value) {
+  return value > UINT64_MAX / 4096 ? 0 : value;
+}
+
+static struct ar_seen look(const struct ar_place *place, uint64_t now) {
+  const struct ar_seat *s =
+      (const struct ar_seat *)((const char *)place - offsetof(struct ar_seat, place));
+  struct ar_seen seen = {.busy = s->done_busy};
+  for (unsigned i = 0; i < VC_SLOTS; i++) {
+    if (!s->client[i]) continue;
+    const struct vc_slot *slot = &s->usage->slot[i];
+    uint64_t since = atomic_load(&slot->idle_since), unit = atomic_load(&slot->unit_ns);
+    seen.connected = true;
+    seen.waiting |= atomic_load(&slot->waiting) != 0;
+    seen.active |= atomic_load(&slot->inflight) != 0;
+    seen.busy += believable(atomic_load(&slot->busy_ns));
+    seen.beat += atomic_load(&slot->beat);
+    if (since > seen.idle_since && since <= now) seen.idle_since = since;
+    if (unit > seen.unit) seen.unit = unit;
   }
+  return seen;
+}
+
+static bool make_pages(struct ar_seat *s) {
+  s->place.policy =
+      ar_pages_make("slicekeeper-policy", sizeof *s->place.policy, true, &s->policy_fd);
+  s->usage = ar_pages_make("slicekeeper-usage", sizeof *s->usage, false, &s->usage_fd);
+  s->bell = ar_bell_open(s->gpu);
+  if (!s->place.policy || !s->usage || !s->bell) return false;
   s->usage->magic = VC_MAGIC;
   s->usage->version = VC_VERSION;
   return true;
@@ -64,35 +85,33 @@ static bool make_usage(struct ar_seat *s) {
 
 static void apply(struct ar_seat *s) {
   static uint32_t serial;
-  struct vc_policy *p = s->policy;
-  s->member.share.request = s->config.core * VC_PERMILLE / 100;
-  s->member.share.limit = s->config.limit * VC_PERMILLE / 100;
-  s->member.share.vclass = s->config.vclass;
+  struct vc_policy *p = s->place.policy;
+  struct ar_share *share = &s->place.member.share;
+  share->request = s->config.core * VC_PERMILLE / 100;
+  share->limit = s->config.limit * VC_PERMILLE / 100;
+  share->vclass = s->config.vclass;
   p->magic = VC_MAGIC;
   p->version = VC_VERSION;
   p->virtual_time = vc_clock != NULL;
   if (!p->gate_key) p->gate_key = ((uint64_t)getpid() << 32) | 0x9a7e0000u | (++serial & 0xffff);
   p->bell_key = s->gpu->bell_key;
   memcpy(p->uuid, s->gpu->uuid, sizeof p->uuid);
+  atomic_store(&p->context_bytes, s->gpu->context_bytes);
   atomic_store(&p->vclass, s->config.vclass);
-  atomic_store(&p->request, s->member.share.request);
-  atomic_store(&p->limit, s->member.share.limit);
+  atomic_store(&p->request, share->request);
+  atomic_store(&p->limit, share->limit);
   atomic_store(&p->memory, s->config.memory);
   atomic_store(&p->heartbeat, vc_now());
   atomic_store(&p->confirmed, 1);
 }
 
 static void release(struct ar_seat *s) {
-  if (s->policy) munmap(s->policy, sizeof *s->policy);
+  if (s->bell) ar_bell_close(s->bell);
+  if (s->place.policy) munmap(s->place.policy, sizeof *s->place.policy);
   if (s->usage) munmap(s->usage, sizeof *s->usage);
   if (s->policy_fd >= 0) close(s->policy_fd);
   if (s->usage_fd >= 0) close(s->usage_fd);
-  if (s->root_pidfd >= 0) close(s->root_pidfd);
   free(s);
-}
-
-static int pidfd_of(pid_t pid) {
-  return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
 static struct ar_seat *create(const struct ar_config *config, const char **why) {
@@ -101,43 +120,77 @@ static struct ar_seat *create(const struct ar_config *config, const char **why) 
   if (!s) return NULL;
   s->config = *config;
   s->gpu = &ar_gpus[config->gpu];
-  s->policy_fd = s->usage_fd = s->door = s->root_pidfd = -1;
+  s->policy_fd = s->usage_fd = s->door = -1;
   s->since = vc_now();
-  *why = "the seat's pages could not be made";
-  if (!make_policy(s) || !make_usage(s)) {
+  s->place.look = look;
+  *why = "the seat's pages could not be made: no memory or no descriptors";
+  if (!make_pages(s)) {
     release(s);
     return NULL;
   }
   apply(s);
-  if (!ar_door_open(s, why)) {
+  pthread_mutex_lock(&s->gpu->lock);
+  bool added = ar_sched_add(&s->gpu->sched, &s->place.member, vc_now());
+  pthread_mutex_unlock(&s->gpu->lock);
+  if (!added) {
     release(s);
     return NULL;
   }
-  if (config->root) {
-    s->root_pidfd = pidfd_of(config->root);
-    ar_door_watch_root(s);
-  }
-  pthread_mutex_lock(&s->gpu->lock);
-  ar_sched_add(&s->gpu->sched, &s->member, vc_now());
-  pthread_mutex_unlock(&s->gpu->lock);
   s->next = seats;
   seats = s;
   return s;
 }
 
 static bool config_ok(const struct ar_config *c, const char **why) {
-  *why = !*c->name                              ? "a seat needs a name"
-         : c->gpu < 0 || c->gpu >= ar_gpu_count ? "no such GPU"
+  *why = !*c->name                              ? "seat is missing: a seat needs a name"
+         : c->gpu < 0 || c->gpu >= ar_gpu_count ? "gpu names no GPU of this machine"
          : c->core < 1 || c->core > 100         ? "core must be 1 to 100"
          : c->limit < c->core || c->limit > 100 ? "limit must lie between core and 100"
-         : !c->memory                           ? "memory must be given in bytes"
+         : !c->memory                           ? "memory must be given in bytes, more than 0"
                                                 : NULL;
   return !*why;
 }
 
-struct ar_seat *ar_seat_set(const struct ar_config *config, const char **why) {
+/* ---- the programs that a seat was taken for ---- */
+
+static bool alive(pid_t pid, uint64_t start) {
+  if (start) return ar_procfs_start(pid) == start;
+  return kill(pid, 0) == 0 || errno == EPERM;
+}
+
+static void add_root(struct ar_seat *s, pid_t pid, uint64_t start) {
+  if (pid <= 0) {
+    s->roots = 0; /* taken for nobody in particular: it stays until it is dropped */
+    return;
+  }
+  int kept = 0;
+  for (int i = 0; i < s->roots; i++)
+    if (s->root[i].pid != pid && alive(s->root[i].pid, s->root[i].start))
+      s->root[kept++] = s->root[i];
+  /* The last place is the newest one's, so that a seat never goes from under the one who asked. */
+  if (kept == AR_ROOTS) kept--;
+  s->root[kept++] = (struct ar_root){pid, start};
+  s->roots = kept;
+}
+
+static bool empty(const struct ar_seat *s) {
+  for (unsigned i = 0; i < VC_SLOTS; i++)
+    if (s->client[i]) return false;
+  return true;
+}
+
+static bool over(struct ar_seat *s) {
+  if (!s->config.root || !empty(s)) return false;
+  for (int i = 0; i < s->roots; i++)
+    if (alive(s->root[i].pid, s->root[i].start)) return false;
+  return true;
+}
+
+struct ar_seat *ar_seat_set(const struct ar_config *config, bool *made, const char **why) {
   if (!config_ok(config, why)) return NULL;
   struct ar_seat *s = ar_seat_find(config->name);
+  pid_t before = s ? s->config.root : 0;
+  *made = !s;
   if (s && s->config.gpu != config->gpu) {
     *why = "the seat is on another GPU; drop it first";
     return NULL;
@@ -152,23 +205,26 @@ struct ar_seat *ar_seat_set(const struct ar_config *config, const char **why) {
     pthread_mutex_unlock(&s->gpu->lock);
     ar_gpu_ring(s->gpu);
   }
+  if (s && (*made || config->root != before))
+    add_root(s, config->root, config->root > 0 ? ar_procfs_start(config->root) : 0);
   if (s && !ar_state_save(&s->config))
     fprintf(stderr, "arbiter: seat %s was not kept\n", config->name);
   return s;
 }
 
 void ar_seat_drop(struct ar_seat *s) {
+  struct vc_policy *policy = s->place.policy;
   pthread_mutex_lock(&s->gpu->lock);
-  ar_sched_remove(&s->gpu->sched, &s->member);
+  ar_sched_remove(&s->gpu->sched, &s->place.member);
   pthread_mutex_unlock(&s->gpu->lock);
   /* Whoever waits at the gate learns that there is no seat any more. */
-  atomic_store(&s->policy->confirmed, 0);
-  uint32_t gate = atomic_load(&s->policy->gate);
-  atomic_store(&s->policy->gate, gate & 1 ? gate + 1 : gate + 2);
-  vc_wake(&s->policy->gate, s->policy->gate_key);
+  atomic_store(&policy->confirmed, 0);
+  uint32_t gate = atomic_load(&policy->gate);
+  atomic_store(&policy->gate, gate & 1 ? gate + 1 : gate + 2);
+  vc_wake(&policy->gate, policy->gate_key);
   for (unsigned i = 0; i < VC_SLOTS; i++)
     if (s->client[i]) ar_seat_leave(s->client[i]);
-  ar_door_close(s);
+  if (s->closed) s->closed(s);
   ar_state_forget(s->config.name);
   struct ar_seat **p = &seats;
   while (*p != s) p = &(*p)->next;
@@ -176,12 +232,21 @@ void ar_seat_drop(struct ar_seat *s) {
   release(s);
 }
 
+/* ---- its processes ---- */
+
+static void died(void *client, int fd, bool writable) {
+  (void)fd, (void)writable;
+  ar_seat_leave(client);
+}
+
 static struct ar_client *new_client(struct ar_seat *s, pid_t pid, int slot) {
   struct ar_client *c = calloc(1, sizeof *c);
   if (!c) return NULL;
-  *c = (struct ar_client){.seat = s, .slot = slot, .fd = -1, .pid = pid, .pidfd = pidfd_of(pid)};
+  *c = (struct ar_client){.seat = s, .slot = slot, .fd = -1, .pid = pid};
+  c->start = ar_procfs_start(pid);
+  c->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
   s->client[slot] = c;
-  ar_door_watch_client(c);
+  if (c->pidfd >= 0) ar_loop_watch(c->pidfd, died, c);
   return c;
 }
 
@@ -189,34 +254,58 @@ static void wipe(struct vc_slot *slot) {
   memset(slot, 0, sizeof *slot);
 }
 
-struct ar_client *ar_seat_sit(struct ar_seat *s, pid_t pid, int wanted) {
-  if (wanted >= 0 && wanted < (int)VC_SLOTS && s->client[wanted] && s->client[wanted]->pid == pid) {
-    s->client[wanted]->orphan_at = 0;
-    return s->client[wanted];
-  }
-  int slot = 0;
-  /* An exec'ed program comes anew under its old process ID: what it held is gone. */
+static void show_high(struct ar_seat *s) {
+  uint32_t high = 0;
   for (unsigned i = 0; i < VC_SLOTS; i++)
-    if (s->client[i] && s->client[i]->pid == pid && s->client[i]->orphan_at)
-      ar_seat_leave(s->client[i]);
+    if (s->client[i]) high = i + 1;
+  atomic_store(&s->usage->high, high);
+}
+
+/* What a process asks for that sits here already. A second program under the same process ID is an
+ * exec'ed one, and what it held is gone; a second connection of the same program would be a way to
+ * have its memory forgotten. Of the two only the latter still maps the page. */
+static bool replaced(struct ar_client *c) {
+  char byte;
+  int maps = ar_procfs_maps(c->pid, "slicekeeper-usage");
+  if (!atomic_load(&c->seat->usage->slot[c->slot].charged) || maps == 0) return true;
+  return maps < 0 && (c->fd < 0 || recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0);
+}
+
+/* No seat may use up the descriptors that the others need. */
+static int quota(void) {
+  int each = ((int)ar_loop_descriptors() - RESERVED) / PER_CLIENT;
+  int count = ar_seat_count();
+  each /= count > SEATS_LEAST ? count : SEATS_LEAST;
+  return each < 1 ? 1 : each < (int)VC_SLOTS ? each : (int)VC_SLOTS;
+}
+
+struct ar_client *ar_seat_sit(struct ar_seat *s, pid_t pid, int wanted) {
+  int slot = 0, taken = 0;
+  for (unsigned i = 0; i < VC_SLOTS; i++) {
+    struct ar_client *c = s->client[i];
+    if (!c) continue;
+    taken++;
+    if (c->pid != pid) continue;
+    if (wanted == (int)i) {
+      c->orphan_at = 0;
+      c->restored = false;
+      return c;
+    }
+    if (!replaced(c)) return NULL;
+    ar_seat_leave(c);
+    taken--;
+  }
+  if (taken >= quota()) return NULL;
   while (slot < (int)VC_SLOTS && s->client[slot]) slot++;
   if (slot == (int)VC_SLOTS) return NULL;
   pthread_mutex_lock(&s->gpu->lock);
   wipe(&s->usage->slot[slot]);
   atomic_store(&s->usage->slot[slot].live, 1);
   atomic_store(&s->usage->slot[slot].pid, (uint32_t)pid);
-  uint32_t high = 1;
-  for (unsigned i = 0; i < VC_SLOTS; i++)
-    if (s->client[i] || (int)i == slot) high = i + 1;
-  atomic_store(&s->usage->high, high);
   struct ar_client *c = new_client(s, pid, slot);
+  show_high(s);
   pthread_mutex_unlock(&s->gpu->lock);
   return c;
-}
-
-/* Garbage must not make a total run backwards or overflow. */
-static uint64_t believable(uint64_t value) {
-  return value > UINT64_MAX / 4096 ? 0 : value;
 }
 
 void ar_seat_leave(struct ar_client *c) {
@@ -229,47 +318,128 @@ void ar_seat_leave(struct ar_client *c) {
   s->client[c->slot] = NULL;
   wipe(slot);
   pthread_mutex_unlock(&s->gpu->lock);
-  ar_door_forget_client(c);
-  if (c->fd >= 0) close(c->fd);
-  if (c->pidfd >= 0) close(c->pidfd);
+  if (c->fd >= 0) {
+    ar_loop_unwatch(c->fd);
+    close(c->fd);
+  }
+  if (c->pidfd >= 0) {
+    ar_loop_unwatch(c->pidfd);
+    close(c->pidfd);
+  }
   free(c);
   ar_gpu_ring(s->gpu);
 }
 
-bool ar_seat_empty(const struct ar_seat *s) {
-  for (unsigned i = 0; i < VC_SLOTS; i++)
-    if (s->client[i]) return false;
-  return true;
+void ar_seat_orphan(struct ar_client *c) {
+  ar_loop_unwatch(c->fd);
+  close(c->fd);
+  c->fd = -1;
+  c->orphan_at = vc_machine_now() + ORPHAN_NS;
 }
 
-/* After a restart: processes that still live keep their slots for a while, to come back to. */
-static void adopt(struct ar_seat *s) {
-  uint32_t high = 0;
-  for (unsigned i = 0; i < VC_SLOTS; i++) {
-    struct vc_slot *slot = &s->usage->slot[i];
-    pid_t pid = (pid_t)atomic_load(&slot->pid);
-    if (atomic_load(&slot->live) && pid > 0 && kill(pid, 0) == 0) {
-      struct ar_client *c = new_client(s, pid, (int)i);
-      if (c) c->orphan_at = vc_machine_now() + RESTORED_NS;
-      high = i + 1;
-    } else {
-      wipe(slot);
-    }
-  }
-  if (high > atomic_load(&s->usage->high)) atomic_store(&s->usage->high, high);
+/* A process without its socket: dead, another program by now, or its descriptors closed. Only in
+ * the last case does it still hold what it held, and it keeps its slot however long it lives. */
+static void look_at_orphan(struct ar_client *c, uint64_t now) {
+  if (!c->orphan_at || c->fd >= 0 || now < c->orphan_at) return;
+  if (!alive(c->pid, c->start) || ar_procfs_maps(c->pid, "slicekeeper-usage") == 0)
+    ar_seat_leave(c);
+  else
+    c->orphan_at = now + ORPHAN_LOOK_NS;
 }
+
+/* ---- what a restarted arbiter must know of processes ---- */
+
+struct record {
+  int32_t slot; /* -1: a program that the seat was taken for */
+  int32_t pid;
+  uint64_t start, charged;
+};
+
+static int collect(const struct ar_seat *s, struct record *out) {
+  int count = 0;
+  for (int i = 0; i < s->roots; i++)
+    out[count++] = (struct record){-1, s->root[i].pid, s->root[i].start, 0};
+  for (unsigned i = 0; i < VC_SLOTS; i++)
+    if (s->client[i])
+      out[count++] = (struct record){(int32_t)i, s->client[i]->pid, s->client[i]->start,
+                                     believable(atomic_load(&s->usage->slot[i].charged))};
+  return count;
+}
+
+static void keep(struct ar_seat *s) {
+  struct record list[AR_ROOTS + VC_SLOTS];
+  memset(list, 0, sizeof list);
+  size_t bytes = (size_t)collect(s, list) * sizeof *list;
+  uint64_t digest = 14695981039346656037u;
+  for (size_t i = 0; i < bytes; i++) digest = (digest ^ ((uint8_t *)list)[i]) * 1099511628211u;
+  if (digest == s->kept) return;
+  if (ar_state_keep(s->config.name, list, bytes)) s->kept = digest;
+}
+
+/* Processes that still live keep their slots, to come back to. What they hold by now is known when
+ * they have: until then, but no longer than RESTORED_NS, nobody of the seat is given any memory. */
+static void adopt(struct ar_seat *s) {
+  struct record list[AR_ROOTS + VC_SLOTS];
+  size_t count = ar_state_kept(s->config.name, list, sizeof list) / sizeof *list;
+  for (size_t i = 0; i < count; i++) {
+    const struct record *r = &list[i];
+    if (r->pid <= 0 || r->slot >= (int)VC_SLOTS || !alive(r->pid, r->start)) continue;
+    if (r->slot < 0) {
+      add_root(s, r->pid, r->start);
+      continue;
+    }
+    struct ar_client *c = s->client[r->slot] ? NULL : new_client(s, r->pid, r->slot);
+    if (!c) continue;
+    struct vc_slot *slot = &s->usage->slot[r->slot];
+    atomic_store(&slot->live, 1);
+    atomic_store(&slot->pid, (uint32_t)r->pid);
+    atomic_store(&slot->charged, r->charged);
+    c->restored = true;
+    s->settle_until = vc_machine_now() + RESTORED_NS;
+    c->orphan_at = s->settle_until;
+    atomic_store(&s->place.policy->settling, 1);
+  }
+  show_high(s);
+}
+
+static void settle(struct ar_seat *s, uint64_t now) {
+  bool missing = false;
+  if (!s->settle_until) return;
+  for (unsigned i = 0; i < VC_SLOTS; i++) missing |= s->client[i] && s->client[i]->restored;
+  if (missing && now < s->settle_until) return;
+  s->settle_until = 0;
+  atomic_store(&s->place.policy->settling, 0);
+}
+
+static bool (*open_door)(struct ar_seat *, const char **);
 
 static void restore_one(const struct ar_config *config) {
   const char *why;
   struct ar_seat *s = config_ok(config, &why) ? create(config, &why) : NULL;
-  if (s)
-    adopt(s);
-  else
-    fprintf(stderr, "arbiter: seat %s was not restored: %s\n", config->name, why);
+  if (s) adopt(s);
+  if (s && !open_door(s, &why)) {
+    ar_seat_drop(s);
+    s = NULL;
+  }
+  if (!s) fprintf(stderr, "arbiter: seat %s was not restored: %s\n", config->name, why);
 }
 
-void ar_seat_restore(void) {
+void ar_seat_restore(bool (*open)(struct ar_seat *, const char **)) {
+  open_door = open;
   ar_state_each(restore_one);
+}
+
+void ar_seat_tick(uint64_t now) {
+  for (struct ar_seat *s = seats, *next; s; s = next) {
+    next = s->next;
+    for (unsigned i = 0; i < VC_SLOTS; i++)
+      if (s->client[i]) look_at_orphan(s->client[i], now);
+    settle(s, now);
+    if (over(s))
+      ar_seat_drop(s);
+    else
+      keep(s);
+  }
 }
 
 struct ar_totals ar_seat_totals(const struct ar_seat *s) {
@@ -286,21 +456,4 @@ struct ar_totals ar_seat_totals(const struct ar_seat *s) {
     t.memory += believable(atomic_load(&slot->charged));
   }
   return t;
-}
-
-void ar_seat_look(struct ar_seat *s, uint64_t now) {
-  struct ar_seen seen = {.busy = s->done_busy};
-  for (unsigned i = 0; i < VC_SLOTS; i++) {
-    if (!s->client[i]) continue;
-    const struct vc_slot *slot = &s->usage->slot[i];
-    uint64_t since = atomic_load(&slot->idle_since), unit = atomic_load(&slot->unit_ns);
-    seen.connected = true;
-    seen.waiting |= atomic_load(&slot->waiting) != 0;
-    seen.active |= atomic_load(&slot->inflight) != 0;
-    seen.busy += believable(atomic_load(&slot->busy_ns));
-    seen.beat += atomic_load(&slot->beat);
-    if (since > seen.idle_since && since <= now) seen.idle_since = since;
-    if (unit > seen.unit) seen.unit = unit;
-  }
-  s->member.seen = seen;
 }

@@ -3,63 +3,61 @@
 #ifndef AR_SEAT_H
 #define AR_SEAT_H
 
-#include "scheduler.h"
+#include "bell.h"
+#include "state.h"
 
-#include <sys/types.h>
-
-#define AR_NAME 64
-#define AR_PATH 512
-
-struct ar_gpu;
-struct ar_loop;
-
-struct ar_config {
-  char name[AR_NAME];
-  int gpu;
-  uint32_t core, limit; /* per cent */
-  uint64_t memory;
-  uint32_t vclass;
-  pid_t root;       /* its first process, as `arbiter run` knows it; 0 otherwise */
-  char cgroup[256]; /* part of its processes' cgroup path; empty: unknown */
-};
+#define AR_ROOTS 64
 
 /* One process in a seat. */
 struct ar_client {
   struct ar_seat *seat;
   int slot, fd, pidfd;
   pid_t pid;
-  uint64_t orphan_at; /* its socket is gone but it lives: freed then, unless it comes back */
+  uint64_t start;     /* as /proc tells it; 0: unknown */
+  uint64_t orphan_at; /* its socket is gone: looked at then, unless it comes back */
+  bool restored;      /* sat here before a restart, and has not come back yet */
+};
+
+/* A program that the seat was taken for: the seat stays as long as one of them lives. */
+struct ar_root {
+  pid_t pid;
+  uint64_t start;
 };
 
 struct ar_seat {
   struct ar_config config;
-  struct ar_member member;
+  struct ar_place place;
   struct ar_gpu *gpu;
-  struct vc_policy *policy;
   struct vc_usage *usage;
+  struct ar_bell *bell;
   int policy_fd, usage_fd, door;
   struct ar_client *client[VC_SLOTS];
-  uint64_t since, overhead[3];
+  struct ar_root root[AR_ROOTS];
+  int roots;
+  uint64_t since, settle_until, overhead[3];
   uint64_t done_busy, done_waited, done_launches; /* of processes that have left */
-  int root_pidfd;
+  uint64_t kept; /* a digest of what was last written down of its processes */
+  void (*closed)(struct ar_seat *); /* called before it goes */
   struct ar_seat *next;
 };
 
-/* Everything under one folder: control.sock, seats/NAME/seat.sock, state/NAME.json, NAME.usage. */
-const char *ar_folder(void);
-bool ar_folder_open(const char *path, const char **why);
-bool ar_path(char out[AR_PATH], const char *format, ...);
-
 struct ar_seat *ar_seat_find(const char *name);
 struct ar_seat *ar_seat_first(void);
-struct ar_seat *ar_seat_set(const struct ar_config *config, const char **why);
+int ar_seat_count(void);
+/* The seat that a seated process belongs to. */
+struct ar_seat *ar_seat_of(pid_t pid);
+/* Make it or change it; `made` says which. */
+struct ar_seat *ar_seat_set(const struct ar_config *config, bool *made, const char **why);
 void ar_seat_drop(struct ar_seat *seat);
-/* Seats kept from before a restart. */
-void ar_seat_restore(void);
-/* A process takes a slot; `wanted` is the one it had, or -1. NULL when all are taken. */
+/* The seats kept from before a restart, with `open` called for each; false drops it. */
+void ar_seat_restore(bool (*open)(struct ar_seat *, const char **why));
+/* What is due by time: processes that are gone, seats that are over. */
+void ar_seat_tick(uint64_t now);
+/* A process takes a slot; `wanted` is the one it had, or -1. NULL when it gets none. */
 struct ar_client *ar_seat_sit(struct ar_seat *seat, pid_t pid, int wanted);
 void ar_seat_leave(struct ar_client *client);
-bool ar_seat_empty(const struct ar_seat *seat);
+/* Its socket is gone. */
+void ar_seat_orphan(struct ar_client *client);
 
 struct ar_totals {
   uint64_t busy, waited, launches, memory, peak;
@@ -67,6 +65,5 @@ struct ar_totals {
 };
 /* Summed over the processes, with care: the page is the tenant's word. */
 struct ar_totals ar_seat_totals(const struct ar_seat *seat);
-void ar_seat_look(struct ar_seat *seat, uint64_t now);
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "cli.h"
+#include "audit.h"
+#include "control.h"
 #include "door.h"
-#include "gpu.h"
+#include "loop.h"
 #include "nv.h"
-#include "state.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -52,6 +53,10 @@ static bool open_gpus(bool fake, const char **why) {
   return ar_nv_open(library, why);
 }
 
+static bool busy(void) {
+  return ar_seat_first() != NULL;
+}
+
 int ar_serve(const struct ar_options *o) {
   static sigset_t set;
   const char *why = "no such rule: slicekeeper, kubegpu or gemini";
@@ -74,9 +79,15 @@ int ar_serve(const struct ar_options *o) {
   for (int i = 0; i < ar_gpu_count; i++)
     if (!ar_gpu_start(&ar_gpus[i], rule)) return fail("a GPU's thread cannot be started");
   if (!ar_loop_start(&why)) return fail(why);
+  ar_seat_restore(ar_door_open);
+  if (!ar_control_open(&why)) return fail(why);
+  ar_loop_every(ar_seat_tick);
+  ar_loop_every(ar_door_tick);
+  ar_loop_every(ar_control_tick);
+  ar_loop_every(ar_audit_tick);
   if (pthread_create(&waiter, NULL, wait_for_signal, &set)) return fail("no thread for signals");
   pthread_detach(waiter);
-  ar_loop_run(o->idle_exit);
+  ar_loop_run(busy, o->idle_exit);
   for (int i = 0; i < ar_gpu_count; i++) ar_gpu_stop(&ar_gpus[i]);
   return 0;
 }

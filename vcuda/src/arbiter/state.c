@@ -61,6 +61,13 @@ static bool number(const struct ar_field *f, int64_t *out) {
   return f->kind == AR_INTEGER && f->number >= 0;
 }
 
+static bool known_number(const char *name) {
+  static const char *const names[] = {"gpu", "core", "limit", "memory", "pid"};
+  for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+    if (!strcmp(name, names[i])) return true;
+  return false;
+}
+
 /* One field of a request; NULL when it is well, else what is wrong. */
 static const char *take(const struct ar_field *f, struct ar_config *c) {
   int64_t n = 0;
@@ -81,7 +88,8 @@ static const char *take(const struct ar_field *f, struct ar_config *c) {
     if (f->kind != AR_STRING) return "cgroup must be a string";
     strcpy(c->cgroup, f->text);
   } else if (!number(f, &n)) {
-    return "a number was expected";
+    return known_number(f->name) ? "gpu, core, limit, memory and pid are whole numbers, 0 or more"
+                                 : "a field that is not known";
   } else if (!strcmp(f->name, "gpu")) {
     c->gpu = n < 1024 ? (int)n : 1024;
   } else if (!strcmp(f->name, "core")) {
@@ -91,7 +99,8 @@ static const char *take(const struct ar_field *f, struct ar_config *c) {
   } else if (!strcmp(f->name, "memory")) {
     c->memory = (uint64_t)n;
   } else if (!strcmp(f->name, "pid")) {
-    c->root = n < INT32_MAX ? (pid_t)n : 0;
+    if (n > INT32_MAX) return "pid names no process";
+    c->root = (pid_t)n;
   } else {
     return "a field that is not known";
   }
@@ -136,7 +145,26 @@ bool ar_state_save(const struct ar_config *config) {
 void ar_state_forget(const char *name) {
   char path[AR_PATH];
   if (ar_path(path, "state/%s.json", name)) unlink(path);
-  if (ar_path(path, "state/%s.usage", name)) unlink(path);
+  if (ar_path(path, "state/%s.held", name)) unlink(path);
+}
+
+/* In place and in one call: it is short, and a new arbiter reads it only when we are gone. */
+bool ar_state_keep(const char *name, const void *data, size_t size) {
+  char path[AR_PATH];
+  if (!ar_path(path, "state/%s.held", name)) return false;
+  int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  bool ok = fd >= 0 && pwrite(fd, data, size, 0) == (ssize_t)size && !ftruncate(fd, (off_t)size);
+  if (fd >= 0) close(fd);
+  return ok;
+}
+
+size_t ar_state_kept(const char *name, void *out, size_t size) {
+  char path[AR_PATH];
+  if (!ar_path(path, "state/%s.held", name)) return 0;
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, out, size) : -1;
+  if (fd >= 0) close(fd);
+  return n > 0 ? (size_t)n : 0;
 }
 
 static bool load(const char *file, struct ar_config *config) {

@@ -3,14 +3,39 @@
 #ifndef AR_STATE_H
 #define AR_STATE_H
 
+#include "abi.h"
 #include "json.h"
-#include "seat.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define AR_NAME 64
+#define AR_PATH 512
+
+struct ar_config {
+  char name[AR_NAME];
+  int gpu;
+  uint32_t core, limit; /* per cent */
+  uint64_t memory;
+  uint32_t vclass;
+  pid_t root;       /* the latest process that was named with it; 0: it stays until dropped */
+  char cgroup[256]; /* part of its processes' cgroup path; empty: unknown */
+};
+
+/* Everything under one folder: control.sock, seats/NAME/seat.sock, state/NAME.json, NAME.held. */
+const char *ar_folder(void);
+bool ar_folder_open(const char *path, const char **why);
+bool ar_path(char out[AR_PATH], const char *format, ...);
 
 /* Fill a configuration from the fields of a request; unknown fields are an error. */
 bool ar_state_read(const struct ar_object *object, struct ar_config *config, const char **why);
 void ar_state_write(const struct ar_config *config, struct ar_text *out);
 bool ar_state_save(const struct ar_config *config);
 void ar_state_forget(const char *name);
+/* What is known of a seat's processes, as bytes; how many were read. */
+bool ar_state_keep(const char *name, const void *data, size_t size);
+size_t ar_state_kept(const char *name, void *out, size_t size);
 void ar_state_each(void (*visit)(const struct ar_config *));
 bool ar_state_any(void);
 

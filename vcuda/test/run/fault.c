@@ -62,7 +62,7 @@ static void garbage_page(void) {
   while (maps && fgets(line, sizeof line, maps)) {
     unsigned long from, to;
     char access[8];
-    if (!strstr(line, ".usage") && !strstr(line, "slicekeeper-bell")) continue;
+    if (!strstr(line, "slicekeeper-usage") && !strstr(line, "slicekeeper-bell")) continue;
     if (sscanf(line, "%lx-%lx %7s", &from, &to, access) != 3 || access[1] != 'w') continue;
     for (unsigned long *p = (unsigned long *)from; p < (unsigned long *)to; p++)
       *p = (unsigned long)rand() * 0x9e3779b97f4a7c15ul;

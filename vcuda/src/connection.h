@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* This process's place in its seat: the connection to the arbiter and the pages it gave. */
-#ifndef VC_SEAT_H
-#define VC_SEAT_H
+#ifndef VC_CONNECTION_H
+#define VC_CONNECTION_H
 
 #include "os.h"
 
@@ -19,6 +19,13 @@ extern struct vc_seat vc_seat;
 extern _Atomic uint32_t *_Atomic vc_gate;
 /* Odd while the process may launch although the arbiter is gone. */
 extern _Atomic uint32_t vc_own_gate;
+
+/* What the connection must have done by others, see life.c. */
+struct vc_life {
+  bool (*start)(void);  /* at the first connection of a process */
+  void (*forget)(void); /* what the parent had, in a forked child */
+};
+extern const struct vc_life vc_life;
 
 /* Connected, or was: the policy and the counters can be used. Waits a bounded time at first. */
 bool vc_seat_ready(void);

@@ -5,13 +5,9 @@
  * read once, before the program's own code can change it, and never in a setuid program.
  */
 #define _GNU_SOURCE
-#include "seat.h"
+#include "connection.h"
 #include "account.h"
 #include "hook.h"
-#include "keeper.h"
-#include "launch.h"
-#include "pool.h"
-#include "table.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -172,10 +168,7 @@ static void forget_parent(void) {
   waited = false;
   next_try = pause_ns = 0;
   atomic_store(&vc_gate, &closed_gate);
-  vc_account_reset();
-  vc_table_clear();
-  vc_pools_reset();
-  vc_launch_reset();
+  vc_life.forget();
 }
 
 /* With the guard held: connect, the first time with patience, for a container's first process can
@@ -210,7 +203,7 @@ bool vc_seat_ready(void) {
       forget_parent();
       atomic_store(&owner, 0);
     }
-    ready = first_connect() && vc_keeper_start();
+    ready = first_connect() && vc_life.start();
     if (ready) atomic_store_explicit(&owner, me, memory_order_release);
   }
   vc_unlock(&guard);

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whoever can wake a futex can also move its waiters to another one, and needs no right to write
+ * for it. So the GPU's thread never sleeps on a word that tenants can reach: each seat has a word
+ * of its own, and a thread that sleeps there. A seat that moves this thread away has silenced its
+ * own bell, and one that rings without end is heard less often.
+ */
+#define _GNU_SOURCE
+#include "bell.h"
+#include "pages.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define LOOK_NS (1 * VC_S)
+#define CROWD 200 /* wake-ups within CROWD_NS, more than an honest seat has need of */
+#define CROWD_NS (10 * VC_MS)
+#define PAUSE_NS (1 * VC_MS)
+
+struct ar_bell {
+  struct ar_gpu *gpu;
+  struct vc_bell *page; /* NULL in virtual time */
+  int fd;
+  bool stop;
+};
+
+static void discard(struct ar_bell *b) {
+  if (b->page) munmap(b->page, sizeof *b->page);
+  free(b);
+}
+
+static void *listen_to(void *argument) {
+  struct ar_bell *b = argument;
+  uint32_t heard = atomic_load(&b->page->word);
+  uint64_t since = 0;
+  int count = 0;
+  prctl(PR_SET_TIMERSLACK, 1000);
+  for (;;) {
+    uint32_t word = atomic_load(&b->page->word);
+    uint64_t now = vc_machine_now();
+    if (__atomic_load_n(&b->stop, __ATOMIC_ACQUIRE)) break;
+    if (now - since > CROWD_NS) {
+      since = now;
+      count = 0;
+    }
+    if (++count > CROWD) vc_machine_sleep(PAUSE_NS);
+    if (word != heard) {
+      heard = word;
+      ar_gpu_ring(b->gpu);
+    } else {
+      vc_wait(&b->page->word, word, 0, now + LOOK_NS);
+    }
+  }
+  discard(b);
+  return NULL;
+}
+
+static bool start(struct ar_bell *b) {
+  pthread_attr_t attributes;
+  pthread_t thread;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attributes, 64 * 1024 + (size_t)PTHREAD_STACK_MIN);
+  bool ok = pthread_create(&thread, &attributes, listen_to, b) == 0;
+  pthread_attr_destroy(&attributes);
+  return ok;
+}
+
+/* In virtual time nothing sleeps on the word itself, and all share the GPU's bell. */
+struct ar_bell *ar_bell_open(struct ar_gpu *gpu) {
+  struct ar_bell *b = calloc(1, sizeof *b);
+  if (!b) return NULL;
+  *b = (struct ar_bell){.gpu = gpu, .fd = -1};
+  if (vc_clock) return b;
+  b->page = ar_pages_make("slicekeeper-bell", sizeof *b->page, false, &b->fd);
+  if (b->page && start(b)) return b;
+  if (b->page) close(b->fd);
+  discard(b);
+  return NULL;
+}
+
+/* The thread ends, and frees the rest, at its next look. It is not waited for: a tenant may have
+ * moved it to where no wake-up reaches it. */
+void ar_bell_close(struct ar_bell *b) {
+  if (!b->page) return discard(b);
+  close(b->fd);
+  __atomic_store_n(&b->stop, true, __ATOMIC_RELEASE);
+}
+
+int ar_bell_descriptor(const struct ar_bell *b) {
+  return b->page ? b->fd : b->gpu->bell_fd;
+}

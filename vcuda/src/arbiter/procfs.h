@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What /proc says of a process. */
+#ifndef AR_PROCFS_H
+#define AR_PROCFS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* When it started, in clock ticks since boot; 0 when it is gone. Tells it from a later process of
+ * the same ID. */
+uint64_t ar_procfs_start(pid_t pid);
+pid_t ar_procfs_parent(pid_t pid);
+void ar_procfs_cgroup(pid_t pid, char *out, size_t size);
+/* Does it map a file of that name? 1, 0, or -1 when that cannot be told. */
+int ar_procfs_maps(pid_t pid, const char *name);
+
+#endif

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A process's life with the limiter: what starts with its first connection, and what a forked child
+ * must forget. The only module that knows all others that have a state.
+ */
+#include "account.h"
+#include "keeper.h"
+#include "launch.h"
+#include "connection.h"
+#include "pool.h"
+#include "table.h"
+
+static void forget_parent(void) {
+  vc_account_reset();
+  vc_table_clear();
+  vc_pools_reset();
+  vc_launch_reset();
+}
+
+const struct vc_life vc_life = {.start = vc_keeper_start, .forget = forget_parent};

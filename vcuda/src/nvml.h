@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VC_NVML_H
+#define VC_NVML_H
+
+/* The hook of this name, or what was found where there is none. */
+void *vc_nvml_hook(const char *name, void *found);
+
+#endif
