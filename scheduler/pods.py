@@ -14,9 +14,8 @@ from typing import Any
 from scheduler.demand import EXCLUSIVE, Demand, demand_of
 from scheduler.fleet import MIXED, GpuRow
 from slicekeeper import names
-from slicekeeper.errors import RequestRefused
 from slicekeeper.inventory import Gpu
-from slicekeeper.request import PodRequest, annotations_of, as_map, parse_pod
+from slicekeeper.request import PodRequest, annotations_of, as_map, parse_admitted
 from slicekeeper.settings import Resources
 from slicekeeper.units import CORES_PER_GPU, parse_instant
 
@@ -80,7 +79,7 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
     if not isinstance(uid, str) or not uid:
         return None
     namespace = _text(metadata.get("namespace"))
-    request, refusal = read_request(obj, resources)
+    request, refusal = parse_admitted(obj, resources)
     annotations = annotations_of(obj)
     node = _text(spec.get("nodeName"))
     priority = spec.get("priority")
@@ -102,19 +101,6 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
         bound_ms=_instant(annotations.get(names.BOUND_AT)),
         waiting=None if node else obj,
     )
-
-
-def read_request(obj: Mapping[str, Any], resources: Resources) -> tuple[PodRequest, str]:
-    """Return what a pod asks for and, where its manifest breaks a rule, why it cannot be placed."""
-    try:
-        return parse_pod(obj, resources), ""
-    except RequestRefused as error:
-        refusal = str(error)
-    bare = {**obj, "metadata": {**as_map(obj.get("metadata")), "annotations": {}}}
-    try:
-        return parse_pod(bare, resources), refusal
-    except RequestRefused:
-        return PodRequest(), refusal
 
 
 def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:

@@ -94,7 +94,7 @@ def read(folder: Path) -> Story:
         if not found:
             raise SettingsError(f"--examples is {str(folder)!r}: there is no *.yaml in it")
         return Story(steps=tuple(Step(submit=name) for name in found))
-    tree = read_yaml(file)
+    tree = read_yaml(file).tree
     check_keys(tree, Story, str(file))
     for number, step in enumerate(tree.get("steps") or [], 1):
         check_keys(step, Step, f"{file}: step {number}")

@@ -66,7 +66,9 @@ STANDARD: Final = "standard"
 BACKGROUND: Final = "background"
 GPU_CLASSES: Final = (STANDARD, BACKGROUND)
 
-SHARING_MODES: Final = ("adaptive", "exclusive", "shared", "mig")
+SHARING_MODES: Final = ("adaptive", "exclusive", "shared")
+PLANNED_SHARING_MODES: Final = ("mig", "remote")
+"""Refused by name until they exist."""
 
 # Annotations that are written on pods that are there: a new pod may not bring them.
 NEVER_ON_NEW_PODS: Final = (BOUND_AT, SHARING_MODE, ADOPTED_AT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from fractions import Fraction
 from functools import cache
@@ -22,6 +22,8 @@ from msgspec import Meta
 
 from slicekeeper import names
 from slicekeeper.errors import SettingsError
+from slicekeeper.patterns import is_pattern, leave_nothing, problem_of
+from slicekeeper.request import as_list
 from slicekeeper.settings import Name, PolicySettings, Section, about, check_keys, convert, read_yaml
 from slicekeeper.units import parse_duration, parse_instant, parse_quantity
 
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 
 Mode = Literal["enforce", "observe", "off"]
 StaleMode = Literal["allow-in-budget", "over-budget", "deny"]
-Sharing = Literal["adaptive", "exclusive", "shared", "mig"]
+Sharing = Literal["adaptive", "exclusive", "shared"]
 Period = Literal["none", "hour", "day", "week", "month", "year"]
 Enforcement = Literal["soft", "hard", "safe"]
 
@@ -181,11 +183,14 @@ class PolicyBook:
         exact: Mapping[str, NamespacePolicy] | None = None,
         patterns: tuple[tuple[str, NamespacePolicy], ...] = (),
         exempt: tuple[str, ...] = PolicySettings().exempt_namespaces,
+        warnings: tuple[str, ...] = (),
     ) -> None:
         self.default = default or NamespacePolicy()
         self.exact = dict(exact or {})
         self.patterns = patterns
         self.exempt = exempt
+        self.warnings = warnings
+        """What of the file never applies."""
         self._off = msgspec.structs.replace(self.default, mode="off")
 
     def of(self, namespace: str) -> NamespacePolicy:
@@ -204,48 +209,99 @@ class PolicyBook:
 def read_book(settings: PolicySettings) -> PolicyBook:
     """Return the book of the settings' file.
 
-    Raises SettingsError naming the file, the key, the value and what is allowed.
+    Raises SettingsError naming the file, the line, the key, the value and what is allowed.
     """
+    for name in settings.exempt_namespaces:
+        if problem := problem_of(name):
+            raise SettingsError(f"policy.exemptNamespaces (is {name!r}): {problem}; for example infra-*")
     if not settings.file:
         return PolicyBook(exempt=settings.exempt_namespaces)
     file = Path(settings.file)
-    tree = read_yaml(file)
+    document = read_yaml(file)
+    tree = document.tree
+
+    def place(*path: str | int) -> str:
+        return f"{file}: line {document.line(*path)}"
+
     unknown = sorted(str(key) for key in set(tree) - {"default", "namespaces"})
     if unknown:
-        raise SettingsError(f"{file}: unknown key {unknown[0]}; known here: default, namespaces")
+        raise SettingsError(f"{place(unknown[0])}: unknown key {unknown[0]}; known here: default, namespaces")
     base = tree.get("default") or {}
-    default = _policy({}, base, f"{file}: default")
-    exact: dict[str, NamespacePolicy] = {}
-    patterns: list[tuple[str, NamespacePolicy]] = []
+    default = _policy({}, base, lambda path: f"{place('default', *path)}: default")
+    rules: list[tuple[int, int, str, NamespacePolicy]] = []
     entries = tree.get("namespaces") or []
     if not isinstance(entries, list):
-        raise SettingsError(f"{file}: namespaces must be a list of entries with `match`")
+        raise SettingsError(f"{place('namespaces')}: namespaces must be a list of entries with `match`")
     for index, entry in enumerate(entries):
-        where = f"{file}: namespaces[{index}]"
-        if not isinstance(entry, dict) or "match" not in entry:
-            raise SettingsError(f"{where}: `match` is missing; for example match: [team-a, research-*]")
+
+        def where(path: tuple[str, ...], index: int = index) -> str:
+            return f"{place('namespaces', index, *path)}: namespaces[{index}]"
+
+        if not isinstance(entry, dict) or not entry.get("match"):
+            raise SettingsError(f"{where(())}: `match` is missing; for example match: [team-a, research-*]")
         matches = [entry["match"]] if isinstance(entry["match"], str) else entry["match"]
         rule = convert({"match": matches}, NamespaceRule, where)
         policy = _policy(base, {k: v for k, v in entry.items() if k != "match"}, where)
-        for match in rule.match:
-            if any(sign in match for sign in "*?["):
-                patterns.append((match, policy))
-            elif match in exact:
-                raise SettingsError(f"{where}: match {match} stands in an entry above; keep one of them")
-            else:
-                exact[match] = policy
-    return PolicyBook(default, exact, tuple(patterns), settings.exempt_namespaces)
+        for position, match in enumerate(rule.match):
+            rules.append((document.line("namespaces", index, "match", position), index, match, policy))
+    _check_matches(file, [rule[:3] for rule in rules])
+    return PolicyBook(
+        default,
+        {match: policy for *_, match, policy in rules if not is_pattern(match)},
+        tuple((match, policy) for *_, match, policy in rules if is_pattern(match)),
+        settings.exempt_namespaces,
+        tuple(_never_applied(file, [rule[:3] for rule in rules], settings.exempt_namespaces)),
+    )
 
 
-def _policy(base: Mapping[str, Any], own: Any, where: str) -> NamespacePolicy:
+def _check_matches(file: Path, rules: list[tuple[int, int, str]]) -> None:
+    """Refuse names and patterns that no namespace can have, and those that stand twice."""
+    seen: dict[str, tuple[int, int]] = {}
+    for line, index, match in rules:
+        where = f"{file}: line {line}: namespaces[{index}]"
+        if problem := problem_of(match):
+            raise SettingsError(f"{where}: match {match!r}: {problem}; for example team-a, or team-*")
+        if match in seen:
+            above = "line {}, namespaces[{}]".format(*seen[match])
+            raise SettingsError(f"{where}: match {match} stands in an entry above ({above}); keep one of them")
+        seen[match] = line, index
+
+
+def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[str, ...]) -> Iterator[str]:
+    """Yield a warning for each name and pattern of which others take all that it matches.
+
+    Told and not refused: the file says what holds all the same, and a server must come up.
+    """
+    # Exact names win over patterns wherever they stand.
+    before = [match for *_, match in rules if not is_pattern(match)]
+    for line, index, match in rules:
+        where = f"{file}: line {line}: namespaces[{index}]: match {match} never applies"
+        if leave_nothing(match, exempt):
+            yield f"{where}: policy.exemptNamespaces goes before it; take it out of one of the two"
+        if not is_pattern(match):
+            continue
+        if leave_nothing(match, before):
+            one = next((other for other in before if leave_nothing(match, [other])), "")
+            above = f"{one}, which goes before it, matches" if one else "the entries that go before it match"
+            yield f"{where}: {above} all of it; put it above, or delete it"
+        before.append(match)
+
+
+def _policy(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...]], str]) -> NamespacePolicy:
     if not isinstance(own, dict):
-        raise SettingsError(f"{where}: must be a mapping, not a {type(own).__name__}")
+        raise SettingsError(f"{where(())}: must be a mapping, not a {type(own).__name__}")
     if own.get("mode") is False:
         own = {**own, "mode": "off"}  # YAML 1.1 reads a bare `off` as false
     budget = own.get("budget")
     if isinstance(budget, dict) and isinstance(budget.get("anchor"), datetime):  # YAML reads it without quotes too
         own = {**own, "budget": {**budget, "anchor": budget["anchor"].isoformat()}}
     check_keys(own, NamespacePolicy, where)
+    for mode in names.PLANNED_SHARING_MODES:
+        if mode in as_list(own.get("sharing")):
+            allowed = ", ".join(names.SHARING_MODES)
+            raise SettingsError(
+                f"{where(('sharing',))}: sharing: {mode} is planned and not there yet; choose of {allowed}"
+            )
     policy = convert(_merge(base, own), NamespacePolicy, where)
     checks: tuple[tuple[str, str, Callable[[], object]], ...] = (
         ("budget.amount", "for example 20h", lambda: policy.budget.amount_ms),
@@ -262,7 +318,7 @@ def _policy(base: Mapping[str, Any], own: Any, where: str) -> NamespacePolicy:
         try:
             check()
         except (ValueError, ArithmeticError) as error:
-            raise SettingsError(f"{where}: {key}: {error}; {example}") from error
+            raise SettingsError(f"{where(tuple(key.split('.')))}: {key}: {error}; {example}") from error
     return policy
 
 
@@ -315,6 +371,8 @@ class PolicyFile:
                 raise
             self.book = last
             self._refuse(error)
+        else:
+            self._warn()
 
     def of(self, namespace: str) -> NamespacePolicy:
         """Return the policy in force for a namespace."""
@@ -342,7 +400,12 @@ class PolicyFile:
             return False
         self.error = ""
         log.info("policy file loaded: %s", self._settings.file)
+        self._warn()
         return True
+
+    def _warn(self) -> None:
+        for warning in self.book.warnings:
+            log.warning("policy file: %s", warning)
 
     def _refuse(self, error: SettingsError) -> None:
         self.error = str(error)

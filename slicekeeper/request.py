@@ -170,6 +170,23 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
     return request
 
 
+def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodRequest, str]:
+    """Return what a pod that is there asks for and, if its manifest breaks a rule, which one.
+
+    Its containers' requests count even if an annotation is wrong: somebody who could write one would otherwise have
+    the pod hold nothing and owe nothing.
+    """
+    try:
+        return parse_pod(pod, resources), ""
+    except RequestRefused as error:
+        refusal = str(error)
+    bare = {**pod, "metadata": {**as_map(pod.get("metadata")), "annotations": {}}}
+    try:
+        return parse_pod(bare, resources), refusal
+    except RequestRefused:
+        return PodRequest(), refusal
+
+
 class _Reader:
     """Reads one manifest, collecting violations instead of stopping at the first."""
 
@@ -398,7 +415,7 @@ class _Reader:
         value = annotations.get(key, default)
         if value in allowed and isinstance(value, str):
             return value
-        reason = " (remote is planned and not there yet)" if value == "remote" else ""
+        reason = f" ({value} is planned and not there yet)" if value in names.PLANNED_SHARING_MODES else ""
         self.refuse(
             "choice-unknown", "", f"metadata.annotations[{key}]", value,
             f"it must be one of {', '.join(allowed)}{reason}", f"{key}: {default}",

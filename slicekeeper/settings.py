@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 import yaml
@@ -329,7 +329,7 @@ def load(file: Path | None, environ: Mapping[str, str]) -> Loaded:
     origin: dict[str, str] = {}
     known = {key.path: key for key in keys()}
     if file is not None:
-        tree = read_yaml(file)
+        tree = read_yaml(file).tree
         check_keys(tree, Settings, str(file))
         for path in known:
             if _lookup(tree, path) is not None:
@@ -365,25 +365,91 @@ def _check_variable(variable: str, known: Mapping[str, Key]) -> None:
     raise SettingsError(f"environment: unknown variable {variable}; {remedy}")
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
+class Document(NamedTuple):
+    """A YAML file's mapping, and where each part of it stands."""
+
+    tree: dict[str, Any]
+    root: yaml.Node | None
+
+    def line(self, *path: str | int) -> int:
+        """Return the line, from 1, of the deepest part of a path that is there."""
+        node, line = self.root, 1
+        for part in path:
+            found = _below(node, part)
+            if found is None:
+                break
+            line, node = found
+        return line
+
+
+def _below(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return _line(node.value[part]), node.value[part]
+    if isinstance(node, yaml.MappingNode):
+        return next(((_line(key), value) for key, value in node.value if key.value == part), None)
+    return None
+
+
+def _key_that_stands_twice(root: yaml.Node | None) -> str:
+    """Return where a mapping has a key twice, of which one would silently not hold; empty if none has."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += reversed(node.value)
+            continue
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in lines:
+                    return f"line {_line(key)}: key {key.value} stands in line {lines[key.value]} already"
+                lines[key.value] = _line(key)
+        waiting += [value for _, value in reversed(node.value)]
+    return ""
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def read_yaml(file: Path) -> Document:
     """Return a YAML file's mapping, empty for an empty file.
 
-    Raises SettingsError where it cannot be read or is no mapping.
+    Raises SettingsError if it cannot be read, has a key twice or is no mapping.
     """
     try:
-        tree = yaml.safe_load(file.read_text("utf-8"))
+        loader = yaml.SafeLoader(file.read_text("utf-8"))
+        try:
+            root = loader.get_single_node()
+            twice = _key_that_stands_twice(root)
+            tree = None if root is None or twice else loader.construct_document(root)
+        finally:
+            loader.dispose()
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read ({error.strerror}); name a readable file") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{file}: not valid YAML: {error}") from error
+    if twice:
+        raise SettingsError(f"{file}: {twice}; keep one of the two")
     if tree is None:
-        return {}
+        return Document({}, None)
     if not isinstance(tree, dict):
         raise SettingsError(f"{file}: the file must hold a mapping, not a {type(tree).__name__}")
-    return tree
+    return Document(tree, root)
 
 
-def convert(tree: Mapping[str, Any], kind: type[T], where: str) -> T:
+Where = str | Callable[[tuple[str, ...]], str]
+"""Where something stands, for messages: the same for all of it, or told for each path below."""
+
+
+def _at(where: Where, path: tuple[str, ...]) -> str:
+    return where if isinstance(where, str) else where(path)
+
+
+def convert(tree: Mapping[str, Any], kind: type[T], where: Where) -> T:
     """Return `tree` as `kind`; SettingsError names the place and what is allowed there."""
     try:
         return msgspec.convert(tree, kind, strict=False)
@@ -393,10 +459,11 @@ def convert(tree: Mapping[str, Any], kind: type[T], where: str) -> T:
         value = _lookup(tree, tuple(path.split("."))) if place else None
         shown = f" (is {value!r})" if value is not None else ""
         allowed = next((key.kind for key in keys() if key.dotted == path), "") if kind is Settings else ""
-        raise SettingsError(f"{where}: {path}{shown}: {message}{allowed and f' ({allowed})'}") from error
+        at = _at(where, tuple(path.split(".")))
+        raise SettingsError(f"{at}: {path}{shown}: {message}{allowed and f' ({allowed})'}") from error
 
 
-def check_keys(tree: Any, kind: type[msgspec.Struct], where: str, path: str = "") -> None:
+def check_keys(tree: Any, kind: type[msgspec.Struct], where: Where, path: str = "") -> None:
     """Refuse a key that `kind` does not know, naming the nearest that it does."""
     if not isinstance(tree, dict):
         return
@@ -405,7 +472,8 @@ def check_keys(tree: Any, kind: type[msgspec.Struct], where: str, path: str = ""
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, 1, 0.5)
             remedy = f"did you mean {path}{near[0]}?" if near else f"known here: {', '.join(fields)}"
-            raise SettingsError(f"{where}: unknown key {path}{key}; {remedy}")
+            at = _at(where, (*path.split(".")[:-1], str(key)))
+            raise SettingsError(f"{at}: unknown key {path}{key}; {remedy}")
         below = fields[key].type
         if isinstance(below, type) and issubclass(below, msgspec.Struct):
             check_keys(value, below, where, f"{path}{key}.")

@@ -8,11 +8,11 @@ from functools import lru_cache
 
 import msgspec
 
-from slicekeeper.errors import NotFound, RequestRefused, Unavailable
+from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.inventory import Gpu
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
 from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.request import PodRequest, parse_pod
+from slicekeeper.request import PodRequest, parse_admitted
 from slicekeeper.settings import Settings
 from timekeeper import holds, interval, metering
 from timekeeper.books import Opening
@@ -32,10 +32,8 @@ def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) ->
     """Return what a pod is charged for: nothing in a namespace that is off, or where nothing of it is valid."""
     if policy.mode == "off":
         return PodRequest()
-    try:
-        request = parse_pod(pod, settings.resources)
-    except RequestRefused:
-        return PodRequest()  # the webhook admitted it under other rules, or never saw it: no charge is guessed
+    # Of containers' requests that cannot be read nothing is charged: no charge is guessed.
+    request, _ = parse_admitted(pod, settings.resources)
     if policy.nvidia_gpu != "metered" and request.whole_device_gpus:
         request = PodRequest(request.requests, request.gpu_class)
     return request

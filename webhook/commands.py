@@ -89,11 +89,14 @@ def review(context: Context, file: IO[bytes], namespace: str, over_budget: bool,
     A workload is shown with the pods that would be made from it. Exit code 1: something was refused.
     """
     settings = context.loaded.settings
+    book = read_book(settings.policy)
+    for warning in book.warnings:
+        click.echo(f"warning: {warning}", err=True)
     outcomes = offline.review(
         offline.read(file, getattr(file, "name", "standard input")),
         namespace,
         settings,
-        read_book(settings.policy),
+        book,
         over_budget=over_budget,
     )
     write = {"yaml": offline.as_yaml, "json": offline.as_json, "diff": offline.as_diff}[output]

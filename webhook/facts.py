@@ -13,7 +13,6 @@ import msgspec
 
 from slicekeeper import names
 from slicekeeper.namespace_policy import NamespacePolicy, SidecarPolicy
-from slicekeeper.request import PodRequest
 from slicekeeper.settings import PriorityClassSettings, Settings
 from webhook.sidecar_container import sidecar_container, volumes
 
@@ -86,6 +85,6 @@ class Cluster:
             return case.policy.over_budget_class or self._default_classes.over_budget.name
         return case.policy.in_budget_class or self._default_classes.in_budget.name
 
-    def wants_preload(self, case: Case, request: PodRequest) -> bool:
-        """Whether the pod's fractions get the limiter: an observed namespace is not limited, MIG limits itself."""
-        return self.webhook.injection == "limiter" and case.policy.mode == "enforce" and request.sharing != "mig"
+    def wants_preload(self, case: Case) -> bool:
+        """Whether the pods' shares get the limiter: an observed namespace is not limited."""
+        return self.webhook.injection == "limiter" and case.policy.mode == "enforce"

@@ -78,7 +78,7 @@ def _gpu_containers(
     patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster
 ) -> None:
     by_name = {r.container: r for r in request.requests}
-    preload = cluster.wants_preload(case, request)
+    preload = cluster.wants_preload(case)
     seat = cluster.resources.seat if cluster.webhook.injection != "meter" else ""
     for key in ("initContainers", "containers"):
         for index, entry in enumerate(as_list(spec.get(key))):

@@ -224,7 +224,7 @@ def _reserved_gate(pod: Mapping[str, Any], request: PodRequest, case: Case) -> I
 def _containers(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> Iterator[Violation]:
     spec = as_map(pod.get("spec"))
     by_name = {r.container: r for r in request.requests}
-    preload = cluster.wants_preload(case, request)
+    preload = cluster.wants_preload(case)
     seats = cluster.webhook.injection != "meter"
     seen: set[str] = set()
     for path, kind, container in containers(spec):

@@ -10,9 +10,8 @@ import click
 from slicekeeper import inventory, names
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.errors import RequestRefused
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
-from slicekeeper.request import PodRequest, annotations_of, parse_pod
+from slicekeeper.request import annotations_of, parse_admitted
 from slicekeeper.settings import Resources, Settings
 from slicekeeper.timekeeper_client import TimekeeperClient
 from slicekeeper.units import CORES_PER_GPU, format_duration
@@ -82,19 +81,11 @@ def _gone_row(workload: Workload) -> dict[str, Any]:
     }
 
 
-def read_request(pod: Object, resources: Resources) -> PodRequest:
-    """Return what an admitted pod asks for, nothing where it was never checked and would not pass."""
-    try:
-        return parse_pod(pod, resources)
-    except RequestRefused:
-        return PodRequest()
-
-
 def _placement(pod: Object, resources: Resources) -> str:
     annotations = annotations_of(pod)
     parts = [
         f"{annotations.get(names.gpu_annotation(r.container), '?')} ({r.core}%)"
-        for r in read_request(pod, resources).requests
+        for r in parse_admitted(pod, resources)[0].requests
         if names.gpu_annotation(r.container) in annotations
     ]
     return " ".join(parts)
@@ -145,7 +136,7 @@ def _shares(pods: list[Object], resources: Resources) -> dict[str, list[tuple[st
         if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
             continue
         name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-        for request in read_request(pod, resources).requests:
+        for request in parse_admitted(pod, resources)[0].requests:
             chosen = annotations_of(pod).get(names.gpu_annotation(request.container), "")
             for uuid in filter(None, chosen.split(",")):
                 shares.setdefault(uuid, []).append((name, min(request.core, CORES_PER_GPU)))

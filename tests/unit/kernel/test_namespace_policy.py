@@ -115,6 +115,42 @@ def test_a_bare_off_is_the_mode_and_not_yaml_false(tmp_path: Path) -> None:
         ("namespaces: [{match: a}, {match: [b, a]}]", "namespaces[1]: match a stands in an entry above"),
         ("namespaces: [{match: 5}]", "namespaces[0]: match"),
         ("namespaces: [{match: a, ceiling: 0}]", "namespaces[0]: ceiling (is 0)"),
+        (
+            "namespaces:\n- match: a\n- match: [b, 'c-*']\n- match: [d, 'c-*']",
+            "line 4: namespaces[2]: match c-* stands in an",
+        ),
+        ("namespaces: [{match: ['c-*', 'c-*']}]", "namespaces[0]: match c-* stands in an entry above (line 1, names"),
+        ("namespaces: [{match: []}]", "namespaces[0]: `match` is missing"),
+        ("namespaces: [{match: 'team-[ab'}]", "match 'team-[ab': the bracket `[` is never closed"),
+        ("namespaces: [{match: 'team-[]'}]", "never closed"),
+        ("namespaces: [{match: 'team-[!'}]", "never closed"),
+        (
+            "namespaces:\n- match: a\n- match:\n  - b\n  - Team_A",
+            "line 5: namespaces[1]: match 'Team_A': no namespace can",
+        ),
+        ("namespaces: [{match: team-}]", "match 'team-': no namespace can have this name: up to 63"),
+        ("namespaces: [{match: " + "a" * 64 + "}]", "no namespace can have this name"),
+        ("namespaces: [{match: " + "a" * 64 + "*}]", "matches no name that a namespace can have"),
+        ("namespaces: [{match: 'Team-*'}]", "match 'Team-*': it matches no name"),
+        ("namespaces: [{match: 'team.*'}]", "match 'team.*': it matches no name"),
+        ("namespaces: [{match: '-*'}]", "match '-*': it matches no name"),
+        ("namespaces: [{match: '*-'}]", "match '*-': it matches no name"),
+        ("namespaces: [{match: 'a[z-b]'}]", "match 'a[z-b]': it matches no name"),
+        ("namespaces: [{match: ' a'}]", "match ' a': no namespace"),
+        ("default: {ceiling: 50}\ndefault: {ceiling: 60}", "line 2: key default stands in line 1 already; keep one of"),
+        ("default:\n  ceiling: 50\n  mode: off\n  ceiling: 60", "line 4: key ceiling stands in line 2 already"),
+        ("namespaces:\n- match: a\n  budget:\n    amount: 1h\n    'amount': 2h", "line 5: key amount stands in line 4"),
+        ("namespaces: [{match: a, match: b}]", "line 1: key match stands in line 1 already"),
+        ("default:\n  mode: enforce\n\n  ceiling: 500", "line 4: default: ceiling (is 500)"),
+        (
+            "namespaces:\n- match: a\n  budget:\n    period: day\n    amount: lots",
+            "line 5: namespaces[0]: budget.amount",
+        ),
+        (
+            "namespaces:\n- match: a\n  budget:\n    perod: day",
+            "line 4: namespaces[0]: unknown key budget.perod; did you",
+        ),
+        ("default: {sharing: [adaptive, mig]}", "sharing: mig is planned and not there yet; choose of adaptive, exclu"),
         ("- a", "must hold a mapping, not a list"),
         ("{", "not valid YAML"),
         ("a: " + "[" * 5000, "not valid YAML"),
@@ -125,6 +161,57 @@ def test_a_broken_file_is_refused_by_file_key_and_value(tmp_path: Path, text: st
         read_book(settings(tmp_path, text))
     assert "policy.yaml" in str(refused.value)
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[{match: 'team-*'}, {match: 'team-?'}]",
+            "namespaces[1]: match team-? never applies: team-*, which goes before",
+        ),
+        ("[{match: '*'}, {match: 'a*'}]", "match a* never applies: *, which"),
+        ("[{match: 'a*b*'}, {match: 'a*b'}]", "match a*b never applies"),
+        (
+            "[{match: ['[a-m]*', '[n-z]*', '[0-9]*']}, {match: '*'}]",
+            "match * never applies: the entries that go before",
+        ),
+        ("[{match: 'a[b]'}, {match: ab}]", "match a[b] never applies: ab, which"),
+        ("[{match: 'x-**'}, {match: 'x-*'}]", "match x-* never applies"),
+        ("[{match: kube-system}]", "match kube-system never applies: policy.exemptNamespaces goes before it"),
+    ],
+)
+def test_what_never_applies_is_told_at_the_start_and_at_each_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, told: str
+) -> None:
+    kept = settings(tmp_path, f"namespaces: {text}")
+    policies = PolicyFile(kept)
+    assert told in caplog.text
+    assert "policy.yaml: line 1: namespaces" in caplog.text
+    caplog.clear()
+    rewrite(kept, f"namespaces: {text}\ndefault: {{ceiling: 50}}")
+    assert policies.refresh()
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[{match: 'team-?'}, {match: 'team-*'}]",
+        "[{match: team-a}, {match: 'team-*'}]",
+        "[{match: 'a*'}, {match: '*a'}, {match: '*'}]",
+        "[{match: 'team-a*'}, {match: 'team-[ab]*'}]",
+        "[{match: ['[a-m]*', '[n-z]*']}, {match: '*'}]",
+        "[{match: 'kube-*'}]",
+    ],
+)
+def test_what_applies_to_some_namespace_is_not_told(tmp_path: Path, text: str) -> None:
+    assert read_book(settings(tmp_path, f"namespaces: {text}")).warnings == ()
+
+
+def test_exempt_namespaces_that_cannot_be_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"policy.exemptNamespaces \(is 'Kube_\*'\): it matches no name"):
+        read_book(PolicySettings(exempt_namespaces=("kube-system", "Kube_*")))
 
 
 def test_a_change_takes_effect(tmp_path: Path) -> None:

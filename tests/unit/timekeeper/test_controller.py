@@ -302,6 +302,14 @@ def test_another_value_of_the_label_hides_no_pod(stage: Stage) -> None:
     assert labels_of(stage) == {names.MANAGED_LABEL: "true"}
 
 
+@pytest.mark.parametrize("wrong", [{names.CORE_LIMIT: "much"}, {names.SHARING: "mig"}, {names.GPU_CLASS: "free"}])
+def test_an_annotation_that_breaks_a_rule_frees_nobody_from_the_charge(stage: Stage, wrong: dict[str, str]) -> None:
+    uid = stage.create()["metadata"]["uid"]
+    stage.kube.patch(PODS, "a", {"metadata": {"annotations": wrong}}, "team")
+    stage.look()
+    assert stage.workload(uid).started_at == T0
+
+
 @pytest.mark.parametrize("mark", ["finalizer", "binding"])
 def test_a_pod_that_was_never_seen_with_its_label_is_found_by_its_other_marks(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, mark: str

@@ -104,7 +104,7 @@ def pods(draw: st.DrawFn) -> Pod:
                     optional={
                         "a~/b": words,
                         names.GPU_CLASS: st.sampled_from(names.GPU_CLASSES),
-                        names.SHARING: st.sampled_from(["adaptive", "exclusive", "mig"]),
+                        names.SHARING: st.sampled_from(["adaptive", "exclusive"]),
                         names.BUDGET_STATE: st.sampled_from([names.IN_BUDGET, names.OVER_BUDGET]),
                         names.CORE_LIMIT: st.just("60"),
                     },
