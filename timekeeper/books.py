@@ -301,7 +301,8 @@ class Books:
 
     def _settle(self, session: Session, tree: Tree, since: int | None, now: int) -> dict[int, State]:
         if since is not None:
-            tree = memberships.tree(session, tree.keys, since)
+            # A link that ends just then is among what changed: whom it left behind has anchors that count on it.
+            tree = memberships.tree(session, tree.keys, since - 1)
             namespaces.drop_anchors(session, tree.keys, since)
         tree, anchor = anchored(session, tree, since)
         # Rows are taken from the top and in one order, so that two that write wait for each other and never in a ring.
@@ -326,7 +327,12 @@ class Books:
         return outcome.states
 
     def pin(self, session: Session, namespace: int, at: int, now: int) -> None:
-        """Keep the states at a past instant of a namespace and all that depend on it: settling can go on from there."""
+        """Settle a namespace, and keep its state at a past instant and those of all that depend on it.
+
+        Settling can go on from there. What is due up to that instant must be booked first: nothing looks before an
+        anchor again.
+        """
+        self.settle_in(session, namespace, None, now)
         tree, anchor = anchored(session, memberships.tree(session, [namespace], at), at)
         records = namespaces.records(session, tree.keys, instant_of(anchor), carry=self._carry)
         forest = Forest(records, tree.links)

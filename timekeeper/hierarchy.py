@@ -80,10 +80,11 @@ def _put_under(
     for known in (child, target):
         if known is not None:
             books.pin(session, known.id, now - ANCHOR_LAG_MS, now)
-    since = max([now, *(link.since for link in tree.links if link.child == child.id)])
+    others = () if target is None else memberships.tree(session, [target.id], IN_FORCE).links
+    since = max([now, *(link.since for link in (*tree.links, *others))])  # whoever's clock wrote what is in force
     memberships.put(session, child.id, None if target is None else target.id, since=since, actor=actor)
     namespaces.touch(session, child.id)
-    books.settle_in(session, child.id, since, now)
+    books.settle_in(session, child.id, since, since)
     detail = {"parent": above or "", "effectiveAt": since, "reason": reason}
     books.note(session, actor=actor, action="parent", namespace=child.title, detail=detail, now=now)
     return True

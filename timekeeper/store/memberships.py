@@ -70,17 +70,22 @@ def tree(session: Session, keys: Collection[int], after: int | None) -> Tree:
 def _links(session: Session, keys: Collection[int], after: int | None) -> list[Link]:
     """Return the links of budgets, up and down, that were in force at any time after an instant."""
     some = select(Membership.child_id).where(or_(Membership.child_id.in_(keys), Membership.parent_id.in_(keys)))
-    query = select(Membership.child_id, Membership.parent_id, Membership.effective_at)
+    query = select(Membership.id, Membership.child_id, Membership.parent_id, Membership.effective_at)
     rows = session.execute(query.where(Membership.child_id.in_(some)).order_by(Membership.effective_at, Membership.id))
-    histories: dict[int, list[Link]] = {}
-    for child, parent, since in rows:
-        histories.setdefault(child, []).append(Link(child, parent, since))
+    histories: dict[int, list[tuple[int, Link]]] = {}
+    for key, child, parent, since in rows:
+        histories.setdefault(child, []).append((key, Link(child, parent, since)))
     found = []
     for history in histories.values():
-        ends = [later.since for _, later in pairwise(history)]
-        lasting = [link for link, end in zip(history, ends, strict=False) if after is None or end > after]
-        found += [link for link in (*lasting, history[-1]) if link.child in keys or link.parent in keys]
-    return sorted(found, key=lambda link: link.since)
+        ends = [later.since for _, (_, later) in pairwise(history)]
+        lasting = [one for one, end in zip(history, ends, strict=False) if after is None or end > after]
+        found += [
+            (link.since, key, link)
+            for key, link in (*lasting, history[-1])
+            if link.child in keys or link.parent in keys
+        ]
+    # What was written at one instant is followed in the order of writing: any other could close a ring.
+    return [link for _, _, link in sorted(found, key=lambda one: one[:2])]
 
 
 def current(session: Session, cluster: str) -> dict[int, int]:
