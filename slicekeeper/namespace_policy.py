@@ -63,7 +63,7 @@ class BudgetPolicy(Section, frozen=True):
     rollover: Annotated[str, about("The most that a period leaves to the next one, for example 5h.")] = "0s"
     thresholds: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=100)], ...],
-        about("Percent of the budget used; the lowest warns."),
+        about("Percent of the budget used; each is told once per period, the lowest warns."),
     ] = (80, 95)
     enforcement: Annotated[
         Enforcement,

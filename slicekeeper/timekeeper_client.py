@@ -16,6 +16,8 @@ from slicekeeper.wire.timekeeper import (
     BudgetList,
     ChildList,
     DecisionList,
+    Grant,
+    GrantList,
     Parent,
     ParentList,
     ReportAnswer,
@@ -29,7 +31,7 @@ from slicekeeper.wire.timekeeper import (
 
 T = TypeVar("T", bound=msgspec.Struct)
 B = TypeVar("B", Budget, Parent)
-P = TypeVar("P", BudgetList, ParentList, ReservationList, Statement, WorkloadList)
+P = TypeVar("P", BudgetList, GrantList, ParentList, ReservationList, Statement, WorkloadList)
 
 _WHOSE: dict[type[msgspec.Struct], str] = {Budget: "budgets", Parent: "parents"}
 _PAGE: dict[type[msgspec.Struct], Any] = {Budget: BudgetList, Parent: ParentList}
@@ -75,8 +77,19 @@ class TimekeeperClient:
         return self._send("PUT", path("api", "v1", _WHOSE[kind], name), rule, kind)
 
     def grant(self, kind: type[B], name: str, amount_ms: int, reason: str, idempotency_key: str) -> B:
-        """Book a grant; repeating it with the same key books nothing more."""
+        """Book a grant from now on; repeating it with the same key books nothing more."""
         return self.move_time(kind, name, "grants", {"amountMs": amount_ms, "reason": reason}, idempotency_key)
+
+    def grants(self, kind: type[B], name: str) -> Iterator[Grant]:
+        """Yield a budget's grants, newest first."""
+        for page in self._pages(path("api", "v1", _WHOSE[kind], name, "grants"), GrantList):
+            yield from page.items
+
+    def withdraw(self, kind: type[B], name: str, key: int, reason: str) -> Grant:
+        """Withdraw a grant that has not begun; again changes nothing."""
+        url = path("api", "v1", _WHOSE[kind], name, "grants", str(key))
+        _, _, data = self._http.request("DELETE", url, query={"reason": reason})
+        return _decode(data, Grant)
 
     def put_under(self, kind: type[B], name: str, parent: str | None, reason: str) -> B:
         """Put a namespace or a team under a team or an organisation, or under none."""

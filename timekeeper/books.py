@@ -25,7 +25,7 @@ from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import ledger, timeline
 from timekeeper.allowances import State, rule_at
 from timekeeper.records import Debt, Forest, Posting, Records, Rule
-from timekeeper.store import audit, bookings, debts, memberships, namespaces, prices, seals, workloads
+from timekeeper.store import audit, bookings, debts, memberships, namespaces, prices, seals, thresholds, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Workload
@@ -456,6 +456,22 @@ class Books:
         audit.append(
             session, cluster=self.cluster, actor=actor, action=action, namespace=namespace, detail=detail, now=now
         )
+
+    def note_thresholds(
+        self, known: Known, period: int, used: int, limit: int, percents: Collection[int], now: int
+    ) -> None:
+        """Note which thresholds of a budget were told in a period, and put them into the audit log, once."""
+
+        def change(session: Session) -> None:
+            news = sorted(set(percents) - thresholds.told(session, known.id, period))
+            thresholds.note(session, known.id, period, news, now)
+            for percent in news:
+                detail = {"percent": percent, "usedMs": used, "limitMs": limit, "periodStartMs": period}
+                self.note(
+                    session, actor="timekeeper", action="threshold", namespace=known.title, detail=detail, now=now
+                )
+
+        self.database.write(change)
 
     # Positions
 

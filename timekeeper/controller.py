@@ -34,6 +34,7 @@ from timekeeper.store.failures import may_succeed_later, out_of_room
 from timekeeper.store.leadership import Leadership
 from timekeeper.store.models import Workload
 from timekeeper.strays import Strays
+from timekeeper.thresholds import Thresholds
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Controller:
             client, clock, books, self._intake, self.pods, margin_ms=margin_ms, each=self._each
         )  # fmt: skip
         self._evictions = Evictions(client, clock, books)
+        self._thresholds = Thresholds(client, clock, books, self.namespaces.uid)
         self._book: PolicyBook | None = None
         self._debt_followed = False
         self._lists = 0
@@ -179,6 +181,7 @@ class Controller:
             self._written.clear()
             self._gates.start_over()
             self.strays.start_over()
+            self._thresholds.start_over()
         elif not self._leads:
             there, gone = self.pods.take()  # the leader's business, but for their tokens
             for uid in (*gone, *(uid for uid, pod in there.items() if interval.is_terminal(pod))):
@@ -204,10 +207,13 @@ class Controller:
         self._gates.look(there, done, self._policy.of, now)
         self._flip(there, now)
         self.strays.label(there.values(), self._each)
+        warned = self._thresholds.look(
+            [*self._books.positions(), *self._books.parents()], self._policy.of, self._policy.book.default, now
+        )
         eviction = self._evict()
         self._confirm(now)
         self._seal(now)
-        dues = [due for due in (eviction, *(due for _, due in self._due.values())) if due is not None]
+        dues = [due for due in (eviction, warned, *(due for _, due in self._due.values())) if due is not None]
         return max(min(dues, default=now + 3_600_000) - self._clock.now_ms(), 0) / 1000
 
     # Pods' intervals

@@ -9,6 +9,7 @@ below zero until the next allowance: a movement that was acknowledged stands.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, Literal
@@ -23,6 +24,7 @@ from timekeeper.books import Books
 from timekeeper.periods import bounds
 from timekeeper.store import bookings, memberships, namespaces, prices, reservations, workloads
 from timekeeper.store.memberships import IN_FORCE
+from timekeeper.store.models import BudgetGrant
 from timekeeper.store.namespaces import Known
 
 Kind = Literal["grant", "refund", "adjustment", "transfer"]
@@ -30,6 +32,7 @@ Kind = Literal["grant", "refund", "adjustment", "transfer"]
 REFUND_ABOVE_CHARGE: Final = "refund-above-charge"
 BALANCE_INSUFFICIENT: Final = "balance-insufficient"
 TRANSFER_REFUSED: Final = "transfer-refused"
+GRANT_BEGUN: Final = "grant-begun"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,39 @@ def grant(
         return True
 
     return books.database.write(change)
+
+
+def withdraw(
+    books: Books, find: Callable[[Session], Known], key: int, *, reason: str, actor: str, now: int
+) -> BudgetGrant:  # fmt: skip
+    """Have a grant that has not begun bring nothing, and return it; again changes nothing.
+
+    `find` gives whose grant it is. Raises NotFound if there is no such grant, Conflict if it has begun, or if GPU time
+    that is set aside needs it.
+    """
+
+    def change(session: Session) -> None:
+        known = find(session)
+        row = namespaces.grant_by_id(session, known.id, key)
+        if row is None:
+            raise NotFound(f"{known.title} has no grant {key}", 404, "grant-unknown")
+        if row.withdrawn_at is not None:
+            return
+        # Settled first: the row of the root moves, so that nobody sets aside or books at the same time.
+        if row.valid_from <= books.settle_in(session, known.id, None, now).at:
+            raise Conflict(
+                f"grant {key} has begun at {format_instant(row.valid_from)}: take what is left of it by an adjustment",
+                409, GRANT_BEGUN,
+            )  # fmt: skip
+        namespaces.withdraw_grant(session, key, now)
+        detail = {"id": key, "amountMs": row.amount_ms, "reason": reason}
+        books.note(session, actor=actor, action="withdraw", namespace=known.title, detail=detail, now=now)
+        books.settle_in(session, known.id, row.valid_from, now)
+        _still_covered(books, session, known, now)
+
+    books.database.write(change)
+    with books.database.reading() as session:
+        return session.get_one(BudgetGrant, key)
 
 
 def refund(books: Books, place: Place, order: Order, *, pod_uid: str) -> bool:
@@ -145,6 +181,11 @@ def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_
         _need(books, session, giver, order.amount, order.now)
         _append(books, session, giver, order, "transfer", amount=-order.amount, counterpart=taker.title)
         key = namespaces.other_side(giver.id, order.key)
+        if namespaces.grant_under(session, taker.id, key) is not None:
+            told = (
+                f"{taker.title} has a movement under the Idempotency-Key that this transfer needs there: send another"
+            )
+            raise Conflict(told, 409, "idempotency-key-reused")
         _append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
         _still_covered(books, session, giver, order.now)
         return True

@@ -14,7 +14,7 @@ from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Settings
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Budget, Decision, Figures, Parent, State, Workload
-from timekeeper import counters, timeline
+from timekeeper import counters, thresholds, timeline
 from timekeeper.allowances import State as Standing
 from timekeeper.allowances import rule_at
 from timekeeper.books import Books, Position, policy_rule
@@ -96,7 +96,8 @@ def _reason(name: State, position: Position, state: Standing, policy: NamespaceP
     if name == "overdraft":
         return f"the budget is used up; {position.rule.rule.credit + state.balance} GPU-ms of credit are left"
     if name == "warning":
-        return f"more than {min(policy.budget.thresholds)} % of the budget are used"
+        found = thresholds.crossed(state, policy.budget.thresholds, is_open=True)
+        return f"more than {max(found, default=0)} % of the budget are used"
     return ""
 
 

@@ -13,7 +13,7 @@ from slicekeeper.cli.main import Context
 from slicekeeper.cli.options import GpuTime, booking_options, client_of, reason_option
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.units import format_duration
-from slicekeeper.wire.timekeeper import Budget, Parent, Statement
+from slicekeeper.wire.timekeeper import Budget, Grant, Parent, Statement
 
 B = TypeVar("B", Budget, Parent)
 _TableOf = Callable[[Sequence[B]], str]
@@ -97,12 +97,38 @@ def _add_booking(group: click.Group, kind: type[B], table_of: _TableOf[B], name_
     @group.command("grant")
     @name_argument
     @click.argument("amount", type=GpuTime())
+    @click.option("--from", "start", default=None, help="When it begins (RFC 3339). Default: now.")
+    @click.option("--until", default=None, help="What is not used by then expires (RFC 3339).")
     @booking_options("granted on the command line")
     @click.pass_obj
-    def grant(context: Context, name: str, amount: int, reason: str, key: str, output: str) -> None:
+    def grant(
+        context: Context, name: str, amount: int, start: str | None, until: str | None, reason: str, key: str,
+        output: str,
+    ) -> None:  # fmt: skip
         """Book a grant of AMOUNT (for example 2h), beside the budget; a team's is for all under it."""
-        changed = client_of(context).grant(kind, name, amount, reason, key)
+        body = {"amountMs": amount, "reason": reason, "validFrom": start, "validTo": until}
+        changed = client_of(context).move_time(kind, name, "grants", body, key)
         show(changed, output, lambda: table_of([changed]))
+
+    @group.command("grants")
+    @name_argument
+    @output_option()
+    @click.pass_obj
+    def grants(context: Context, name: str, output: str) -> None:
+        """List its grants, newest first."""
+        found = list(client_of(context).grants(kind, name))
+        show(found, output, lambda: _grants(found))
+
+    @group.command("withdraw")
+    @name_argument
+    @click.argument("key", metavar="ID", type=int)
+    @reason_option("withdrawn on the command line")
+    @output_option()
+    @click.pass_obj
+    def withdraw(context: Context, name: str, key: int, reason: str, output: str) -> None:
+        """Withdraw the grant ID, which has not begun; see `grants`."""
+        gone = client_of(context).withdraw(kind, name, key, reason)
+        show(gone, output, lambda: _grants([gone]))
 
     @group.command("adjust")
     @name_argument
@@ -134,6 +160,24 @@ def _add_booking(group: click.Group, kind: type[B], table_of: _TableOf[B], name_
         body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": until}
         changed = client_of(context).move_time(kind, name, "transfers", body, key)
         show(changed, output, lambda: table_of([changed]))
+
+
+def _grants(found: Sequence[Grant]) -> str:
+    return table(
+        ("ID", "AMOUNT", "FROM", "UNTIL", "WITHDRAWN", "BY", "REASON"),
+        [
+            (
+                g.id,
+                format_duration(g.amount_ms),
+                g.valid_from,
+                g.valid_to or "-",
+                g.withdrawn_at or "-",
+                g.actor,
+                g.reason,
+            )
+            for g in found
+        ],
+    )
 
 
 def _lines(found: Statement) -> str:

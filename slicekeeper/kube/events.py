@@ -1,17 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events on pods, so that `kubectl describe pod` says why something happened to it."""
+"""Events on pods and namespaces, so that `kubectl describe` says why something happened to them."""
 
 from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import suppress
 
 from slicekeeper.clock import Clock
-from slicekeeper.errors import ServiceError
+from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube.client import EVENTS, KubeClient, Object
 from slicekeeper.units import format_instant, format_seconds
 
 log = logging.getLogger(__name__)
+
+
+def tell_namespace(
+    client: KubeClient, clock: Clock, namespace: str, uid: str, *, name: str, kind: str, reason: str, action: str,
+    note: str, reporter: str,
+) -> None:  # fmt: skip
+    """Write one event on a namespace, once for its `name`: one that is there already is left as it is.
+
+    `kind`, `reason` and `action` are as for `tell`. Raises ServiceError if it could not be written.
+    """
+    about = {"apiVersion": "v1", "kind": "Namespace", "namespace": namespace, "name": namespace, "uid": uid}
+    event = _event(clock, name, about, kind=kind, reason=reason, action=action, note=note, reporter=reporter)
+    with suppress(Conflict, NotFound):  # it was written before; the namespace is gone
+        client.create(EVENTS, event, namespace)
 
 
 def tell(
@@ -30,21 +45,27 @@ def tell(
     `kind` is `Normal` or `Warning`, `reason` and `action` CamelCase words.
     """
     metadata = pod["metadata"]
+    about = {
+        "apiVersion": "v1", "kind": "Pod", "namespace": metadata["namespace"], "name": metadata["name"],
+        "uid": metadata.get("uid", ""),
+    }  # fmt: skip
+    name = f"{metadata['name'][:200]}.{uuid.uuid4().hex[:16]}"
+    event = _event(clock, name, about, kind=kind, reason=reason, action=action, note=note, reporter=reporter)
+    try:
+        client.create(EVENTS, event, metadata["namespace"])
+    except ServiceError as error:
+        log.info("event %s on %s/%s not written: %s", reason, metadata["namespace"], metadata["name"], error)
+
+
+def _event(
+    clock: Clock, name: str, about: dict[str, str], *, kind: str, reason: str, action: str, note: str, reporter: str
+) -> Object:
     now = clock.now_ms()
-    event = {
+    return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {
-            "name": f"{metadata['name'][:200]}.{uuid.uuid4().hex[:16]}",
-            "namespace": metadata["namespace"],
-        },
-        "involvedObject": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": metadata["namespace"],
-            "name": metadata["name"],
-            "uid": metadata.get("uid", ""),
-        },
+        "metadata": {"name": name, "namespace": about["namespace"]},
+        "involvedObject": about,
         "type": kind,
         "reason": reason,
         "action": action,
@@ -57,7 +78,3 @@ def tell(
         "reportingInstance": reporter,
         "source": {"component": reporter},
     }
-    try:
-        client.create(EVENTS, event, metadata["namespace"])
-    except ServiceError as error:
-        log.info("event %s on %s/%s not written: %s", reason, metadata["namespace"], metadata["name"], error)

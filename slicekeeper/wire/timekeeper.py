@@ -178,6 +178,28 @@ class ChildList(Wire, frozen=True, kw_only=True):
     as_of: str
 
 
+class Grant(Wire, frozen=True, kw_only=True):
+    """A grant as it was booked."""
+
+    id: int
+    amount_ms: int
+    reason: str
+    valid_from: str
+    valid_to: str | None
+    actor: str
+    booked_at: str
+    priority: int = 0
+    withdrawn_at: str | None = None
+    """When it was withdrawn before it began: it never brings anything."""
+
+
+class GrantList(Wire, frozen=True, kw_only=True):
+    """A page of grants, newest first."""
+
+    items: list[Grant]
+    next_cursor: str | None = None
+
+
 class Reservation(Wire, frozen=True, kw_only=True):
     """GPU time that is set aside, for a pod until it ends or by hand until `expiresAt`."""
 

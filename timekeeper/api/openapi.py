@@ -18,6 +18,7 @@ _PATH: dict[str, dict[str, Any]] = {
     "namespace": _NAMESPACE,
     "parent": _NAMESPACE,
     "reservation": {"type": "integer", "minimum": 1, "maximum": 2**53},
+    "grant": {"type": "integer", "minimum": 1, "maximum": 2**53},
 }
 _QUERY: dict[str, dict[str, Any]] = {
     "cursor": {"type": "string"},
@@ -32,6 +33,7 @@ _QUERY: dict[str, dict[str, Any]] = {
     "podUid": {"type": "string", "maxLength": 64},
     "format": {"type": "string", "enum": ["json", "csv"], "default": "json"},
     "model": {"type": "string", "maxLength": 253},
+    "reason": {"type": "string", "maxLength": 1024},
 }
 _HEADERS: dict[str, dict[str, Any]] = {
     "If-None-Match": {"type": "string"},

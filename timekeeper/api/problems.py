@@ -98,6 +98,8 @@ _OWN: Final = frozenset(
         "parent-unknown",
         "namespace-unknown",
         "version-mismatch",
+        "grant-begun",
+        "grant-unknown",
         "idempotency-key-reused",
         "amount-overflow",
         "balance-insufficient",
@@ -117,6 +119,8 @@ _OWN: Final = frozenset(
 _FIELDS: Final = {
     "amount-overflow": "amountMs",
     "balance-insufficient": "amountMs",
+    "grant-begun": "grant",
+    "grant-unknown": "grant",
     "hierarchy-cycle": "parent",
     "hierarchy-too-deep": "parent",
     "idempotency-key-reused": "Idempotency-Key",

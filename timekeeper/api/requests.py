@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from flask import Response, request
@@ -219,6 +220,22 @@ def interval(default: tuple[int, int]) -> tuple[int, int]:
     if end <= start:
         raise Problem(422, "interval-invalid", "to must be later than from", "to")
     return start, end
+
+
+LONGEST_KEY: Final = 255
+
+
+def idempotency_key(*, shorten: bool = False) -> str:
+    """Return the request's Idempotency-Key, empty if it has none.
+
+    `shorten` takes a longer one too, by its digest, so that keys with the same beginning stay two. Raises Problem if
+    the key has characters that cannot be printed, or is too long.
+    """
+    key = request.headers.get("Idempotency-Key", "").strip()
+    if key and (not key.isprintable() or (len(key) > LONGEST_KEY and not shorten)):
+        told = f"an Idempotency-Key header has 1 to {LONGEST_KEY} printable characters; for example a UUID"
+        raise Problem(422, "idempotency-key-missing", told, "Idempotency-Key")
+    return key if len(key) <= LONGEST_KEY else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def if_match() -> frozenset[str] | None:

@@ -138,26 +138,6 @@ class Terminate(msgspec.Struct, frozen=True):
     terminate: bool
 
 
-class Grant(Wire, frozen=True, kw_only=True):
-    """A grant as it was booked."""
-
-    id: int
-    amount_ms: int
-    reason: str
-    valid_from: str
-    valid_to: str | None
-    actor: str
-    booked_at: str
-    priority: int = 0
-
-
-class GrantList(Wire, frozen=True, kw_only=True):
-    """A page of grants, newest first."""
-
-    items: list[Grant]
-    next_cursor: str | None = None
-
-
 class Movement(Wire, frozen=True, kw_only=True):
     """A refund, an adjustment or one side of a transfer, as it was booked. A negative amount went."""
 

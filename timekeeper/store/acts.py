@@ -34,7 +34,7 @@ _RULES: Final = ("budget", "status", "team", "organisation")
 LOG_BEGUN: Final = "log-begun"
 """The first record of a log that began when there were grants and budgets already; up to which it tells."""
 
-_KEPT: Final = (*_MOVEMENTS, *_RULES, "rate")
+_KEPT: Final = (*_MOVEMENTS, *_RULES, "rate", "withdraw")
 """Actions whose records no step between revisions takes away."""
 
 
@@ -83,7 +83,7 @@ def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | No
         return action, record.cluster, *map(detail.get, ("debt", "effectiveAt"))
     if action == "reservation":
         return action, *who, *map(detail.get, ("id", "amountMs", "reason"))
-    if action == "release":
+    if action in ("release", "withdraw"):
         return action, record.cluster, record.namespace, detail.get("id")
     if action in ("parent", "seal"):
         return action, *who, detail.get("effectiveAt" if action == "parent" else "until")
@@ -101,6 +101,11 @@ def _done(session: Session) -> Iterator[_Act]:
             select(BudgetGrant, *of).join(Namespace, Namespace.id == BudgetGrant.namespace_id),
             lambda r, at: (f"{r.kind} {r.id}", r.id,
                            (r.kind, *at, r.actor, r.id, r.amount_ms, r.reason, r.counterpart)),
+        ),
+        (
+            select(BudgetGrant, *of).join(Namespace, Namespace.id == BudgetGrant.namespace_id)
+            .where(BudgetGrant.withdrawn_at.is_not(None)),
+            lambda r, at: (f"the withdrawal of grant {r.id}", r.id, ("withdraw", *at, r.id)),
         ),
         (
             select(BudgetRule, *of).join(Namespace, Namespace.id == BudgetRule.namespace_id)

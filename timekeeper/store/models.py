@@ -167,6 +167,19 @@ class BudgetGrant(Base):
     kind: Mapped[str] = mapped_column(String(16), server_default="grant")
     priority: Mapped[int] = mapped_column(server_default="0")
     counterpart: Mapped[str] = mapped_column(String(253), server_default="")
+    withdrawn_at: Mapped[int | None]
+    """When a grant that had not begun was withdrawn: then it never brings anything."""
+
+
+class Threshold(Base):
+    """A threshold of a budget that was told in a period, by the period's start (0: without periods). Rows stay."""
+
+    __tablename__ = "threshold"
+
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    period_start: Mapped[int] = mapped_column(primary_key=True)
+    percent: Mapped[int] = mapped_column(primary_key=True)
+    told_at: Mapped[int]
 
 
 class Reservation(Base):

@@ -243,9 +243,21 @@ def grants(
     return list(session.scalars(query.order_by(BudgetGrant.id.desc()).limit(limit)))
 
 
+def grant_by_id(session: Session, namespace: int, key: int) -> BudgetGrant | None:
+    """Return a grant of a namespace."""
+    query = select(BudgetGrant).where(BudgetGrant.id == key, BudgetGrant.namespace_id == namespace)
+    return session.scalars(query.where(BudgetGrant.kind == "grant")).one_or_none()
+
+
+def withdraw_grant(session: Session, key: int, now: int) -> None:
+    """Have a grant that has not begun bring nothing."""
+    session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(withdrawn_at=now))
+
+
 def granted_in_all(session: Session, namespace: int) -> int:
     """Return the sum of all that ever came to a namespace, or went, whichever is more."""
-    query = select(func.sum(func.abs(BudgetGrant.amount_ms))).where(BudgetGrant.namespace_id == namespace)
+    query = select(func.sum(func.abs(BudgetGrant.amount_ms)))
+    query = query.where(BudgetGrant.namespace_id == namespace, BudgetGrant.withdrawn_at.is_(None))
     return int(session.execute(query).scalar() or 0)
 
 
@@ -337,7 +349,7 @@ def _claims(keys: Collection[int]) -> Select[int, str, int, int | None, str]:
 def _without_claims(
     session: Session, keys: Collection[int], after: int | None, *, carry: bool
 ) -> dict[int, Records]:  # fmt: skip
-    moved = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys))
+    moved = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys), BudgetGrant.withdrawn_at.is_(None))
     if after is not None:
         moved = moved.where(BudgetGrant.valid_from > after)
     ruled = select(BudgetRule).where(BudgetRule.namespace_id.in_(keys))
@@ -395,7 +407,8 @@ def _births(session: Session, keys: Collection[int]) -> dict[int, int]:
     first = select(func.min(BudgetRule.id)).where(BudgetRule.namespace_id.in_(keys)).group_by(BudgetRule.namespace_id)
     found = {key: start - 1 for key, start in first_starts(session, keys).items()}
     for column, instant, counts in (
-        (BudgetGrant.namespace_id, BudgetGrant.valid_from, BudgetGrant.namespace_id.in_(keys)),
+        (BudgetGrant.namespace_id, BudgetGrant.valid_from,
+         BudgetGrant.namespace_id.in_(keys) & BudgetGrant.withdrawn_at.is_(None)),
         (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys)),
         (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys)),
         (BudgetRule.namespace_id, BudgetRule.effective_at,

@@ -303,7 +303,45 @@ def test_a_budget_warns_then_overdraws_its_credit(world: World) -> None:
     assert states == ["ok", "warning", "overdraft", "overdraft", "exhausted"]
 
 
+def test_a_grant_that_has_not_begun_is_withdrawn(world: World) -> None:
+    world.call("PUT", "/api/v1/parents/lab", {**GOOD_BUDGET, "kind": "team"})
+    for path in ("/api/v1/budgets/team", "/api/v1/parents/lab"):
+        body = {**GOOD_GRANT, "validFrom": format_instant(T0 + HOUR)}
+        for key in ("a", "b"):
+            assert world.call("POST", f"{path}/grants", body, {"Idempotency-Key": key}).status_code == 201
+        second, first = (one["id"] for one in world.get(f"{path}/grants")["items"])
+        for _ in range(2):
+            gone = world.call("DELETE", f"{path}/grants/{first}?reason=by+mistake")
+            assert (gone.status_code, gone.json["withdrawnAt"]) == (200, format_instant(world.clock.now_ms()))
+        assert [one["withdrawnAt"] for one in world.get(f"{path}/grants")["items"]] == [None, gone.json["withdrawnAt"]]
+        assert world.get("/api/v1/audit")["items"][-1]["detail"]["reason"] == "by mistake"
+        for wrong in (999, 0, "x", "9" * 30, "%31%00"):
+            answer = world.call("DELETE", f"{path}/grants/{wrong}")
+            assert (answer.status_code, answer.json["code"], answer.json["field"]) == (404, "grant-unknown", "grant")
+    world.clock.advance(HOUR)
+    begun = world.call("DELETE", f"{path}/grants/{second}")
+    assert (begun.status_code, begun.json["code"], begun.json["field"]) == (409, "grant-begun", "grant")
+    answer = world.call("DELETE", "/api/v1/budgets/other/grants/1")
+    assert (answer.status_code, answer.json["code"]) == (404, "namespace-unknown")
+
+
 # The original's routes
+
+
+def test_long_keys_of_an_increase_are_two_and_elsewhere_refused(world: World) -> None:
+    body, same = {"minutes": 30, "reason": "a paper"}, "k" * 255
+    for key in (same, f"{same}1", f"{same}2", f"{same}1", same):
+        answer = world.call("POST", "/budget/team/increase", body, {"Idempotency-Key": key})
+        assert answer.status_code == 200
+    assert world.get("/api/v1/budgets/team")["grantedMs"] == 3 * 30 * 60_000
+    for route, wanted in (
+        ("grants", GOOD_GRANT), ("adjustments", GOOD_GRANT), ("refunds", {**GOOD_GRANT, "podUid": "p"}),
+        ("transfers", {**GOOD_GRANT, "to": "other"}),
+        ("reservations", {**GOOD_GRANT, "expiresAt": format_instant(T0 + HOUR)}),
+    ):  # fmt: skip
+        answer = world.call("POST", f"/api/v1/budgets/team/{route}", wanted, {"Idempotency-Key": f"{same}1"})
+        assert (answer.status_code, answer.json["code"]) == (422, "idempotency-key-missing")
+        assert answer.json["field"] == "Idempotency-Key"
 
 
 def test_the_originals_routes_answer_with_its_payloads(world: World) -> None:

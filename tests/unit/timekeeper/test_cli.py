@@ -126,3 +126,22 @@ def test_time_is_moved_by_hand_and_stated(run: Run, world: Service) -> None:
 
 def test_the_command_line_knows_every_period() -> None:
     assert get_args(get_type_hints(BudgetBody)["period"]) == PERIODS
+
+
+def test_a_grant_of_later_is_listed_and_withdrawn(run: Run) -> None:
+    run("parent", "set", "lab", "10h", "--period", "none")
+    for kind, name in (("budget", "team"), ("parent", "lab")):
+        whole = run(kind, "grant", name, "1h", "--from", "2026-02-01T00:00:00Z", "--until", "2026-03-01T00:00:00Z")
+        assert whole["grantedMs"] == 0
+        (grant,) = run(kind, "grants", name)
+        assert (grant["amountMs"], grant["validFrom"], grant["withdrawnAt"]) == (
+            3_600_000, "2026-02-01T00:00:00.000Z", None,
+        )  # fmt: skip
+        gone = run(kind, "withdraw", name, str(grant["id"]), "--reason", "a mistake")
+        assert gone["withdrawnAt"] == "2026-01-01T00:00:00.000Z"
+        assert run(kind, "grants", name) == [gone]
+        assert "2026-02-01" in run(kind, "grants", name, code=-1)
+        assert "no grant 99" in run(kind, "withdraw", name, "99", code=1)
+        run(kind, "grant", name, "1h")
+        now = run(kind, "grants", name)[0]["id"]
+        assert "has begun" in run(kind, "withdraw", name, str(now), code=1)

@@ -10,17 +10,18 @@ from fractions import Fraction
 import pytest
 from openings import opening
 from sqlalchemy import delete, insert, select, text
+from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy, movements, sealing
+from timekeeper import hierarchy, movements, reservations, sealing
 from timekeeper.books import Books, Closing
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
 from timekeeper.store import audit, bookings, migrate, namespaces
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
-from timekeeper.store.models import AuditRecord
+from timekeeper.store.models import AuditRecord, BudgetGrant
 from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
@@ -185,6 +186,97 @@ def test_grants_of_low_priority_are_used_first(books: Books) -> None:
     run(books, "a", T0, T0 + 1_500)
     left = {b.priority: b.left for b in books.require("team").at(T0 + 1_500).grants}
     assert left == {-5: 0, 5: 1_000}
+
+
+def later(books: Books, key: str, place: Place = TEAM, begins: int = T0 + 5_000) -> int:
+    """Book a grant that begins later; return its id."""
+    movements.grant(books, place, order(9_000, key, T0), valid_from=begins, valid_to=None)
+    with books.database.reading() as session:
+        known = namespaces.find(session, "default", place.uid)
+        assert known is not None
+        row = namespaces.grant_under(session, known.id, key)
+        assert row is not None
+        return row.id
+
+
+def withdraw(books: Books, key: int, now: int, place: Place = TEAM) -> int | None:
+    def find(session: Session) -> namespaces.Known:
+        found = namespaces.find(session, "default", place.uid)
+        assert found is not None
+        return found
+
+    return movements.withdraw(books, find, key, reason="a mistake", actor="me", now=now).withdrawn_at
+
+
+def test_a_grant_that_has_not_begun_is_withdrawn_once_and_brings_nothing(books: Books) -> None:
+    key, kept = later(books, "k"), later(books, "kept", begins=T0 + 7_000)
+    for now in (T0 + 1_000, T0 + 2_000):
+        assert withdraw(books, key, now) == T0 + 1_000
+    run(books, "a", T0, T0 + 8_000)
+    assert books.require("team").at(T0 + 8_000).balance == 20_000 - 8_000 + 9_000
+    assert not movements.grant(books, TEAM, order(9_000, "k", T0 + 1), valid_from=T0 + 5_000, valid_to=None)
+    with books.database.reading() as session:
+        assert [row.action for row in audit.page(session, "default", "team", 0, 9)] == ["grant", "grant", "withdraw"]
+    with pytest.raises(Conflict, match="has begun at .* by an adjustment"):
+        withdraw(books, kept, T0 + 8_000)
+    with pytest.raises(NotFound, match="team has no grant 999"):
+        withdraw(books, 999, T0)
+
+
+def test_a_grant_is_withdrawn_from_its_own_budget_alone_a_teams_too(books: Books) -> None:
+    lab = Place(namespaces.parent_uid("lab"), "lab", POLICY)
+    hierarchy.put_parent(books, "lab", "team", Rule(T0, 5_000, "day", "UTC"), actor="me", if_match=None)
+    key = later(books, "k", lab)
+    later(books, "other")
+    with pytest.raises(NotFound):
+        withdraw(books, key, T0 + 1)
+    assert withdraw(books, key, T0 + 1, lab) == T0 + 1
+    assert books.require_parent("lab").at(T0 + 6_000).balance == 5_000
+
+
+def test_a_grant_on_which_time_set_aside_depends_is_not_withdrawn(books: Books) -> None:
+    safe = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="none", enforcement="safe"))
+    place = Place("uid-safe", "safe", safe)
+    passing = order(10_000, "passing", T0)
+    movements.grant(books, place, passing, valid_from=T0, valid_to=T0 + 6_000)
+    key = later(books, "k", place)
+    reservations.open_by_hand(books, place, order(29_000, "r", T0 + 1), expires_at=T0 + 9_000)
+    with pytest.raises(Conflict, match="would lack 9000"):
+        withdraw(books, key, T0 + 2, place)
+    with books.database.reading() as session:
+        assert session.get_one(BudgetGrant, key).withdrawn_at is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("UPDATE budget_grant SET withdrawn_at = NULL", "the withdraw that it tells of is not there"),
+        ("UPDATE budget_grant SET withdrawn_at = 5 WHERE idempotency_key = 'kept'", "withdrawal of grant 2 is not in"),
+        ("DELETE FROM audit WHERE action = 'withdraw'", "withdrawal of grant 1 is not in"),
+    ],
+)
+def test_verify_finds_a_withdrawal_that_was_none(database_url: str, damage: str, told: str) -> None:
+    books = Books(Database(make_engine(database_url)), "default", carry=False)
+    key = later(books, "k")
+    later(books, "kept")
+    withdraw(books, key, T0 + 1)
+    assert verify(books.database.engine, carry=False).differences == []
+    books.database.write(lambda session: session.execute(text(damage)) and None)
+    found = verify(books.database.engine, carry=False).differences
+    assert any(told in difference for difference in found), found
+    books.database.close()
+
+
+def test_a_transfer_says_so_if_its_key_is_taken_on_the_other_side(books: Books) -> None:
+    run(books, "a", T0)
+    with books.database.reading() as session:
+        giver = namespaces.find(session, "default", TEAM.uid)
+        assert giver is not None
+        taken = namespaces.other_side(giver.id, "k")
+    movements.grant(books, OTHER, order(1, taken, T0), valid_from=T0, valid_to=None)
+    with pytest.raises(Conflict, match="send another"):
+        movements.transfer(books, TEAM, OTHER, order(1_000, "k", T0 + 1_000), valid_to=None)
+    assert books.require("team").at(T0 + 1_000).balance == 19_000
 
 
 @pytest.mark.parametrize(

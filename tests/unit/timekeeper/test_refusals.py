@@ -22,7 +22,7 @@ from timekeeper.api.app import MAX_BODY_BYTES, routed
 from timekeeper.records import Rule
 from timekeeper.store.database import Database
 
-PLACES = {"{namespace}": "team", "{parent}": "lab", "{reservation}": "1"}
+PLACES = {"{namespace}": "team", "{parent}": "lab", "{reservation}": "1", "{grant}": "1"}
 BAD_PATHS = ("Team", "a" * 64, "-a", "a_b", "%2e%2e", "a%00", "%F0%9F%92%A5")
 BAD_INTEGERS = (2**63, -(2**63) - 1, 10**40, 1.5, "1", True, None)
 GOOD: dict[str, Any] = {

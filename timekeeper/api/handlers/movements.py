@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from flask import Response, request
+from flask import Response
 
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper import movements
 from timekeeper.api import requests
 from timekeeper.api.handlers import budgets
@@ -14,9 +15,7 @@ from timekeeper.api.holders import Holder, ParentHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import (
     AdjustmentBody,
-    Grant,
     GrantBody,
-    GrantList,
     Movement,
     MovementList,
     RefundBody,
@@ -34,20 +33,21 @@ _CLOCKS_MS = 1_000
 def grants(**path: str) -> Response:
     """Return a page of grants."""
     rows, more = _page(path, "grant", "grants")
-    items = [
-        Grant(
-            id=row.id,
-            amount_ms=row.amount_ms,
-            reason=row.reason,
-            valid_from=format_instant(row.valid_from),
-            valid_to=_instant(row.valid_to),
-            actor=row.actor,
-            booked_at=format_instant(row.booked_at),
-            priority=row.priority,
-        )
-        for row in rows
-    ]
-    return requests.answer(GrantList(items=items, next_cursor=more))
+    return requests.answer(GrantList(items=list(map(_grant, rows)), next_cursor=more))
+
+
+def _grant(row: BudgetGrant) -> Grant:
+    return Grant(
+        id=row.id,
+        amount_ms=row.amount_ms,
+        reason=row.reason,
+        valid_from=format_instant(row.valid_from),
+        valid_to=_instant(row.valid_to),
+        actor=row.actor,
+        booked_at=format_instant(row.booked_at),
+        priority=row.priority,
+        withdrawn_at=_instant(row.withdrawn_at),
+    )
 
 
 def refunds(namespace: str) -> Response:
@@ -125,6 +125,18 @@ def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[int, i
     return max(start, order.now), end
 
 
+def withdraw(grant: str, **path: str) -> Response:
+    """Withdraw a grant that has not begun."""
+    it = service()
+    whose = holder(it, **path)
+    caller = whose.allow("delete", "grants")
+    key = int(grant) if grant.isascii() and grant.isdecimal() and len(grant) <= 18 else 0
+    reason = requests.plain("reason", 1024) or "withdrawn"
+    row = movements.withdraw(it.books, whose.require, key, reason=reason, actor=caller.name, now=it.clock.now_ms())
+    it.controller.nudge()
+    return requests.answer(_grant(row))
+
+
 def refund(namespace: str) -> Response:
     """Give an ended pod's charge back, or part of it."""
     it = service()
@@ -185,14 +197,10 @@ def order_of(it: Service, caller: Caller, amount: int, reason: str) -> Order:
 
     Raises Problem where it has none.
     """
-    key = request.headers.get("Idempotency-Key", "").strip()
-    if not 1 <= len(key) <= 255 or not key.isprintable():
-        raise Problem(
-            422,
-            "idempotency-key-missing",
-            "an Idempotency-Key header has 1 to 255 printable characters",
-            "Idempotency-Key",
-        )
+    key = requests.idempotency_key()
+    if not key:
+        told = f"send an Idempotency-Key header of 1 to {requests.LONGEST_KEY} printable characters; for example a UUID"
+        raise Problem(422, "idempotency-key-missing", told, "Idempotency-Key")
     return Order(amount, reason, key, requests.canonical(), caller.name, it.clock.now_ms())
 
 

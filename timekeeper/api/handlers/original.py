@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 
-from flask import Response, request
+from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE
 from timekeeper import movements
@@ -58,7 +58,7 @@ def increase(namespace: str) -> Response:
     caller = it.allow("create", name, "grants")
     given = requests.body(IncreaseBody)
     now = it.clock.now_ms()
-    key = request.headers.get("Idempotency-Key", "").strip()[:255] or uuid.uuid4().hex
+    key = requests.idempotency_key(shorten=True) or uuid.uuid4().hex
     order = Order(given.minutes * MS_PER_MINUTE, given.reason, key, requests.canonical(), caller.name, now)
     movements.grant(it.books, NamespaceHolder(it, name).place(), order, valid_from=now, valid_to=None)
     it.controller.nudge()
