@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper import names
+from slicekeeper.devices import is_named
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.settings import Resources
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity
@@ -74,7 +75,9 @@ class PodRequest:
     gpu_uuid: str = ""
     gpu_models: tuple[str, ...] = ()
     whole_device_gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs asked from NVIDIA's own plugin, by container."""
+    """How many devices of NVIDIA's own plugin each container asks for, whatever part of a GPU they are."""
+    devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The same by the resource's name: container → resource → number."""
 
     @property
     def core(self) -> int:
@@ -139,7 +142,10 @@ def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def asks_for(pod: Mapping[str, Any], resources: Iterable[str]) -> bool:
-    """Whether any container names one of `resources`, in requests or limits, with any value at all."""
+    """Whether any container names one of `resources`, in requests or limits, with any value at all.
+
+    A name that ends in `*` stands for all that begin so.
+    """
     wanted = tuple(resources)
     return any(_names_any(container, wanted) for _, _, container in containers(as_map(pod.get("spec"))))
 
@@ -147,7 +153,12 @@ def asks_for(pod: Mapping[str, Any], resources: Iterable[str]) -> bool:
 def _names_any(container: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
     declared = as_map(container.get("resources"))
     limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
-    return any(resource in limits or resource in requests for resource in resources)
+    return any(
+        resource in limits
+        or resource in requests
+        or (resource.endswith("*") and any(is_named(name, (resource,)) for name in (*limits, *requests)))
+        for resource in resources
+    )
 
 
 def is_zero(quantity: object) -> bool:
@@ -203,7 +214,7 @@ class _Reader:
     def pod(self, pod: Mapping[str, Any]) -> PodRequest:
         annotations = annotations_of(pod)
         found: list[GpuRequest] = []
-        devices: dict[str, int] = {}
+        devices: dict[str, Mapping[str, int]] = {}
         known: list[str] = []
         for path, kind, container in containers(as_map(pod.get("spec"))):
             name = container_name(container)
@@ -211,15 +222,16 @@ class _Reader:
             request = self.container(path, kind, name, container)
             if request is not None:
                 found.append(request)
-            count = self.devices(path, name, container)
-            if count:
-                devices[name] = count
+            counts = self.devices(path, name, container)
+            if counts:
+                devices[name] = counts
         requests = tuple(self.with_limit(request, annotations) for request in found)
         if requests:
             self.check_limit_annotations(requests, known, annotations)
         return PodRequest(
             requests=requests,
-            whole_device_gpus=devices,
+            whole_device_gpus={name: sum(counts.values()) for name, counts in devices.items()},
+            devices=devices,
             **(self.wishes(annotations, requests) if requests or devices else {}),
         )
 
@@ -283,13 +295,18 @@ class _Reader:
         named = (self.declared(container, resource) for resource in (self.resources.core, self.resources.memory))
         return all(amount is None or is_zero(amount) for amount in named)
 
-    def devices(self, path: str, name: str, container: Mapping[str, Any]) -> int | None:
+    def devices(self, path: str, name: str, container: Mapping[str, Any]) -> dict[str, int]:
         """Return how many of NVIDIA's own devices a container asks for; 0, as charts write it, asks for none."""
-        device = self.resources.device
-        if not _names_any(container, (device,)):
-            return None
-        none = is_zero(self.declared(container, device))
-        return None if none else self.quantity(path, name, container, device, "1")
+        found: dict[str, int] = {}
+        if not _names_any(container, self.resources.devices):
+            return found
+        declared = as_map(container.get("resources"))
+        for device in dict.fromkeys((*as_map(declared.get("limits")), *as_map(declared.get("requests")))):
+            if is_named(device, self.resources.devices) and not is_zero(self.declared(container, device)):
+                count = self.quantity(path, name, container, device, "1")
+                if count:
+                    found[device] = count
+        return found
 
     def quantity(self, path: str, name: str, container: Mapping[str, Any], resource: str, example: str) -> int | None:
         """Return a resource's positive integer amount; None where it is absent or refused; 0 never."""

@@ -19,11 +19,13 @@ import yaml
 from msgspec import Meta
 
 from slicekeeper import names
+from slicekeeper.devices import is_named
 from slicekeeper.errors import SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
 Positive = Annotated[float, Meta(gt=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
+_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,62})?")
 
 
 def about(text: str) -> Meta:
@@ -55,7 +57,25 @@ class Resources(Section, frozen=True):
     core: Annotated[Name, about("Compute, in percent of one GPU.")] = "tencent.com/vcuda-core"
     memory: Annotated[Name, about("Memory, in blocks of 256 MiB.")] = "tencent.com/vcuda-memory"
     seat: Annotated[Name, about("The device plugin's seat, one per GPU container.")] = "slicekeeper.io/seat"
-    device: Annotated[Name, about("Whole GPUs of NVIDIA's own plugin.")] = "nvidia.com/gpu"
+    device: Annotated[
+        tuple[str, ...] | str,
+        about("What NVIDIA's own plugin gives GPUs out by: one name or several, a `*` at the end stands for any rest."),
+    ] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
+
+    def __post_init__(self) -> None:
+        """Refuse what is no resource's name, and one resource in two roles."""
+        for name in (self.core, self.memory, self.seat, *self.devices):
+            if not _RESOURCE.fullmatch(name[:-1] if name.endswith("*") and name in self.devices else name):
+                raise ValueError(f"{name!r} is no extended resource: for example nvidia.com/gpu, or nvidia.com/mig-*")
+        ours = (self.core, self.memory, self.seat)
+        for name in ours:
+            if ours.count(name) > 1 or is_named(name, self.devices):
+                raise ValueError(f"{name!r} is named twice: core, memory, seat and device are different resources")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names and patterns of `device`."""
+        return (self.device,) if isinstance(self.device, str) else self.device
 
 
 class PriorityClassSettings(Section, frozen=True):

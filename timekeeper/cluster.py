@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from slicekeeper import inventory
+from slicekeeper import devices, inventory
 from slicekeeper.inventory import Gpu
 from slicekeeper.kube.client import Object
 
@@ -84,7 +84,7 @@ class Nodes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_node: dict[str, list[Gpu]] = {}
-        self._labels: dict[str, str] = {}
+        self._labels: dict[str, dict[str, str]] = {}
         self._changed: dict[str, Gpu] = {}
 
     def on_list(self, objects: list[Object]) -> None:
@@ -105,7 +105,7 @@ class Nodes:
             known = self._by_node.get(name, [])
             self._changed |= {gpu.uuid: gpu for gpu in gpus if gpu not in known}
             self._by_node[name] = gpus
-            self._labels[name] = (obj["metadata"].get("labels") or {}).get("nvidia.com/gpu.product", "")
+            self._labels[name] = devices.labels_of(obj)
 
     def take(self) -> list[Gpu]:
         """Return the GPUs that are new or described anew since the last call."""
@@ -117,7 +117,17 @@ class Nodes:
         """Return the model of the GPUs that NVIDIA's plugin hands out on a node, empty where it is not one."""
         with self._lock:
             models = {gpu.model for gpu in self._by_node.get(node, [])}
-            return models.pop() if len(models) == 1 else self._labels.get(node, "")
+            return models.pop() if len(models) == 1 else devices.model_of(self._labels.get(node, {}))
+
+    def device_labels(self, node: str) -> dict[str, str] | None:
+        """Return what a node's labels say of NVIDIA's devices; None if the node was never seen."""
+        with self._lock:
+            return self._labels.get(node)
+
+    def all_device_labels(self) -> list[dict[str, str]]:
+        """Return the labels of all nodes that have NVIDIA's devices."""
+        with self._lock:
+            return [labels for labels in self._labels.values() if labels]
 
 
 class Namespaces:

@@ -55,11 +55,15 @@ def hold_of(
     background: Fraction,
     quota: metering.Quota | None,
     now: int,
+    device_nodes: Collection[Mapping[str, str]] = (),
 ) -> Hold | None:
-    """Return what a request needs for `span` milliseconds on any of `gpus`; None where it can run on none of them."""
+    """Return what a request needs for `span` milliseconds on any of `gpus`; None if it can run on none of them.
+
+    `device_nodes` are the labels of the nodes that have NVIDIA's own devices.
+    """
     rates = [
         sum((share * _price(prices, model, now) for model, share in shares.items()), Fraction(0))
-        for shares in _shares_by_model(request, gpus, weight, background, quota)
+        for shares in _shares_by_model(request, gpus, weight, background, quota, device_nodes)
     ]
     return Hold(ceil(max(rates) * span), span) if rates else None
 
@@ -74,6 +78,7 @@ def _shares_by_model(
     weight: metering.Weight,
     background: Fraction,
     quota: metering.Quota | None,
+    device_nodes: Collection[Mapping[str, str]],
 ) -> list[Mapping[str, Fraction]]:
     """Return for each model that the pod might get what it would be charged there per millisecond, by model."""
     smallest: dict[str, Gpu] = {}
@@ -97,7 +102,9 @@ def _shares_by_model(
         metering.meter(
             pod, request,
             inventory=dict.fromkeys(named, gpu),
-            weight=weight, background=background, quota=quota, device_model=_ANY_MODEL,
+            weight=weight, background=background, quota=quota,
+            device_model=_ANY_MODEL, device_labels=labels,
         ).shares
         for gpu in smallest.values()
+        for labels in (device_nodes if request.devices and device_nodes else ({},))
     ]  # fmt: skip

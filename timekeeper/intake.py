@@ -115,6 +115,7 @@ class Intake:
             background=policy.background_fraction,
             quota=self._quota(namespace_of(pod)) if weight == "quota" else None,
             now=now,
+            device_nodes=self._nodes.all_device_labels(),
         )
 
     def namespace_uid(self, name: str) -> str:
@@ -130,6 +131,9 @@ class Intake:
     def _meter(self, pod: Object, request: PodRequest, policy: NamespacePolicy) -> metering.Metering:
         weight = self._settings.timekeeper.weight
         quota = self._quota(namespace_of(pod)) if weight == "quota" else None
+        node = pod["spec"]["nodeName"]
+        if request.devices and self._nodes.device_labels(node) is None:
+            self._look_at(node)  # what part of a GPU they are must not depend on which watch was faster
         return metering.meter(
             pod,
             request,
@@ -137,7 +141,8 @@ class Intake:
             weight=weight,
             background=policy.background_fraction,
             quota=quota,
-            device_model=self._nodes.device_model(pod["spec"]["nodeName"]),
+            device_model=self._nodes.device_model(node),
+            device_labels=self._nodes.device_labels(node) or {},
         )
 
     def _quota(self, namespace: str) -> metering.Quota | None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, Literal
 
 from slicekeeper import names
+from slicekeeper.devices import part_of
 from slicekeeper.inventory import Gpu
 from slicekeeper.request import GpuRequest, PodRequest, annotations_of, as_map
 from slicekeeper.settings import Resources
@@ -23,7 +25,8 @@ from slicekeeper.units import CORES_PER_GPU, parse_quantity
 Weight = Literal["max", "mean", "core", "quota"]
 
 GPU_UNKNOWN = "gpu-unknown"
-"""Flag: no inventory has the GPU, so its memory is not known and compute alone is charged."""
+"""Flag: no inventory has the GPU, so its memory is not known and compute alone is charged; or the node does not say
+what part of a GPU a device of NVIDIA's plugin is."""
 
 QUOTA_MISSING = "quota-missing"
 """Flag: weight `quota`, but the namespace has no ResourceQuota of both resources."""
@@ -86,14 +89,21 @@ def meter(
     background: Fraction,
     quota: Quota | None = None,
     device_model: str = "",
+    device_labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Metering:
     """Return what a bound pod is charged.
 
-    `device_model` is the model of the GPUs that NVIDIA's own plugin hands out on the pod's node, empty where that is
-    not known. A GPU of no known model counts under the empty name.
+    `device_model` is the model of the GPUs that NVIDIA's own plugin hands out on the pod's node, empty if that is not
+    known, and `device_labels` are the node's labels, which tell what part of a GPU a device is. A GPU of no known model
+    counts under the empty name.
     """
     shares, flags = _shares(pod, request, inventory)
-    devices = sum(request.whole_device_gpus.values())
+    devices, by_device = sum(request.whole_device_gpus.values()), Fraction(0)
+    for resource, count in (pair for counts in request.devices.values() for pair in counts.items()):
+        part = part_of(resource, device_labels)
+        by_device += count * (_Share(part.core, part.memory).fraction(weight) - 1)
+        if not part.known:
+            flags.add(GPU_UNKNOWN)
     if weight == "quota" and quota is None and request.requests:
         flags.add(QUOTA_MISSING)
     if weight == "quota" and quota is not None:
@@ -103,7 +113,7 @@ def meter(
         for share in shares.values():
             by_model[share.model] = by_model.get(share.model, Fraction(0)) + share.fraction(weight)
     if devices:
-        by_model[device_model] = by_model.get(device_model, Fraction(0)) + devices
+        by_model[device_model] = by_model.get(device_model, Fraction(0)) + devices + by_device
     if request.gpu_class == names.BACKGROUND:
         by_model = {model: share * background for model, share in by_model.items()}
     held = sum(r.gpus for r in request.requests) + devices

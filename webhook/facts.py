@@ -63,7 +63,7 @@ class Cluster:
         self.webhook = settings.webhook
         self.resources = settings.resources
         self.classes = classes
-        self.without_device = msgspec.structs.replace(settings.resources, device="")
+        self.without_device = msgspec.structs.replace(settings.resources, device=())
         """For namespaces that ignore NVIDIA's plugin: no container asks for a resource without a name."""
         self.ours = (settings.resources.core, settings.resources.memory)
         self._default_classes = settings.classes

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from slicekeeper import names
+from slicekeeper.devices import part_of
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.request import (
     GpuRequest,
@@ -67,7 +68,7 @@ def forged(pod: Mapping[str, Any]) -> Iterator[Violation]:
 
 def concerns(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
     """Whether a pod asks for GPUs, or carries a name that only GPU pods have."""
-    asked = cluster.ours if case.policy.nvidia_gpu == "ignored" else (*cluster.ours, cluster.resources.device)
+    asked = cluster.ours if case.policy.nvidia_gpu == "ignored" else (*cluster.ours, *cluster.resources.devices)
     if asks_for(pod, (*asked, cluster.resources.seat)):
         return True
     metadata = as_map(pod.get("metadata"))
@@ -108,7 +109,7 @@ def check_ephemeral(
     if violations:
         return
     there = {container_name(as_map(c)) for c in as_list(as_map(old.get("spec")).get("ephemeralContainers"))}
-    asked = (*cluster.ours, *(() if case.policy.nvidia_gpu == "ignored" else (cluster.resources.device,)))
+    asked = (*cluster.ours, *(() if case.policy.nvidia_gpu == "ignored" else cluster.resources.devices))
     on_gpu_pod = asks_for(pod, asked)
     for path, kind, container in containers(as_map(pod.get("spec"))):
         name = container_name(container)
@@ -237,7 +238,8 @@ def _containers(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster
         if request.requests or request.whole_device_gpus:
             yield from _privileged(path, name, container, cluster)
         if name in request.whole_device_gpus and case.policy.nvidia_gpu == "refused":
-            yield _device_refused(path, name, request.whole_device_gpus[name], cluster)
+            for device, count in request.devices[name].items():
+                yield _device_refused(path, name, device, count, cluster)
         if request.requests:
             if name == names.SIDECAR:
                 yield from _sidecar(path, kind, container, case, cluster, holds_gpu=gpu is not None)
@@ -247,12 +249,16 @@ def _containers(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster
         yield from _volumes(spec, cluster)
 
 
-def _device_refused(path: str, name: str, count: int, cluster: Cluster) -> Violation:
-    device, core = cluster.resources.device, cluster.resources.core
+def _device_refused(path: str, name: str, device: str, count: int, cluster: Cluster) -> Violation:
+    resources = cluster.resources
+    part = part_of(device, {})
+    percent = max(int(part.core * count * 100), 1)
+    percent = percent if percent < 100 else percent // 100 * 100
+    memory = f" beside {resources.memory}: 15" if percent < 100 else ""
     return Violation(
         "device-refused", name, f"{path}.resources.limits[{device}]", show(count),
-        "this namespace may not ask NVIDIA's plugin for whole GPUs, past its scheduler and its budget",
-        f"{core}: {count * 100}",
+        "this namespace may not ask NVIDIA's plugin for GPUs, past Slicekeeper's scheduler and its budget",
+        f"{resources.core}: {percent}{memory}",
     )  # fmt: skip
 
 

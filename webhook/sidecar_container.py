@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import __version__, names
+from slicekeeper.devices import is_named
 from slicekeeper.namespace_policy import SidecarPolicy
 from slicekeeper.request import as_list, as_map, container_name, is_zero
 from slicekeeper.settings import Resources, Settings
@@ -96,8 +97,9 @@ def without_gpu(pod: Mapping[str, Any], resources: Resources) -> JsonPatch:
         if container_name(as_map(container)) != names.SIDECAR:
             continue
         for section, amounts in as_map(as_map(container).get("resources")).items():
-            for resource in (resources.core, resources.memory, resources.device):
-                if resource in as_map(amounts) and not is_zero(amounts[resource]):
+            for resource, amount in as_map(amounts).items():
+                ours = is_named(resource, (resources.core, resources.memory, *resources.devices))
+                if ours and not is_zero(amount):
                     pointer = f"/spec/initContainers/{index}/resources/{section}/{escape(resource)}"
                     patch.append({"op": "replace", "path": pointer, "value": "0"})
     return patch

@@ -170,7 +170,7 @@ def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
         managed = (metadata.get("labels") or {}).get(names.MANAGED_LABEL) == names.MANAGED_VALUE
         ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         policy = book.of(metadata["namespace"])
-        asked = (resources.core, resources.memory, *(() if policy.nvidia_gpu == "ignored" else (resources.device,)))
+        asked = (resources.core, resources.memory, *(() if policy.nvidia_gpu == "ignored" else resources.devices))
         if not managed and not ended and policy.mode != "off" and asks_for(pod, asked):
             yield pod
 

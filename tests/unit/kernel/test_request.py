@@ -148,7 +148,10 @@ JSON = st.recursive(
                                 | st.fixed_dictionaries(
                                     {
                                         "limits": JSON
-                                        | st.dictionaries(st.sampled_from([R.core, R.memory, R.device]), JSON)
+                                        | st.dictionaries(
+                                            st.sampled_from([R.core, R.memory, *R.devices, "nvidia.com/mig-1g.10gb"]),
+                                            JSON,
+                                        )
                                     }
                                 ),
                             }

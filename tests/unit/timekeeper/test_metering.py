@@ -31,7 +31,7 @@ def pod(*containers: tuple[str, int, int, str], gpu_class: str = "", devices: in
         if gpus:
             annotations[names.gpu_annotation(name)] = gpus
     if devices:
-        made.append({"name": "whole", "resources": {"limits": {RESOURCES.device: devices}}})
+        made.append({"name": "whole", "resources": {"limits": {"nvidia.com/gpu": devices}}})
     return {"metadata": {"annotations": annotations}, "spec": {"nodeName": "n", "containers": made}}
 
 
@@ -95,6 +95,24 @@ def test_whole_gpus_of_nvidias_plugin_are_counted() -> None:
     assert metered(pod(devices=3)).rate == 3
     assert metered(pod(devices=2), rates={"H100": Fraction(2)}, device_model="H100").rate == 4
     assert metered(pod(devices=2), "quota", quota=Quota(Fraction(50), Fraction(15))).rate == 2
+
+
+@pytest.mark.parametrize(
+    ("weight", "rate"), [("max", Fraction(1)), ("mean", Fraction(13, 14)), ("core", Fraction(6, 7)), ("quota", 1)]
+)
+def test_slices_of_nvidias_plugin_count_by_compute_and_memory(weight: Weight, rate: Fraction) -> None:
+    given = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/mig-3g.40gb": 2}}}]}}
+    labels = {"nvidia.com/gpu.memory": "81559"}
+    quota = Quota(Fraction(50), Fraction(15)) if weight == "quota" else None
+    found = metered(given, weight, device_model="H100", device_labels=labels, quota=quota)
+    assert (found.rate, found.held, found.flags) == (rate, 2, ())
+    assert metered(given, weight, quota=quota).flags == (GPU_UNKNOWN,)
+
+
+def test_replicas_of_nvidias_plugin_count_by_their_number() -> None:
+    labels = {"nvidia.com/gpu.replicas": "4"}
+    assert metered(pod(devices=3), device_labels=labels).rate == Fraction(3, 4)
+    assert metered(pod(("main", 50, 16, "GPU-a"), devices=1), device_labels=labels).rate == Fraction(3, 4)
 
 
 def test_a_gpu_that_nobody_published_is_charged_by_compute_and_flagged() -> None:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the books are told of a pod: here, of devices of NVIDIA's own plugin on a node that no watch has brought yet."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from slicekeeper.errors import NotFound
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.settings import Resources, Settings
+from timekeeper import interval
+from timekeeper.books import Books
+from timekeeper.cluster import Namespaces, Nodes
+from timekeeper.intake import Intake
+from timekeeper.store.prices import PriceBook
+
+T0 = 1_767_225_600_000
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED", "nvidia.com/gpu.memory": "81559"}
+
+
+class Client:
+    """An API server with one node."""
+
+    def __init__(self, labels: dict[str, str] | None) -> None:
+        self.labels = labels
+        self.asked = 0
+
+    def get(self, _resource: object, name: str, _namespace: str = "") -> dict[str, Any]:
+        self.asked += 1
+        if self.labels is None:
+            raise NotFound("gone")
+        return {"metadata": {"name": name, "labels": self.labels}}
+
+
+def pod(**devices: int) -> dict[str, Any]:
+    limits = {f"nvidia.com/{name}": str(count) for name, count in devices.items()}
+    return {
+        "metadata": {"name": "p", "namespace": "team", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": "n", "containers": [{"name": "c", "resources": {"limits": limits}}]},
+    }
+
+
+def intake(books: Books, client: Client, settings: Settings = Settings()) -> Intake:  # noqa: B008 - immutable
+    namespaces = Namespaces()
+    namespaces.on_list([{"metadata": {"name": "team", "uid": "team-uid"}}])
+    return Intake(settings, client, books.database, Nodes(), namespaces)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("devices", "labels", "shares", "flags"),
+    [
+        ({"gpu": 2}, H100, {"NVIDIA-H100-80GB-HBM3": Fraction(2)}, ()),
+        ({"gpu": 2}, H100 | {"nvidia.com/gpu.replicas": "8"}, {"NVIDIA-H100-80GB-HBM3": Fraction(1, 4)}, ()),
+        ({"gpu.shared": 1}, H100 | {"nvidia.com/gpu.replicas": "8"}, {"NVIDIA-H100-80GB-HBM3": Fraction(1, 8)}, ()),
+        ({"mig-1g.10gb": 1, "mig-3g.40gb": 1}, H100, {"NVIDIA-H100-80GB-HBM3": Fraction(1, 7) + Fraction(1, 2)}, ()),
+        ({"gpu.shared": 1}, None, {"": Fraction(1)}, ("gpu-unknown",)),
+    ],
+)
+def test_devices_are_charged_by_their_part_of_a_gpu(
+    books: Books,
+    devices: dict[str, int],
+    labels: dict[str, str] | None,
+    shares: dict[str, Fraction],
+    flags: tuple[str, ...],
+) -> None:
+    made = intake(books, Client(labels)).opening(pod(**devices), interval.Start(T0, exact=True), NamespacePolicy(), T0)
+    assert made is not None
+    assert (made.shares, made.flags) == (shares, flags)
+
+
+@pytest.mark.parametrize("nvidia_gpu", ["refused", "ignored"])
+def test_devices_are_not_charged_where_the_policy_meters_none(books: Books, nvidia_gpu: Any) -> None:
+    policy = NamespacePolicy(nvidia_gpu=nvidia_gpu)
+    found = intake(books, Client({}))
+    assert found.opening(pod(**{"mig-1g.10gb": 1}), interval.Start(T0, exact=True), policy, T0) is None
+
+
+def test_what_is_no_device_by_the_settings_is_not_charged(books: Books) -> None:
+    settings = Settings(resources=Resources(device="nvidia.com/gpu"))
+    found = intake(books, Client({}), settings)
+    start = interval.Start(T0, exact=True)
+    assert found.opening(pod(**{"mig-1g.10gb": 1}), start, NamespacePolicy(), T0) is None
+    assert found.opening(pod(gpu=1), start, NamespacePolicy(), T0) is not None
+
+
+@pytest.mark.parametrize(("labels", "amount"), [({"nvidia.com/gpu.replicas": "4"}, 2500), ({}, 10_000)])
+def test_a_reservation_is_for_the_dearest_node(books: Books, labels: dict[str, str], amount: int) -> None:
+    made = intake(books, Client(labels))
+    made._nodes.on_event("ADDED", {"metadata": {"name": "n", "labels": labels}})
+    hold = made.hold(pod(gpu=1), NamespacePolicy(), 10_000, PriceBook({}), T0)
+    assert hold is not None
+    assert hold.amount == amount
