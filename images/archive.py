@@ -19,7 +19,8 @@ from typing import Any
 
 from images import layers
 from images.oci import Image, write_archive
-from slicekeeper import __version__, names
+from slicekeeper.errors import SettingsError
+from slicekeeper.settings import Images, convert
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRON = {
@@ -52,14 +53,14 @@ def build_wheel(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def images(wheel: Path, parts: list[str]) -> list[Image]:
+def images(wheel: Path, parts: list[str], named: Images) -> list[Image]:
     """Return the images of the named parts, their layers made where they are not kept."""
     known = recipes()
     every = {package for recipe in known.values() for package in recipe["packages"]} | {"simulator"}
     runtime = layers.runtime(cache())
     made = [
         Image(
-            f"docker.io/{names.image(part, __version__)}",
+            named.of(part),
             (
                 runtime,
                 layers.dependencies(cache(), wheel, known[part]["extras"], ROOT / "constraints.txt"),
@@ -80,12 +81,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make Slicekeeper's images as one OCI archive.")
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(recipes())}")
+    parser.add_argument(
+        "--registry", default=Images().registry, help="registry that the images are named by (default: %(default)s)"
+    )
     asked = parser.parse_args()
     unknown = sorted(set(asked.parts) - set(recipes()))
     if unknown:
         parser.error(f"unknown part {unknown[0]}; known: {', '.join(recipes())}")
+    try:
+        named = convert({"registry": asked.registry}, Images, "--registry")
+    except SettingsError as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory() as folder:
-        write_archive(asked.out, images(build_wheel(Path(folder)), asked.parts or list(recipes())))
+        write_archive(asked.out, images(build_wheel(Path(folder)), asked.parts or list(recipes()), named))
 
 
 if __name__ == "__main__":

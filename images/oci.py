@@ -27,7 +27,7 @@ class Image:
     """What an image is, beside its layers' bytes."""
 
     name: str
-    """Full name with registry, for example docker.io/slicekeeper/webhook:0.1.0."""
+    """Full name with registry, for example registry.example/gpus/webhook:0.1.0."""
     layers: Sequence[Path]
     entrypoint: Sequence[str]
     user: str = "65532:65532"

@@ -82,8 +82,3 @@ def gpu_annotation(container: str) -> str:
 def limit_annotation(container: str) -> str:
     """Return the pod annotation that carries the elastic ceiling of `container`."""
     return CONTAINER_LIMIT_PREFIX + container
-
-
-def image(part: str, version: str) -> str:
-    """Return the image of one part, for example `slicekeeper/sidecar:0.1.0`."""
-    return f"slicekeeper/{part}:{version}"

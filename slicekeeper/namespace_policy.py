@@ -113,7 +113,7 @@ class SidecarPolicy(Section, frozen=True):
     The CPU is for its start: 0.17 s of it are needed before it can hear that its pod has ended.
     """
 
-    image: Annotated[str, about("Image; empty: that of this release.")] = ""
+    image: Annotated[str, about("Image; empty: that of the settings, `images`.")] = ""
     cpu: Annotated[str, about("CPU, as requests and limits.")] = "50m"
     memory: Annotated[str, about("Memory, as requests and limits.")] = "48Mi"
 

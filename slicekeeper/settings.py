@@ -18,13 +18,20 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from slicekeeper import names
+from slicekeeper import __version__, names
 from slicekeeper.devices import is_named
 from slicekeeper.errors import SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
 Positive = Annotated[float, Meta(gt=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
+PARTS = ("certificates", "nodeagent", "scheduler", "sidecar", "timekeeper", "webhook")
+"""What has an image."""
+UNSET_REGISTRY = "slicekeeper.invalid"
+"""No registry can have this name (RFC 6761), so nobody can offer images under it."""
+_REGISTRY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
+_TAG = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,62})?")
 
 
@@ -65,7 +72,7 @@ class Resources(Section, frozen=True):
     def __post_init__(self) -> None:
         """Refuse what is no resource's name, and one resource in two roles."""
         for name in (self.core, self.memory, self.seat, *self.devices):
-            if not _RESOURCE.fullmatch(name[:-1] if name.endswith("*") and name in self.devices else name):
+            if not _RESOURCE.fullmatch(f"{name[:-1]}x" if name.endswith("*") and name in self.devices else name):
                 raise ValueError(f"{name!r} is no extended resource: for example nvidia.com/gpu, or nvidia.com/mig-*")
         ours = (self.core, self.memory, self.seat)
         for name in ours:
@@ -76,6 +83,42 @@ class Resources(Section, frozen=True):
     def devices(self) -> tuple[str, ...]:
         """The names and patterns of `device`."""
         return (self.device,) if isinstance(self.device, str) else self.device
+
+
+class Images(Section, frozen=True):
+    """Where all images come from, the sidecar's too. `slicekeeper config manifests` writes it into the manifests."""
+
+    registry: Annotated[
+        Name,
+        about(
+            "Registry, with a path if it has one, such as registry.example/gpus. Nobody can have the default's name."
+        ),
+    ] = UNSET_REGISTRY
+    tag: Annotated[str, about("Tag of all images. Empty: this release's version.")] = ""
+    digests: Annotated[
+        dict[str, str], about("Digests (`sha256:…`) by part, each instead of the tag: webhook, sidecar and so on.")
+    ] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse what no image can be called, and a registry without a host: that would be a public one's."""
+        host = self.registry.partition("/")[0]
+        if not _REGISTRY.fullmatch(self.registry) or not ("." in host or ":" in host or host == "localhost"):
+            raise ValueError(
+                f"registry {self.registry!r} must begin with a host, such as registry.example/gpus: without one it "
+                "means a public registry, where anybody may take the name"
+            )
+        if self.tag and not _TAG.fullmatch(self.tag):
+            raise ValueError(f"tag {self.tag!r} is no tag: for example 0.1.0")
+        for part, digest in self.digests.items():
+            if part not in PARTS:
+                raise ValueError(f"digests names {part!r}: it must be one of {', '.join(PARTS)}")
+            if not _DIGEST.fullmatch(digest):
+                raise ValueError(f"the digest of {part} is {digest!r}: it must be sha256: and 64 hexadecimal digits")
+
+    def of(self, part: str) -> str:
+        """Return the image of one part, for example `registry.example/gpus/webhook:0.1.0`."""
+        digest = self.digests.get(part)
+        return f"{self.registry}/{part}{f'@{digest}' if digest else f':{self.tag or __version__}'}"
 
 
 class PriorityClassSettings(Section, frozen=True):
@@ -278,6 +321,7 @@ class Settings(Section, frozen=True):
     clock: ClockSettings = ClockSettings()
     log: LogSettings = LogSettings()
     resources: Resources = Resources()
+    images: Images = Images()
     classes: Classes = Classes()
     kubernetes: KubernetesSettings = KubernetesSettings()
     timekeeper_client: TimekeeperClientSettings = TimekeeperClientSettings()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slicekeeper import __version__, names
+from slicekeeper import names
 from slicekeeper.devices import is_named
 from slicekeeper.namespace_policy import SidecarPolicy
 from slicekeeper.request import as_list, as_map, container_name, is_zero
@@ -41,7 +41,7 @@ def sidecar_container(settings: Settings, policy: SidecarPolicy) -> dict[str, An
     resources = {"cpu": policy.cpu, "memory": policy.memory}
     return {
         "name": names.SIDECAR,
-        "image": policy.image or names.image("sidecar", __version__),
+        "image": policy.image or settings.images.of("sidecar"),
         "args": ["sidecar", "run"],
         "restartPolicy": "Always",
         "env": [

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import click
+import msgspec
 
 from slicekeeper import clock, inventory, names
+from slicekeeper.cli import installed
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, ServiceError, SettingsError
@@ -86,6 +88,9 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, output: s
         raise SettingsError(
             "--adopt: no timekeeper is installed, so nobody would charge the pods and let them go again"
         )
+    workloads = _workloads(client, namespace)
+    own, told = installed.settings_of(client, namespace, workloads, settings, context.loaded.origin)
+    settings = msgspec.structs.replace(settings, resources=own.resources)
     if repair:
         failed = [thing for thing in left if not thing.strip()]
         click.echo(f"{len(left) - len(failed)} things taken away", err=True)
@@ -94,7 +99,8 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, output: s
     elif adopt:
         findings = list(_adopt(client, settings))
     else:
-        findings = [*_missing(client, settings, namespace, homes)]
+        findings = [Finding(*difference) for difference in told]
+        findings += _missing(client, own, namespace, homes, workloads)
         findings += _findings(_unmetered(client, settings), settings)
         findings += map(_stays, left)
     rows = [(finding.problem, finding.remedy) for finding in findings]
@@ -117,31 +123,43 @@ def _stays(thing: _Left) -> Finding:
     return Finding(f"{thing.what}, and nobody will remove it", "slicekeeper check --repair")
 
 
-def _missing(client: KubeClient, settings: Settings, namespace: str, homes: list[str]) -> Iterator[Finding]:
+def _workloads(client: KubeClient, namespace: str) -> dict[str, Object | None]:
+    """Return our Deployments and the DaemonSet by their names; None for one that is missing."""
+    found = {f"deployment {part}": _get(client, DEPLOYMENTS, part, namespace) for part in _PARTS}
+    return found | {"daemonset nodeagent": _get(client, DAEMON_SETS, "nodeagent", namespace)}
+
+
+def _missing(
+    client: KubeClient, settings: Settings, namespace: str, homes: list[str], workloads: dict[str, Object | None]
+) -> Iterator[Finding]:
     if homes and namespace not in homes:
         yield Finding(f"namespace {namespace} has no timekeeper", f"slicekeeper check -n {homes[0]}, which has one")
         return
-    for part in _PARTS:
-        found = _get(client, DEPLOYMENTS, part, namespace)
-        if found is not None and not (found.get("status") or {}).get("readyReplicas"):
-            yield Finding(f"deployment {part} has no ready pod", f"kubectl logs -n {namespace} deployment/{part}")
-        elif found is None:
-            yield Finding(f"deployment {part} is missing", _INSTALL)
-    agents = _get(client, DAEMON_SETS, "nodeagent", namespace)
-    if agents is None:
-        yield Finding("daemonset nodeagent is missing: no GPU pod can start", _INSTALL)
-    elif (status := agents.get("status") or {}).get("desiredNumberScheduled", 0) > status.get("numberReady", 0):
-        short = f"{status.get('numberReady', 0)} of {status['desiredNumberScheduled']} nodes"
-        yield Finding(
-            f"daemonset nodeagent is ready on {short}", f"kubectl describe -n {namespace} daemonset/nodeagent"
-        )
+    for name, found in workloads.items():
+        yield from _not_ready(name, found, namespace)
     for known in (settings.classes.in_budget, settings.classes.over_budget):
         if _get(client, PRIORITY_CLASSES, known.name) is None:
             yield Finding(f"PriorityClass {known.name} is missing", _INSTALL)
     yield from _admission(client, namespace)
+    webhooks = {kind.plural: found for kind in _CONFIGURATIONS if (found := _get(client, kind, "slicekeeper"))}
+    guard, there = _get(client, _GUARDS[0], "slicekeeper-nodes"), {k: v for k, v in workloads.items() if v is not None}
+    for difference in installed.differences(client, namespace, settings, there, webhooks, guard):
+        yield Finding(*difference)
     nodes, _ = client.list(NODES)
     if not any(inventory.of_node(node) for node in nodes):
         yield Finding("no node shows GPUs", "label GPU nodes slicekeeper.io/gpus=true and look at the node agent's log")
+
+
+def _not_ready(name: str, workload: Object | None, namespace: str) -> Iterator[Finding]:
+    status = (workload or {}).get("status") or {}
+    agents = name.startswith("daemonset")
+    if workload is None:
+        yield Finding(f"{name} is missing{': no GPU pod can start' if agents else ''}", _INSTALL)
+    elif agents and status.get("desiredNumberScheduled", 0) > status.get("numberReady", 0):
+        short = f"{status.get('numberReady', 0)} of {status['desiredNumberScheduled']} nodes"
+        yield Finding(f"{name} is ready on {short}", f"kubectl describe -n {namespace} {name.replace(' ', '/')}")
+    elif not agents and not status.get("readyReplicas"):
+        yield Finding(f"{name} has no ready pod", f"kubectl logs -n {namespace} {name.replace(' ', '/')}")
 
 
 def _admission(client: KubeClient, namespace: str) -> Iterator[Finding]:

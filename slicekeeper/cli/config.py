@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from slicekeeper.cli.main import Context
+from slicekeeper import manifests
+from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Key, Section, Settings, keys
@@ -54,6 +57,23 @@ def _text(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or '""'
     return str(value) if value != "" else '""'
+
+
+@config.command("manifests")
+@click.argument("path", type=click.Path(path_type=Path, exists=True), default="manifests")
+@click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
+def write_manifests(path: Path, dry: bool) -> None:
+    """Write images and resources' names from the manifests' own settings into the manifests.
+
+    PATH is the folder `manifests`, whose settings are in base/config/config.yaml, or one rendered file.
+    """
+    changed = manifests.write(path, dry=dry)
+    for file in changed:
+        click.echo(f"{file}: {'is not as its settings say' if dry else 'written'}")
+    if dry and changed:
+        sys.exit(EXIT_FAILED)
+    if not changed:
+        click.echo("everything is as its settings say")
 
 
 @config.command("reference")

@@ -22,7 +22,7 @@ from cluster.harness.site import Site, gpu_container, job, pod
 from databases import Postgres, postgres
 from sqlalchemy import create_engine, text
 
-from slicekeeper import __version__, names
+from slicekeeper import names
 from slicekeeper.wire.timekeeper import Budget
 
 OVERLAY = ROOT / "tests/cluster/postgresql"
@@ -84,7 +84,7 @@ def ledger(site: Site, cluster: Cluster) -> Iterator[Ledger]:
 
 def _migrate(site: Site) -> None:
     """Have the Job go first: servers that end until it is done would be started again ever later after each kill."""
-    rendered = yaml.safe_load_all(site.kubectl("kustomize", str(OVERLAY)))
+    rendered = yaml.safe_load_all(site.kubectl("kustomize", install.named(OVERLAY)))
     site.kubectl.apply(*(one for one in rendered if one["kind"] == "Job"))
     site.kubectl(
         "wait", "--for=condition=complete", "job/timekeeper-migrate", "-n", NAMESPACE, "--timeout=120s", timeout=130
@@ -239,7 +239,7 @@ def _hammers(site: Site, team: str, other: str) -> Iterator[dict[str, Object]]:
 def _hammer(name: str, other: str) -> Object:
     field = {"namespace": "metadata.namespace", "name": "metadata.name", "uid": "metadata.uid"}
     container = gpu_container(core=5, blocks=4) | {
-        "image": names.image("timekeeper", __version__),
+        "image": install.IMAGES.of("timekeeper"),
         "command": ["/usr/local/bin/python3", "/script/hammer.py", "$(namespace)", other, "$(name)", "$(uid)"],
         "env": [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in field.items()],
         "volumeMounts": [

@@ -112,12 +112,12 @@ def test_switching_back(site: Site) -> None:
 
 
 def test_installed_from_nothing_and_uninstalled(site: Site, cluster: Cluster) -> None:
-    site.kubectl("delete", "-k", str(install.SUITE), "--timeout=120s", timeout=130)
+    site.kubectl("delete", "-k", install.named(install.SUITE), "--timeout=120s", timeout=130)
     cluster.run("sh", "-c", "rm -rf /var/lib/slicekeeper/volume-1/*")
     site.kubectl.patch("persistentvolume", "volume-1", {"spec": {"claimRef": None}})
     install.install(site.kubectl, OVERLAY)
     _works(site)
-    site.kubectl("delete", "-k", str(OVERLAY), "--timeout=120s", timeout=130)
+    site.kubectl("delete", "-k", install.named(OVERLAY), "--timeout=120s", timeout=130)
     code, told = site.check("--repair")
     assert code == 0, told
     wait_for("end of what the garbage collector takes", lambda: not site.leftovers(), pause=2)

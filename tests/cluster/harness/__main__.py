@@ -42,7 +42,7 @@ def build() -> None:
     """Build what a cluster needs, and start none."""
     binaries.ensure()
     with tempfile.TemporaryDirectory() as folder:
-        images.make(Path(folder) / "images.tar")
+        images.make(Path(folder) / "images.tar", install.IMAGES)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from cluster.harness.programs import PAUSE_IMAGE
 
 from images import archive
 from images.oci import Image, write_archive, write_layer
+from slicekeeper.settings import Images
 
 SHELL_IMAGE = "slicekeeper.test/shell:1"
 """busybox, for the containers that users would bring."""
@@ -22,11 +23,11 @@ _EXAMPLES_IMAGE = "docker.io/library/busybox:1.37"
 _APPLETS = ("sh", "sleep", "cat", "env", "echo", "ls", "true", "false", "date", "wget", "id", "touch", "test", "kill")
 
 
-def make(file: Path) -> None:
+def make(file: Path, named: Images) -> None:
     """Write the archive with every image; layers that did not change are taken as they are."""
     kept = cache() / "images"
     with tempfile.TemporaryDirectory() as folder:
-        ours = archive.images(archive.build_wheel(Path(folder)), list(archive.recipes()))
+        ours = archive.images(archive.build_wheel(Path(folder)), list(archive.recipes()), named)
     write_archive(file, [*ours, *_busybox(kept), _kube_scheduler(kept)])
 
 

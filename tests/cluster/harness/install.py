@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from cluster.harness import images
 from cluster.harness.cluster import Cluster
 from cluster.harness.kubectl import Kubectl, Object, wait_for
+
+from slicekeeper import manifests
+from slicekeeper.settings import Images
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "slicekeeper-system"
@@ -16,12 +23,14 @@ SUITE = ROOT / "tests/cluster/overlay"
 WORKLOADS = ("deployment/certificates", "deployment/timekeeper", "deployment/webhook", "deployment/scheduler",
              "daemonset/nodeagent")  # fmt: skip
 ROLLOUT_SECONDS = 120
+IMAGES = Images(registry="slicekeeper.test")
+"""The images as the node has them: a name of its own, so that `slicekeeper check` finds a whole installation."""
 
 
 def load_images(cluster: Cluster) -> None:
     """Give the node every image."""
     archive = cluster.folder / "images.tar"
-    images.make(archive)
+    images.make(archive, IMAGES)
     cluster.load(archive)
     archive.unlink()
 
@@ -33,9 +42,27 @@ def give_storage(cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl.apply(*_storage(folder))
 
 
+@cache
+def _named() -> Path:
+    """Return a copy of the checkout's manifests for our registry, made as users make it."""
+    copy = Path(tempfile.mkdtemp(prefix="slicekeeper-manifests-"))
+    atexit.register(shutil.rmtree, copy, ignore_errors=True)
+    for folder in ("manifests", "tests/cluster"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.py", "build", "__pycache__"))
+    config = copy / "manifests/base/config/config.yaml"
+    config.write_text(f"{config.read_text()}images: {{registry: {IMAGES.registry}}}\n")
+    manifests.write(copy / "manifests")
+    return copy
+
+
+def named(overlay: Path) -> str:
+    """Return an overlay of the checkout as it is installed here."""
+    return str(_named() / overlay.relative_to(ROOT))
+
+
 def install(kubectl: Kubectl, overlay: Path = SUITE) -> None:
     """Install with one command, and wait until everything is ready."""
-    kubectl("apply", "-k", str(overlay))
+    kubectl("apply", "-k", named(overlay))
     for workload in WORKLOADS:
         kubectl(
             "rollout",

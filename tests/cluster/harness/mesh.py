@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.harness.install import IMAGES
 from cluster.harness.kubectl import Object, Refused, wait_for
 from cluster.harness.pki import Authority
 from cluster.harness.site import Site
-
-from slicekeeper import __version__, names
 
 BEFORE, AFTER = "aa-mesh", "zz-mesh"
 """The API server calls webhooks in the order of their configurations' names."""
@@ -88,7 +87,7 @@ def _server(metadata: dict[str, str]) -> Object:
             "containers": [
                 {
                     "name": "mesh",
-                    "image": names.image("webhook", __version__),
+                    "image": IMAGES.of("webhook"),
                     "command": ["/usr/local/bin/python3", "/script/mutator.py", "/tls"],
                     "readinessProbe": {"tcpSocket": {"port": 8443}, "periodSeconds": 1},
                     "volumeMounts": [{"name": "script", "mountPath": "/script"}, {"name": "tls", "mountPath": "/tls"}],

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from slicekeeper import inventory, names
 from slicekeeper.cli import check as module
 from slicekeeper.cli.main import cli
 
+ROOT = Path(__file__).parents[3]
 DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
 ALL_DEPLOYMENTS = "/apis/apps/v1/deployments"
 AGENTS = "/apis/apps/v1/namespaces/slicekeeper-system/daemonsets/nodeagent"
@@ -87,6 +90,26 @@ class Server:
         gpus = inventory.encode([inventory.Gpu("g", "A100", 81920)])
         self.objects[NODES].append({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: gpus}}})
 
+    def install_manifests(self, change: Callable[[str], str] = lambda text: text) -> None:
+        """Install what manifests/install.yaml has, its text changed as a test says."""
+        self.install()
+        self.objects[ALL_DEPLOYMENTS].clear()
+        for obj in yaml.safe_load_all(change((ROOT / "manifests/install.yaml").read_text())):
+            name, plural = obj["metadata"]["name"], f"{obj['kind'].lower()}s"
+            if plural.startswith("validatingadmissionpolicy"):
+                plural = plural.replace("policys", "policies")
+            ready = {"readyReplicas": 1, "desiredNumberScheduled": 1, "numberReady": 1}
+            for hook in obj.get("webhooks") or []:
+                hook["clientConfig"]["caBundle"] = "eA=="
+            in_ours = f"/namespaces/slicekeeper-system/{plural}/{name}"
+            if obj["kind"] in ("Deployment", "DaemonSet"):
+                self.objects[f"/apis/apps/v1{in_ours}"] = {**obj, "status": ready}
+                self.objects[ALL_DEPLOYMENTS].append(obj)
+            elif obj["kind"] == "ConfigMap":
+                self.objects[f"/api/v1{in_ours}"] = obj
+            elif obj["apiVersion"].startswith("admissionregistration"):
+                self.objects[f"{ADMISSION}/{plural}/{name}"] = obj
+
     def uninstall(self) -> None:
         """Take the Deployments away; what else is there stays, as after an uninstallation that was cut short."""
         self.objects = {k: v for k, v in self.objects.items() if not k.startswith(DEPLOYMENTS)}
@@ -113,8 +136,8 @@ def server() -> Iterator[Server]:
     made.stop()
 
 
-def check(server: Server, *arguments: str) -> Result:
-    environ = {"SLICEKEEPER_KUBERNETES_SERVER": server.url}
+def check(server: Server, *arguments: str, **settings: str) -> Result:
+    environ = {"SLICEKEEPER_KUBERNETES_SERVER": server.url, **settings}
     return CliRunner().invoke(cli, ["check", *arguments], env=environ)
 
 
@@ -288,3 +311,75 @@ def test_after_uninstalling_nobody_is_told_to_adopt(server: Server) -> None:
     server.pod("whole", {"nvidia.com/gpu": "1"})
     done = check(server, "--repair")
     assert (done.exit_code, done.stdout) == (0, "nothing is missing, nothing is unmetered\n")
+
+
+def problems(done: Result) -> list[str]:
+    return [finding["problem"] for finding in json.loads(done.stdout)]
+
+
+def with_registry(text: str) -> str:
+    """Return the manifests as `slicekeeper config manifests` makes them for a registry."""
+    text = text.replace("    webhook:\n", "    images: {registry: registry.example}\n    webhook:\n", 1)
+    return text.replace("slicekeeper.invalid/", "registry.example/")
+
+
+def test_the_manifests_are_as_their_settings_say_and_only_a_registry_is_missing(server: Server) -> None:
+    server.install_manifests()
+    [told] = problems(check(server, "-o", "json"))
+    assert told.startswith("images.registry is not set: slicekeeper.invalid is no registry")
+    server.install_manifests(with_registry)
+    assert problems(check(server, "-o", "json")) == []
+
+
+def test_images_that_are_not_those_of_the_settings_are_named(server: Server) -> None:
+    def change(text: str) -> str:
+        return with_registry(text).replace("registry.example/timekeeper:", "elsewhere.example/timekeeper:")
+
+    server.install_manifests(change)
+    [told] = problems(check(server, "-o", "json"))
+    assert told.startswith("deployment timekeeper has the image elsewhere.example/timekeeper:")
+    assert "the settings say registry.example/timekeeper:" in told
+
+
+def test_settings_that_were_renamed_without_the_manifests_are_named_place_by_place(server: Server) -> None:
+    def change(text: str) -> str:
+        renamed = "    resources: {core: gpu.example/percent, device: nvidia.com/gpu}\n    webhook:\n"
+        return with_registry(text).replace("    webhook:\n", renamed, 1)
+
+    server.install_manifests(change)
+    server.pod("share", {"gpu.example/percent": "50", "tencent.com/vcuda-memory": "8"})
+    told = problems(check(server, "-o", "json"))
+    for place in (
+        "mutatingwebhookconfigurations slicekeeper, webhook pods.mutate.slicekeeper.io, is asked about",
+        "validatingwebhookconfigurations slicekeeper, webhook cronjobs.validate.slicekeeper.io, is asked about",
+    ):
+        [line] = [line for line in told if line.startswith(place)]
+        assert "tencent.com/vcuda-core, nvidia.com/gpu.shared, nvidia.com/mig-*, which the settings do not name" in line
+        assert line.endswith("but not gpu.example/percent")
+    assert any(
+        line.startswith("guard slicekeeper-nodes guards the capacity of tencent.com/vcuda-core") for line in told
+    )
+    assert any("the extender is asked about tencent.com/vcuda-core" in line for line in told)
+    assert "pod team/share uses GPUs unmetered" in told, "pods are looked for by the installed names"
+
+
+def test_settings_given_to_the_command_are_compared_with_the_installed_ones(server: Server) -> None:
+    server.install_manifests(with_registry)
+    done = check(server, "-o", "json", SLICEKEEPER_RESOURCES_MEMORY="gpu.example/blocks")
+    told = problems(done)
+    assert told[0] == (
+        "configmap slicekeeper-config has resources.memory tencent.com/vcuda-memory, "
+        "and this command was given gpu.example/blocks"
+    )
+    assert any("webhook jobs" in line or "webhook workloads" in line for line in told)
+    assert problems(check(server, "-o", "json", SLICEKEEPER_RESOURCES_MEMORY="tencent.com/vcuda-memory")) == []
+
+
+def test_another_schedulers_name_is_told(server: Server) -> None:
+    server.install_manifests(
+        lambda text: with_registry(text).replace("- schedulerName: slicekeeper-s", "- schedulerName: s")
+    )
+    assert problems(check(server, "-o", "json")) == [
+        "configmap slicekeeper-kube-scheduler has the scheduler scheduler, and webhook.schedulerName is "
+        "slicekeeper-scheduler"
+    ]

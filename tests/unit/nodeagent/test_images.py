@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 import time
 from pathlib import Path
@@ -12,17 +13,18 @@ import yaml
 
 from images import archive, layers, oci
 from slicekeeper import __version__, names
-from slicekeeper.settings import Settings, convert
+from slicekeeper.settings import PARTS, Images, Settings, convert
 
 ROOT = Path(__file__).resolve().parents[3]
 BASE = ROOT / "manifests/base"
 
 
 def test_the_manifests_name_this_release_and_every_image_has_a_recipe() -> None:
-    images = yaml.safe_load((BASE / "kustomization.yaml").read_text())["images"]
-    ours = {image["name"]: image["newTag"] for image in images if image["name"].startswith("slicekeeper/")}
-    assert set(ours.values()) == {__version__}
-    assert {name.removeprefix("slicekeeper/") for name in ours} == set(archive.recipes()) - {"sidecar"}
+    files = [*BASE.glob("*.yaml"), *(BASE.parent / "components").rglob("*.yaml")]
+    named = {one for file in files for one in re.findall(r"image: (slicekeeper\S+)", file.read_text())}
+    assert named == {Images().of(part) for part in set(archive.recipes()) - {"sidecar"}}
+    assert all(one.endswith(f":{__version__}") for one in named)
+    assert set(archive.recipes()) == set(PARTS)
 
 
 def test_the_installed_settings_are_valid() -> None:

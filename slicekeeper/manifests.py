@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the installation's manifests the settings decide: written into them, and compared with what is installed.
+
+Four things: the images, the resources that the webhook is asked about, those of the node guard, and those that
+kube-scheduler asks its extender about. The manifests are text with comments that kustomize and people read, so only
+these places are rewritten. Each is known by its shape and not by the names in it: a second change works as the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from slicekeeper.errors import SettingsError
+from slicekeeper.settings import PARTS, Resources, Settings, check_keys, convert, load
+
+CONFIG_MAP: Final = "slicekeeper-config"
+CONFIG_KEY: Final = "config.yaml"
+_OURS: Final = "app.kubernetes.io/part-of: slicekeeper"
+
+ASKS: Final = re.compile(
+    r"exists\(resource,\s+resource\s+in\s+\[(?P<names>[^\]]*)\]"
+    r"(?:\s+\|\|\s+\[(?P<beginnings>[^\]]*)\]\.exists\(prefix,\s+resource\.startsWith\(prefix\)\))?\)"
+)
+"""In CEL: a container names one of our resources."""
+
+AMOUNTS: Final = re.compile(r"\[(?P<names>[^\]]*)\]\.exists\(amount,")
+"""In CEL: a node's capacity of one of our resources."""
+
+_MANAGED: Final = re.compile(
+    r"^(?P<indent> *)managedResources:\n(?:(?P=indent) *- \{name: \S+, ignoredByScheduler: false\}(?:\n|\Z))+", re.M
+)
+_PROFILE: Final = re.compile(r"^(?P<before> *profiles:\n *- schedulerName: )\S+$", re.M)
+_IMAGE: Final = re.compile(rf"^(?P<before> *(?:- )?image: )\S+/(?P<part>{'|'.join(PARTS)})(?:[:@]\S+)?$", re.M)
+
+
+def asks(resources: Resources) -> str:
+    """Return the CEL that tells whether a resource `resource` is one that the webhook is asked about."""
+    wanted = names_of(resources)
+    exact = [name for name in wanted if not name.endswith("*")]
+    beginnings = [name[:-1] for name in wanted if name.endswith("*")]
+    rest = f" || {_listed(beginnings)}.exists(prefix, resource.startsWith(prefix))" if beginnings else ""
+    return f"exists(resource, resource in {_listed(exact)}{rest})"
+
+
+def names_of(resources: Resources) -> tuple[str, ...]:
+    """Return the resources that bring a pod to the webhook; a `*` at the end stands for any rest."""
+    return (resources.core, resources.memory, resources.seat, *resources.devices)
+
+
+def found(shape: re.Pattern[str], text: str) -> Iterator[tuple[str, ...]]:
+    """Return the resources of each place of one shape (`ASKS`, `AMOUNTS`)."""
+    return map(_names_in, shape.finditer(text))
+
+
+def render(text: str, settings: Settings) -> str:
+    """Return manifests with what the settings decide written into them."""
+    resources = settings.resources
+    amounts = (resources.core, resources.memory)
+    text = ASKS.sub(lambda match: _like(match, names_of(resources), asks(resources)), text)
+    text = AMOUNTS.sub(lambda match: _like(match, amounts, f"{_listed(amounts)}.exists(amount,"), text)
+    text = _MANAGED.sub(lambda match: _managed(match["indent"], resources), text)
+    text = _PROFILE.sub(lambda match: f"{match['before']}{settings.webhook.scheduler_name}", text)
+    return _IMAGE.sub(lambda match: f"{match['before']}{settings.images.of(match['part'])}", text)
+
+
+def write(path: Path, *, dry: bool = False) -> list[Path]:
+    """Write what the settings decide into a folder of manifests, or into one rendered file; return what changed.
+
+    The settings are those that the manifests bring: `base/config/config.yaml` of a folder, the ConfigMap in a file.
+    `dry` writes nothing. Raises SettingsError if there are none, or if they are wrong.
+    """
+    if path.is_dir():
+        config = path / "base/config/config.yaml"
+        settings = load(config, {}).settings
+        files = sorted(file for part in ("base", "components") for file in (path / part).rglob("*.yaml"))
+        texts = {file: render(file.read_text("utf-8"), settings) for file in files if file != config}
+    else:
+        text = _read(path)
+        settings = _settings_in(text, path)
+        parts = re.split(r"(^---\n)", text, flags=re.M)
+        texts = {path: "".join(render(part, settings) if _OURS in part else part for part in parts)}
+    changed = [file for file, text in texts.items() if text != file.read_text("utf-8")]
+    for file in changed if not dry else ():
+        file.write_text(texts[file], "utf-8")
+    return changed
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read; name the folder `manifests` or a rendered file") from error
+
+
+def _settings_in(text: str, path: Path) -> Settings:
+    try:
+        objects = [obj for obj in yaml.safe_load_all(text) if isinstance(obj, dict)]
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: not valid YAML: {error}") from error
+    for obj in objects:
+        if obj.get("kind") == "ConfigMap" and str((obj.get("metadata") or {}).get("name")).startswith(CONFIG_MAP):
+            return parse(str((obj.get("data") or {}).get(CONFIG_KEY, "")), f"{path}: ConfigMap {CONFIG_MAP}")
+    raise SettingsError(f"{path}: no ConfigMap {CONFIG_MAP} in it, which has the settings; render a whole overlay")
+
+
+def parse(text: str, where: str) -> Settings:
+    """Return the settings of an installation's `config.yaml`."""
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{where}: {CONFIG_KEY} is not valid YAML: {error}") from error
+    check_keys(tree, Settings, where)
+    return convert(tree, Settings, where)
+
+
+def _managed(indent: str, resources: Resources) -> str:
+    lines = [
+        f"{indent}  - {{name: {name}, ignoredByScheduler: false}}\n" for name in (resources.core, resources.memory)
+    ]
+    return f"{indent}managedResources:\n{''.join(lines)}"
+
+
+def _names_in(match: re.Match[str]) -> tuple[str, ...]:
+    parts = match.groupdict()
+    return (*_quoted(parts["names"]), *(f"{beginning}*" for beginning in _quoted(parts.get("beginnings") or "")))
+
+
+def _like(match: re.Match[str], wanted: tuple[str, ...], text: str) -> str:
+    """Return CEL quoted as what it replaces: kustomize writes some of it as YAML strings in single quotes.
+
+    What names the same resources stays as it is, wherever its lines break.
+    """
+    if set(_names_in(match)) == set(wanted):
+        return match[0]
+    return text.replace("'", "''") if "''" in match[0] else text
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return f"[{', '.join(repr(text) for text in texts)}]"
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'+([^']+)'+", text)
