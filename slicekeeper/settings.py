@@ -187,7 +187,7 @@ class WebhookSettings(Section, frozen=True):
     injection: Annotated[
         Literal["meter", "seats", "limiter"],
         about("How far the cluster goes: meter only; seats too; the limiter too."),
-    ] = "limiter"
+    ] = "seats"
     scheduler_name: Annotated[Name, about("schedulerName that GPU pods get.")] = "slicekeeper-scheduler"
     refresh_seconds: Annotated[Positive, about("How often decisions are fetched from the timekeeper.")] = 2.0
     stale_seconds: Annotated[Positive, about("Age at which the decisions count as stale.")] = 60.0
@@ -198,6 +198,17 @@ class WebhookSettings(Section, frozen=True):
     max_body_bytes: Annotated[int, Meta(ge=1 << 20), about("Largest review that is read.")] = 16 << 20
     allow_privileged: Annotated[bool, about("Let privileged containers ask for GPUs.")] = False
     allow_host_pid: Annotated[bool, about("Let hostPID pods ask for GPUs.")] = False
+    allow_host_ipc: Annotated[bool, about("Let hostIPC pods ask for GPUs.")] = False
+    allow_proc_mount: Annotated[bool, about("Let containers of GPU pods have an unmasked /proc.")] = False
+    allow_capabilities: Annotated[
+        tuple[Name, ...], about("Capabilities that GPU pods may add although they lead to other pods' GPUs.")
+    ] = ()
+    allow_host_paths: Annotated[
+        tuple[Name, ...], about("Paths of the node that GPU pods may mount although they lead to other pods' GPUs.")
+    ] = ()
+    allow_env_from: Annotated[
+        bool, about("Let containers with GPUs of NVIDIA's plugin use envFrom, which may name other GPUs.")
+    ] = False
     allow_node_name: Annotated[bool, about("Let users set nodeName on GPU pods.")] = False
 
 

@@ -14,6 +14,7 @@ import msgspec
 from slicekeeper import names
 from slicekeeper.namespace_policy import NamespacePolicy, SidecarPolicy
 from slicekeeper.settings import PriorityClassSettings, Settings
+from webhook.escapes import protected_paths
 from webhook.sidecar_container import sidecar_container, volumes
 
 
@@ -70,6 +71,7 @@ class Cluster:
         self._settings = settings
         self._sidecars: dict[SidecarPolicy, dict[str, Any]] = {}
         self.volumes = volumes(settings)
+        self.protected_paths = protected_paths(settings.node_agent)
 
     def sidecar(self, policy: SidecarPolicy, containers: str) -> dict[str, Any]:
         """Return the sidecar that reports for `containers`; everything but its `env` is shared by all pods."""

@@ -14,11 +14,12 @@ from slicekeeper import names
 from slicekeeper.request import GpuRequest, PodRequest, as_list, as_map, container_name
 from slicekeeper.wire.admission import JsonPatch
 from webhook.facts import Case, Cluster
+from webhook.legacy_runtime import VISIBLE_DEVICES, VOID, needs_void
 from webhook.patch import PatchBuilder, escape
 from webhook.sidecar_container import CONTAINERS_VARIABLE
 
-VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 PRELOAD: Final = "LD_PRELOAD"
+_VOID: Final = {"name": VISIBLE_DEVICES, "value": VOID}
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
 TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
@@ -36,6 +37,8 @@ def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: 
         gates = spec.get("schedulingGates")
         if not any(as_map(gate).get("name") == names.GATE for gate in as_list(gates)):
             patch.append(gates, "/spec/schedulingGates", [{"name": names.GATE}])
+    if enforced:
+        _void(patch, spec, request, cluster)
     if request.requests:
         if not spec.get("nodeName") and spec.get("schedulerName") in (None, "", DEFAULT_SCHEDULER):
             patch.member(spec, "/spec", "schedulerName", cluster.webhook.scheduler_name)
@@ -91,6 +94,27 @@ def _gpu_containers(
                 _env(patch, container, f"{pointer}/env", gpu, preload=preload and gpu.is_fraction)
 
 
+def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, cluster: Cluster) -> None:
+    """Tell NVIDIA's runtime that containers without a GPU get none, whatever their image and `envFrom` say."""
+    by_name = {r.container: r for r in request.requests}
+    for key in ("initContainers", "containers"):
+        for index, entry in enumerate(as_list(spec.get(key))):
+            container = as_map(entry)
+            if needs_void(container, by_name.get(container_name(container)), cluster):
+                patch.append(container.get("env"), f"/spec/{key}/{index}/env", [_VOID])
+
+
+def patch_ephemeral(pod: Mapping[str, Any], old: Mapping[str, Any], cluster: Cluster) -> JsonPatch:
+    """Return what is missing in the ephemeral containers that a running GPU pod has not had before."""
+    patch = PatchBuilder()
+    there = {container_name(as_map(c)) for c in as_list(as_map(old.get("spec")).get("ephemeralContainers"))}
+    for index, entry in enumerate(as_list(as_map(pod.get("spec")).get("ephemeralContainers"))):
+        container = as_map(entry)
+        if container_name(container) not in there and needs_void(container, None, cluster):
+            patch.append(container.get("env"), f"/spec/ephemeralContainers/{index}/env", [_VOID])
+    return patch.operations
+
+
 def _seat(patch: PatchBuilder, resources: Mapping[str, Any], pointer: str, seat: str) -> None:
     for section in ("limits", "requests"):
         declared = resources.get(section)
@@ -135,6 +159,8 @@ def _sidecar(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, 
             return
     # Last of all, because it moves the others on by one.
     sidecar = cluster.sidecar(case.policy.sidecar, reported)
+    if case.policy.mode == "enforce":
+        sidecar = {**sidecar, "env": [*sidecar["env"], _VOID]}
     token = _token_mount(spec)
     if token is not None:
         sidecar = {**sidecar, "volumeMounts": [*as_list(sidecar.get("volumeMounts")), token]}

@@ -20,6 +20,7 @@ from slicekeeper.wire.admission import JsonPatch
 from webhook import former_life, mutation, rules
 from webhook.facts import Case, ClassSource, Cluster, Standing
 from webhook.patch import apply, value_at
+from webhook.shape import malformed
 from webhook.sidecar_container import without_gpu
 
 __all__ = ["Admission", "Case", "Standing", "Verdict"]
@@ -32,7 +33,8 @@ _STATUS: Final = {
     "priority-class-unknown": 503,
     **dict.fromkeys(
         (
-            "budget-exhausted", "device-refused", "host-pid", "node-name", "priority-class-not-allowed", "privileged",
+            "budget-exhausted", "capability", "device-mount", "device-refused", "env-from", "host-ipc", "host-path",
+            "host-pid", "node-name", "priority-class-not-allowed", "privileged", "proc-mount",
             "reserved-annotation", "reserved-container", "reserved-env", "reserved-finalizer", "reserved-gate",
             "reserved-label",
             "reserved-resource", "reserved-volume", "scheduler-name", "sharing-not-allowed", "not-as-admitted",
@@ -138,6 +140,12 @@ class Admission:
         if violations or request is None:
             return Verdict(violations=tuple(violations))
         return Verdict(warnings=_warnings(template, request, case, self._cluster) if _holds_gpus(request) else ())
+
+    def mutate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
+        """Return the patch for ephemeral containers that were added to a running pod; /validate judges them."""
+        if case.policy.mode != "enforce" or any(malformed(pod)) or not rules.is_gpu_pod(pod, case, self._cluster):
+            return Verdict()
+        return Verdict(mutation.patch_ephemeral(pod, old, self._cluster))
 
     def validate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
         """Return whether the ephemeral containers that were added to a running pod pass."""

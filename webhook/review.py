@@ -86,10 +86,13 @@ class Reviewer:
         self._case_of = case_of
 
     def mutate(self, body: bytes) -> Answer:
-        """Answer `/mutate`: a patch for a new pod, nothing for all else."""
+        """Answer `/mutate`: a patch for a new pod or its ephemeral containers, nothing for all else."""
         request, fault = parse(body)
         if fault is not None:
             return answer(request, Verdict(violations=(fault,)), 400)
+        if request.is_pod and request.operation == "UPDATE" and request.subresource == "ephemeralcontainers":
+            case = self._case_of(request.namespace)
+            return answer(request, self._admission.mutate_ephemeral(request.object, request.old, case))
         if not request.is_pod or request.operation != "CREATE" or request.subresource:
             return answer(request, Verdict())
         if request.forges_mirror:

@@ -27,13 +27,13 @@ from slicekeeper.request import (
     parse_pod,
     show,
 )
+from webhook import escapes, legacy_runtime
 from webhook.facts import Case, Cluster
-from webhook.mutation import DEFAULT_SCHEDULER, PRELOAD, VISIBLE_DEVICES
+from webhook.mutation import DEFAULT_SCHEDULER, PRELOAD
 from webhook.shape import malformed
 from webhook.sidecar_container import covers, is_ours
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
-_NO_DEVICES: Final = ("", "none", "void")
 _ANNOTATION_BYTES: Final = 256 * 1024
 """What the API server takes of an object's keys and values together."""
 _BINDING_BYTES: Final = 1024
@@ -68,8 +68,7 @@ def forged(pod: Mapping[str, Any]) -> Iterator[Violation]:
 
 def concerns(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
     """Whether a pod asks for GPUs, or carries a name that only GPU pods have."""
-    asked = cluster.ours if case.policy.nvidia_gpu == "ignored" else (*cluster.ours, *cluster.resources.devices)
-    if asks_for(pod, (*asked, cluster.resources.seat)):
+    if asks_for(pod, (*_asked(case, cluster), cluster.resources.seat)):
         return True
     metadata = as_map(pod.get("metadata"))
     return (
@@ -78,6 +77,15 @@ def concerns(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
         or _bears_gate(pod)
         or any(_is_written_by_us(key) for key in as_map(metadata.get("annotations")))
     )
+
+
+def is_gpu_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
+    """Whether a pod asks for GPUs that are ours, or metered."""
+    return asks_for(pod, _asked(case, cluster))
+
+
+def _asked(case: Case, cluster: Cluster) -> tuple[str, ...]:
+    return cluster.ours if case.policy.nvidia_gpu == "ignored" else (*cluster.ours, *cluster.resources.devices)
 
 
 def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[PodRequest | None, list[Violation]]:
@@ -96,6 +104,8 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[Pod
     violations += _reserved_gate(pod, request, case)
     violations += _containers(pod, request, case, cluster)
     if request.requests or request.whole_device_gpus:
+        violations += legacy_runtime.of_pod(pod)
+        violations += escapes.of_pod(as_map(pod.get("spec")), cluster.webhook, cluster.protected_paths)
         violations += _pod_fields(as_map(pod.get("spec")), request, case, cluster)
     return request, violations
 
@@ -109,8 +119,8 @@ def check_ephemeral(
     if violations:
         return
     there = {container_name(as_map(c)) for c in as_list(as_map(old.get("spec")).get("ephemeralContainers"))}
-    asked = (*cluster.ours, *(() if case.policy.nvidia_gpu == "ignored" else cluster.resources.devices))
-    on_gpu_pod = asks_for(pod, asked)
+    asked = _asked(case, cluster)
+    on_gpu_pod = is_gpu_pod(pod, case, cluster)
     for path, kind, container in containers(as_map(pod.get("spec"))):
         name = container_name(container)
         if kind != "ephemeral" or name in there:
@@ -121,8 +131,15 @@ def check_ephemeral(
                 "an ephemeral container cannot hold a GPU", f"{cluster.resources.core}: 50 in spec.containers[0]",
             )  # fmt: skip
         if on_gpu_pod:
-            yield from _privileged(path, name, container, cluster)
+            yield from escapes.of_container(path, name, container, cluster.webhook)
+            yield from legacy_runtime.of_container(path, name, container, None, cluster)
             yield from _env(path, name, container, None, preload=False)
+            if legacy_runtime.needs_void(container, None, cluster):
+                yield Violation(
+                    "not-as-admitted", name, f"{path}.env", show(container.get("env")),
+                    "an ephemeral container of a GPU pod must be as the mutating webhook makes it; it was bypassed",
+                    f"{{name: {legacy_runtime.VISIBLE_DEVICES}, value: {legacy_runtime.VOID}}}",
+                )  # fmt: skip
 
 
 def may_name_node(case: Case, cluster: Cluster) -> bool:
@@ -236,7 +253,8 @@ def _containers(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster
         seen.add(name)
         yield from _seat(path, name, container, cluster, allowed=seats and gpu is not None)
         if request.requests or request.whole_device_gpus:
-            yield from _privileged(path, name, container, cluster)
+            yield from escapes.of_container(path, name, container, cluster.webhook)
+            yield from legacy_runtime.of_container(path, name, container, gpu, cluster)
         if name in request.whole_device_gpus and case.policy.nvidia_gpu == "refused":
             for device, count in request.devices[name].items():
                 yield _device_refused(path, name, device, count, cluster)
@@ -287,23 +305,13 @@ def _seat(
         )  # fmt: skip
 
 
-def _privileged(path: str, name: str, container: Mapping[str, Any], cluster: Cluster) -> Iterator[Violation]:
-    if as_map(container.get("securityContext")).get("privileged") and not cluster.webhook.allow_privileged:
-        yield Violation(
-            "privileged", name, f"{path}.securityContext.privileged", "true",
-            "a privileged container sees all GPUs of its node, so no GPU pod may have one", "privileged: false",
-        )  # fmt: skip
-
-
 def _env(
     path: str, name: str, container: Mapping[str, Any], gpu: GpuRequest | None, *, preload: bool
 ) -> Iterator[Violation]:
     for index, entry in enumerate(as_list(container.get("env"))):
         variable = entry.get("name")
         where = f"{path}.env[{index}]"
-        if variable == VISIBLE_DEVICES:
-            yield from _visible_devices(where, name, entry, gpu)
-        elif variable == PRELOAD:
+        if variable == PRELOAD:
             indirect = entry.get("valueFrom")
             if preload and gpu is not None and gpu.is_fraction and indirect:
                 yield Violation(
@@ -317,21 +325,6 @@ def _env(
             )  # fmt: skip
 
 
-def _visible_devices(where: str, name: str, entry: Mapping[str, Any], gpu: GpuRequest | None) -> Iterator[Violation]:
-    if gpu is None:
-        if entry.get("value") in _NO_DEVICES and not entry.get("valueFrom"):
-            return
-        example = f"value: void, or no {VISIBLE_DEVICES}"
-        rule = "in a container that asks for no GPU the variable would show it other containers' GPUs"
-    else:
-        field = f"metadata.annotations['{names.gpu_annotation(gpu.container)}']"
-        if not entry.get("value") and covers(entry.get("valueFrom"), {"fieldRef": {"fieldPath": field}}):
-            return
-        example = f"no {VISIBLE_DEVICES}"
-        rule = "the variable is reserved; the webhook sets it to the GPUs that the scheduler chooses"
-    yield Violation("reserved-env", name, where, show(entry.get("valueFrom") or entry.get("value")), rule, example)
-
-
 def _sidecar(
     path: str, kind: str, container: Mapping[str, Any], case: Case, cluster: Cluster, *, holds_gpu: bool
 ) -> Iterator[Violation]:
@@ -342,7 +335,7 @@ def _sidecar(
         for entry in as_list(container.get("env"))
         if entry["name"].startswith(names.ENV_PREFIX) and entry["name"] not in known
     ]
-    if kind != "sidecar" or holds_gpu or strange or not is_ours(container, ours):
+    if kind != "sidecar" or holds_gpu or strange or container.get("envFrom") or not is_ours(container, ours):
         yield Violation(
             "reserved-container", names.SIDECAR, path, show(strange[0] if strange else container),
             "the name is reserved; the webhook adds this container itself, and here it is another one",
@@ -368,11 +361,6 @@ def _pod_fields(spec: Mapping[str, Any], request: PodRequest, case: Case, cluste
         yield Violation(
             "os-windows", "", "spec.os.name", show("windows"),
             "shares of GPUs, their meter and their limiter are there for Linux alone", "no spec.os",
-        )  # fmt: skip
-    if spec.get("hostPID") and not webhook.allow_host_pid:
-        yield Violation(
-            "host-pid", "", "spec.hostPID", show(spec["hostPID"]),
-            "a GPU pod in the node's process namespace could reach other pods' GPU processes", "hostPID: false",
         )  # fmt: skip
     if policy.reserves:
         yield from _deadline(spec)

@@ -19,9 +19,12 @@ _EXAMPLE: Final = {dict: "{}", list: "[]", str: "text", bool: "false", int: "360
 _METADATA: Final = (("labels", dict), ("annotations", dict), ("finalizers", list))
 _SPEC: Final = (
     ("volumes", list), ("priorityClassName", str), ("schedulerName", str), ("nodeName", str), ("hostPID", bool),
-    ("schedulingGates", list), ("activeDeadlineSeconds", int),
+    ("hostIPC", bool), ("schedulingGates", list), ("activeDeadlineSeconds", int),
 )  # fmt: skip
-_CONTAINER: Final = (("name", str), ("env", list), ("resources", dict), ("securityContext", dict), ("command", list))
+_CONTAINER: Final = (
+    ("name", str), ("env", list), ("envFrom", list), ("resources", dict), ("securityContext", dict),
+    ("volumeMounts", list), ("command", list),
+)  # fmt: skip
 _CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 
 
@@ -52,7 +55,7 @@ def _container(container: Mapping[str, Any], path: str) -> Iterator[Violation]:
         yield from _fields(resources, f"{path}.resources.", (("limits", dict), ("requests", dict)))
     context = container.get("securityContext")
     if isinstance(context, dict):
-        yield from _fields(context, f"{path}.securityContext.", (("privileged", bool),))
+        yield from _fields(context, f"{path}.securityContext.", (("privileged", bool), ("capabilities", dict)))
     env = container.get("env")
     if isinstance(env, list):
         for index, entry in enumerate(env):

@@ -15,10 +15,12 @@ from slicekeeper.settings import Settings
 from webhook import app
 from webhook.app import make_shell
 from webhook.classes import SettingsClasses
+from webhook.patch import apply
 from webhook.policy import Admission, Case, Standing
 from webhook.review import Reviewer
 
 SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
+VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 BODY_LIMIT = 16 << 20
 
 
@@ -200,18 +202,42 @@ def test_a_template_over_budget_is_allowed_with_a_warning() -> None:
         ({"name": "d", "resources": {"requests": {"nvidia.com/gpu": 1}}}, "gpu-in-ephemeral-container"),
         ({"name": "d", "securityContext": {"privileged": True}}, "privileged"),
         ({"name": "d", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}, "reserved-env"),
+        ({"name": "d", "env": [VOID, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}, "reserved-env"),
+        ({"name": "d", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"x": {}}}]}, "reserved-env"),
+        ({"name": "d", "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}, "capability"),
+        ({"name": "d", "volumeMounts": [{"name": "v", "mountPath": "/run/nvidia-container-devices/all"}]}, "device-mount"),
         ({"name": "d"}, ""),
+        ({"name": "d", "env": [{"name": "A", "value": "b"}], "envFrom": [{"configMapRef": {"name": "c"}}]}, ""),
+        ({"name": "d", "env": [VOID]}, ""),
     ],
 )
 def test_an_ephemeral_container_does_not_reach_the_pods_gpus(added: dict[str, Any], code: str) -> None:
     old = pod(nodeName="node-1", ephemeralContainers=[{"name": "was", "securityContext": {"privileged": True}}])
     new = {**old, "spec": {**old["spec"], "ephemeralContainers": [*old["spec"]["ephemeralContainers"], added]}}
     whole = review(new, operation="UPDATE", subResource="ephemeralcontainers", oldObject=old)
-    assert respond(client(), "/mutate", whole) == {"uid": "u-1", "allowed": True}
+    mutated = respond(client(), "/mutate", whole)
+    assert mutated["allowed"]
+    patched = new
+    if "patch" in mutated:
+        bare = respond(client(), "/validate", whole)
+        assert not bare["allowed"], "where the first webhook was away"
+        patched = apply(new, orjson.loads(b64decode(mutated["patch"])))
+        assert patched["spec"]["ephemeralContainers"][1]["env"][-1] == VOID
+        assert patched["spec"]["ephemeralContainers"][0] == old["spec"]["ephemeralContainers"][0]
+    whole = review(patched, operation="UPDATE", subResource="ephemeralcontainers", oldObject=old)
+    assert "patch" not in respond(client(), "/mutate", whole)
     response = respond(client(), "/validate", whole)
     assert response["allowed"] is not bool(code)
     if code:
         assert response["status"]["details"]["causes"][0]["reason"] == code
+
+
+def test_ephemeral_containers_of_a_pod_without_gpus_are_left_alone() -> None:
+    old: dict[str, Any] = {"metadata": {}, "spec": {"containers": [{"name": "a"}]}}
+    new = {**old, "spec": {**old["spec"], "ephemeralContainers": [{"name": "d"}]}}
+    for path in ("/mutate", "/validate"):
+        asked = review(new, operation="UPDATE", subResource="ephemeralcontainers", oldObject=old)
+        assert respond(client(), path, asked) == {"uid": "u-1", "allowed": True}
 
 
 HOSTILE: list[tuple[str, bytes, str]] = [

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways out of a GPU pod that reach other pods' seats and GPUs: capabilities, folders and namespaces of the node.
+
+Not a substitute for Pod Security, whose level `baseline` forbids all of it for all pods. This is what would get round
+a budget, in clusters and namespaces that enforce no level. Each rule has a setting that allows what it refuses.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from slicekeeper.errors import Violation
+from slicekeeper.request import as_list, as_map, show
+from slicekeeper.settings import NodeAgentSettings, WebhookSettings
+
+_CAPABILITIES: Final = frozenset(
+    (
+        "ALL", "BPF", "DAC_READ_SEARCH", "MAC_ADMIN", "MAC_OVERRIDE", "PERFMON", "SYS_ADMIN", "SYS_BOOT", "SYS_MODULE",
+        "SYS_RAWIO", "SYS_TIME",
+    )
+)  # fmt: skip
+"""By which a process leaves its container, or changes the clock that pods are charged by.
+
+Those that only reach the pod itself are not here: debuggers need SYS_PTRACE, RDMA needs IPC_LOCK.
+"""
+
+_PATHS: Final = (
+    "/run/slicekeeper", "/dev/kmem", "/dev/mem", "/dev/nvidia*", "/etc/cdi", "/etc/kubernetes", "/etc/ld.so.preload",
+    "/etc/nvidia-container-runtime", "/proc", "/run/cdi", "/run/containerd", "/run/crio", "/run/docker*",
+    "/run/nvidia*", "/sys/fs", "/sys/kernel", "/var/lib/containerd", "/var/lib/containers",
+    "/var/lib/docker", "/var/lib/kubelet", "/var/lib/slicekeeper",
+)  # fmt: skip
+"""Seats, GPUs, CDI specs, and the runtime and kubelet that hand them out. A star stands for the rest of a name."""
+
+
+def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
+    """Return the node's paths that no GPU pod may mount, with those that the node agent is told to use."""
+    own = (agent.plugin_dir, agent.pod_resources_socket, agent.cdi_dir, agent.state_dir, agent.run_dir)
+    return tuple(dict.fromkeys((*_PATHS, *(canonical(path) for path in own if path))))
+
+
+def of_pod(spec: Mapping[str, Any], webhook: WebhookSettings, protected: tuple[str, ...]) -> Iterator[Violation]:
+    """Yield the namespaces and folders of the node that a pod reaches for."""
+    if spec.get("hostPID") and not webhook.allow_host_pid:
+        yield Violation(
+            "host-pid", "", "spec.hostPID", show(spec["hostPID"]),
+            "a GPU pod in the node's process namespace could reach other pods' GPU processes", "hostPID: false",
+        )  # fmt: skip
+    if spec.get("hostIPC") and not webhook.allow_host_ipc:
+        yield Violation(
+            "host-ipc", "", "spec.hostIPC", show(spec["hostIPC"]),
+            "a GPU pod in the node's IPC namespace could reach other pods' GPU memory", "hostIPC: false",
+        )  # fmt: skip
+    for index, volume in enumerate(as_list(spec.get("volumes"))):
+        path = as_map(as_map(volume).get("hostPath")).get("path")
+        if not isinstance(path, str):
+            continue
+        reached = reaches(path, protected)
+        if reached and not _is_below_any(canonical(path), webhook.allow_host_paths):
+            yield Violation(
+                "host-path", "", f"spec.volumes[{index}].hostPath.path", show(path),
+                f"a GPU pod that mounts it could reach {reached} of the node, and with it other pods' GPUs",
+                "a folder of data, such as path: /data",
+            )  # fmt: skip
+
+
+def of_container(path: str, name: str, container: Mapping[str, Any], webhook: WebhookSettings) -> Iterator[Violation]:
+    """Yield what lets a container out of itself."""
+    context = as_map(container.get("securityContext"))
+    if context.get("privileged") and not webhook.allow_privileged:
+        yield Violation(
+            "privileged", name, f"{path}.securityContext.privileged", "true",
+            "a privileged container sees all GPUs of its node, so no GPU pod may have one", "privileged: false",
+        )  # fmt: skip
+    allowed = {_bare(capability) for capability in webhook.allow_capabilities}
+    added = as_list(as_map(context.get("capabilities")).get("add"))
+    for index, capability in enumerate(added):
+        if isinstance(capability, str) and _bare(capability) in _CAPABILITIES - allowed:
+            yield Violation(
+                "capability", name, f"{path}.securityContext.capabilities.add[{index}]", show(capability),
+                "with it a container gets out of its limits, to other pods' GPUs or to the clock they are charged by, "
+                "so no GPU pod may have it", "add: [IPC_LOCK]",
+            )  # fmt: skip
+    proc = context.get("procMount")
+    if proc not in (None, "", "Default") and not webhook.allow_proc_mount:
+        yield Violation(
+            "proc-mount", name, f"{path}.securityContext.procMount", show(proc),
+            "a GPU pod sees /proc as the runtime masks it", "procMount: Default",
+        )  # fmt: skip
+
+
+def canonical(path: str) -> str:
+    """Return a path as the node resolves it: without doubled slashes and dots, `/var/run` as the `/run` that it is."""
+    plain = posixpath.normpath("/" + path.strip().lstrip("/"))
+    return plain.removeprefix("/var") if plain == "/var/run" or plain.startswith("/var/run/") else plain
+
+
+def reaches(path: str, protected: tuple[str, ...]) -> str:
+    """Return the first protected path that lies at, above or below a path; empty if it reaches none."""
+    mine = canonical(path)
+    above = mine.rstrip("/") + "/"
+    for one in protected:
+        if one.endswith("*"):
+            if mine.startswith(one[:-1]) or one.startswith(above):
+                return one
+        elif mine == one or mine.startswith(one + "/") or one.startswith(above):
+            return one
+    return ""
+
+
+def _is_below_any(path: str, allowed: tuple[str, ...]) -> bool:
+    return any(path == one or path.startswith(one.rstrip("/") + "/") for one in map(canonical, allowed))
+
+
+def _bare(capability: str) -> str:
+    return capability.strip().upper().removeprefix("CAP_")

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NVIDIA's container runtime gives GPUs for outside CDI: a variable, a mount, an annotation.
+
+That runtime hands every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` says `all`, whoever wrote it: the
+pod, a ConfigMap by `envFrom`, or the image (NVIDIA's base images do). A variable in the container's own `env` wins over
+both, so each container that holds no GPU gets `void` there. Only a container that holds GPUs of NVIDIA's plugin gets
+none: it would take the place of the plugin's own value.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.devices import is_named
+from slicekeeper.errors import Violation
+from slicekeeper.request import GpuRequest, annotations_of, as_list, as_map, is_zero, show
+from webhook.facts import Cluster
+from webhook.sidecar_container import covers
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+VOID: Final = "void"
+
+_NO_DEVICES: Final = ("", "none", VOID)
+_OTHER_VARIABLES: Final = (
+    "DOCKER_RESOURCE_GPU", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_NVSWITCH",
+)  # fmt: skip
+"""By which the runtime gives devices too. NVIDIA_DRIVER_CAPABILITIES gives none by itself."""
+
+_MOUNTS: Final = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
+_PLUGINS: Final = "nvidia.com/"
+_RUNTIME_ANNOTATIONS: Final = ("io.kubernetes.cri-o.Devices",)
+
+
+def holds_device(container: Mapping[str, Any], cluster: Cluster) -> bool:
+    """Whether a container gets GPUs of NVIDIA's plugin, those that the settings do not name included."""
+    declared = as_map(container.get("resources"))
+    amounts = {**as_map(declared.get("requests")), **as_map(declared.get("limits"))}
+    return any(
+        (name.startswith(_PLUGINS) or is_named(name, cluster.resources.devices)) and not is_zero(amount)
+        for name, amount in amounts.items()
+    )
+
+
+def needs_void(container: Mapping[str, Any], gpu: GpuRequest | None, cluster: Cluster) -> bool:
+    """Whether `void` is missing in a container that holds no GPU."""
+    if gpu is not None or holds_device(container, cluster):
+        return False
+    return not any(as_map(entry).get("name") == VISIBLE_DEVICES for entry in as_list(container.get("env")))
+
+
+def of_pod(pod: Mapping[str, Any]) -> Iterator[Violation]:
+    """Yield annotations that a runtime takes for devices."""
+    for key, value in annotations_of(pod).items():
+        domain = key.rpartition("/")[0]
+        if domain == "cdi.k8s.io" or domain.endswith(".cdi.k8s.io") or key in _RUNTIME_ANNOTATIONS:
+            yield Violation(
+                "reserved-annotation", "", f"metadata.annotations[{key}]", show(value),
+                "container runtimes take the annotation for devices; a GPU pod gets those that it asked for",
+                "no such annotation",
+            )  # fmt: skip
+
+
+def of_container(
+    path: str, name: str, container: Mapping[str, Any], gpu: GpuRequest | None, cluster: Cluster
+) -> Iterator[Violation]:
+    """Yield what would show a container other GPUs than it holds."""
+    held = gpu is None and holds_device(container, cluster)
+    for index, entry in enumerate(as_list(container.get("env"))):
+        where = f"{path}.env[{index}]"
+        if entry.get("name") == VISIBLE_DEVICES:
+            yield from _visible_devices(where, name, entry, gpu, held=held)
+        elif entry.get("name") in _OTHER_VARIABLES and (entry.get("value") or entry.get("valueFrom")):
+            yield Violation(
+                "reserved-env", name, where, show(entry["name"]),
+                "NVIDIA's runtime gives devices for the variable; a GPU pod gets those that it asked for",
+                "no such variable",
+            )  # fmt: skip
+    for index, mount in enumerate(as_list(container.get("volumeMounts"))):
+        target = as_map(mount).get("mountPath")
+        if isinstance(target, str) and _is_device(target):
+            yield Violation(
+                "device-mount", name, f"{path}.volumeMounts[{index}].mountPath", show(target),
+                "NVIDIA's runtime takes a mount there for a GPU; a GPU pod gets those that it asked for",
+                "mountPath: /data",
+            )  # fmt: skip
+    if held and not cluster.webhook.allow_env_from:
+        yield from _env_from(path, name, container)
+
+
+def _is_device(target: str) -> bool:
+    plain = posixpath.normpath("/" + target.strip().lstrip("/"))
+    return any(plain == root or plain.startswith(root + "/") for root in _MOUNTS)
+
+
+def _visible_devices(
+    where: str, name: str, entry: Mapping[str, Any], gpu: GpuRequest | None, *, held: bool
+) -> Iterator[Violation]:
+    if gpu is None:
+        if (entry.get("value") or "") in _NO_DEVICES and not entry.get("valueFrom"):
+            return
+        example = f"no {VISIBLE_DEVICES}" if held else f"value: {VOID}, or no {VISIBLE_DEVICES}"
+        rule = (
+            "NVIDIA's plugin sets the variable to the GPUs that the container holds, and another value would show it "
+            "other pods' GPUs"
+            if held
+            else "in a container that asks for no GPU the variable would show it other containers' GPUs"
+        )
+    else:
+        field = f"metadata.annotations['{names.gpu_annotation(gpu.container)}']"
+        if not entry.get("value") and covers(entry.get("valueFrom"), {"fieldRef": {"fieldPath": field}}):
+            return
+        example = f"no {VISIBLE_DEVICES}"
+        rule = "the variable is reserved; the webhook sets it to the GPUs that the scheduler chooses"
+    yield Violation("reserved-env", name, where, show(entry.get("valueFrom") or entry.get("value")), rule, example)
+
+
+def _env_from(path: str, name: str, container: Mapping[str, Any]) -> Iterator[Violation]:
+    """Check the sources of a container whose own `env` may not set the variable: they win over the plugin's value."""
+    for index, source in enumerate(as_list(container.get("envFrom"))):
+        prefix = as_map(source).get("prefix") or ""
+        if VISIBLE_DEVICES.startswith(str(prefix)):
+            yield Violation(
+                "env-from", name, f"{path}.envFrom[{index}]", show(source),
+                f"it may set {VISIBLE_DEVICES}, which wins over the GPUs that NVIDIA's plugin has given the container; "
+                "take the variables one by one under env, or with a prefix", "prefix: APP_",
+            )  # fmt: skip
