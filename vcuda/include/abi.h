@@ -38,6 +38,10 @@ struct vc_policy {
   uint8_t uuid[16];
   _Atomic uint32_t settling;      /* after a restart: who held memory has not all come back */
   _Atomic uint64_t context_bytes; /* what a context takes on this GPU */
+  /* Bytes that the process in that slot has let go of while others could hold them, and that the
+   * driver does not hold any more. A new serial is a new word. */
+  _Atomic uint32_t release_serial, release_slot;
+  _Atomic uint64_t release_bytes;
 };
 
 /* One process of a seat. Its bytes are the sum of charged and pending, so that wiping a dead
@@ -54,6 +58,8 @@ struct vc_slot {
   _Atomic uint64_t launches;
   _Atomic uint32_t beat;    /* counts while the process is not stopped */
   _Atomic uint64_t unit_ns; /* how long one launch of this process takes on the GPU */
+  _Atomic uint64_t exported; /* of charged: what other processes may hold as well */
+  _Atomic uint64_t let_go;   /* of exported: what this process does not hold any more */
 };
 
 struct vc_usage {

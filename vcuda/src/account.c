@@ -21,6 +21,9 @@ static struct vc_lock guard;
 static uint64_t mine;  /* what this process holds; the slot's copy can be garbled by the tenant */
 static uint64_t small; /* bytes of requests below SMALL */
 
+static uint64_t exported, let_go; /* parts of mine, see abi.h */
+static uint32_t released;         /* the last serial that was acted upon */
+
 struct sum {
   uint64_t charged, pending;
 };
@@ -137,29 +140,80 @@ bool vc_take(uint64_t bytes) {
   return ok;
 }
 
+/* What a request of so many bytes takes from the counter, and gives back to it. */
+static uint64_t part_of(uint64_t bytes) {
+  if (bytes >= SMALL) return vc_granules(bytes);
+  uint64_t rounded = (bytes + 511) / 512 * 512;
+  if (rounded > small) rounded = small;
+  uint64_t shrink = vc_granules(small) - vc_granules(small - rounded);
+  small -= rounded;
+  return shrink;
+}
+
 void vc_give(uint64_t bytes) {
   if (bytes >= SMALL) {
     vc_unreserve(vc_granules(bytes));
     return;
   }
-  uint64_t rounded = (bytes + 511) / 512 * 512;
   vc_lock(&guard);
-  if (rounded > small) rounded = small;
-  uint64_t shrink = vc_granules(small) - vc_granules(small - rounded);
-  small -= rounded;
-  if (shrink) release_locked(shrink);
+  release_locked(part_of(bytes));
+  vc_unlock(&guard);
+}
+
+/* With the guard held. */
+static void show_exported(void) {
+  struct vc_slot *slot = atomic_load(&vc_seat.slot);
+  if (!slot) return;
+  atomic_store(&slot->exported, exported);
+  atomic_store(&slot->let_go, let_go);
+}
+
+void vc_export(uint64_t bytes) {
+  vc_lock(&guard);
+  exported += bytes < SMALL ? 0 : vc_granules(bytes);
+  show_exported();
+  vc_unlock(&guard);
+}
+
+void vc_let_go(uint64_t bytes) {
+  vc_lock(&guard);
+  uint64_t part = part_of(bytes);
+  if (bytes < SMALL) exported += part;
+  let_go += part;
+  show_exported();
+  vc_unlock(&guard);
+}
+
+void vc_account_tend(void) {
+  const struct vc_policy *policy = atomic_load(&vc_seat.policy);
+  const struct vc_slot *slot = atomic_load(&vc_seat.slot);
+  uint32_t serial = atomic_load(&policy->release_serial);
+  if (!let_go || !slot || serial == released) return;
+  vc_lock(&guard);
+  released = serial;
+  if (atomic_load(&policy->release_slot) == (uint32_t)(slot - vc_seat.usage->slot)) {
+    uint64_t bytes = atomic_load(&policy->release_bytes);
+    if (bytes > let_go) bytes = let_go;
+    let_go -= bytes;
+    exported -= bytes;
+    release_locked(bytes);
+    show_exported();
+  }
   vc_unlock(&guard);
 }
 
 void vc_account_move(struct vc_slot *slot) {
   vc_lock(&guard);
   atomic_store(&slot->charged, mine);
+  atomic_store(&slot->exported, exported);
+  atomic_store(&slot->let_go, let_go);
+  released = atomic_load(&vc_seat.policy->release_serial);
   atomic_store(&vc_seat.slot, slot);
   vc_unlock(&guard);
 }
 
 void vc_account_reset(void) {
   atomic_store(&guard.word, 0);
-  mine = small = 0;
+  mine = small = exported = let_go = 0;
   atomic_store(&vc_seat.slot, NULL);
 }

@@ -13,6 +13,12 @@ void vc_book(uint64_t bytes);
 /* The same for one request of a program: small ones share granules, as in the driver. */
 bool vc_take(uint64_t bytes);
 void vc_give(uint64_t bytes);
+/* Charged bytes that other processes can take hold of from now on; then, given back here, they stay
+ * charged until the arbiter has seen that the driver does not hold them either. */
+void vc_export(uint64_t bytes);
+void vc_let_go(uint64_t bytes);
+/* Look for the arbiter's word on what was let go of. */
+void vc_account_tend(void);
 /* What the container's processes hold together, and what they may hold. */
 uint64_t vc_held(void);
 uint64_t vc_cap(void);

@@ -1,13 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays and mipmaps: format x channels x extent. */
+/* Arrays and mipmaps: format x channels x extent, as they lie in memory. */
 #include "account.h"
 #include "memory.h"
 #include "connection.h"
 
-/* Bytes of one texel for all channels; block-compressed and planar formats by their upper bound. */
-static uint64_t texel(CUarray_format format, unsigned channels) {
+#define GOB_WIDTH 64u /* bytes */
+#define GOB_HEIGHT 8u /* rows */
+#define GOBS_MAX 16u  /* one above the other in a block */
+
+/* Bytes of one element, and of how many texels in each direction it is made. Formats that do not
+ * say how they lie in memory are taken by their upper bound. */
+static uint64_t element(CUarray_format format, unsigned channels, unsigned *side) {
+  static const uint8_t unit[] = {1, 2, 4, 2, 4, 8}; /* 8 and 16 bits by 1, 2, 4 channels */
   unsigned number = (unsigned)format;
+  *side = 1;
   if (!channels) channels = 1;
+  if (number >= CU_AD_FORMAT_BC1_UNORM && number <= CU_AD_FORMAT_BC7_UNORM_SRGB) {
+    *side = 4;
+    return number <= CU_AD_FORMAT_BC1_UNORM_SRGB || number == CU_AD_FORMAT_BC4_UNORM ||
+                   number == CU_AD_FORMAT_BC4_SNORM
+               ? 8
+               : 16;
+  }
+  if (number >= CU_AD_FORMAT_UNORM_INT8X1 && number <= CU_AD_FORMAT_SNORM_INT16X4)
+    return unit[(number - CU_AD_FORMAT_UNORM_INT8X1) % 6];
   switch (number) {
   case CU_AD_FORMAT_UNSIGNED_INT8:
   case CU_AD_FORMAT_SIGNED_INT8:
@@ -18,13 +34,23 @@ static uint64_t texel(CUarray_format format, unsigned channels) {
     return 2ull * channels;
   case CU_AD_FORMAT_NV12:
     return 2;
-  default:
-    return number >= 0x90 ? 16 : 4ull * channels;
+  case CU_AD_FORMAT_UNSIGNED_INT32:
+  case CU_AD_FORMAT_SIGNED_INT32:
+  case CU_AD_FORMAT_FLOAT:
+    return 4ull * channels;
+  case 0x50: /* 10, 10, 10 and 2 bits */
+    return 4;
+  default: /* video: no more than three planes of 16 bits */
+    return 8;
   }
 }
 
 static uint64_t product(uint64_t a, uint64_t b) {
   return b && a > UINT64_MAX / b ? UINT64_MAX : a * b;
+}
+
+static uint64_t up(uint64_t n, uint64_t unit) {
+  return n > UINT64_MAX - unit ? UINT64_MAX : (n + unit - 1) / unit * unit;
 }
 
 static uint64_t or_one(uint64_t n) {
@@ -36,57 +62,63 @@ static bool backed(unsigned flags) {
   return !(flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING));
 }
 
+/* An array lies in blocks of 64 bytes by 8 rows, up to 16 of them one above the other: rows and
+ * columns are filled up to whole blocks. */
 static uint64_t extent(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-  uint64_t plane = product(or_one(d->Width), or_one(d->Height));
-  return product(product(plane, or_one(d->Depth)), texel(d->Format, d->NumChannels));
-}
-
-static bool begin(uint64_t bytes) {
-  return vc_memory_begin(vc_granules(bytes));
+  unsigned side;
+  uint64_t bytes = element(d->Format, d->NumChannels, &side), rows = GOB_HEIGHT;
+  uint64_t width = up(or_one(d->Width), side) / side, height = up(or_one(d->Height), side) / side;
+  while (rows < height && rows < GOB_HEIGHT * GOBS_MAX) rows *= 2;
+  if (d->Height) height = up(height, rows);
+  uint64_t plane = product(up(product(width, bytes), GOB_WIDTH), height);
+  return product(plane, or_one(d->Depth));
 }
 
 static CUresult end(CUresult r, void *handle, uint64_t bytes) {
-  return vc_memory_end(r, VC_ARRAY, (uint64_t)(uintptr_t)handle, vc_granules(bytes));
+  return vc_memory_end(r, VC_ARRAY, (uint64_t)(uintptr_t)handle, bytes);
 }
 
 VC_HOOK(cuArrayCreate_v2, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR *d)) {
-  uint64_t plane = product(or_one(d->Width), or_one(d->Height));
-  uint64_t bytes = product(plane, texel(d->Format, d->NumChannels));
-  if (!begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!out || !d) return VC_CALL(cuArrayCreate_v2)(out, d);
+  CUDA_ARRAY3D_DESCRIPTOR flat = {d->Width, d->Height, 0, d->Format, d->NumChannels, 0};
+  uint64_t bytes = extent(&flat);
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuArrayCreate_v2)(out, d);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuArrayCreate, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR_v1 *d)) {
-  uint64_t plane = product(or_one(d->Width), or_one(d->Height));
-  uint64_t bytes = product(plane, texel(d->Format, d->NumChannels));
-  if (!begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!out || !d) return VC_CALL(cuArrayCreate)(out, d);
+  CUDA_ARRAY3D_DESCRIPTOR flat = {d->Width, d->Height, 0, d->Format, d->NumChannels, 0};
+  uint64_t bytes = extent(&flat);
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuArrayCreate)(out, d);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuArray3DCreate_v2, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR *d)) {
-  if (!backed(d->Flags)) return VC_CALL(cuArray3DCreate_v2)(out, d);
+  if (!out || !d || !backed(d->Flags)) return VC_CALL(cuArray3DCreate_v2)(out, d);
   uint64_t bytes = extent(d);
-  if (!begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuArray3DCreate_v2)(out, d);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuArray3DCreate, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)) {
+  if (!out || !d) return VC_CALL(cuArray3DCreate)(out, d);
   CUDA_ARRAY3D_DESCRIPTOR wide = {d->Width,  d->Height,      d->Depth,
                                   d->Format, d->NumChannels, d->Flags};
   uint64_t bytes = extent(&wide);
-  if (!begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuArray3DCreate)(out, d);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }
 
 VC_HOOK(cuMipmappedArrayCreate,
         (CUmipmappedArray * out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)) {
-  CUDA_ARRAY3D_DESCRIPTOR level = *d;
   uint64_t bytes = 0;
-  if (!backed(d->Flags)) return VC_CALL(cuMipmappedArrayCreate)(out, d, levels);
+  if (!out || !d || !backed(d->Flags)) return VC_CALL(cuMipmappedArrayCreate)(out, d, levels);
+  CUDA_ARRAY3D_DESCRIPTOR level = *d;
   for (unsigned i = 0; i < levels && i < 64; i++) {
     uint64_t one = extent(&level);
     bytes = bytes > UINT64_MAX - one ? UINT64_MAX : bytes + one;
@@ -94,7 +126,7 @@ VC_HOOK(cuMipmappedArrayCreate,
     level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
     level.Depth = level.Depth > 1 ? level.Depth / 2 : level.Depth;
   }
-  if (!begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMipmappedArrayCreate)(out, d, levels);
   return end(r, r == CUDA_SUCCESS ? *out : NULL, bytes);
 }

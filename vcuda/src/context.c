@@ -2,6 +2,7 @@
 /* Contexts, synchronising calls and stream capture. */
 #include "launch.h"
 #include "memory.h"
+#include "overhead.h"
 #include "pool.h"
 #include "connection.h"
 
@@ -20,26 +21,41 @@ static CUresult admit(CUdevice device) {
                                                                      : CUDA_SUCCESS;
 }
 
+#define CREATE(device, call, out)                                                                  \
+  uint64_t bytes_;                                                                                 \
+  CUresult r_ = admit(device);                                                                     \
+  if (r_ != CUDA_SUCCESS) return r_;                                                               \
+  if (!vc_context_begin(&bytes_)) return CUDA_ERROR_OUT_OF_MEMORY;                                 \
+  r_ = (call);                                                                                     \
+  vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, bytes_);                                  \
+  return r_
+
 VC_HOOK(cuCtxCreate, (CUcontext * out, unsigned flags, CUdevice device)) {
-  CUresult r = admit(device);
-  return r == CUDA_SUCCESS ? VC_CALL(cuCtxCreate)(out, flags, device) : r;
+  CREATE(device, VC_CALL(cuCtxCreate)(out, flags, device), out);
 }
 VC_HOOK(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device)) {
-  CUresult r = admit(device);
-  return r == CUDA_SUCCESS ? VC_CALL(cuCtxCreate_v2)(out, flags, device) : r;
+  CREATE(device, VC_CALL(cuCtxCreate_v2)(out, flags, device), out);
 }
 VC_HOOK(cuCtxCreate_v3,
         (CUcontext * out, CUexecAffinityParam *p, int count, unsigned flags, CUdevice device)) {
-  CUresult r = admit(device);
-  return r == CUDA_SUCCESS ? VC_CALL(cuCtxCreate_v3)(out, p, count, flags, device) : r;
+  CREATE(device, VC_CALL(cuCtxCreate_v3)(out, p, count, flags, device), out);
 }
 VC_HOOK(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, CUdevice device)) {
-  CUresult r = admit(device);
-  return r == CUDA_SUCCESS ? VC_CALL(cuCtxCreate_v4)(out, p, flags, device) : r;
+  CREATE(device, VC_CALL(cuCtxCreate_v4)(out, p, flags, device), out);
 }
+
+static bool active(CUdevice device) {
+  unsigned flags;
+  int is = 0;
+  return VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &is) == CUDA_SUCCESS && is;
+}
+
 VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
-  CUresult r = admit(device);
-  return r == CUDA_SUCCESS ? VC_CALL(cuDevicePrimaryCtxRetain)(out, device) : r;
+  if (active(device)) {
+    CUresult r = admit(device);
+    return r == CUDA_SUCCESS ? VC_CALL(cuDevicePrimaryCtxRetain)(out, device) : r;
+  }
+  CREATE(device, VC_CALL(cuDevicePrimaryCtxRetain)(out, device), out);
 }
 
 VC_HOOK(cuGreenCtxCreate,
@@ -64,18 +80,18 @@ VC_HOOK(cuCtxDestroy, (CUcontext context)) {
   return r;
 }
 
-/* A primary context ends with its last release; only the driver counts those. */
+/* A primary context ends with its last release; only the driver counts those. A reset one that is
+ * still retained is made again. */
 static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset) {
   CUcontext context = NULL;
-  unsigned flags;
-  int active = 0;
-  bool known = VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS &&
-               active && VC_CALL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS;
+  bool known = active(device) &&
+               VC_CALL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS;
   if (known) VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
   CUresult r = real(device);
-  active = 0;
-  VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &active);
-  if (known && r == CUDA_SUCCESS && (reset || !active)) forget(context);
+  if (!known || r != CUDA_SUCCESS) return r;
+  bool again = active(device);
+  if (reset || !again) forget(context);
+  if (reset && again) vc_context_again(context);
   return r;
 }
 

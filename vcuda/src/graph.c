@@ -4,48 +4,131 @@
  * nodes allocate is reserved by the driver when the graph first runs and stays until it is trimmed:
  * it is taken from the cap before, and settled by the device's attribute after.
  */
-#include "account.h"
 #include "launch.h"
 #include "memory.h"
 #include "connection.h"
+#include "meter.h"
+#include "pool.h"
 
 #include <stdlib.h>
 
-#define DEPTH 16 /* of child graphs */
+static struct vc_meter meter;
+static _Atomic uint32_t trims;
 
-static struct vc_lock guard;
-static uint64_t charged;
-static uint32_t trims;
+/* ---- what a graph's nodes will take, its child graphs' too, however deep they lie ---- */
 
-static uint64_t sum_nodes(CUgraph graph, int depth) {
+struct graphs {
+  CUgraph *list;
+  size_t count, room;
+};
+
+static bool push(struct graphs *g, CUgraph graph) {
+  if (g->count == g->room) {
+    CUgraph *more = realloc(g->list, (g->room = g->room ? 2 * g->room : 16) * sizeof *more);
+    if (!more) return false;
+    g->list = more;
+  }
+  g->list[g->count++] = graph;
+  return true;
+}
+
+static uint64_t bytes_of(CUgraphNode node, struct graphs *children, bool *ok) {
+  CUgraphNodeType type;
+  CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+  CUgraph child;
+  if (VC_CALL(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS) return 0;
+  if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+      VC_CALL(cuGraphMemAllocNodeGetParams)(node, &alloc) == CUDA_SUCCESS)
+    return vc_granules(alloc.bytesize);
+  if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+      VC_CALL(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS)
+    *ok &= push(children, child);
+  return 0;
+}
+
+static uint64_t sum_of(CUgraph graph, struct graphs *children, bool *ok) {
   size_t count = 0;
   uint64_t bytes = 0;
-  if (depth > DEPTH || VC_CALL(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || !count)
-    return 0;
+  if (VC_CALL(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || !count) return 0;
   CUgraphNode *nodes = calloc(count, sizeof *nodes);
+  *ok &= nodes != NULL;
   if (!nodes || VC_CALL(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS) count = 0;
   for (size_t i = 0; i < count; i++) {
-    CUgraphNodeType type;
-    CUDA_MEM_ALLOC_NODE_PARAMS alloc;
-    CUgraph child;
-    if (VC_CALL(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS) continue;
-    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-        VC_CALL(cuGraphMemAllocNodeGetParams)(nodes[i], &alloc) == CUDA_SUCCESS)
-      bytes += vc_granules(alloc.bytesize);
-    if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
-        VC_CALL(cuGraphChildGraphNodeGetGraph)(nodes[i], &child) == CUDA_SUCCESS)
-      bytes += sum_nodes(child, depth + 1);
+    uint64_t one = bytes_of(nodes[i], children, ok);
+    bytes = bytes > UINT64_MAX - one ? UINT64_MAX : bytes + one;
   }
   free(nodes);
   return bytes;
 }
 
+/* A list and no recursion: the program chooses the depth, and how small its threads' stacks are.
+ * False when there is no memory to look at all of them. */
+static bool sum_nodes(CUgraph graph, uint64_t *bytes) {
+  struct graphs left = {0};
+  bool ok = push(&left, graph);
+  *bytes = 0;
+  while (ok && left.count) {
+    uint64_t one = sum_of(left.list[--left.count], &left, &ok);
+    *bytes = *bytes > UINT64_MAX - one ? UINT64_MAX : *bytes + one;
+  }
+  free(left.list);
+  return ok;
+}
+
+/* ---- graph memory is the device's, and charged by what the driver says it has reserved ---- */
+
+static uint64_t reserved(void *unused) {
+  (void)unused;
+  int count = 0;
+  uint64_t sum = 0;
+  VC_CALL(cuDeviceGetCount)(&count);
+  for (CUdevice i = 0; i < count; i++) {
+    cuuint64_t bytes = 0;
+    if (VC_CALL(cuDeviceGetGraphMemAttribute)(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
+        CUDA_SUCCESS)
+      sum += bytes;
+  }
+  return sum;
+}
+
+static bool take(uint64_t bytes) {
+  if (!vc_seat_ready()) return false;
+  if (vc_meter_begin(&meter, bytes)) return true;
+  vc_pools_settle();
+  return vc_meter_begin(&meter, bytes);
+}
+
+static void remember(CUgraphExec exec, uint64_t bytes, bool uploaded) {
+  if (bytes)
+    vc_table_put((struct vc_item){.key = (uint64_t)(uintptr_t)exec,
+                                  .bytes = bytes,
+                                  .kind = VC_EXEC,
+                                  .extra = uploaded ? atomic_load(&trims) : UINT32_MAX});
+}
+
 static CUresult instantiated(CUresult r, CUgraphExec *exec, CUgraph graph) {
+  uint64_t bytes;
   if (r != CUDA_SUCCESS || !exec || !*exec) return r;
-  uint64_t bytes = sum_nodes(graph, 0);
-  struct vc_item item = {
-      .key = (uint64_t)(uintptr_t)*exec, .bytes = bytes, .kind = VC_EXEC, .extra = UINT32_MAX};
-  if (bytes) vc_table_put(item);
+  if (sum_nodes(graph, &bytes)) {
+    remember(*exec, bytes, false);
+    return r;
+  }
+  VC_CALL(cuGraphExecDestroy)(*exec);
+  *exec = NULL;
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* With the flag that says so, a graph is uploaded as it is made, and takes its memory then. */
+static CUresult with_params(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p,
+                            CUresult (*real)(CUgraphExec *, CUgraph,
+                                             CUDA_GRAPH_INSTANTIATE_PARAMS *)) {
+  uint64_t bytes = 0;
+  bool upload = p && exec && graph && (p->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
+  if (!upload) return instantiated(real(exec, graph, p), exec, graph);
+  if (!sum_nodes(graph, &bytes) || !take(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = real(exec, graph, p);
+  vc_meter_end(&meter, bytes, reserved, NULL);
+  if (r == CUDA_SUCCESS) remember(*exec, bytes, true);
   return r;
 }
 
@@ -63,11 +146,11 @@ VC_HOOK(cuGraphInstantiateWithFlags,
 }
 VC_HOOK(cuGraphInstantiateWithParams,
         (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)) {
-  return instantiated(VC_CALL(cuGraphInstantiateWithParams)(exec, graph, p), exec, graph);
+  return with_params(exec, graph, p, VC_REAL(cuGraphInstantiateWithParams));
 }
 VC_HOOK(cuGraphInstantiateWithParams_ptsz,
         (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)) {
-  return instantiated(VC_CALL(cuGraphInstantiateWithParams_ptsz)(exec, graph, p), exec, graph);
+  return with_params(exec, graph, p, VC_REAL(cuGraphInstantiateWithParams_ptsz));
 }
 
 VC_HOOK(cuGraphExecDestroy, (CUgraphExec exec)) {
@@ -76,40 +159,18 @@ VC_HOOK(cuGraphExecDestroy, (CUgraphExec exec)) {
   return VC_CALL(cuGraphExecDestroy)(exec);
 }
 
-/* With the guard held. */
-static void settle(void) {
-  CUdevice device;
-  cuuint64_t reserved = 0;
-  if (VC_CALL(cuCtxGetDevice)(&device) != CUDA_SUCCESS) return;
-  VC_CALL(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved);
-  if (reserved > charged)
-    vc_book(reserved - charged);
-  else
-    vc_unreserve(charged - reserved);
-  charged = reserved;
-}
-
-/* Call with the graph's memory taken from the cap, if it may need any. */
+/* A graph that was not launched since the last trim takes its memory now. */
 static CUresult with_memory(CUgraphExec exec, CUstream stream,
                             CUresult (*real)(CUgraphExec, CUstream)) {
   struct vc_item item;
   uint64_t key = (uint64_t)(uintptr_t)exec;
   if (!vc_table_find(VC_EXEC, key, &item)) return real(exec, stream);
-  vc_lock(&guard);
-  CUresult r = CUDA_ERROR_OUT_OF_MEMORY;
-  bool fresh = item.extra != trims;
-  if (!fresh || vc_reserve(item.bytes)) {
-    /* What was taken counts as the device's own until it is settled: let go of in between, it could
-     * be another process's. */
-    if (fresh) charged += item.bytes;
-    r = real(exec, stream);
-    settle();
-    if (r == CUDA_SUCCESS && fresh && vc_table_take(VC_EXEC, key, &item)) {
-      item.extra = trims;
-      vc_table_put(item);
-    }
-  }
-  vc_unlock(&guard);
+  uint32_t now = atomic_load(&trims);
+  uint64_t bytes = item.extra != now ? item.bytes : 0;
+  if (!take(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = real(exec, stream);
+  vc_meter_end(&meter, bytes, reserved, NULL);
+  if (r == CUDA_SUCCESS && bytes) vc_table_mark(VC_EXEC, key, now);
   return r;
 }
 
@@ -140,9 +201,11 @@ VC_HOOK(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream)) {
 
 VC_HOOK(cuDeviceGraphMemTrim, (CUdevice device)) {
   CUresult r = VC_CALL(cuDeviceGraphMemTrim)(device);
-  vc_lock(&guard);
-  trims++;
-  settle();
-  vc_unlock(&guard);
+  atomic_fetch_add(&trims, 1);
+  vc_meter_settle(&meter, reserved, NULL);
   return r;
+}
+
+void vc_graph_reset(void) {
+  meter = (struct vc_meter){0};
 }

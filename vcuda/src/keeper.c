@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "keeper.h"
+#include "account.h"
 #include "flight.h"
 #include "launch.h"
 #include "pool.h"
@@ -97,6 +98,7 @@ static void turn(void) {
   if (atomic_load(&vc_seat.policy->contended)) offer(now, active);
   if (now >= settle_at) {
     vc_pools_settle();
+    vc_account_tend();
     settle_at = now + SETTLE_NS;
   }
   uint64_t pause = nap(now, active);

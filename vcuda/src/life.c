@@ -4,15 +4,20 @@
  * must forget. The only module that knows all others that have a state.
  */
 #include "account.h"
+#include "connection.h"
 #include "keeper.h"
 #include "launch.h"
-#include "connection.h"
+#include "memory.h"
+#include "overhead.h"
 #include "pool.h"
 #include "table.h"
 
 static void forget_parent(void) {
   vc_account_reset();
   vc_table_clear();
+  vc_overhead_reset();
+  vc_graph_reset();
+  vc_vmm_reset();
   vc_pools_reset();
   vc_launch_reset();
 }

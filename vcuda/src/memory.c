@@ -25,21 +25,35 @@ CUresult vc_memory_end(CUresult result, enum vc_kind kind, uint64_t key, uint64_
   return result;
 }
 
+void vc_memory_release(const struct vc_item *item) {
+  if (item->extra & VC_EXPORTED)
+    vc_let_go(item->bytes);
+  else
+    vc_give(item->bytes);
+}
+
 static void settle_free(CUresult result, const struct vc_item *item) {
   if (result == CUDA_SUCCESS)
-    vc_give(item->bytes);
+    vc_memory_release(item);
   else
     vc_table_put(*item);
 }
 
-static bool of_context(const struct vc_item *item, void *context) {
-  return item->owner == context && (item->kind == VC_PLAIN || item->kind == VC_ARRAY);
+void vc_memory_forget(CUcontext context) {
+  if (context) vc_table_sweep(context, vc_memory_release);
+  vc_pools_settle();
 }
 
-void vc_memory_forget(CUcontext context) {
+/* Another process may open it, and hold it when this one has given it back. */
+VC_HOOK(cuIpcGetMemHandle, (CUipcMemHandle * out, CUdeviceptr address)) {
+  CUdeviceptr base = address;
+  CUresult r = VC_CALL(cuIpcGetMemHandle)(out, address);
+  if (r != CUDA_SUCCESS || VC_CALL(cuMemGetAddressRange_v2)(&base, NULL, address)) return r;
   struct vc_item item;
-  while (vc_table_take_if(of_context, context, &item)) vc_give(item.bytes);
-  vc_pools_settle();
+  if (vc_table_find(VC_PLAIN, base, &item) &&
+      vc_table_mark(VC_PLAIN, base, VC_EXPORTED) == 0)
+    vc_export(item.bytes);
+  return r;
 }
 
 VC_HOOK(cuMemAlloc_v2, (CUdeviceptr * out, size_t bytes)) {
@@ -71,7 +85,7 @@ VC_HOOK(cuMemAllocPitch_v2,
   uint64_t bytes = pitched(width, height);
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMemAllocPitch_v2)(out, pitch, width, height, element);
-  if (r == CUDA_SUCCESS && *pitch * height > bytes) {
+  if (r == CUDA_SUCCESS && pitch && *pitch * height > bytes) {
     uint64_t all = *pitch * height;
     vc_give(bytes);
     if (!vc_memory_begin(all)) {

@@ -1,21 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool.h"
 #include "account.h"
+#include "connection.h"
 #include "hook.h"
 #include "launch.h"
 #include "memory.h"
-#include "connection.h"
+#include "meter.h"
 
-#define POOLS 64u
+#include <stdlib.h>
+
+#define TRIES 8
 
 struct pool {
-  CUmemoryPool handle;
-  uint64_t charged;
+  struct pool *next;
+  _Atomic(CUmemoryPool) handle; /* NULL: this place can be taken again */
+  struct vc_meter meter;
+  uint64_t promised; /* bytes of requests under way */
+  bool on_host;
+  _Atomic bool doomed; /* destroyed by the program, but still in use */
+  _Atomic bool burying;
 };
 
-static struct pool pools[POOLS];
-static _Atomic uint32_t pool_count;
+/* Places are never freed, so that the list can be read without a lock. */
+static struct pool *_Atomic pools;
 static struct vc_lock guard;
+static _Atomic uint32_t doomed;
 
 typedef CUresult alloc_t(CUdeviceptr *, size_t, CUstream);
 typedef CUresult alloc_from_t(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
@@ -26,77 +35,143 @@ static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute name) {
   return value;
 }
 
+static uint64_t reserved(void *pool) {
+  return attribute(((struct pool *)pool)->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+}
+
+static bool lies_on_host(CUmemLocationType type) {
+  return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+         type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
 static struct pool *find(CUmemoryPool handle) {
-  struct pool *spare = NULL;
-  for (uint32_t i = 0; i < pool_count; i++) {
-    if (pools[i].handle == handle) return &pools[i];
-    if (!pools[i].handle && !spare) spare = &pools[i];
+  for (struct pool *p = atomic_load(&pools); p; p = p->next)
+    if (p->handle == handle) return p;
+  return NULL;
+}
+
+/* NULL when there is no memory for a place. Drivers before 13 do not say where a pool lies, but on
+ * them all others than those that the program made lie on the device. */
+static struct pool *find_or_add(CUmemoryPool handle) {
+  struct pool *p = find(handle);
+  if (p) return p;
+  int type = CU_MEM_LOCATION_TYPE_DEVICE;
+  if (VC_CALL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) != CUDA_SUCCESS)
+    type = CU_MEM_LOCATION_TYPE_DEVICE;
+  vc_lock(&guard);
+  p = find(handle);
+  if (!p) p = find(NULL);
+  if (p && !p->handle) {
+    p->on_host = lies_on_host((CUmemLocationType)type);
+    p->handle = handle;
   }
-  if (!spare && pool_count < POOLS) spare = &pools[pool_count++];
-  if (spare) *spare = (struct pool){handle, 0};
-  return spare;
+  if (!p && (p = calloc(1, sizeof *p))) {
+    p->on_host = lies_on_host((CUmemLocationType)type);
+    p->handle = handle;
+    p->next = atomic_load(&pools);
+    atomic_store(&pools, p);
+  }
+  vc_unlock(&guard);
+  return p;
 }
 
-static void settle(struct pool *pool) {
-  uint64_t reserved = attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-  if (reserved > pool->charged)
-    vc_book(reserved - pool->charged);
-  else
-    vc_unreserve(pool->charged - reserved);
-  pool->charged = reserved;
+static void settle(struct pool *p) {
+  if (p->handle && !p->on_host) vc_meter_settle(&p->meter, reserved, p);
 }
 
-static void settle_all(void) {
-  for (uint32_t i = 0; i < pool_count; i++)
-    if (pools[i].handle && pools[i].charged) settle(&pools[i]);
+/* A pool that the program destroyed in use is kept in the driver's hands until its last byte is
+ * free, for as long as it is there it can be asked what it holds. */
+static void bury(struct pool *p) {
+  if (atomic_exchange(&p->burying, true)) return;
+  CUmemoryPool handle = p->handle;
+  if (atomic_load(&p->doomed)) {
+    VC_CALL(cuMemPoolTrimTo)(handle, 0);
+    settle(p);
+    if (!reserved(p)) {
+      /* The place first: the handle can be a new pool's at once. */
+      atomic_store(&p->doomed, false);
+      p->handle = NULL;
+      VC_CALL(cuMemPoolDestroy)(handle);
+      atomic_fetch_sub(&doomed, 1);
+    }
+  }
+  atomic_store(&p->burying, false);
 }
 
 void vc_pools_settle(void) {
-  if (!atomic_load(&pool_count)) return;
-  vc_lock(&guard);
-  settle_all();
-  vc_unlock(&guard);
+  for (struct pool *p = atomic_load(&pools); p; p = p->next)
+    if (atomic_load(&p->doomed))
+      bury(p);
+    else if (p->meter.charged)
+      settle(p);
 }
 
 void vc_pools_reset(void) {
   atomic_store(&guard.word, 0);
-  pool_count = 0;
+  atomic_store(&pools, NULL);
+  atomic_store(&doomed, 0);
 }
 
-/* The bytes by which this request can make the pool grow, taken from the cap. */
-static bool reserve_growth(struct pool *pool, uint64_t bytes) {
-  uint64_t reserved = attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-  uint64_t used = attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-  uint64_t rounded = (bytes + 511) / 512 * 512;
-  uint64_t room = reserved > used ? reserved - used : 0;
-  uint64_t growth = rounded <= room ? 0 : vc_granules(rounded - room);
-  settle(pool);
-  if (growth && !vc_reserve(growth)) {
-    settle_all();
-    if (!vc_reserve(growth)) return false;
+static uint64_t rounded(uint64_t bytes) {
+  return bytes > UINT64_MAX - 511 ? UINT64_MAX : (bytes + 511) / 512 * 512;
+}
+
+/* By how much a request can make the pool grow, beside others that are under way. */
+static uint64_t promise(struct pool *p, uint64_t bytes) {
+  uint64_t growth = vc_granules(bytes);
+  for (int i = 0; i < TRIES; i++) {
+    uint32_t turn = atomic_load(&p->meter.turn);
+    uint64_t has = reserved(p), used = attribute(p->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    uint64_t room = has > used ? has - used : 0;
+    vc_lock(&p->meter.lock);
+    bool fresh = turn == atomic_load(&p->meter.turn);
+    if (fresh) {
+      uint64_t wanted = bytes + p->promised;
+      growth = wanted <= room ? 0 : vc_granules(wanted - room);
+      growth -= p->meter.pending < growth ? p->meter.pending : growth;
+    }
+    if (fresh || i == TRIES - 1) {
+      p->promised += bytes;
+      atomic_fetch_add(&p->meter.turn, 1);
+    }
+    vc_unlock(&p->meter.lock);
+    if (fresh) break;
   }
-  pool->charged += growth;
-  return true;
+  return growth;
+}
+
+static void keep_promise(struct pool *p, uint64_t bytes) {
+  vc_lock(&p->meter.lock);
+  p->promised -= bytes;
+  atomic_fetch_add(&p->meter.turn, 1);
+  vc_unlock(&p->meter.lock);
 }
 
 static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CUstream stream,
                          alloc_from_t *real) {
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
-  vc_lock(&guard);
-  struct pool *pool = find(handle);
-  CUresult r = pool && reserve_growth(pool, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-  if (r == CUDA_SUCCESS) {
-    r = real(out, bytes, handle, stream);
-    settle(pool);
-    /* The driver grew the pool by more than the request: with the cap passed, hand it back. */
-    if (r == CUDA_SUCCESS && vc_held() > vc_cap()) {
-      VC_CALL(cuMemFreeAsync)(*out, stream);
-      VC_CALL(cuMemPoolTrimTo)(handle, 0);
-      settle(pool);
-      r = CUDA_ERROR_OUT_OF_MEMORY;
-    }
+  if (!handle || !out || !bytes) return real(out, bytes, handle, stream);
+  struct pool *p = find_or_add(handle);
+  if (!p || bytes > vc_cap()) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (p->doomed) return CUDA_ERROR_INVALID_VALUE;
+  if (p->on_host) return real(out, bytes, handle, stream);
+  settle(p);
+  uint64_t request = rounded(bytes), growth = promise(p, request);
+  bool ok = vc_meter_begin(&p->meter, growth);
+  if (!ok) {
+    vc_pools_settle();
+    ok = vc_meter_begin(&p->meter, growth);
   }
-  vc_unlock(&guard);
+  CUresult r = ok ? real(out, bytes, handle, stream) : CUDA_ERROR_OUT_OF_MEMORY;
+  keep_promise(p, request);
+  if (ok) vc_meter_end(&p->meter, growth, reserved, p);
+  /* The driver grew the pool by more than the request: with the cap passed, hand it back. */
+  if (r == CUDA_SUCCESS && vc_held() > vc_cap()) {
+    VC_CALL(cuMemFreeAsync)(*out, stream);
+    VC_CALL(cuMemPoolTrimTo)(handle, 0);
+    settle(p);
+    r = CUDA_ERROR_OUT_OF_MEMORY;
+  }
   return r;
 }
 
@@ -142,7 +217,8 @@ static CUresult free_async(CUdeviceptr address, CUresult (*real)(CUdeviceptr, CU
   bool plain = vc_table_take(VC_PLAIN, address, &item);
   CUresult r = real(address, stream);
   if (plain && r != CUDA_SUCCESS) vc_table_put(item);
-  if (plain && r == CUDA_SUCCESS) vc_give(item.bytes);
+  if (plain && r == CUDA_SUCCESS) vc_memory_release(&item);
+  if (!plain && atomic_load_explicit(&doomed, memory_order_relaxed)) vc_pools_settle();
   return r;
 }
 
@@ -158,26 +234,53 @@ VC_HOOK(cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream)) {
  * field. */
 VC_HOOK(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (props && !props->maxSize && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+  CUresult r = CUDA_ERROR_INVALID_VALUE;
+  if (out && props && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+      (!props->maxSize || props->maxSize > vc_cap())) {
     CUmemPoolProps capped = *props;
     capped.maxSize = vc_cap();
-    if (VC_CALL(cuMemPoolCreate)(out, &capped) == CUDA_SUCCESS) return CUDA_SUCCESS;
+    r = VC_CALL(cuMemPoolCreate)(out, &capped);
   }
-  return VC_CALL(cuMemPoolCreate)(out, props);
+  if (r != CUDA_SUCCESS) r = VC_CALL(cuMemPoolCreate)(out, props);
+  if (r == CUDA_SUCCESS && lies_on_host(props->location.type)) {
+    struct pool *p = find_or_add(*out);
+    if (p) p->on_host = true;
+  }
+  return r;
+}
+
+/* The device must not go on allocating from it. */
+static void put_out_of_use(CUmemoryPool handle) {
+  int count = 0;
+  CUmemoryPool pool;
+  VC_CALL(cuDeviceGetCount)(&count);
+  for (CUdevice i = 0; i < count; i++)
+    if (VC_CALL(cuDeviceGetMemPool)(&pool, i) == CUDA_SUCCESS && pool == handle &&
+        VC_CALL(cuDeviceGetDefaultMemPool)(&pool, i) == CUDA_SUCCESS)
+      VC_CALL(cuDeviceSetMemPool)(i, pool);
+}
+
+static bool the_drivers_own(CUmemoryPool handle) {
+  int count = 0;
+  CUmemoryPool pool;
+  VC_CALL(cuDeviceGetCount)(&count);
+  for (CUdevice i = 0; i < count; i++)
+    if (VC_CALL(cuDeviceGetDefaultMemPool)(&pool, i) == CUDA_SUCCESS && pool == handle) return true;
+  return false;
 }
 
 VC_HOOK(cuMemPoolDestroy, (CUmemoryPool handle)) {
-  vc_lock(&guard);
-  uint64_t charged = 0;
-  for (uint32_t i = 0; i < pool_count; i++)
-    if (pools[i].handle == handle) {
-      charged = pools[i].charged;
-      pools[i] = (struct pool){0};
-    }
-  CUresult r = VC_CALL(cuMemPoolDestroy)(handle);
-  vc_unreserve(charged);
-  vc_unlock(&guard);
-  return r;
+  struct pool *p = handle ? find(handle) : NULL;
+  if (!p || p->on_host || the_drivers_own(handle)) {
+    CUresult r = VC_CALL(cuMemPoolDestroy)(handle);
+    if (p && r == CUDA_SUCCESS) p->handle = NULL;
+    return r;
+  }
+  if (atomic_exchange(&p->doomed, true)) return CUDA_ERROR_INVALID_VALUE;
+  atomic_fetch_add(&doomed, 1);
+  put_out_of_use(handle);
+  bury(p);
+  return CUDA_SUCCESS;
 }
 
 VC_HOOK(cuMemPoolTrimTo, (CUmemoryPool handle, size_t keep)) {

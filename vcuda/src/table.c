@@ -73,18 +73,36 @@ bool vc_table_take(enum vc_kind kind, uint64_t key, struct vc_item *out) {
   return cell;
 }
 
-bool vc_table_take_if(bool (*test)(const struct vc_item *, void *), void *argument,
-                      struct vc_item *out) {
+uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra) {
+  vc_lock(&guard);
+  struct vc_item *cell = find(kind, key);
+  uint32_t before = cell ? cell->extra : UINT32_MAX;
+  if (cell) cell->extra = extra;
+  vc_unlock(&guard);
+  return before;
+}
+
+static bool take_owned(uint32_t *at, uint32_t *known, const void *owner, struct vc_item *out) {
   bool found = false;
   vc_lock(&guard);
-  for (uint32_t i = 0; i < size && !found; i++) {
-    if (!cells[i].kind || cells[i].kind == GONE || !test(&cells[i], argument)) continue;
-    *out = cells[i];
-    cells[i].kind = GONE;
+  if (*known != size) *at = 0; /* the table grew, and its entries lie elsewhere */
+  *known = size;
+  for (; *at < size && !found; ++*at) {
+    struct vc_item *cell = &cells[*at];
+    if (!cell->kind || cell->kind == GONE || cell->owner != owner) continue;
+    *out = *cell;
+    cell->kind = GONE;
     found = true;
   }
   vc_unlock(&guard);
   return found;
+}
+
+/* The lock is free while an entry is handed over. */
+void vc_table_sweep(const void *owner, void (*gone)(const struct vc_item *)) {
+  struct vc_item item;
+  uint32_t known = 0;
+  for (uint32_t at = 0; take_owned(&at, &known, owner, &item);) gone(&item);
 }
 
 /* For a forked child: what the parent holds is not the child's. */

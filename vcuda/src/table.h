@@ -5,12 +5,14 @@
 
 #include "os.h"
 
-enum vc_kind { VC_PLAIN = 1, VC_ARRAY, VC_HOST, VC_PHYSICAL, VC_MAPPING, VC_EXEC };
+enum vc_kind { VC_PLAIN = 1, VC_ARRAY, VC_HOST, VC_PHYSICAL, VC_EXEC, VC_CONTEXT, VC_MODULE };
+
+#define VC_EXPORTED 1u /* in `extra`: other processes may hold it as well */
 
 struct vc_item {
   uint64_t key;
   uint64_t bytes;
-  void *owner; /* a context, or the object that a mapping shows */
+  void *owner; /* a context, or what a handle stands for */
   uint32_t kind, extra;
 };
 
@@ -19,9 +21,10 @@ bool vc_table_put(struct vc_item item);
 bool vc_table_find(enum vc_kind kind, uint64_t key, struct vc_item *out);
 /* Remove and return one entry. */
 bool vc_table_take(enum vc_kind kind, uint64_t key, struct vc_item *out);
-/* Remove some entry for which the test holds. */
-bool vc_table_take_if(bool (*test)(const struct vc_item *, void *), void *argument,
-                      struct vc_item *out);
+/* Change what an entry holds in `extra`; returns what it was, or UINT32_MAX without an entry. */
+uint32_t vc_table_mark(enum vc_kind kind, uint64_t key, uint32_t extra);
+/* Remove all entries of an owner and hand them over, in one pass. */
+void vc_table_sweep(const void *owner, void (*gone)(const struct vc_item *));
 void vc_table_clear(void);
 
 #endif

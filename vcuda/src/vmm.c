@@ -1,37 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Virtual memory management. The bytes are held until the last handle is released and the last
- * mapping is gone, so each physical allocation counts both.
+ * mapping is gone, so each physical allocation counts both. No lock is held over a driver's call:
+ * what a call is about to give back is put aside before it, and counted off after it.
  */
 #include "account.h"
-#include "memory.h"
 #include "connection.h"
+#include "memory.h"
 
+#include <search.h>
 #include <stdlib.h>
 
 struct physical {
   uint64_t bytes;
-  uint32_t handles, mappings;
+  uint32_t handles, mappings, busy; /* busy: calls under way */
+  bool exported;
 };
 
 static struct vc_lock guard;
 
 /* With the guard held. */
 static void drop_if_unused(struct physical *p) {
-  if (p->handles || p->mappings) return;
-  vc_unreserve(p->bytes);
+  if (p->handles || p->mappings || p->busy) return;
+  if (p->exported)
+    vc_let_go(p->bytes);
+  else
+    vc_unreserve(p->bytes);
   free(p);
 }
 
-static bool note(enum vc_kind kind, uint64_t key, uint64_t bytes, struct physical *p) {
-  return vc_table_put(
-      (struct vc_item){.key = key, .bytes = bytes, .owner = p, .kind = (uint32_t)kind});
+static struct physical *of_handle(CUmemGenericAllocationHandle handle) {
+  struct vc_item item;
+  return vc_table_find(VC_PHYSICAL, handle, &item) ? item.owner : NULL;
+}
+
+static bool name_it(CUmemGenericAllocationHandle handle, struct physical *p) {
+  return vc_table_put((struct vc_item){.key = handle, .owner = p, .kind = VC_PHYSICAL});
+}
+
+/* An allocation that a call is about, kept from going away meanwhile. */
+static struct physical *begin(CUmemGenericAllocationHandle handle) {
+  vc_lock(&guard);
+  struct physical *p = of_handle(handle);
+  if (p) p->busy++;
+  vc_unlock(&guard);
+  return p;
+}
+
+static void end(struct physical *p) {
+  if (!p) return;
+  vc_lock(&guard);
+  p->busy--;
+  drop_if_unused(p);
+  vc_unlock(&guard);
+}
+
+/* All other places than these are the host's. Those without a name are the device's, to be safe. */
+static bool on_host(const CUmemAllocationProp *prop) {
+  return prop->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+         prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+         prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 }
 
 VC_HOOK(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
                       const CUmemAllocationProp *prop, unsigned long long flags)) {
-  if (!prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-    return VC_CALL(cuMemCreate)(out, bytes, prop, flags);
+  if (!out || !prop || on_host(prop)) return VC_CALL(cuMemCreate)(out, bytes, prop, flags);
   if (!vc_seat_ready() || !vc_reserve(vc_granules(bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
   struct physical *p = malloc(sizeof *p);
   CUresult r = p ? VC_CALL(cuMemCreate)(out, bytes, prop, flags) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -40,80 +73,177 @@ VC_HOOK(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
     vc_unreserve(vc_granules(bytes));
     return r;
   }
-  *p = (struct physical){vc_granules(bytes), 1, 0};
-  note(VC_PHYSICAL, *out, bytes, p);
+  *p = (struct physical){.bytes = vc_granules(bytes), .handles = 1};
+  /* Without a place to note it the memory stays charged: too much, never too little. */
+  name_it(*out, p);
   return r;
 }
 
 VC_HOOK(cuMemRelease, (CUmemGenericAllocationHandle handle)) {
   struct vc_item item;
+  struct physical *p = NULL;
   vc_lock(&guard);
-  bool known = vc_table_take(VC_PHYSICAL, handle, &item);
-  CUresult r = VC_CALL(cuMemRelease)(handle);
-  if (known && r == CUDA_SUCCESS) {
-    struct physical *p = item.owner;
+  /* The name goes first: once released, the handle can be another allocation's at once. */
+  if (vc_table_take(VC_PHYSICAL, handle, &item)) {
+    p = item.owner;
+    p->busy++;
     if (--p->handles) vc_table_put(item);
-    drop_if_unused(p);
-  } else if (known) {
-    vc_table_put(item);
   }
   vc_unlock(&guard);
+  CUresult r = VC_CALL(cuMemRelease)(handle);
+  if (p && r != CUDA_SUCCESS) {
+    vc_lock(&guard);
+    if (!p->handles++) name_it(handle, p);
+    vc_unlock(&guard);
+  }
+  end(p);
   return r;
+}
+
+/* ---- mappings, by address ---- */
+
+struct mapping {
+  uint64_t from, to;
+  struct physical *physical;
+};
+
+static void *mappings; /* a tree of what does not overlap */
+
+/* Overlapping ones are "equal", so that any address of a mapping finds it. */
+static int by_address(const void *a, const void *b) {
+  const struct mapping *x = a, *y = b;
+  return x->to <= y->from ? -1 : x->from >= y->to;
+}
+
+/* With the guard held. */
+static struct mapping *mapping_at(uint64_t from, uint64_t to) {
+  struct mapping probe = {from, to, NULL};
+  struct mapping **found = from < to ? tfind(&probe, &mappings, by_address) : NULL;
+  return found ? *found : NULL;
+}
+
+static void put_mapping(struct mapping *m) {
+  struct mapping **at = tsearch(m, &mappings, by_address);
+  if (!at || *at != m) free(m); /* no memory for it: the allocation stays charged */
 }
 
 VC_HOOK(cuMemMap, (CUdeviceptr address, size_t bytes, size_t offset,
                    CUmemGenericAllocationHandle handle, unsigned long long flags)) {
-  struct vc_item item;
-  vc_lock(&guard);
+  struct physical *p = begin(handle);
   CUresult r = VC_CALL(cuMemMap)(address, bytes, offset, handle, flags);
-  if (r == CUDA_SUCCESS && vc_table_find(VC_PHYSICAL, handle, &item)) {
-    struct physical *p = item.owner;
-    if (note(VC_MAPPING, address, bytes, p)) p->mappings++;
+  if (p && r == CUDA_SUCCESS) {
+    struct mapping *m = malloc(sizeof *m);
+    vc_lock(&guard);
+    p->mappings++;
+    if (m) {
+      *m = (struct mapping){address, address + bytes, p};
+      put_mapping(m);
+    }
+    vc_unlock(&guard);
   }
-  vc_unlock(&guard);
+  end(p);
   return r;
 }
 
-struct range {
-  uint64_t from, to;
-};
-
-static bool mapped_within(const struct vc_item *item, void *argument) {
-  const struct range *r = argument;
-  return item->kind == VC_MAPPING && item->key >= r->from && item->key < r->to;
+/* With the guard held: what lies in the range, taken out of the tree. */
+static struct mapping **take_mappings(uint64_t from, uint64_t to, size_t *count) {
+  struct mapping **list = NULL, *m;
+  size_t room = 0;
+  for (*count = 0; (m = mapping_at(from, to)); ++*count) {
+    if (*count == room) {
+      struct mapping **more = realloc(list, (room = room ? 2 * room : 4) * sizeof *more);
+      if (!more) break;
+      list = more;
+    }
+    tdelete(m, &mappings, by_address);
+    list[*count] = m;
+  }
+  return list;
 }
 
 VC_HOOK(cuMemUnmap, (CUdeviceptr address, size_t bytes)) {
-  struct range range = {address, address + bytes};
-  struct vc_item item;
+  size_t count;
   vc_lock(&guard);
+  struct mapping **list = take_mappings(address, address + bytes, &count);
+  vc_unlock(&guard);
   CUresult r = VC_CALL(cuMemUnmap)(address, bytes);
-  while (r == CUDA_SUCCESS && vc_table_take_if(mapped_within, &range, &item)) {
-    struct physical *p = item.owner;
+  vc_lock(&guard);
+  for (size_t i = 0; i < count; i++) {
+    struct physical *p = list[i]->physical;
+    if (r != CUDA_SUCCESS) {
+      put_mapping(list[i]);
+      continue;
+    }
     p->mappings--;
     drop_if_unused(p);
+    free(list[i]);
   }
+  vc_unlock(&guard);
+  free(list);
+  return r;
+}
+
+VC_HOOK(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *address)) {
+  uint64_t at = (uint64_t)(uintptr_t)address;
+  vc_lock(&guard);
+  struct mapping *m = mapping_at(at, at + 1);
+  struct physical *p = m ? m->physical : NULL;
+  if (p) p->busy++;
+  vc_unlock(&guard);
+  CUresult r = VC_CALL(cuMemRetainAllocationHandle)(out, address);
+  if (r == CUDA_SUCCESS) {
+    vc_lock(&guard);
+    struct physical *named = of_handle(*out), *held = named ? named : p;
+    if (held) held->handles++;
+    if (p && !named) name_it(*out, p);
+    vc_unlock(&guard);
+  }
+  end(p);
+  return r;
+}
+
+/* ---- what other processes can hold as well ---- */
+
+static void mark_exported(struct physical *p) {
+  if (!p) return;
+  vc_lock(&guard);
+  if (!p->exported) vc_export(p->bytes);
+  p->exported = true;
+  vc_unlock(&guard);
+}
+
+VC_HOOK(cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle handle,
+                                       CUmemAllocationHandleType type, unsigned long long flags)) {
+  struct physical *p = begin(handle);
+  CUresult r = VC_CALL(cuMemExportToShareableHandle)(out, handle, type, flags);
+  if (r == CUDA_SUCCESS) mark_exported(p);
+  end(p);
+  return r;
+}
+
+/* Our own, imported again: one handle more. */
+VC_HOOK(cuMemImportFromShareableHandle,
+        (CUmemGenericAllocationHandle * out, void *handle, CUmemAllocationHandleType type)) {
+  CUresult r = VC_CALL(cuMemImportFromShareableHandle)(out, handle, type);
+  if (r != CUDA_SUCCESS) return r;
+  vc_lock(&guard);
+  struct physical *p = of_handle(*out);
+  if (p) p->handles++;
   vc_unlock(&guard);
   return r;
 }
 
-static bool covers(const struct vc_item *item, void *argument) {
-  uint64_t at = *(uint64_t *)argument;
-  return item->kind == VC_MAPPING && at >= item->key && at - item->key < item->bytes;
-}
-
-VC_HOOK(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *address)) {
-  struct vc_item mapping, handle;
-  uint64_t at = (uint64_t)(uintptr_t)address;
+VC_HOOK(cuMemGetHandleForAddressRange, (void *out, CUdeviceptr address, size_t bytes,
+                                        CUmemRangeHandleType type, unsigned long long flags)) {
+  CUresult r = VC_CALL(cuMemGetHandleForAddressRange)(out, address, bytes, type, flags);
+  if (r != CUDA_SUCCESS) return r;
   vc_lock(&guard);
-  CUresult r = VC_CALL(cuMemRetainAllocationHandle)(out, address);
-  if (r == CUDA_SUCCESS && vc_table_take_if(covers, &at, &mapping)) {
-    struct physical *p = mapping.owner;
-    vc_table_put(mapping);
-    p->handles++;
-    if (!vc_table_find(VC_PHYSICAL, *out, &handle)) note(VC_PHYSICAL, *out, p->bytes, p);
-  }
+  struct mapping *m = mapping_at(address, address + 1);
+  struct physical *p = m ? m->physical : NULL;
+  if (p) p->busy++;
   vc_unlock(&guard);
+  mark_exported(p);
+  end(p);
   return r;
 }
 
@@ -179,11 +309,8 @@ void vc_vmm_forget(const void *array) {
   vc_unlock(&guard);
 }
 
-static void retile(const CUarrayMapInfo *info) {
-  struct vc_item item = {0};
-  bool maps = info->memOperationType == CU_MEM_OPERATION_TYPE_MAP;
-  bool known = maps && vc_table_find(VC_PHYSICAL, info->memHandle.memHandle, &item);
-  struct physical *p = item.owner;
+static void retile(const CUarrayMapInfo *info, struct physical *p) {
+  bool known = p != NULL;
   /* Counted before the old tile goes: it may show the same memory. Without a place to note the
    * tile the memory stays charged: too much, never too little. */
   if (known) p->mappings++;
@@ -196,10 +323,17 @@ static void retile(const CUarrayMapInfo *info) {
 
 static CUresult map_array(CUarrayMapInfo *list, unsigned count, CUstream stream,
                           CUresult (*real)(CUarrayMapInfo *, unsigned, CUstream)) {
-  vc_lock(&guard);
+  struct physical **held = list && count ? calloc(count, sizeof *held) : NULL;
+  if (!held) return list && count ? CUDA_ERROR_OUT_OF_MEMORY : real(list, count, stream);
+  for (unsigned i = 0; i < count; i++)
+    if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP)
+      held[i] = begin(list[i].memHandle.memHandle);
   CUresult r = real(list, count, stream);
-  for (unsigned i = 0; r == CUDA_SUCCESS && i < count; i++) retile(&list[i]);
+  vc_lock(&guard);
+  for (unsigned i = 0; r == CUDA_SUCCESS && i < count; i++) retile(&list[i], held[i]);
   vc_unlock(&guard);
+  for (unsigned i = 0; i < count; i++) end(held[i]);
+  free(held);
   return r;
 }
 
@@ -208,4 +342,10 @@ VC_HOOK(cuMemMapArrayAsync, (CUarrayMapInfo * list, unsigned count, CUstream str
 }
 VC_HOOK(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo * list, unsigned count, CUstream stream)) {
   return map_array(list, count, stream, VC_REAL(cuMemMapArrayAsync_ptsz));
+}
+
+void vc_vmm_reset(void) {
+  atomic_store(&guard.word, 0);
+  mappings = NULL;
+  tiles = NULL;
 }

@@ -6,11 +6,10 @@
 #include "seat.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EVERY_NS (500 * VC_MS)
-#define ROOM 512
-#define FOUND 128
 
 struct finding {
   pid_t pid;
@@ -20,8 +19,8 @@ struct finding {
   bool seen, named;
 };
 
-static struct finding found[FOUND];
-static int found_count;
+static struct finding *found;
+static int found_count, found_room;
 
 /* The seat a process belongs to by its control group, or by descent from the seat's first one. */
 static struct ar_seat *seat_of(pid_t pid, const char *cgroup) {
@@ -34,12 +33,21 @@ static struct ar_seat *seat_of(pid_t pid, const char *cgroup) {
   return NULL;
 }
 
+static bool make_room(void) {
+  if (found_count < found_room) return true;
+  struct finding *grown = realloc(found, (size_t)(2 * found_room + 16) * sizeof *grown);
+  if (!grown) return false;
+  found = grown;
+  found_room = 2 * found_room + 16;
+  return true;
+}
+
 static void note(int gpu, const struct ar_nv_process *p, uint64_t now) {
   struct finding *f = NULL;
   for (int i = 0; i < found_count && !f; i++)
     if (found[i].pid == (pid_t)p->pid && found[i].gpu == gpu) f = &found[i];
   if (!f) {
-    if (found_count == FOUND) return;
+    if (!make_room()) return;
     f = &found[found_count++];
     *f = (struct finding){.pid = (pid_t)p->pid, .gpu = gpu, .first = now};
     ar_procfs_cgroup(f->pid, f->cgroup, sizeof f->cgroup);
@@ -56,30 +64,63 @@ static void note(int gpu, const struct ar_nv_process *p, uint64_t now) {
           (int)f->pid, gpu, *f->seat ? f->seat : "unknown", p->memory, f->cgroup);
 }
 
-/* The least of three looks: an allocation between two counters is no overhead. */
-static void set_overhead(struct ar_seat *s, uint64_t physical) {
-  uint64_t charged = ar_seat_totals(s).memory, least = UINT64_MAX;
-  s->overhead[2] = s->overhead[1];
-  s->overhead[1] = s->overhead[0];
-  s->overhead[0] = physical > charged ? physical - charged : 0;
-  for (int i = 0; i < 3; i++)
-    if (s->overhead[i] < least) least = s->overhead[i];
-  atomic_store(&s->place.policy->overhead, least);
+static uint64_t least_of(const uint64_t looks[3]) {
+  uint64_t least = looks[0] < looks[1] ? looks[0] : looks[1];
+  return looks[2] < least ? looks[2] : least;
 }
 
+static void shift(uint64_t looks[3], uint64_t now) {
+  looks[2] = looks[1];
+  looks[1] = looks[0];
+  looks[0] = now;
+}
+
+/* What a process has let go of, exported, is its to forget once the driver holds less than is
+ * charged. One process is told at a time, and the looks begin anew. */
+static void release_exported(struct ar_seat *s, uint64_t unheld) {
+  struct vc_policy *p = s->place.policy;
+  for (unsigned i = 0; unheld && i < VC_SLOTS; i++) {
+    uint64_t let_go = s->client[i] ? atomic_load(&s->usage->slot[i].let_go) : 0;
+    if (!let_go) continue;
+    atomic_store(&p->release_slot, i);
+    atomic_store(&p->release_bytes, let_go < unheld ? let_go : unheld);
+    atomic_fetch_add(&p->release_serial, 1);
+    memset(s->unheld, 0, sizeof s->unheld);
+    return;
+  }
+}
+
+/* The least of three looks: an allocation between two counters is no overhead. */
+static void set_overhead(struct ar_seat *s, uint64_t physical) {
+  uint64_t charged = ar_seat_totals(s).memory;
+  shift(s->overhead, physical > charged ? physical - charged : 0);
+  shift(s->unheld, charged > physical ? charged - physical : 0);
+  atomic_store(&s->place.policy->overhead, least_of(s->overhead));
+  release_exported(s, least_of(s->unheld));
+}
+
+/* A process whose figure is not available (Windows' own driver, GPUs without memory of their own)
+ * is none without memory: then nothing is known of the whole seat. */
 static void look(int gpu, uint64_t now) {
-  struct ar_nv_process list[ROOM];
-  int count = ar_nv_processes(gpu, list, ROOM);
-  if (count < 0) return;
-  for (int i = 0; i < count; i++)
+  int count;
+  struct ar_nv_process *list = ar_nv_processes(gpu, &count);
+  bool tells = list != NULL;
+  for (int i = 0; i < count; i++) {
+    tells &= list[i].memory != AR_NV_UNKNOWN;
     if (!ar_seat_of((pid_t)list[i].pid)) note(gpu, &list[i], now);
+  }
+  ar_gpus[gpu].tells_memory = tells;
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
     uint64_t physical = 0;
     if (s->config.gpu != gpu) continue;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; tells && i < count; i++)
       if (ar_seat_of((pid_t)list[i].pid) == s) physical += list[i].memory;
-    set_overhead(s, physical);
+    if (tells)
+      set_overhead(s, physical);
+    else
+      release_exported(s, UINT64_MAX);
   }
+  free(list);
 }
 
 void ar_audit_tick(uint64_t now) {

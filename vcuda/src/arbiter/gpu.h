@@ -23,6 +23,7 @@ struct ar_gpu {
   char uuid_text[64], name[64];
   uint64_t memory;        /* 0: the driver does not say */
   uint64_t context_bytes; /* what a context takes; 0: unknown */
+  bool tells_memory;      /* NVML knows what each process holds */
   void *nvml;
   pthread_t thread;
   pthread_mutex_t lock; /* guards the scheduler and what it shows of the seats */

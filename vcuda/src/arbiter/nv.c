@@ -6,11 +6,16 @@
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct memory {
   unsigned long long total, free, used;
 };
+
+typedef int list_t(void *, unsigned *, struct ar_nv_process *);
+
+enum { NV_OK = 0, NV_TOO_SMALL = 7 };
 
 static struct {
   int (*init)(void);
@@ -19,26 +24,29 @@ static struct {
   int (*uuid)(void *, char *, unsigned);
   int (*name)(void *, char *, unsigned);
   int (*memory)(void *, struct memory *);
-  int (*processes)(void *, unsigned *, struct ar_nv_process *);
+  list_t *processes, *graphics; /* NULL: not in this library */
 } nv;
 
 static bool load(void *library) {
   const struct {
     void *slot;
-    const char *name;
+    const char *name, *older;
   } wanted[] = {
-      {&nv.init, "nvmlInit_v2"},
-      {&nv.count, "nvmlDeviceGetCount_v2"},
-      {&nv.handle, "nvmlDeviceGetHandleByIndex_v2"},
-      {&nv.uuid, "nvmlDeviceGetUUID"},
-      {&nv.name, "nvmlDeviceGetName"},
-      {&nv.memory, "nvmlDeviceGetMemoryInfo"},
-      {&nv.processes, "nvmlDeviceGetComputeRunningProcesses_v3"},
+      {&nv.processes, "nvmlDeviceGetComputeRunningProcesses_v3",
+       "nvmlDeviceGetComputeRunningProcesses_v2"},
+      {&nv.graphics, "nvmlDeviceGetGraphicsRunningProcesses_v3",
+       "nvmlDeviceGetGraphicsRunningProcesses_v2"},
+      {&nv.memory, "nvmlDeviceGetMemoryInfo", NULL},
+      {&nv.init, "nvmlInit_v2", NULL},
+      {&nv.count, "nvmlDeviceGetCount_v2", NULL},
+      {&nv.handle, "nvmlDeviceGetHandleByIndex_v2", NULL},
+      {&nv.uuid, "nvmlDeviceGetUUID", NULL},
+      {&nv.name, "nvmlDeviceGetName", NULL},
   };
   for (unsigned i = 0; i < sizeof wanted / sizeof *wanted; i++) {
     void *found = dlsym(library, wanted[i].name);
-    if (!found && i == 6) found = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
-    if (!found) return false;
+    if (!found && wanted[i].older) found = dlsym(library, wanted[i].older);
+    if (!found && i > 2) return false; /* without the first ones less is known, and audited */
     memcpy(wanted[i].slot, &found, sizeof found);
   }
   return true;
@@ -59,9 +67,11 @@ static bool describe(struct ar_gpu *g) {
   struct memory memory;
   if (nv.handle((unsigned)g->index, &g->nvml) ||
       nv.uuid(g->nvml, g->uuid_text, sizeof g->uuid_text) ||
-      nv.name(g->nvml, g->name, sizeof g->name) || nv.memory(g->nvml, &memory))
+      nv.name(g->nvml, g->name, sizeof g->name))
     return false;
-  g->memory = memory.total;
+  /* GPUs that share the host's memory do not say how much there is. */
+  g->memory = nv.memory && nv.memory(g->nvml, &memory) == NV_OK ? memory.total : 0;
+  if (g->memory == AR_NV_UNKNOWN) g->memory = 0;
   read_uuid(g->uuid_text, g->uuid);
   return true;
 }
@@ -85,8 +95,38 @@ bool ar_nv_open(const char *library, const char **why) {
   return ar_gpu_count > 0;
 }
 
-int ar_nv_processes(int gpu, struct ar_nv_process *out, int room) {
-  unsigned count = (unsigned)room;
-  if (nv.processes(ar_gpus[gpu].nvml, &count, out)) return -1;
-  return (int)count < room ? (int)count : room;
+/* Append what one of the two lists has and the other had not. */
+static bool append(list_t *list, void *device, struct ar_nv_process **all, int *count) {
+  unsigned room = 64, found;
+  struct ar_nv_process *more = NULL;
+  int r = NV_TOO_SMALL;
+  for (int i = 0; list && r == NV_TOO_SMALL && i < 8; i++, room *= 4) {
+    struct ar_nv_process *grown = realloc(more, room * sizeof *more);
+    if (!grown) break;
+    more = grown;
+    found = room;
+    r = list(device, &found, more);
+  }
+  struct ar_nv_process *grown =
+      r == NV_OK ? realloc(*all, ((unsigned)*count + found + 1) * sizeof *grown) : NULL;
+  if (grown) *all = grown;
+  for (unsigned i = 0; grown && i < found; i++) {
+    bool known = false;
+    for (int k = 0; k < *count; k++)
+      known |= list == nv.graphics && grown[k].pid == more[i].pid;
+    if (!known) grown[(*count)++] = more[i];
+  }
+  free(more);
+  return grown != NULL;
+}
+
+struct ar_nv_process *ar_nv_processes(int gpu, int *count) {
+  struct ar_nv_process *all = NULL;
+  void *device = ar_gpus[gpu].nvml;
+  *count = 0;
+  bool compute = append(nv.processes, device, &all, count);
+  bool graphics = append(nv.graphics, device, &all, count);
+  if (compute || graphics) return all;
+  free(all);
+  return NULL;
 }

@@ -14,7 +14,10 @@ struct ar_nv_process {
 
 /* Find the GPUs and fill ar_gpus. A fake NVML brings its clock along. */
 bool ar_nv_open(const char *library, const char **why);
-/* The processes with a context on a GPU; -1 when NVML does not say. */
-int ar_nv_processes(int gpu, struct ar_nv_process *out, int room);
+#define AR_NV_UNKNOWN UINT64_MAX /* the driver does not say how much memory a process has */
+
+/* The processes with a context on a GPU, of CUDA or of graphics, each once; a list that is the
+ * caller's to free, or NULL when NVML does not say. */
+struct ar_nv_process *ar_nv_processes(int gpu, int *count);
 
 #endif

@@ -308,6 +308,16 @@ struct ar_client *ar_seat_sit(struct ar_seat *s, pid_t pid, int wanted) {
   return c;
 }
 
+/* What a process exported may live on in another one: until that can have been looked at, it counts
+ * as held by the driver. */
+static void inherit(struct ar_seat *s, const struct vc_slot *slot) {
+  uint64_t bytes = believable(atomic_load(&slot->exported)), most = atomic_load(&slot->charged);
+  if (bytes > most) bytes = most;
+  if (!bytes || !s->gpu->tells_memory) return;
+  for (int i = 0; i < 3; i++) s->overhead[i] += bytes;
+  atomic_fetch_add(&s->place.policy->overhead, bytes);
+}
+
 void ar_seat_leave(struct ar_client *c) {
   struct ar_seat *s = c->seat;
   struct vc_slot *slot = &s->usage->slot[c->slot];
@@ -316,6 +326,7 @@ void ar_seat_leave(struct ar_client *c) {
   s->done_waited += believable(atomic_load(&slot->waited_ns));
   s->done_launches += believable(atomic_load(&slot->launches));
   s->client[c->slot] = NULL;
+  inherit(s, slot);
   wipe(slot);
   pthread_mutex_unlock(&s->gpu->lock);
   if (c->fd >= 0) {
@@ -454,6 +465,7 @@ struct ar_totals ar_seat_totals(const struct ar_seat *s) {
     t.waited += believable(atomic_load(&slot->waited_ns));
     t.launches += believable(atomic_load(&slot->launches));
     t.memory += believable(atomic_load(&slot->charged));
+    t.exported += believable(atomic_load(&slot->exported));
   }
   return t;
 }

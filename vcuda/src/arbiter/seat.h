@@ -34,7 +34,8 @@ struct ar_seat {
   struct ar_client *client[VC_SLOTS];
   struct ar_root root[AR_ROOTS];
   int roots;
-  uint64_t since, settle_until, overhead[3];
+  uint64_t since, settle_until;
+  uint64_t overhead[3], unheld[3]; /* by the last looks, see audit.c */
   uint64_t done_busy, done_waited, done_launches; /* of processes that have left */
   uint64_t kept; /* a digest of what was last written down of its processes */
   void (*closed)(struct ar_seat *); /* called before it goes */
@@ -60,7 +61,7 @@ void ar_seat_leave(struct ar_client *client);
 void ar_seat_orphan(struct ar_client *client);
 
 struct ar_totals {
-  uint64_t busy, waited, launches, memory, peak;
+  uint64_t busy, waited, launches, memory, peak, exported;
   int processes;
 };
 /* Summed over the processes, with care: the page is the tenant's word. */

@@ -6,6 +6,7 @@
 #include "door.h"
 #include "loop.h"
 #include "nv.h"
+#include "probe.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -45,12 +46,15 @@ static void *wait_for_signal(void *set) {
 }
 
 static bool open_gpus(bool fake, const char **why) {
-  char library[AR_PATH] = "libnvidia-ml.so.1";
+  char library[AR_PATH] = "libnvidia-ml.so.1", cuda[AR_PATH] = "libcuda.so.1";
   if (fake) {
     fake_world();
     ar_beside(library, sizeof library, "fake/libnvidia-ml.so.1");
+    ar_beside(cuda, sizeof cuda, "fake/libcuda.so.1");
   }
-  return ar_nv_open(library, why);
+  if (!ar_nv_open(library, why)) return false;
+  ar_probe(cuda);
+  return true;
 }
 
 static bool busy(void) {

@@ -22,6 +22,7 @@ struct CUctx_st {
   int gpu, queue;
   bool primary;
   bool dead;
+  uint64_t stack, heap; /* limits; 0: as they come */
 };
 
 struct CUstream_st {
@@ -40,6 +41,7 @@ struct CUfunc_st {
   char name[128];
   uint64_t fixed_ns;
   bool from_argument;
+  uint64_t local; /* bytes of local memory in each thread */
 };
 
 struct CUgraph_st {
@@ -65,6 +67,10 @@ void *fk_map(uint64_t bytes);
 void fk_unmap(void *address, uint64_t bytes);
 struct CUstream_st *fk_stream(CUstream stream);
 struct CUgraphNode_st *fk_node_add(CUgraph graph, CUgraphNodeType type);
+/* Take what a module's global variables need, if that is still to be done. */
+CUresult fk_module_use(void *module);
+/* Make the stacks large enough for a kernel. */
+CUresult fk_local(CUcontext ctx, uint64_t bytes);
 void fk_pools_settle(int gpu);
 void fk_forget(CUcontext ctx);
 CUresult fk_graph_alloc(CUgraphNode *out, CUgraph graph, size_t bytes, CUdeviceptr *pointer);

@@ -165,6 +165,7 @@ static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
   ctx->gpu = visible[device];
   ctx->queue = fk_queue_open(ctx->gpu);
   ctx->dead = false;
+  ctx->stack = ctx->heap = 0;
   fk_unlock();
   return ctx->queue < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
@@ -313,17 +314,6 @@ FK_API(cuCtxGetFlags, (unsigned *flags)) {
 FK_API(cuCtxGetApiVersion, (CUcontext ctx, unsigned *version)) {
   (void)ctx;
   *version = 3020;
-  return CUDA_SUCCESS;
-}
-
-FK_API(cuCtxGetLimit, (size_t * value, CUlimit limit)) {
-  (void)limit;
-  *value = 0;
-  return CUDA_SUCCESS;
-}
-
-FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
-  (void)limit, (void)value;
   return CUDA_SUCCESS;
 }
 

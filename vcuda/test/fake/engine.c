@@ -170,6 +170,12 @@ void fk_mem_give(int gpu, int queue, uint64_t bytes) {
   at(gpu, queue)->mem -= bytes;
 }
 
+/* It is counted to another context. */
+void fk_mem_move(int gpu, int from, int to, uint64_t bytes) {
+  at(gpu, from)->mem -= bytes;
+  at(gpu, to)->mem += bytes;
+}
+
 /* Requests below a granule share granules with others of their process. */
 bool fk_small_take(int gpu, int queue, uint64_t bytes) {
   struct fk_queue *q = at(gpu, queue);

@@ -4,7 +4,8 @@
  *
  * A kernel's name says how long it runs: spin_200us, spin_10ms, spin_500ns; plain "spin" takes the
  * nanoseconds from its first argument (a uint64_t). Any other kernel takes 10 us, or
- * SLICEKEEPER_FAKE_KERNEL nanoseconds.
+ * SLICEKEEPER_FAKE_KERNEL nanoseconds. A name that ends in _local4096 needs so many bytes of local
+ * memory in each thread.
  */
 #define _GNU_SOURCE
 #include "api.h"
@@ -42,59 +43,27 @@ static CUresult function(CUfunction *out, const char *name) {
   if (!f) return CUDA_ERROR_OUT_OF_MEMORY;
   snprintf(f->name, sizeof f->name, "%s", name);
   f->fixed_ns = duration_of(name, &f->from_argument);
+  const char *local = strstr(name, "_local");
+  f->local = local ? strtoull(local + 6, NULL, 10) : 0;
   *out = f;
   return CUDA_SUCCESS;
 }
 
-/* A module is nothing but a handle. */
-static CUresult loaded(void **out, const void *image) {
-  static char handles[4096];
-  static _Atomic unsigned next;
-  if (!image) return CUDA_ERROR_INVALID_VALUE;
-  *out = &handles[atomic_fetch_add(&next, 1) % sizeof handles];
-  return CUDA_SUCCESS;
-}
-
-FK_API(cuModuleLoadData, (CUmodule * out, const void *image)) {
-  FK_ENTER("cuModuleLoadData");
-  return fk_current() ? loaded((void **)out, image) : CUDA_ERROR_INVALID_CONTEXT;
-}
-FK_API(cuModuleLoadDataEx,
-       (CUmodule * out, const void *image, unsigned n, CUjit_option *o, void **v)) {
-  (void)n, (void)o, (void)v;
-  return cuModuleLoadData(out, image);
-}
-FK_API(cuModuleUnload, (CUmodule module)) {
-  (void)module;
-  return CUDA_SUCCESS;
-}
 FK_API(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *name)) {
-  return module ? function(out, name) : CUDA_ERROR_INVALID_HANDLE;
-}
-FK_API(cuLibraryLoadData, (CUlibrary * out, const void *image, CUjit_option *jo, void **jv,
-                           unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
-  (void)jo, (void)jv, (void)jn, (void)lo, (void)lv, (void)ln;
-  return loaded((void **)out, image);
-}
-FK_API(cuLibraryUnload, (CUlibrary library)) {
-  (void)library;
-  return CUDA_SUCCESS;
-}
-FK_API(cuLibraryGetModule, (CUmodule * out, CUlibrary library)) {
-  *out = (CUmodule)library;
-  return CUDA_SUCCESS;
+  CUresult r = fk_module_use(module);
+  return r == CUDA_SUCCESS ? function(out, name) : r;
 }
 FK_API(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name)) {
-  (void)library;
-  return function((CUfunction *)out, name);
+  return cuModuleGetFunction((CUfunction *)out, (CUmodule)library, name);
 }
 FK_API(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
   *out = (CUfunction)kernel;
   return CUDA_SUCCESS;
 }
 FK_API(cuFuncGetAttribute, (int *value, CUfunction_attribute attribute, CUfunction f)) {
-  (void)f;
-  *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
+  *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
+           : attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES    ? (int)f->local
+                                                                : 0;
   return CUDA_SUCCESS;
 }
 FK_API(cuKernelGetAttribute, (int *value, CUfunction_attribute a, CUkernel kernel, CUdevice dev)) {
@@ -133,6 +102,7 @@ static CUresult launch(CUfunction f, CUstream stream, void **params) {
     fk_node_add(s->capture, CU_GRAPH_NODE_TYPE_KERNEL)->work = work;
     return CUDA_SUCCESS;
   }
+  if (f->local && fk_local(s->ctx, f->local)) return CUDA_ERROR_OUT_OF_MEMORY;
   /* A kernel without work changes nothing; it costs no more than a call, to measure calls by. */
   if (!work) return CUDA_SUCCESS;
   fk_lock();

@@ -82,6 +82,10 @@ struct fk_proc {
 extern const struct fk_proc fk_procs[];
 extern const unsigned fk_proc_count;
 
+static inline uint64_t fk_granules(uint64_t bytes) {
+  return (bytes + VC_GRANULE - 1) / VC_GRANULE * VC_GRANULE;
+}
+
 /* world.c */
 struct fk_world *fk_world(void);
 void fk_lock(void);
@@ -104,6 +108,7 @@ uint64_t fk_finish_time(int gpu, int queue, uint64_t seq);
 void fk_wait_seq(int gpu, int queue, uint64_t seq);
 bool fk_mem_take(int gpu, int queue, uint64_t bytes);
 void fk_mem_give(int gpu, int queue, uint64_t bytes);
+void fk_mem_move(int gpu, int from, int to, uint64_t bytes);
 bool fk_small_take(int gpu, int queue, uint64_t bytes);
 void fk_small_give(int gpu, int queue, uint64_t bytes);
 void fk_reap(void);

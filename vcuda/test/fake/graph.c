@@ -135,15 +135,20 @@ static void sum(CUgraph graph, uint64_t *work, uint64_t *bytes) {
 
 FK_API(cuGraphInstantiateWithFlags, (CUgraphExec * out, CUgraph graph, unsigned long long flags)) {
   FK_ENTER("cuGraphInstantiateWithFlags");
-  (void)flags;
+  /* Only the form with parameters has a stream to upload in. */
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) return CUDA_ERROR_INVALID_VALUE;
   *out = calloc(1, sizeof **out);
   sum(graph, &(*out)->work, &(*out)->bytes);
   return CUDA_SUCCESS;
 }
 FK_API(cuGraphInstantiateWithParams,
        (CUgraphExec * out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)) {
+  bool upload = p->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
   p->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
-  return cuGraphInstantiateWithFlags(out, graph, p->flags);
+  CUresult r = cuGraphInstantiateWithFlags(
+      out, graph, p->flags & ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
+  if (r == CUDA_SUCCESS && upload) r = cuGraphUpload(*out, p->hUploadStream);
+  return r;
 }
 FK_API(cuGraphInstantiateWithParams_ptsz,
        (CUgraphExec * out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)) {

@@ -23,11 +23,13 @@ struct block {
 struct CUmemPoolHandle_st {
   int gpu, queue;
   uint64_t used, reserved, threshold, maximum;
+  bool on_host, destroyed; /* destroyed, it lives on until its last free */
 };
 
 static struct block *blocks;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static struct CUmemPoolHandle_st default_pool[FK_GPUS];
+static CUmemoryPool current_pool[FK_GPUS]; /* NULL: the default one */
 
 static uint64_t up(uint64_t bytes, uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;
@@ -88,9 +90,11 @@ static void discharge(struct block *b) {
   fk_unlock();
 }
 
+static void pool_free(CUmemoryPool pool, uint64_t bytes);
+
 static void release(struct block *b) {
   if (b->pool) {
-    b->pool->used -= up(b->bytes, 512);
+    pool_free(b->pool, b->bytes);
   } else if (!b->host) {
     discharge(b);
   }
@@ -286,8 +290,26 @@ static void shrink(CUmemoryPool pool, uint64_t keep) {
   if (keep >= pool->reserved) return;
   uint64_t want = up(pool->used > keep ? pool->used : keep, VC_GRANULE);
   if (want >= pool->reserved) return;
-  fk_mem_give(pool->gpu, pool->queue, pool->reserved - want);
+  if (!pool->on_host) fk_mem_give(pool->gpu, pool->queue, pool->reserved - want);
   pool->reserved = want;
+}
+
+static bool standard(CUmemoryPool pool) {
+  return pool >= default_pool && pool < default_pool + FK_GPUS;
+}
+
+/* With the lock held. */
+static void drop_if_over(CUmemoryPool pool) {
+  if (!pool->destroyed || pool->used) return;
+  shrink(pool, 0);
+  free(pool);
+}
+
+static void pool_free(CUmemoryPool pool, uint64_t bytes) {
+  fk_lock();
+  pool->used -= up(bytes, 512);
+  drop_if_over(pool);
+  fk_unlock();
 }
 
 /* A synchronisation hands back what a pool keeps above its threshold. */
@@ -298,6 +320,7 @@ void fk_pools_settle(int gpu) {
 static CUresult pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool) {
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!pool || !out) return CUDA_ERROR_INVALID_VALUE;
   if (!bytes || bytes > 1ull << 46)
     return bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
   fk_lock();
@@ -308,7 +331,7 @@ static CUresult pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool) {
     pool->queue = ctx->queue;
   }
   bool ok = !(pool->maximum && pool->reserved + grow > pool->maximum) &&
-            (!grow || fk_mem_take(pool->gpu, pool->queue, grow));
+            (!grow || pool->on_host || fk_mem_take(pool->gpu, pool->queue, grow));
   if (ok) {
     pool->used = want;
     pool->reserved += grow;
@@ -341,7 +364,8 @@ FK_API(cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
   FK_ENTER("cuMemAllocAsync");
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
-  return cuMemAllocFromPoolAsync(out, bytes, &default_pool[ctx->gpu], stream);
+  CUmemoryPool pool = current_pool[ctx->gpu];
+  return cuMemAllocFromPoolAsync(out, bytes, pool ? pool : &default_pool[ctx->gpu], stream);
 }
 FK_API(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream)) {
   return cuMemAllocAsync(out, bytes, stream);
@@ -352,18 +376,7 @@ FK_API(cuMemFreeAsync, (CUdeviceptr address, CUstream stream)) {
   (void)stream;
   struct block *b = take(address);
   if (!b) return CUDA_ERROR_INVALID_VALUE;
-  fk_lock();
-  CUmemoryPool pool = b->pool;
-  fk_unlock();
-  if (pool) {
-    fk_lock();
-    pool->used -= up(b->bytes, 512);
-    fk_unlock();
-    fk_unmap((void *)b->address, b->bytes);
-    free(b);
-  } else {
-    release(b);
-  }
+  release(b);
   return CUDA_SUCCESS;
 }
 FK_API(cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream)) {
@@ -376,22 +389,41 @@ FK_API(cuDeviceGetDefaultMemPool, (CUmemoryPool * out, CUdevice device)) {
   return CUDA_SUCCESS;
 }
 FK_API(cuDeviceGetMemPool, (CUmemoryPool * out, CUdevice device)) {
-  return cuDeviceGetDefaultMemPool(out, device);
+  CUresult r = cuDeviceGetDefaultMemPool(out, device);
+  CUmemoryPool chosen = current_pool[*out - default_pool];
+  if (chosen) *out = chosen;
+  return r;
+}
+FK_API(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool)) {
+  CUmemoryPool its_own;
+  CUresult r = cuDeviceGetDefaultMemPool(&its_own, device);
+  if (!pool) return CUDA_ERROR_INVALID_VALUE;
+  current_pool[its_own - default_pool] = pool == its_own ? NULL : pool;
+  return r;
 }
 
 FK_API(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
   FK_ENTER("cuMemPoolCreate");
+  if (!out || !props) return CUDA_ERROR_INVALID_VALUE;
   *out = calloc(1, sizeof **out);
   (*out)->maximum = props->maxSize;
+  (*out)->on_host = props->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+                    props->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+                    props->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
   return CUDA_SUCCESS;
 }
 
+/* What is still in use stays, and the pool with it; nobody destroys a device's default pool. */
 FK_API(cuMemPoolDestroy, (CUmemoryPool pool)) {
+  FK_ENTER("cuMemPoolDestroy");
+  if (!pool || standard(pool)) return CUDA_ERROR_INVALID_VALUE;
   fk_lock();
-  pool->used = 0;
+  for (int i = 0; i < FK_GPUS; i++)
+    if (current_pool[i] == pool) current_pool[i] = NULL;
+  pool->destroyed = true;
   shrink(pool, 0);
+  drop_if_over(pool);
   fk_unlock();
-  free(pool);
   return CUDA_SUCCESS;
 }
 
@@ -412,6 +444,9 @@ FK_API(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute,
     break;
   case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
     *(uint64_t *)value = pool->used;
+    break;
+  case CU_MEMPOOL_ATTR_LOCATION_TYPE:
+    *(int *)value = pool->on_host ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
     break;
   default:
     *(uint64_t *)value = 0;

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "api.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,7 +14,9 @@ struct physical {
   CUmemAllocationProp prop;
   uint64_t bytes;
   unsigned handles, maps;
-  bool foreign; /* another process's: it holds the bytes */
+  int exported_fd;
+  struct exported *shared; /* what other processes know of it, once it was exported */
+  bool foreign;            /* another process's: it holds the bytes, as long as it holds them */
 };
 
 struct mapping {
@@ -26,6 +29,7 @@ struct mapping {
 struct CUarray_st {
   CUcontext ctx;
   uint64_t bytes;
+  bool small;
 };
 
 static struct mapping *mappings;
@@ -38,11 +42,16 @@ static bool take(CUcontext ctx, uint64_t bytes) {
   return ok;
 }
 
-static void give(CUcontext ctx, uint64_t bytes) {
-  fk_lock();
-  fk_mem_give(ctx->gpu, ctx->queue, bytes);
-  fk_unlock();
-}
+/* What lies in an exported descriptor. Memory that its own process has let go of is the importer's:
+ * the driver counts it there. */
+struct exported {
+  pid_t pid;
+  struct physical *physical;
+  uint64_t bytes;
+  int gpu, queue;
+  unsigned imports;
+  bool orphan;
+};
 
 static bool on_device(const struct physical *p) {
   return p->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
@@ -50,7 +59,19 @@ static bool on_device(const struct physical *p) {
 
 static void settle(struct physical *p) {
   if (p->handles || p->maps) return;
-  if (on_device(p) && !p->foreign) give(p->ctx, p->bytes);
+  struct exported *e = p->shared;
+  fk_lock();
+  if (p->foreign) {
+    if (!--e->imports && e->orphan) fk_mem_give(e->gpu, e->queue, e->bytes);
+  } else if (on_device(p) && e && e->imports) {
+    fk_mem_move(e->gpu, p->ctx->queue, e->queue, e->bytes);
+    e->orphan = true;
+  } else if (on_device(p)) {
+    fk_mem_give(p->ctx->gpu, p->ctx->queue, p->bytes);
+  }
+  fk_unlock();
+  if (e) munmap(e, sizeof *e);
+  if (e && !p->foreign) close(p->exported_fd);
   free(p);
 }
 
@@ -67,9 +88,9 @@ FK_API(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
   (void)flags;
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!bytes || bytes % VC_GRANULE) return CUDA_ERROR_INVALID_VALUE;
+  if (!prop || !bytes || bytes % VC_GRANULE) return CUDA_ERROR_INVALID_VALUE;
   struct physical *p = calloc(1, sizeof *p);
-  *p = (struct physical){ctx, *prop, bytes, 1, 0, false};
+  *p = (struct physical){.ctx = ctx, .prop = *prop, .bytes = bytes, .handles = 1};
   if (on_device(p) && !take(ctx, bytes)) {
     free(p);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -150,21 +171,23 @@ FK_API(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *a
   return r;
 }
 
-/* The descriptor of an allocation names it to its own process, and its size to another. */
-struct exported {
-  pid_t pid;
-  struct physical *physical;
-  uint64_t bytes;
-};
-
 FK_API(cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags)) {
   struct physical *p = (struct physical *)(uintptr_t)handle;
-  struct exported e = {getpid(), p, p->bytes};
+  struct exported e = {getpid(), p, p->bytes, p->ctx->gpu, -1, 0, false};
   (void)flags;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   int fd = memfd_create("fake-memory", MFD_CLOEXEC);
   if (fd < 0 || write(fd, &e, sizeof e) != sizeof e) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (!p->shared) {
+    void *at = mmap(NULL, sizeof e, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) return CUDA_ERROR_OPERATING_SYSTEM;
+    p->shared = at;
+    p->exported_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  } else {
+    close(fd);
+    fd = fcntl(p->exported_fd, F_DUPFD_CLOEXEC, 0);
+  }
   *(int *)out = fd;
   return CUDA_SUCCESS;
 }
@@ -182,50 +205,85 @@ FK_API(cuMemImportFromShareableHandle,
     p->handles++;
     pthread_mutex_unlock(&guard);
   } else {
+    void *at = mmap(NULL, sizeof e, PROT_READ | PROT_WRITE, MAP_SHARED, (int)(uintptr_t)handle, 0);
+    if (at == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
     p = calloc(1, sizeof *p);
-    *p = (struct physical){ctx, {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}}, e.bytes, 1, 0,
-                           true};
+    *p = (struct physical){.ctx = ctx, .bytes = e.bytes, .handles = 1, .foreign = true, .shared = at};
+    p->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    fk_lock();
+    p->shared->imports++;
+    p->shared->queue = ctx->queue;
+    fk_unlock();
   }
   *out = (CUmemGenericAllocationHandle)(uintptr_t)p;
   return CUDA_SUCCESS;
 }
 
+/* Bytes of one element; of block-compressed formats, of a block of 4 x 4 texels. */
 static uint64_t element(CUarray_format format, unsigned channels) {
-  switch (format) {
-  case CU_AD_FORMAT_UNSIGNED_INT8:
-  case CU_AD_FORMAT_SIGNED_INT8:
-    return channels;
-  case CU_AD_FORMAT_UNSIGNED_INT16:
-  case CU_AD_FORMAT_SIGNED_INT16:
-  case CU_AD_FORMAT_HALF:
+  unsigned f = (unsigned)format;
+  if (f >= CU_AD_FORMAT_BC1_UNORM && f <= CU_AD_FORMAT_BC7_UNORM_SRGB)
+    return f <= CU_AD_FORMAT_BC1_UNORM_SRGB ||
+                   (f >= CU_AD_FORMAT_BC4_UNORM && f <= CU_AD_FORMAT_BC4_SNORM)
+               ? 8
+               : 16;
+  if (f >= CU_AD_FORMAT_UNORM_INT8X1 && f <= CU_AD_FORMAT_SNORM_INT16X4)
+    return (1ull << (f - CU_AD_FORMAT_UNORM_INT8X1) % 3)
+           << (((f - CU_AD_FORMAT_UNORM_INT8X1) / 3) & 1);
+  if (f == CU_AD_FORMAT_UNSIGNED_INT8 || f == CU_AD_FORMAT_SIGNED_INT8) return channels;
+  if (f == CU_AD_FORMAT_UNSIGNED_INT16 || f == CU_AD_FORMAT_SIGNED_INT16 ||
+      f == CU_AD_FORMAT_HALF)
     return 2ull * channels;
-  default:
+  if (f == CU_AD_FORMAT_NV12) return 2;
+  if (f == CU_AD_FORMAT_UNSIGNED_INT32 || f == CU_AD_FORMAT_SIGNED_INT32 ||
+      f == CU_AD_FORMAT_FLOAT)
     return 4ull * channels;
-  }
+  if (f == 0x50) return 4; /* 10, 10, 10 and 2 bits */
+  bool video = (f > 0x50 && f <= 0x5e) || (f >= 0x9f && f <= 0xa9 && f != 0xa0) ||
+               (f > 0xb0 && f <= 0xb5);
+  return video ? 6 : 0;
+}
+
+/* Arrays lie in blocks of 64 bytes by 8 rows, as many of them one above the other as the height
+ * has need of, 16 at most: the width is rounded up to 64 bytes, the height to the block's. */
+static uint64_t extent(const CUDA_ARRAY3D_DESCRIPTOR *d) {
+  bool blocks = d->Format >= CU_AD_FORMAT_BC1_UNORM && d->Format <= CU_AD_FORMAT_BC7_UNORM_SRGB;
+  uint64_t width = d->Width, height = d->Height ? d->Height : 1, rows = 8;
+  if (blocks) width = (width + 3) / 4, height = (height + 3) / 4;
+  while (rows < height && rows < 128) rows *= 2;
+  uint64_t size = element(d->Format, d->NumChannels);
+  if (!size) return UINT64_MAX; /* no such format */
+  width = (width * size + 63) / 64 * 64;
+  if (d->Height) height = (height + rows - 1) / rows * rows;
+  return width * height * (d->Depth ? d->Depth : 1);
 }
 
 static CUresult array(CUarray *out, uint64_t bytes) {
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
-  bytes = (bytes + VC_GRANULE - 1) / VC_GRANULE * VC_GRANULE;
-  if (!take(ctx, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!out || bytes == UINT64_MAX) return CUDA_ERROR_INVALID_VALUE;
+  struct CUarray_st a = {ctx, bytes < 1 << 20 ? (bytes + 511) / 512 * 512 : fk_granules(bytes),
+                         bytes < 1 << 20};
+  fk_lock();
+  bool ok = a.small ? fk_small_take(ctx->gpu, ctx->queue, a.bytes)
+                    : fk_mem_take(ctx->gpu, ctx->queue, a.bytes);
+  fk_unlock();
+  if (!ok) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = calloc(1, sizeof **out);
-  **out = (struct CUarray_st){ctx, bytes};
+  **out = a;
   return CUDA_SUCCESS;
-}
-
-static uint64_t extent(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-  return element(d->Format, d->NumChannels) * d->Width * (d->Height ? d->Height : 1) *
-         (d->Depth ? d->Depth : 1);
 }
 
 FK_API(cuArrayCreate_v2, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR *d)) {
   FK_ENTER("cuArrayCreate_v2");
-  return array(out, element(d->Format, d->NumChannels) * d->Width * (d->Height ? d->Height : 1));
+  if (!d) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_ARRAY3D_DESCRIPTOR flat = {d->Width, d->Height, 0, d->Format, d->NumChannels, 0};
+  return array(out, extent(&flat));
 }
 
 FK_API(cuArray3DCreate_v2, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR *d)) {
   FK_ENTER("cuArray3DCreate_v2");
+  if (!d) return CUDA_ERROR_INVALID_VALUE;
   return array(out, d->Flags & CUDA_ARRAY3D_SPARSE ? 0 : extent(d));
 }
 
@@ -276,10 +334,16 @@ FK_API(cuMemMapArrayAsync_ptsz, (CUarrayMapInfo * list, unsigned count, CUstream
 }
 
 FK_API(cuArrayDestroy, (CUarray a)) {
+  if (!a) return CUDA_ERROR_INVALID_HANDLE;
   pthread_mutex_lock(&guard);
   drop_tiles(a, NULL);
   pthread_mutex_unlock(&guard);
-  give(a->ctx, a->bytes);
+  fk_lock();
+  if (a->small)
+    fk_small_give(a->ctx->gpu, a->ctx->queue, a->bytes);
+  else
+    fk_mem_give(a->ctx->gpu, a->ctx->queue, a->bytes);
+  fk_unlock();
   free(a);
   return CUDA_SUCCESS;
 }
@@ -287,10 +351,11 @@ FK_API(cuArrayDestroy, (CUarray a)) {
 FK_API(cuMipmappedArrayCreate,
        (CUmipmappedArray * out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)) {
   FK_ENTER("cuMipmappedArrayCreate");
+  if (!d) return CUDA_ERROR_INVALID_VALUE;
   CUDA_ARRAY3D_DESCRIPTOR level = *d;
   uint64_t bytes = 0;
   for (unsigned i = 0; i < levels; i++) {
-    if (!(d->Flags & CUDA_ARRAY3D_SPARSE)) bytes += extent(&level);
+    if (!(d->Flags & CUDA_ARRAY3D_SPARSE)) bytes = extent(&level) == UINT64_MAX ? UINT64_MAX : bytes + extent(&level);
     level.Width = level.Width > 1 ? level.Width / 2 : 1;
     level.Height /= level.Height > 1 ? 2 : 1;
     level.Depth /= level.Depth > 1 ? 2 : 1;

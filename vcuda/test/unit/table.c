@@ -5,13 +5,15 @@
 
 #define KEYS 3000
 
-static bool odd(const struct vc_item *item, void *unused) {
-  (void)unused;
-  return item->key % 2;
+static uint64_t model[KEYS];
+static char odd_ones, even_ones;
+
+static void gone(const struct vc_item *item) {
+  CHECK(item->owner == &odd_ones && item->key % 2 && model[item->key] == item->bytes);
+  model[item->key] = 0;
 }
 
 int main(void) {
-  static uint64_t model[KEYS];
   struct vc_item item;
   unsigned state = 11;
   for (int i = 0; i < 300000; i++) {
@@ -23,16 +25,19 @@ int main(void) {
       model[key] = 0;
     } else {
       model[key] = 1 + unit_random(&state);
-      CHECK(vc_table_put((struct vc_item){.key = key, .bytes = model[key], .kind = VC_PLAIN}));
+      CHECK(vc_table_put((struct vc_item){.key = key, .bytes = model[key],
+                                          .kind = VC_PLAIN,
+                                          .owner = key % 2 ? &odd_ones : &even_ones}));
       CHECK(!vc_table_find(VC_ARRAY, key, &item));
     }
   }
-  while (vc_table_take_if(odd, NULL, &item)) model[item.key] = 0;
+  vc_table_sweep(&odd_ones, gone);
   for (unsigned key = 0; key < KEYS; key++) {
     CHECK(vc_table_find(VC_PLAIN, key, &item) == (model[key] != 0));
     CHECK(!(key % 2 && model[key]));
+    CHECK(vc_table_mark(VC_PLAIN, key, 7) == (model[key] ? 0 : UINT32_MAX));
   }
   vc_table_clear();
-  CHECK(!vc_table_take_if(odd, NULL, &item));
+  vc_table_sweep(&odd_ones, gone);
   return 0;
 }

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VC_IMAGE_H
+#define VC_IMAGE_H
+
+#include <stdint.h>
+
+/* Bytes of the global variables in a module's image: PTX text or a cubin. What is in a compressed
+ * fat binary cannot be seen: 0. */
+uint64_t vc_image_globals(const void *image);
+uint64_t vc_image_file(const char *path);
+
+#endif

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef VC_OVERHEAD_H
+#define VC_OVERHEAD_H
+
+#include "hook.h"
+
+/* Take what a new context needs, before it is made; false when it does not fit. */
+bool vc_context_begin(uint64_t *bytes);
+void vc_context_end(CUresult result, CUcontext context, uint64_t bytes);
+/* It was made again under its old name; the cap is not asked. */
+void vc_context_again(CUcontext context);
+void vc_overhead_reset(void);
+
+#endif

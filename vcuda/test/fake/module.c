@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a context holds besides the program's own requests: the global variables of modules, stacks
+ * (local memory), the device's heap.
+ *
+ * An image is text. Global variables are declared in it as in PTX: .global .align 8 .b8 name[4096];
+ * The documents do not say when they take their memory: with SLICEKEEPER_FAKE_LAZY=1 it is when the
+ * module is first asked for something, else when it is loaded.
+ */
+#define _GNU_SOURCE
+#include "api.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SMALL (1ull << 20)
+#define THREADS (2048ull * 132) /* that can be resident; each has its stack */
+#define STACK_DEFAULT 1024
+#define HEAP_DEFAULT (8ull << 20)
+#define FIFO_DEFAULT (1ull << 20)
+
+struct global {
+  struct global *next;
+  char name[128];
+  uint64_t bytes;
+  void *address;
+};
+
+struct CUmod_st {
+  CUcontext ctx; /* NULL until its memory is taken */
+  uint64_t bytes;
+  struct global *globals;
+};
+
+static bool take(CUcontext ctx, uint64_t bytes) {
+  if (!bytes) return true;
+  fk_lock();
+  bool ok = bytes < SMALL ? fk_small_take(ctx->gpu, ctx->queue, bytes)
+                          : fk_mem_take(ctx->gpu, ctx->queue, fk_granules(bytes));
+  fk_unlock();
+  return ok;
+}
+
+static void give(CUcontext ctx, uint64_t bytes) {
+  if (!bytes) return;
+  fk_lock();
+  if (bytes < SMALL)
+    fk_small_give(ctx->gpu, ctx->queue, bytes);
+  else
+    fk_mem_give(ctx->gpu, ctx->queue, fk_granules(bytes));
+  fk_unlock();
+}
+
+/* ---- modules ---- */
+
+static uint64_t width_of(const char *type) {
+  const char *digits = type + strcspn(type, "0123456789");
+  uint64_t bits = strtoull(digits, NULL, 10);
+  return *type == 'p' ? 1 : bits < 8 ? 1 : bits / 8;
+}
+
+/* One declaration, from behind ".global" to its semicolon. */
+static struct global *declaration(const char *from, const char *to) {
+  struct global *g = calloc(1, sizeof *g);
+  g->bytes = 4;
+  for (const char *at = from; at < to && *at != '=';) {
+    if (!strncmp(at, ".align", 6)) {
+      at += 6;
+      while (*at == ' ' || (*at >= '0' && *at <= '9')) at++;
+    } else if (at[0] == '.' && at[1] == 'v' && at[2] >= '2' && at[2] <= '4') {
+      g->bytes *= (uint64_t)(at[2] - '0');
+      at += 3;
+    } else if (*at == '.') {
+      g->bytes = width_of(at + 1);
+      at++;
+      while ((*at >= 'a' && *at <= 'z') || (*at >= '0' && *at <= '9')) at++;
+    } else if (*at == '[') {
+      char *end;
+      uint64_t count = strtoull(at + 1, &end, 10);
+      g->bytes *= count ? count : 1;
+      at = end;
+    } else if (strchr(" \t\n],", *at)) {
+      at++;
+    } else {
+      size_t n = strcspn(at, " \t\n[;=,");
+      snprintf(g->name, sizeof g->name, "%.*s", (int)n, at);
+      at += n ? n : 1;
+    }
+  }
+  return g;
+}
+
+static struct CUmod_st *parse(const char *image) {
+  struct CUmod_st *m = calloc(1, sizeof *m);
+  for (const char *at = strstr(image, ".global"); at; at = strstr(at, ".global")) {
+    const char *end = strchr(at, ';');
+    if (!end) break;
+    struct global *g = declaration(at + 7, end);
+    g->next = m->globals;
+    m->globals = g;
+    m->bytes += (g->bytes + 511) / 512 * 512;
+    at = end;
+  }
+  return m;
+}
+
+CUresult fk_module_use(void *module) {
+  struct CUmod_st *m = module;
+  CUcontext ctx = fk_current();
+  if (!m) return CUDA_ERROR_INVALID_HANDLE;
+  if (m->ctx || !m->bytes) return CUDA_SUCCESS;
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!take(ctx, m->bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  m->ctx = ctx;
+  return CUDA_SUCCESS;
+}
+
+static void unload(struct CUmod_st *m) {
+  if (m->ctx && !m->ctx->dead) give(m->ctx, m->bytes);
+  while (m->globals) {
+    struct global *g = m->globals;
+    m->globals = g->next;
+    if (g->address) fk_unmap(g->address, g->bytes);
+    free(g);
+  }
+  free(m);
+}
+
+static CUresult load(void **out, const void *image) {
+  if (!image || !out) return CUDA_ERROR_INVALID_VALUE;
+  struct CUmod_st *m = parse(image);
+  bool lazy = fk_bytes(fk_setting("LAZY"), 0);
+  CUresult r = lazy || !fk_current() ? CUDA_SUCCESS : fk_module_use(m);
+  if (r != CUDA_SUCCESS) {
+    unload(m);
+    return r;
+  }
+  *out = m;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuModuleLoadData, (CUmodule * out, const void *image)) {
+  FK_ENTER("cuModuleLoadData");
+  return fk_current() ? load((void **)out, image) : CUDA_ERROR_INVALID_CONTEXT;
+}
+FK_API(cuModuleLoadDataEx,
+       (CUmodule * out, const void *image, unsigned n, CUjit_option *o, void **v)) {
+  (void)n, (void)o, (void)v;
+  return cuModuleLoadData(out, image);
+}
+FK_API(cuModuleLoadFatBinary, (CUmodule * out, const void *image)) {
+  return cuModuleLoadData(out, image);
+}
+
+static char *read_all(const char *path) {
+  char *text = NULL;
+  size_t size = 0;
+  FILE *file = path ? fopen(path, "re") : NULL;
+  if (!file) return NULL;
+  if (getdelim(&text, &size, 0, file) < 0) {
+    free(text);
+    text = NULL;
+  }
+  fclose(file);
+  return text;
+}
+
+FK_API(cuModuleLoad, (CUmodule * out, const char *path)) {
+  char *text = read_all(path);
+  if (!text) return CUDA_ERROR_FILE_NOT_FOUND;
+  CUresult r = cuModuleLoadData(out, text);
+  free(text);
+  return r;
+}
+FK_API(cuModuleUnload, (CUmodule module)) {
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  unload((struct CUmod_st *)module);
+  return CUDA_SUCCESS;
+}
+
+static CUresult global_of(CUdeviceptr *out, size_t *bytes, void *module, const char *name) {
+  CUresult r = fk_module_use(module);
+  for (struct global *g = r ? NULL : ((struct CUmod_st *)module)->globals; g; g = g->next) {
+    if (strcmp(g->name, name)) continue;
+    if (!g->address) g->address = fk_map(g->bytes);
+    if (out) *out = (CUdeviceptr)g->address;
+    if (bytes) *bytes = g->bytes;
+    return CUDA_SUCCESS;
+  }
+  return r ? r : CUDA_ERROR_NOT_FOUND;
+}
+FK_API(cuModuleGetGlobal_v2, (CUdeviceptr * out, size_t *bytes, CUmodule module, const char *name)) {
+  return global_of(out, bytes, module, name);
+}
+FK_API(cuLibraryGetGlobal, (CUdeviceptr * out, size_t *bytes, CUlibrary library, const char *name)) {
+  return global_of(out, bytes, library, name);
+}
+
+FK_API(cuLibraryLoadData, (CUlibrary * out, const void *image, CUjit_option *jo, void **jv,
+                           unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
+  (void)jo, (void)jv, (void)jn, (void)lo, (void)lv, (void)ln;
+  return load((void **)out, image);
+}
+FK_API(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option *jo, void **jv,
+                               unsigned jn, CUlibraryOption *lo, void **lv, unsigned ln)) {
+  char *text = read_all(path);
+  if (!text) return CUDA_ERROR_FILE_NOT_FOUND;
+  CUresult r = cuLibraryLoadData(out, text, jo, jv, jn, lo, lv, ln);
+  free(text);
+  return r;
+}
+FK_API(cuLibraryUnload, (CUlibrary library)) {
+  return cuModuleUnload((CUmodule)library);
+}
+FK_API(cuLibraryGetModule, (CUmodule * out, CUlibrary library)) {
+  *out = (CUmodule)library;
+  return fk_module_use(library);
+}
+
+/* ---- a context's limits ---- */
+
+/* The stacks of all resident threads lie on the device, and a kernel that needs more makes them
+ * grow. They do not shrink behind a launch. */
+static CUresult set_stack(CUcontext ctx, uint64_t bytes) {
+  uint64_t now = ctx->stack > STACK_DEFAULT ? (ctx->stack - STACK_DEFAULT) * THREADS : 0;
+  uint64_t then = bytes > STACK_DEFAULT ? (bytes - STACK_DEFAULT) * THREADS : 0;
+  if (then > now && !take(ctx, fk_granules(then) - fk_granules(now)))
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  if (then < now) give(ctx, fk_granules(now) - fk_granules(then));
+  ctx->stack = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult fk_local(CUcontext ctx, uint64_t bytes) {
+  return bytes > ctx->stack && bytes > STACK_DEFAULT ? set_stack(ctx, bytes) : CUDA_SUCCESS;
+}
+
+static CUresult set_heap(CUcontext ctx, uint64_t bytes) {
+  uint64_t now = ctx->heap > HEAP_DEFAULT ? fk_granules(ctx->heap - HEAP_DEFAULT) : 0;
+  uint64_t then = bytes > HEAP_DEFAULT ? fk_granules(bytes - HEAP_DEFAULT) : 0;
+  if (then > now && !take(ctx, then - now)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (then < now) give(ctx, now - then);
+  ctx->heap = bytes;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxGetLimit, (size_t * value, CUlimit limit)) {
+  CUcontext ctx = fk_current();
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  *value = limit == CU_LIMIT_STACK_SIZE         ? (ctx->stack ? ctx->stack : STACK_DEFAULT)
+           : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? (ctx->heap ? ctx->heap : HEAP_DEFAULT)
+           : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? FIFO_DEFAULT
+                                                : 0;
+  return CUDA_SUCCESS;
+}
+
+FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
+  FK_ENTER("cuCtxSetLimit");
+  CUcontext ctx = fk_current();
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+  if (value > 1ull << 42) return CUDA_ERROR_INVALID_VALUE;
+  if (limit == CU_LIMIT_STACK_SIZE)
+    return value > 512 << 10 ? CUDA_ERROR_INVALID_VALUE : set_stack(ctx, value);
+  return limit == CU_LIMIT_MALLOC_HEAP_SIZE ? set_heap(ctx, value) : CUDA_SUCCESS;
+}

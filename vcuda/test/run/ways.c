@@ -1,0 +1,571 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ways by which a program could come to hold more of the device than its cap, and ways by which it
+ * could be refused what it may have.
+ *
+ *   ways list          names, one a line; those that must be refused nothing begin with "fits"
+ *   ways NAME          try one; prints what was granted of what was tried, and the driver's peak
+ */
+#define _GNU_SOURCE
+#define __CUDA_API_VERSION_INTERNAL 1
+#include "program.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+
+static CUcontext context;
+static CUdevice device;
+static size_t cap;
+static int tried, granted;
+
+static int got(CUresult r) {
+  tried++;
+  granted += r == CUDA_SUCCESS;
+  if (r != CUDA_SUCCESS && r != CUDA_ERROR_OUT_OF_MEMORY) printf("answer %d\n", (int)r);
+  return r == CUDA_SUCCESS;
+}
+
+/* Take all that can be had. */
+static void fill(void) {
+  CUdeviceptr p;
+  for (size_t piece = 64 * MIB; piece >= 2 * MIB; piece /= 2)
+    while (cuMemAlloc_v2(&p, piece) == CUDA_SUCCESS) continue;
+}
+
+static CUmemPoolProps on(CUmemLocationType type) {
+  return (CUmemPoolProps){.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = type}};
+}
+
+static CUmemoryPool pool_on(CUmemLocationType type) {
+  CUmemPoolProps props = on(type);
+  CUmemoryPool pool;
+  must(cuMemPoolCreate(&pool, &props), "pool");
+  return pool;
+}
+
+/* ---- pools ---- */
+
+static void pool_destroyed_in_use(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 8; i++) {
+    CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+    got(cuMemAllocFromPoolAsync(&p, 300 * MIB, pool, NULL));
+    must(cuMemPoolDestroy(pool), "destroy");
+  }
+  fill();
+}
+static void pool_destroyed_while_current(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 4; i++) {
+    CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+    must(cuDeviceSetMemPool(device, pool), "current");
+    got(cuMemAllocAsync(&p, 300 * MIB, NULL));
+    must(cuMemPoolDestroy(pool), "destroy");
+  }
+  got(cuMemAllocAsync(&p, 100 * MIB, NULL));
+  fill();
+}
+static void default_pool_destroyed(void) {
+  CUmemoryPool pool;
+  CUdeviceptr p;
+  must(cuDeviceGetDefaultMemPool(&pool, device), "pool");
+  got(cuMemAllocAsync(&p, 500 * MIB, NULL));
+  if (cuMemPoolDestroy(pool) == CUDA_SUCCESS) printf("the default pool was destroyed\n");
+  got(cuMemAllocAsync(&p, 600 * MIB, NULL));
+  fill();
+}
+static void many_pools(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 100; i++)
+    got(cuMemAllocFromPoolAsync(&p, 20 * MIB, pool_on(CU_MEM_LOCATION_TYPE_DEVICE), NULL));
+}
+static void pool_by_bytes(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 3000; i++) got(cuMemAllocAsync(&p, MIB - 511, NULL));
+  fill();
+}
+static void pool_kept_by_threshold(void) {
+  CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+  cuuint64_t keep = UINT64_MAX;
+  CUdeviceptr p;
+  must(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep), "threshold");
+  got(cuMemAllocFromPoolAsync(&p, 900 * MIB, pool, NULL));
+  must(cuMemFreeAsync(p, NULL), "free");
+  must(cuCtxSynchronize(), "synchronise");
+  fill();
+}
+static void *pool_thread(void *pool) {
+  CUdeviceptr p;
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 200; i++)
+    if (cuMemAllocFromPoolAsync(&p, 3 * MIB, pool, NULL) == CUDA_SUCCESS && i % 2)
+      cuMemFreeAsync(p, NULL);
+  return NULL;
+}
+static void pool_by_threads(void) {
+  pthread_t t[8];
+  CUmemoryPool pool;
+  must(cuDeviceGetDefaultMemPool(&pool, device), "pool");
+  for (int i = 0; i < 8; i++) pthread_create(&t[i], NULL, pool_thread, pool);
+  for (int i = 0; i < 8; i++) pthread_join(t[i], NULL);
+  fill();
+}
+
+/* ---- graphs ---- */
+
+static CUgraph with_node(unsigned long bytes) {
+  CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = on(CU_MEM_LOCATION_TYPE_DEVICE),
+                                       .bytesize = bytes};
+  CUgraph graph;
+  CUgraphNode node;
+  must(cuGraphCreate(&graph, 0), "graph");
+  must(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &params), "node");
+  return graph;
+}
+static CUgraph nested(int depth, unsigned long bytes) {
+  CUgraph inner = with_node(bytes);
+  for (int i = 0; i < depth; i++) {
+    CUgraph outer;
+    CUgraphNode node;
+    must(cuGraphCreate(&outer, 0), "graph");
+    must(cuGraphAddChildGraphNode(&node, outer, NULL, 0, inner), "child");
+    inner = outer;
+  }
+  return inner;
+}
+static void launch(CUgraph graph) {
+  CUgraphExec exec;
+  must(cuGraphInstantiateWithFlags(&exec, graph, 0), "instantiate");
+  got(cuGraphLaunch(exec, NULL));
+}
+static void graph_below_children(void) {
+  for (int depth = 15; depth < 21; depth++) launch(nested(depth, 300 * MIB));
+  fill();
+}
+static void *deep_thread(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 5; i++) launch(nested(2000, 300 * MIB));
+  return unused;
+}
+static void graph_very_deep(void) {
+  pthread_t t;
+  pthread_create(&t, NULL, deep_thread, NULL);
+  pthread_join(t, NULL);
+  fill();
+}
+static void graph_uploaded_at_once(void) {
+  for (int i = 0; i < 5; i++) {
+    CUDA_GRAPH_INSTANTIATE_PARAMS p = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
+    CUgraphExec exec;
+    got(cuGraphInstantiateWithParams(&exec, with_node(300 * MIB), &p));
+  }
+  fill();
+}
+static void graph_after_trim(void) {
+  CUgraphExec exec;
+  must(cuGraphInstantiateWithFlags(&exec, with_node(600 * MIB), 0), "instantiate");
+  got(cuGraphLaunch(exec, NULL));
+  must(cuDeviceGraphMemTrim(device), "trim");
+  fill();
+  got(cuGraphLaunch(exec, NULL));
+}
+static void *graph_thread(void *unused) {
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 4; i++) {
+    CUgraphExec exec;
+    must(cuGraphInstantiateWithFlags(&exec, with_node(90 * MIB), 0), "instantiate");
+    cuGraphLaunch(exec, NULL);
+  }
+  return unused;
+}
+static void graph_by_threads(void) {
+  pthread_t t[8];
+  for (int i = 0; i < 8; i++) pthread_create(&t[i], NULL, graph_thread, NULL);
+  for (int i = 0; i < 8; i++) pthread_join(t[i], NULL);
+  fill();
+}
+
+/* ---- virtual memory ---- */
+
+static CUresult make(CUmemGenericAllocationHandle *out, unsigned long bytes) {
+  CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                              .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                              .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+  return cuMemCreate(out, bytes, &prop, 0);
+}
+static void export_import_release(void) {
+  CUmemGenericAllocationHandle a, b;
+  int fd;
+  for (int i = 0; i < 8; i++) {
+    if (!got(make(&a, 300 * MIB))) continue;
+    must(cuMemExportToShareableHandle(&fd, a, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+         "export");
+    must(cuMemImportFromShareableHandle(&b, (void *)(intptr_t)fd,
+                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+         "import");
+    must(cuMemRelease(a), "release");
+    close(fd);
+  }
+  fill();
+}
+static void released_but_mapped(void) {
+  CUmemGenericAllocationHandle a;
+  CUdeviceptr at;
+  must(cuMemAddressReserve(&at, 4096 * MIB, 0, 0, 0), "reserve");
+  for (int i = 0; i < 8; i++) {
+    if (!got(make(&a, 300 * MIB))) continue;
+    must(cuMemMap(at + (CUdeviceptr)i * 300 * MIB, 300 * MIB, 0, a, 0), "map");
+    must(cuMemRelease(a), "release");
+  }
+  fill();
+}
+static void retained_and_unmapped(void) {
+  CUmemGenericAllocationHandle a, b;
+  CUdeviceptr at;
+  must(cuMemAddressReserve(&at, 300 * MIB, 0, 0, 0), "reserve");
+  for (int i = 0; i < 8; i++) {
+    if (!got(make(&a, 300 * MIB))) continue;
+    must(cuMemMap(at, 300 * MIB, 0, a, 0), "map");
+    must(cuMemRetainAllocationHandle(&b, (void *)(at + 12345)), "retain");
+    must(cuMemRelease(a), "release");
+    must(cuMemUnmap(at, 300 * MIB), "unmap");
+  }
+  fill();
+}
+static void unmapped_in_vain(void) {
+  CUmemGenericAllocationHandle a;
+  CUdeviceptr at;
+  must(cuMemAddressReserve(&at, 600 * MIB, 0, 0, 0), "reserve");
+  got(make(&a, 600 * MIB));
+  must(cuMemMap(at, 600 * MIB, 0, a, 0), "map");
+  must(cuMemRelease(a), "release");
+  if (cuMemUnmap(at + 2 * MIB, 4 * MIB) == CUDA_SUCCESS) printf("a part was unmapped\n");
+  fill();
+}
+
+/* ---- contexts, modules, stacks, heap ---- */
+
+static void contexts(void) {
+  CUcontext c;
+  for (int i = 0; i < 8; i++) got(cuCtxCreate_v2(&c, 0, device));
+  fill();
+}
+static void contexts_when_full(void) {
+  CUcontext c;
+  fill();
+  for (int i = 0; i < 8; i++) got(cuCtxCreate_v2(&c, 0, device));
+}
+static void context_of_a_child(void) {
+  fill();
+  for (int i = 0; i < 3; i++) {
+    pid_t child = fork();
+    if (!child) {
+      CUcontext c;
+      cuInit(0);
+      if (cuCtxCreate_v2(&c, 0, 0) == CUDA_SUCCESS) fill();
+      _exit(0);
+    }
+    waitpid(child, NULL, 0);
+  }
+}
+static void module_globals(void) {
+  CUmodule module;
+  CUfunction f;
+  for (int i = 0; i < 8; i++)
+    if (got(cuModuleLoadData(&module, ".version 8.0\n.target sm_90\n"
+                                      ".visible .global .align 8 .b8 table[314572800];\nspin")))
+      got(cuModuleGetFunction(&f, module, "spin_1us"));
+  fill();
+}
+static void module_of_many_types(void) {
+  CUmodule module;
+  CUfunction f;
+  for (int i = 0; i < 8; i++)
+    if (cuModuleLoadData(&module, "// .global .b8 no[999999999];\n"
+                                  ".global .align 16 .v4 .f32 a[1024][4096], b[4096];\n"
+                                  ".extern .global .f64 c[16777216];\n"
+                                  ".global .u64 d[2] = {1, 2};\n") == CUDA_SUCCESS)
+      got(cuModuleGetFunction(&f, module, "spin_1us"));
+  fill();
+}
+static void library_globals(void) {
+  CUlibrary library;
+  CUkernel kernel;
+  for (int i = 0; i < 8; i++)
+    if (got(cuLibraryLoadData(&library, ".global .b8 big[400000000];", NULL, NULL, 0, NULL, NULL,
+                              0)))
+      got(cuLibraryGetKernel(&kernel, library, "spin_1us"));
+  fill();
+}
+static void modules_when_full(void) {
+  CUmodule module;
+  CUfunction f;
+  fill();
+  for (int i = 0; i < 40; i++)
+    if (got(cuModuleLoadData(&module, ".global .b8 some[500000];")))
+      got(cuModuleGetFunction(&f, module, "spin_1us"));
+}
+static void stack_limit(void) {
+  for (size_t s = 2048; s <= 16384; s *= 2) got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, s));
+  fill();
+}
+static void stack_when_full(void) {
+  fill();
+  got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
+}
+static void heap_limit(void) {
+  for (size_t h = 64 * MIB; h <= 4096 * MIB; h *= 2) got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, h));
+  fill();
+}
+static void heap_when_full(void) {
+  fill();
+  got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 512 * MIB));
+}
+static void local_memory(void) {
+  static const char *const names[] = {"spin_1us_local2048", "spin_1us_local4096",
+                                      "spin_1us_local60000"};
+  CUmodule module;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  for (int i = 0; i < 3; i++) {
+    CUfunction f;
+    if (got(cuModuleGetFunction(&f, module, names[i])))
+      got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  }
+  fill();
+}
+static void local_memory_when_full(void) {
+  CUmodule module;
+  CUfunction f;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  fill();
+  if (got(cuModuleGetFunction(&f, module, "spin_1us_local4096")))
+    got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+}
+
+/* ---- arrays ---- */
+
+static CUresult array_of(size_t width, size_t height, size_t depth, CUarray_format f, unsigned n) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {width, height, depth, f, n, 0};
+  CUarray a;
+  return cuArray3DCreate_v2(&a, &d);
+}
+static void arrays_padded(void) {
+  for (int i = 0; i < 40; i++) got(array_of(1, 129 * 4096, 8, CU_AD_FORMAT_UNSIGNED_INT8, 1));
+  fill();
+}
+static void arrays_of_small_rows(void) {
+  for (int i = 0; i < 3000; i++) got(array_of(65, 9, 40, CU_AD_FORMAT_FLOAT, 1));
+  fill();
+}
+static void arrays_of_every_format(void) {
+  for (unsigned f = 0; f < 0xd0; f++) {
+    CUDA_ARRAY_DESCRIPTOR d = {4001, 3001, (CUarray_format)f, 4};
+    CUarray a;
+    if (cuArrayCreate_v2(&a, &d) != CUDA_SUCCESS) tried++;
+  }
+  fill();
+}
+static void mipmaps(void) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {4097, 4097, 0, CU_AD_FORMAT_FLOAT, 4, 0};
+  CUmipmappedArray m;
+  for (int i = 0; i < 6; i++) got(cuMipmappedArrayCreate(&m, &d, 13));
+  fill();
+}
+
+/* ---- plain ---- */
+
+static void small_pieces(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 3000; i++) got(cuMemAlloc_v2(&p, MIB - 1));
+  fill();
+}
+static void overflow(void) {
+  CUdeviceptr p;
+  size_t pitch;
+  got(cuMemAlloc_v2(&p, SIZE_MAX));
+  got(cuMemAlloc_v2(&p, SIZE_MAX - 4 * MIB));
+  got(cuMemAllocPitch_v2(&p, &pitch, 1ull << 33, 1ull << 33, 4));
+  got(cuMemAllocManaged(&p, SIZE_MAX / 2, CU_MEM_ATTACH_GLOBAL));
+  got(cuMemAllocAsync(&p, SIZE_MAX, NULL));
+  fill();
+}
+static void freed_twice(void) {
+  CUdeviceptr p;
+  must(cuMemAlloc_v2(&p, 500 * MIB), "plain");
+  must(cuMemFree_v2(p), "free");
+  for (int i = 0; i < 5; i++) cuMemFree_v2(p), cuMemFreeAsync(p, NULL);
+  fill();
+}
+static void descriptors_closed(void) {
+  CUdeviceptr p;
+  must(cuMemAlloc_v2(&p, 700 * MIB), "plain");
+  for (int round = 0; round < 20; round++) {
+    for (int fd = 3; fd < 1024; fd++) close(fd);
+    usleep(100000);
+  }
+  pid_t child = fork();
+  if (!child) {
+    cuInit(0);
+    open_gpu();
+    fill();
+    _exit(0);
+  }
+  waitpid(child, NULL, 0);
+}
+static void forked(void) {
+  CUdeviceptr p;
+  must(cuMemAlloc_v2(&p, 700 * MIB), "plain");
+  for (int i = 0; i < 4; i++)
+    if (!fork()) {
+      open_gpu();
+      fill();
+      usleep(300000);
+      _exit(0);
+    }
+  while (wait(NULL) > 0) continue;
+}
+static void ipc_exported(void) {
+  CUdeviceptr p;
+  CUipcMemHandle handle;
+  for (int i = 0; i < 3; i++) {
+    if (!got(cuMemAlloc_v2(&p, 300 * MIB))) continue;
+    must(cuIpcGetMemHandle(&handle, p), "handle");
+  }
+  fill();
+}
+
+/* ---- what must not be refused ---- */
+
+static void fits_65_pools(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 200; i++)
+    got(cuMemAllocFromPoolAsync(&p, 2 * MIB, pool_on(CU_MEM_LOCATION_TYPE_DEVICE), NULL));
+}
+static void fits_pool_on_host(void) {
+  CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_HOST);
+  CUdeviceptr p;
+  for (int i = 0; i < 4; i++) got(cuMemAllocFromPoolAsync(&p, 512 * MIB, pool, NULL));
+  got(cuMemAlloc_v2(&p, 900 * MIB));
+}
+static void fits_compressed(void) {
+  for (int i = 0; i < 3; i++) got(array_of(16384, 16384, 0, CU_AD_FORMAT_BC7_UNORM, 4));
+  got(array_of(16384, 16384, 0, CU_AD_FORMAT_BC1_UNORM, 4));
+}
+static void fits_8_bit(void) {
+  for (int i = 0; i < 3; i++) got(array_of(16384, 16384, 0, CU_AD_FORMAT_UNORM_INT8X1, 1));
+}
+static void fits_small_arrays(void) {
+  for (int i = 0; i < 2000; i++) got(array_of(64, 64, 0, CU_AD_FORMAT_UNSIGNED_INT8, 4));
+}
+static void fits_again(void) {
+  CUdeviceptr p;
+  for (int i = 0; i < 50; i++) {
+    CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+    got(cuMemAllocFromPoolAsync(&p, 600 * MIB, pool, NULL));
+    must(cuMemPoolDestroy(pool), "destroy");
+    must(cuMemFreeAsync(p, NULL), "free");
+  }
+}
+static void fits_modules_again(void) {
+  CUmodule m;
+  CUfunction f;
+  for (int i = 0; i < 50; i++) {
+    if (!got(cuModuleLoadData(&m, ".global .b8 table[314572800];"))) continue;
+    got(cuModuleGetFunction(&f, m, "spin_1us"));
+    must(cuModuleUnload(m), "unload");
+  }
+}
+static void fits_contexts_again(void) {
+  CUcontext c;
+  CUdeviceptr p;
+  for (int i = 0; i < 30; i++) {
+    if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
+    got(cuMemAlloc_v2(&p, 200 * MIB));
+    got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
+    must(cuCtxDestroy_v2(c), "destroy");
+  }
+}
+static void fits_stack_back(void) {
+  CUdeviceptr p;
+  got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2048));
+  got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024));
+  got(cuMemAlloc_v2(&p, 900 * MIB));
+}
+
+#define WAY(name) {#name, name}
+static const struct {
+  const char *name;
+  void (*go)(void);
+} ways[] = {
+    WAY(pool_destroyed_in_use),
+    WAY(pool_destroyed_while_current),
+    WAY(default_pool_destroyed),
+    WAY(many_pools),
+    WAY(pool_by_bytes),
+    WAY(pool_kept_by_threshold),
+    WAY(pool_by_threads),
+    WAY(graph_below_children),
+    WAY(graph_very_deep),
+    WAY(graph_uploaded_at_once),
+    WAY(graph_after_trim),
+    WAY(graph_by_threads),
+    WAY(export_import_release),
+    WAY(released_but_mapped),
+    WAY(retained_and_unmapped),
+    WAY(unmapped_in_vain),
+    WAY(contexts),
+    WAY(contexts_when_full),
+    WAY(context_of_a_child),
+    WAY(module_globals),
+    WAY(module_of_many_types),
+    WAY(library_globals),
+    WAY(modules_when_full),
+    WAY(stack_limit),
+    WAY(stack_when_full),
+    WAY(heap_limit),
+    WAY(heap_when_full),
+    WAY(local_memory),
+    WAY(local_memory_when_full),
+    WAY(arrays_padded),
+    WAY(arrays_of_small_rows),
+    WAY(arrays_of_every_format),
+    WAY(mipmaps),
+    WAY(small_pieces),
+    WAY(overflow),
+    WAY(freed_twice),
+    WAY(descriptors_closed),
+    WAY(forked),
+    WAY(ipc_exported),
+    WAY(fits_65_pools),
+    WAY(fits_pool_on_host),
+    WAY(fits_compressed),
+    WAY(fits_8_bit),
+    WAY(fits_small_arrays),
+    WAY(fits_again),
+    WAY(fits_modules_again),
+    WAY(fits_contexts_again),
+    WAY(fits_stack_back),
+};
+
+int main(int argc, char **argv) {
+  const char *what = argc > 1 ? argv[1] : "";
+  unsigned long (*driver_peak)(int);
+  *(void **)&driver_peak = dlsym(RTLD_DEFAULT, "skfPeak");
+  for (unsigned i = 0; i < sizeof ways / sizeof *ways; i++) {
+    if (!strcmp(what, "list")) puts(ways[i].name);
+    if (strcmp(what, ways[i].name)) continue;
+    context = open_gpu();
+    must(cuCtxGetDevice(&device), "device");
+    must(cuDeviceTotalMem_v2(&cap, device), "total");
+    ways[i].go();
+    printf("{\"tried\": %d, \"granted\": %d, \"peak\": %lu, \"cap\": %zu}\n", tried, granted,
+           driver_peak ? driver_peak(0) : 0, cap);
+  }
+  return 0;
+}
