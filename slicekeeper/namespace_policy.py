@@ -193,9 +193,13 @@ class PolicyBook:
         """What of the file never applies."""
         self._off = msgspec.structs.replace(self.default, mode="off")
 
+    def is_exempt(self, namespace: str) -> bool:
+        """Whether a namespace is never touched, whatever the file says."""
+        return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.exempt)
+
     def of(self, namespace: str) -> NamespacePolicy:
         """Return the policy of a namespace; an exempt one is always off."""
-        if any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.exempt):
+        if self.is_exempt(namespace):
             return self._off
         found = self.exact.get(namespace)
         if found is not None:

@@ -29,6 +29,7 @@ MAX_BLOCKS: Final = 1 << 20
 
 _CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {CORES_PER_GPU} for whole GPUs"
 _SHOWN: Final = 80
+_UUID: Final = "GPU-8f6e1a52-3b0c-4d9e-a1f7-5c2d90e4b6a8"
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
@@ -417,15 +418,29 @@ class _Reader:
                 "whole GPUs are not shared; ask for 1 to 99 percent or choose another mode",
                 f"{names.SHARING}: exclusive",
             )  # fmt: skip
-        models = self.text(annotations, names.GPU_MODEL, "A100,H100")
+        text = self.text(annotations, names.GPU_MODEL, "A100,H100")
+        models = tuple(model.strip() for model in text.split(",") if model.strip())
+        if text and not models:
+            self.refuse(
+                "text-invalid", "", f"metadata.annotations[{names.GPU_MODEL}]", annotations[names.GPU_MODEL],
+                "it must name at least one model, several separated by commas", f"{names.GPU_MODEL}: A100,H100",
+            )  # fmt: skip
+        uuid = self.text(annotations, names.GPU_UUID, _UUID)
+        if re.search(r"[\s,;]", uuid):
+            first = next((part for part in re.split(r"[\s,;]+", uuid) if part), _UUID)
+            self.refuse(
+                "text-invalid", "", f"metadata.annotations[{names.GPU_UUID}]", annotations[names.GPU_UUID],
+                "it must name one GPU by its UUID, as `slicekeeper nodes` shows it; no pod can be on each of several",
+                f"{names.GPU_UUID}: {first}",
+            )  # fmt: skip
         return {
             "gpu_class": self.choice(annotations, names.GPU_CLASS, names.GPU_CLASSES, names.STANDARD),
             "sharing": sharing,
             "affinity": self.label(annotations, names.GPU_AFFINITY),
             "anti_affinity": self.label(annotations, names.GPU_ANTI_AFFINITY),
             "exclusion": self.label(annotations, names.GPU_EXCLUSION),
-            "gpu_uuid": self.text(annotations, names.GPU_UUID, "GPU-8f6e…"),
-            "gpu_models": tuple(model.strip() for model in models.split(",") if model.strip()),
+            "gpu_uuid": uuid,
+            "gpu_models": models,
         }
 
     def choice(self, annotations: Mapping[str, Any], key: str, allowed: tuple[str, ...], default: str) -> str:

@@ -19,6 +19,7 @@ from slicekeeper.errors import SettingsError
 from slicekeeper.namespace_policy import PolicyBook
 from slicekeeper.request import as_map
 from slicekeeper.settings import Settings
+from webhook import rules
 from webhook.classes import SettingsClasses
 from webhook.facts import Case, Standing
 from webhook.patch import apply
@@ -79,15 +80,19 @@ def review(
 ) -> list[Outcome]:
     """Review all objects as new ones, those in Lists one by one; `namespace` is for objects that name none."""
     admission = Admission(settings, SettingsClasses(settings.classes))
-    standing = Standing(over_budget=over_budget)
     outcomes = []
     for document in _objects(documents):
         metadata = as_map(document.get("metadata"))
         own = metadata.get("namespace")
         place = own if isinstance(own, str) and own else namespace
         name = metadata.get("name") or metadata.get("generateName") or ""
-        case = Case(place, book.of(place), standing)
-        verdict, admitted = _admit(admission, document, case)
+        policy = book.of(place)
+        standing = Standing(over_budget=over_budget, hard=policy.evicts)
+        case = Case(place, policy, standing)
+        if book.is_exempt(place):  # the server is not even asked
+            verdict, admitted = Verdict(), document
+        else:
+            verdict, admitted = _admit(admission, document, case)
         outcomes.append(Outcome(f"{document['kind']} {place}/{name}", document, verdict, admitted))
     return outcomes
 
@@ -103,6 +108,8 @@ def _objects(documents: list[Document]) -> Iterator[Document]:
 def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdict, Document]:
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document["kind"] == "Pod" and not group:
+        if admission.forges_mirror(document, case):
+            return Verdict(violations=(rules.not_by_kubelet(document),)), document
         verdict = admission.mutate(document, case)
         return verdict, apply(document, verdict.patch)
     path = template_path(group, document["kind"])
@@ -112,8 +119,10 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     verdict = admission.validate_template(template, case, ".".join(path))
     if not verdict.allowed:
         return verdict, document
-    verdict = admission.mutate(template, case)
-    return verdict, with_template(document, path, apply(dict(template), verdict.patch))
+    pod = admission.mutate(template, case)
+    if not pod.allowed:  # by the budget alone: the template passes, and says so in a warning
+        return verdict, document
+    return pod, with_template(document, path, apply(dict(template), pod.patch))
 
 
 def as_yaml(outcomes: list[Outcome]) -> str:

@@ -129,7 +129,10 @@ class Admission:
 
     def validate_template(self, template: Mapping[str, Any], case: Case, prefix: str) -> Verdict:
         """Return whether pods made from a workload's template at `prefix` would pass."""
-        if found := _forged(template, case):
+        found = _forged(template, case)
+        if not found and self.forges_mirror(template, case):
+            found = (rules.not_by_kubelet(template),)  # its pods are made by a controller
+        if found:
             return Verdict(violations=tuple(replace(v, field=f"{prefix}.{v.field}") for v in found))
         if self._untouched(template, case):
             return Verdict()
@@ -139,7 +142,15 @@ class Admission:
             return Verdict(warnings=tuple(cut(f"observed, not refused: {violation}") for violation in violations))
         if violations or request is None:
             return Verdict(violations=tuple(violations))
-        return Verdict(warnings=_warnings(template, request, case, self._cluster) if _holds_gpus(request) else ())
+        if not _holds_gpus(request):
+            return Verdict()
+        # The template itself is let through: its pods may come when there is budget again.
+        later = tuple(cut(f"pods of this template will be refused: {refusal}") for refusal in _refused_by_budget(case))
+        return Verdict(warnings=later or _warnings(template, request, case, self._cluster))
+
+    def forges_mirror(self, pod: Mapping[str, Any], case: Case) -> bool:
+        """Whether a GPU pod, or a template of one, says that it mirrors a static pod, as only a kubelet's pods do."""
+        return rules.is_mirror(pod) and rules.concerns(pod, case, self._cluster)
 
     def mutate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch for ephemeral containers that were added to a running pod; /validate judges them."""

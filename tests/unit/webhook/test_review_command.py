@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from slicekeeper.cli.main import cli
 from slicekeeper.errors import SettingsError
+from slicekeeper.settings import Settings, load
 
 POD = """
 apiVersion: v1
@@ -87,3 +88,39 @@ def test_what_is_no_manifest_is_an_error_and_no_traceback(tmp_path: Path, text: 
 )  # fmt: skip
 def test_strange_manifests_are_passed_on_or_refused(tmp_path: Path, text: str) -> None:
     assert run(tmp_path, text).exit_code in (0, 1)
+
+
+def test_the_injection_is_that_of_the_manifests_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    [container] = yaml.safe_load(run(tmp_path, POD).stdout)["spec"]["containers"]
+    installed = load(root / "manifests/base/config/config.yaml", {}).settings.webhook.injection
+    assert Settings().webhook.injection == installed
+    assert "LD_PRELOAD" not in [entry["name"] for entry in container["env"]]
+    config = tmp_path / "limiter.yaml"
+    config.write_text("webhook: {injection: limiter}")
+    told = CliRunner().invoke(cli, ["--config", str(config), "review", "-f", "-"], input=POD).stdout
+    assert "LD_PRELOAD" in told
+
+
+def test_a_mirror_of_a_static_pod_is_refused_as_by_the_server(tmp_path: Path) -> None:
+    mirror = POD.replace("annotations: {", "annotations: {kubernetes.io/config.mirror: x, ")
+    result = run(tmp_path, mirror)
+    assert "only a kubelet makes mirrors" in result.stderr
+    assert result.exit_code == 1
+    assert run(tmp_path, mirror, "-n", "kube-system").exit_code == 0, "the server is not asked there"
+    plain = mirror.replace("tencent.com/vcuda-core: 50, tencent.com/vcuda-memory: 15", "cpu: 1")
+    assert run(tmp_path, plain).exit_code == 0, "nor about pods without GPUs"
+
+
+def test_over_a_hard_budget_a_pod_is_refused_and_a_template_is_warned_of(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("default: {budget: {enforcement: hard}}\nnamespaces: [{match: '*'}, {match: 'a*'}]")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"policy: {{file: {policy}}}")
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}}
+    manifests = json.dumps({**job, "spec": {"template": yaml.safe_load(POD)}}, default=str) + "\n---\n" + POD
+    command = ["--config", str(config), "review", "-f", "-", "--over-budget"]
+    result = CliRunner().invoke(cli, command, input=manifests)
+    assert "Job default/j: warning: pods of this template will be refused: metadata.namespace" in result.stderr
+    assert "Pod default/a: refused: metadata.namespace" in result.stderr
+    assert "namespaces[1]: match a* never applies" in result.stderr

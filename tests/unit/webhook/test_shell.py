@@ -195,6 +195,18 @@ def test_a_template_over_budget_is_allowed_with_a_warning() -> None:
     assert "over its GPU budget" in response["warnings"][0]
 
 
+def test_a_template_in_a_spent_hard_namespace_is_told_that_its_pods_will_be_refused() -> None:
+    kind = {"group": "batch", "version": "v1", "kind": "Job"}
+    spent = Standing(over_budget=True, hard=True)
+    response = respond(client(spent), "/validate", review({"spec": {"template": pod()}}, kind=kind))
+    assert response["allowed"]
+    [warning] = response["warnings"]
+    assert warning.startswith("pods of this template will be refused: ")
+    assert "no GPU budget left" in warning
+    plain = {"spec": {"template": {"spec": {"containers": [{"name": "a"}]}}}}
+    assert "warnings" not in respond(client(spent), "/validate", review(plain, kind=kind))
+
+
 @pytest.mark.parametrize(
     ("added", "code"),
     [
@@ -205,7 +217,10 @@ def test_a_template_over_budget_is_allowed_with_a_warning() -> None:
         ({"name": "d", "env": [VOID, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}, "reserved-env"),
         ({"name": "d", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"x": {}}}]}, "reserved-env"),
         ({"name": "d", "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}, "capability"),
-        ({"name": "d", "volumeMounts": [{"name": "v", "mountPath": "/run/nvidia-container-devices/all"}]}, "device-mount"),
+        (
+            {"name": "d", "volumeMounts": [{"name": "v", "mountPath": "/run/nvidia-container-devices/all"}]},
+            "device-mount",
+        ),
         ({"name": "d"}, ""),
         ({"name": "d", "env": [{"name": "A", "value": "b"}], "envFrom": [{"configMapRef": {"name": "c"}}]}, ""),
         ({"name": "d", "env": [VOID]}, ""),
