@@ -29,6 +29,7 @@ from timekeeper.counters import CLOCK_SKEW_MS
 from timekeeper.evictions import Evictions
 from timekeeper.gates import Gates
 from timekeeper.intake import Intake, charged_request, holders_of, namespace_of
+from timekeeper.released import Released
 from timekeeper.store import workloads
 from timekeeper.store.failures import may_succeed_later, out_of_room
 from timekeeper.store.leadership import Leadership
@@ -81,6 +82,7 @@ class Controller:
             Watch(client, PODS, self.pods, label_selector=names.MANAGED_SELECTOR),
         )
         self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
+        self._let_go = Released(client, settings.certificates.namespace, self.pods, nodes)
         self.strays = Strays(client, self.pods, self._patches)
         margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
         self._gates = Gates(
@@ -195,11 +197,14 @@ class Controller:
         self._follow_settings(now)
         self.strays.look(RETRY_SECONDS)
         there, gone = self._take()
+        if self._lists != self.pods.lists:
+            gone = self._let_go.gone() | gone
         try:
             released, done = self._account(there, gone, now)
         except Exception:
             self.pods.mark(there, gone.values())
             raise
+        self._let_go.settle(done)
         if self._lists != self.pods.lists:
             self._look_for_absent(now)
         self._release(released)

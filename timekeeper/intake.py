@@ -12,6 +12,7 @@ from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.inventory import Gpu
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
 from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.released import NAMESPACE_UID
 from slicekeeper.request import PodRequest, parse_admitted
 from slicekeeper.settings import Settings
 from timekeeper import holds, interval, metering
@@ -83,7 +84,7 @@ class Intake:
             pod_uid=pod["metadata"]["uid"],
             pod_name=pod["metadata"]["name"],
             namespace=namespace_of(pod),
-            namespace_uid=self.namespace_uid(namespace_of(pod)),
+            namespace_uid=str(pod.get(NAMESPACE_UID) or self.namespace_uid(namespace_of(pod))),
             node=pod["spec"]["nodeName"],
             gpus=found.gpus,
             holders=msgspec.json.encode(holders).decode(),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slicekeeper check`: what an installation lacks, what uses GPUs unmetered, and finalizers nobody will remove.
 
-Writes nothing unless it is told to: `--adopt` has pods charged that were there before, `--repair` cleans up behind us.
+Writes nothing unless it is told to: `--adopt` has pods charged that were there before, `--break-glass` lets pods go
+that a broken timekeeper holds, `--repair` cleans up behind us.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any, Final
 import click
 import msgspec
 
-from slicekeeper import clock, inventory, names
-from slicekeeper.cli import installed
+from slicekeeper import clock, inventory, names, released
+from slicekeeper.cli import break_glass, installed
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, ServiceError, SettingsError
@@ -54,6 +55,7 @@ _GUARD_NAMES: Final = (
     "slicekeeper-scheduler",
     "slicekeeper-other-namespaces",
     "slicekeeper-certificates",
+    "slicekeeper-records",
 )
 _INSTALL: Final = "kubectl apply -k manifests/overlays/default"
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
@@ -72,9 +74,15 @@ class Finding:
 @click.option("-n", "--namespace", default="slicekeeper-system", show_default=True, help="Where it is installed.")
 @click.option("--repair", is_flag=True, help="Take away what nobody will remove: the last step of uninstalling.")
 @click.option("--adopt", is_flag=True, help="Have pods that use GPUs unmetered charged from now on.")
+@click.option(
+    "--break-glass",
+    "open_glass",
+    is_flag=True,
+    help="The timekeeper is broken: let deleted pods go that wait for it, and record them to be charged later.",
+)
 @output_option()
 @click.pass_obj
-def check(context: Context, namespace: str, repair: bool, adopt: bool, output: str) -> None:
+def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glass: bool, output: str) -> None:
     """Name what is missing, and what uses GPUs unmetered. Exit code 1: something was found.
 
     Speaks to the API server of the settings; with `kubectl proxy` that is kubernetes.server http://127.0.0.1:8001.
@@ -91,7 +99,10 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, output: s
     workloads = _workloads(client, namespace)
     own, told = installed.settings_of(client, namespace, workloads, settings, context.loaded.origin)
     settings = msgspec.structs.replace(settings, resources=own.resources)
-    if repair:
+    if open_glass:
+        now = clock.from_settings(settings.clock).now_ms()
+        findings = [Finding(*left) for left in break_glass.let_go(client, namespace, now)]
+    elif repair:
         failed = [thing for thing in left if not thing.strip()]
         click.echo(f"{len(left) - len(failed)} things taken away", err=True)
         findings = [_stays(thing) for thing in failed]
@@ -102,6 +113,7 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, output: s
         findings = [Finding(*difference) for difference in told]
         findings += _missing(client, own, namespace, homes, workloads)
         findings += _findings(_unmetered(client, settings), settings)
+        findings += _uncharged(client, namespace)
         findings += map(_stays, left)
     rows = [(finding.problem, finding.remedy) for finding in findings]
     show(
@@ -117,6 +129,21 @@ def _homes(client: KubeClient) -> list[str]:
     """Return the namespaces that have a timekeeper of ours."""
     found, _ = client.list(DEPLOYMENTS, label_selector=_OURS)
     return [one["metadata"]["namespace"] for one in found if one["metadata"]["name"] == "timekeeper"]
+
+
+def _uncharged(client: KubeClient, namespace: str) -> Iterator[Finding]:
+    """Yield the records of pods that were let go and are not charged yet."""
+    try:
+        records, _ = client.list(CONFIG_MAPS, namespace=namespace, label_selector=f"{released.LABEL}=true")
+    except NotFound:
+        records = []
+    for found in records:
+        metadata = found["metadata"]
+        pods = (metadata.get("annotations") or {}).get(released.LABEL, "some")
+        yield Finding(
+            f"{pods} pods were let go by --break-glass and are not charged yet (configmap {metadata['name']})",
+            f"the timekeeper does that when it starts: kubectl logs -n {namespace} deployment/timekeeper",
+        )
 
 
 def _stays(thing: _Left) -> Finding:

@@ -73,6 +73,6 @@ def test_control_groups_that_are_still_busy_are_left_to_the_next_start(
 def test_the_guards_are_well_typed(site: Site) -> None:
     policies = site.kubectl.list("validatingadmissionpolicies")
     ours = [p for p in policies if p["metadata"]["name"].startswith("slicekeeper-")]
-    assert len(ours) == 7
+    assert len(ours) == 8
     for policy in ours:
         assert not policy["status"].get("typeChecking", {}).get("expressionWarnings")

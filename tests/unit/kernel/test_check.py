@@ -14,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from slicekeeper import inventory, names
+from slicekeeper import inventory, names, released
 from slicekeeper.cli import check as module
 from slicekeeper.cli.main import cli
 
@@ -23,6 +23,7 @@ DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
 ALL_DEPLOYMENTS = "/apis/apps/v1/deployments"
 AGENTS = "/apis/apps/v1/namespaces/slicekeeper-system/daemonsets/nodeagent"
 TRUSTED = "/api/v1/namespaces/slicekeeper-system/configmaps/slicekeeper-ca.crt"
+RECORDS = "/api/v1/namespaces/slicekeeper-system/configmaps"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 
@@ -383,3 +384,21 @@ def test_another_schedulers_name_is_told(server: Server) -> None:
         "configmap slicekeeper-kube-scheduler has the scheduler scheduler, and webhook.schedulerName is "
         "slicekeeper-scheduler"
     ]
+
+
+def test_records_that_wait_for_the_timekeeper_are_named(server: Server) -> None:
+    server.install()
+    pods = [{"metadata": {"name": "a", "namespace": "team", "uid": "u", "resourceVersion": "1"}, "spec": {}}]
+    [(record, _)] = released.records(pods, {"team": "uid"}, {})
+    server.objects["/api/v1/namespaces/slicekeeper-system/configmaps"] = [record]
+    [told] = problems(check(server, "-o", "json"))
+    name = record["metadata"]["name"]
+    assert told == f"1 pods were let go by --break-glass and are not charged yet (configmap {name})"
+
+
+def test_breaking_glass_with_nothing_to_let_go_writes_nothing(server: Server) -> None:
+    server.objects["/api/v1/namespaces"] = [{"metadata": {"name": "team", "uid": "uid"}}]
+    server.pod("runs", FRACTION, **MARKS)
+    done = check(server, "--break-glass")
+    assert (done.exit_code, server.patches) == (0, [])
+    assert "0 pods let go" in done.output

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper check --break-glass`: let pods go that wait for a broken timekeeper, and record what they owe.
+
+First the record, then the finalizer, and that only from a pod which has not changed since: so each pod that goes is
+recorded in its last state, whatever is killed in between. Only pods go whose record will say no more: that have ended,
+that were never bound, or of which kubelet has had its time to tell how they ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
+
+import click
+
+from slicekeeper import names, released
+from slicekeeper.errors import Conflict, NotFound, ServiceError
+from slicekeeper.kube.client import CONFIG_MAPS, JSON_PATCH, NAMESPACES, NODES, PODS, KubeClient, Object
+from slicekeeper.units import format_instant, parse_instant
+
+_AGAIN: Final = "slicekeeper check --break-glass"
+_AT_ONCE: Final = 8
+
+KUBELET_MS: Final = 300_000
+"""How long after a deletion's grace kubelet may still tell when the containers ended: the timekeeper waits as long."""
+
+
+def let_go(client: KubeClient, namespace: str, now: int) -> Iterator[tuple[str, str]]:
+    """Let all pods go that nothing but us holds; yield those that stay, each with what to do.
+
+    The record lies in `namespace`.
+    """
+    held = [pod for pod in client.list(PODS)[0] if _is_held(pod)]
+    due = [pod for pod in held if _says_no_more(pod, now)]
+    uids = {one["metadata"]["name"]: one["metadata"]["uid"] for one in client.list(NAMESPACES)[0]}
+    nodes = {one["metadata"]["name"]: one for one in client.list(NODES)[0]}
+    gone = 0
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for config_map, pods in released.records(due, uids, nodes):
+            with suppress(Conflict):  # the same record, of a run that was cut short
+                client.create(CONFIG_MAPS, config_map, namespace)
+            for pod, left in zip(pods, pool.map(lambda pod: _release(client, pod), pods), strict=True):
+                gone += not left
+                if left:
+                    yield f"pod {_name(pod)} {left}, and stays", _AGAIN
+    for pod in held:
+        if not _says_no_more(pod, now):
+            until = format_instant(_until(pod))
+            yield f"pod {_name(pod)} may still be told by kubelet how it ended, until {until}", f"{_AGAIN}, after that"
+    click.echo(f"{gone} pods let go; they are charged when the timekeeper runs again", err=True)
+
+
+def _is_held(pod: Object) -> bool:
+    metadata = pod["metadata"]
+    return bool(metadata.get("deletionTimestamp")) and names.FINALIZER in (metadata.get("finalizers") or [])
+
+
+def _says_no_more(pod: Object, now: int) -> bool:
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return ended or not pod["spec"].get("nodeName") or now > _until(pod)
+
+
+def _until(pod: Object) -> int:
+    return parse_instant(pod["metadata"]["deletionTimestamp"]) + KUBELET_MS
+
+
+def _release(client: KubeClient, pod: Object) -> str:
+    """Take our finalizer off a pod in its recorded state; return why that was not done, empty if it is gone."""
+    metadata = pod["metadata"]
+    path = f"/metadata/finalizers/{metadata['finalizers'].index(names.FINALIZER)}"
+    patch = [
+        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+        {"op": "test", "path": path, "value": names.FINALIZER},
+        {"op": "remove", "path": path},
+    ]
+    try:
+        client.patch(PODS, metadata["name"], patch, metadata["namespace"], content_type=JSON_PATCH)
+    except NotFound:
+        return ""
+    except ServiceError as error:
+        return "changed meanwhile" if error.status in (409, 422) else f"was not let go ({error})"
+    return ""
+
+
+def _name(pod: Object) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
