@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from slicekeeper.request import GpuRequest, PodRequest
 from slicekeeper.units import CORES_PER_GPU
 
-MIG = "mig"
 EXCLUSIVE = "exclusive"
 SHARED = "shared"
 

@@ -42,7 +42,7 @@ def filter_nodes(state: State, obj: Mapping[str, Any], names: list[str]) -> Filt
         if code == Why.FITS:
             fitting.append(name)
         else:
-            (unresolvable if code >= Why.MIG else failed)[name] = texts[code]
+            (unresolvable if code >= Why.UUID else failed)[name] = texts[code]
     for name, why in found.others.items():
         unresolvable[name] = texts[why]
     return filter_result(fitting, failed, unresolvable)

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.demand import MIG, Demand, Slice
+from scheduler.demand import Demand, Slice
 from scheduler.fleet import Bools, Ints, View
 from scheduler.packing import Bin, Budget, pack
 from scheduler.policy import Gpus, Policy
@@ -28,23 +28,22 @@ SEARCH_STEPS: Final = 100_000
 
 
 class Why(IntEnum):
-    """Why a node does not do. From `MIG` on, no pod's leaving would change it."""
+    """Why a node does not do. From `UUID` on, no pod's leaving would change it."""
 
     FITS = 0
     FULL = 1
     COMPANY = 2
-    MIG = 3
-    UUID = 4
-    MODEL = 5
-    HEALTH = 6
-    TOO_SMALL = 7
-    NO_GPUS = 8
-    DAMAGED = 9
+    UUID = 3
+    MODEL = 4
+    HEALTH = 5
+    TOO_SMALL = 6
+    NO_GPUS = 7
+    DAMAGED = 8
 
     @property
     def unresolvable(self) -> bool:
         """Whether evicting pods from the node could not help."""
-        return self >= Why.MIG
+        return self >= Why.UUID
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,6 @@ def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) 
     """Judge every node of `view`; without `reasons`, what does not fit is merely FULL."""
     right = (view.capacity > 0) & view.named & view.model
     able = right & view.healthy
-    if demand.mode == MIG:
-        able = np.zeros_like(able)
     now = Gpus(view.capacity, view.core, view.memory, view.idle)
     fits, price, gpus = _assign(now, demand.slices, able & _company(view, demand), able & view.idle, policy)
     why = np.where(fits, int(Why.FITS), int(Why.FULL))
@@ -152,7 +149,6 @@ def _reasons(view: View, demand: Demand, policy: Policy) -> Ints:
     now = Gpus(view.capacity, view.core, view.memory, view.idle)
     free, _, _ = _assign(now, demand.slices, able, able & view.idle, policy)
     checks = (
-        (np.full(len(there), demand.mode == MIG), Why.MIG),
         (~there.any(axis=1), Why.NO_GPUS),
         (~named.any(axis=1), Why.UUID),
         (~right.any(axis=1), Why.MODEL),
@@ -187,7 +183,6 @@ def explain(why: int, demand: Demand) -> str:
     return {
         Why.FULL: f"too little is free for {demand.asks} (what is held for other pods counts as taken)",
         Why.COMPANY: f"free GPUs, but not with the company allowed ({', '.join(company) or 'they exclude other pods'})",
-        Why.MIG: "no MIG devices; use slicekeeper.io/sharing: adaptive",
         Why.UUID: f"GPU {demand.gpu_uuid} is not on this node",
         Why.MODEL: f"no GPU of model {' or '.join(demand.models)}",
         Why.HEALTH: "no healthy GPU",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.cover import fewest
-from scheduler.demand import MIG, Demand, Slice
+from scheduler.demand import Demand, Slice
 from scheduler.packing import Budget
 from scheduler.pods import Hold
 from slicekeeper.inventory import Gpu, model_matches
@@ -58,8 +58,6 @@ def choose_victims(demand: Demand, nodes: Sequence[NodeGpus], *, has_friends: bo
 
     `has_friends` is whether any GPU anywhere holds a pod with the demand's affinity label.
     """
-    if demand.mode == MIG:
-        return None
     ranks = sorted({t.rank for node in nodes for t in node.tenants if t.rank is not None})
     best = _best(demand, nodes, has_friends, ranks[-1], _UNLIMITED) if ranks else None
     for rank in ranks[:-1] if best else ():

@@ -163,7 +163,7 @@ def test_unresolvable_means_that_an_empty_node_would_not_do_either(nodes, reques
     names = fleet.names()
     result = survey(fleet.view(names, demand), demand, BestFit())
     for row, name in enumerate(names):
-        if result.why[row] < Why.MIG:
+        if result.why[row] < Why.UUID:
             continue
         empty = {name: [GpuRow(g.uuid, g.model, g.capacity, healthy=g.healthy) for g in nodes[name]]}
         assert not brute_force(empty, name, request)
@@ -226,14 +226,6 @@ def test_hundreds_of_slices_end_in_an_answer():
         demand = demand_of(request, "x")
         result = survey(fleet.view(names, demand), demand, BestFit())
         assert len(result.fits) == 50
-
-
-def test_mig_is_refused_with_the_remedy():
-    fleet = build({"n": [GpuRow("GPU-0", "A100", 1024)]})
-    demand = demand_of(PodRequest((GpuRequest("c", 50, 1),), sharing="mig"), "x")
-    result = survey(fleet.view(["n"], demand), demand, BestFit())
-    assert result.why.tolist() == [Why.MIG]
-    assert "adaptive" in explain(Why.MIG, demand)
 
 
 def test_reasons_name_what_is_missing():

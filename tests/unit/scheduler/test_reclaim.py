@@ -155,10 +155,3 @@ def test_nobody_is_taken_where_an_in_budget_pod_is_in_the_way():
     share = Share("GPU-0", 60, 256, whole=False)
     some = [NodeGpus("n0", (Gpu("GPU-0", "A100", GPU_MIB),), (Tenant("u0", Hold("n0", (share,))),))]
     assert choose_victims(demand_of(PodRequest((GpuRequest("c", 50, 1),)), "x"), some, has_friends=False) is None
-
-
-def test_mig_takes_from_nobody():
-    share = Share("GPU-0", 60, 256, whole=False)
-    some = [NodeGpus("n0", (Gpu("GPU-0", "A100", GPU_MIB),), (Tenant("u0", Hold("n0", (share,)), 0),))]
-    demand = demand_of(PodRequest((GpuRequest("c", 50, 1),), sharing="mig"), "x")
-    assert choose_victims(demand, some, has_friends=False) is None

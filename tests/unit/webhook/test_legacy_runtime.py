@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's runtime without CDI: no container of a GPU pod gets GPUs by a variable, a mount or an annotation."""
+
+from typing import Any
+
+import pytest
+
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.settings import Settings, WebhookSettings
+from webhook.classes import SettingsClasses
+from webhook.patch import apply
+from webhook.policy import Admission, Case
+
+SETTINGS = Settings()
+ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
+CASE = Case("team", NamespacePolicy())
+SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
+DEVICES = {"nvidia.com/gpu": 1}
+ALL = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
+VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+
+
+def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {"metadata": {}, "spec": {"containers": list(containers), **spec}}
+
+
+def gpu(limits: dict[str, int], **more: Any) -> dict[str, Any]:
+    return {"name": "a", "resources": {"limits": limits}, **more}
+
+
+def codes(manifest: dict[str, Any], judge: Admission = ADMISSION, case: Case = CASE) -> list[str]:
+    return [violation.code for violation in judge.mutate(manifest, case).violations]
+
+
+@pytest.mark.parametrize("limits", [SHARE, DEVICES])
+@pytest.mark.parametrize("kind", ["app", "init", "sidecar", "gpu-sidecar"])
+@pytest.mark.parametrize(
+    "more", [{}, {"envFrom": [{"configMapRef": {"name": "c"}}]}, {"env": []}, {"env": [{"name": "A"}]}, {"env": None}]
+)
+def test_every_container_without_a_gpu_gets_void(limits: dict[str, int], kind: str, more: dict[str, Any]) -> None:
+    if kind == "gpu-sidecar" and limits is SHARE:
+        return  # the name is ours there
+    other = {"name": "gpu-sidecar" if kind == "gpu-sidecar" else "b", "image": "nvidia/cuda:12", **more}
+    manifest = pod(gpu(limits))
+    if kind == "app":
+        manifest["spec"]["containers"].append(other)
+    else:
+        manifest["spec"]["initContainers"] = [other | ({} if kind == "init" else {"restartPolicy": "Always"})]
+    verdict = ADMISSION.mutate(manifest, CASE)
+    done = apply(manifest, verdict.patch)
+    every = [*done["spec"]["containers"], *done["spec"].get("initContainers", [])]
+    [found] = [c for c in every if c["name"] == other["name"]]
+    assert found["env"][-1] == VOID
+    assert ADMISSION.mutate(done, CASE).patch == []
+    assert ADMISSION.validate(done, CASE).allowed
+    assert not ADMISSION.validate(manifest, CASE).allowed
+    [holder] = [c for c in done["spec"]["containers"] if c["name"] == "a"]
+    assert VOID not in holder.get("env", [])
+
+
+def test_our_own_sidecar_gets_void_whoever_made_its_image() -> None:
+    done = apply(pod(gpu(SHARE)), ADMISSION.mutate(pod(gpu(SHARE)), CASE).patch)
+    [sidecar] = done["spec"]["initContainers"]
+    assert VOID in sidecar["env"]
+    forged = {**sidecar, "image": "nvidia/cuda:12", "env": [*sidecar["env"], ALL]}
+    done["spec"]["initContainers"] = [forged]
+    assert codes(done) == ["reserved-env"]
+    done["spec"]["initContainers"] = [{**sidecar, "envFrom": [{"configMapRef": {"name": "c"}}]}]
+    assert codes(done) == ["reserved-container"]
+    older = {**sidecar, "env": [entry for entry in sidecar["env"] if entry != VOID]}  # of a release before this one
+    done["spec"]["initContainers"] = [older]
+    assert VOID in apply(done, ADMISSION.mutate(done, CASE).patch)["spec"]["initContainers"][0]["env"]
+
+
+@pytest.mark.parametrize("limits", [SHARE, DEVICES, {"nvidia.com/gpu.shared": 2}, {"nvidia.com/mig-1g.5gb": 1}])
+@pytest.mark.parametrize("name", ["b", "gpu-sidecar"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        [ALL], [VOID, ALL], [ALL, VOID], [{**ALL, "value": "0,1"}], [{**ALL, "value": "$(X)"}],
+        [{**ALL, "value": "Void"}],
+        [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}],
+        [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['x']"}}}],
+        [{"name": "NVIDIA_MIG_CONFIG_DEVICES", "value": "all"}], [{"name": "DOCKER_RESOURCE_GPU", "value": "all"}],
+    ],
+)  # fmt: skip
+def test_no_container_without_a_gpu_names_devices(limits: dict[str, int], name: str, env: list[dict[str, Any]]) -> None:
+    if name == "gpu-sidecar" and limits is SHARE:
+        name = "c"
+    assert set(codes(pod(gpu(limits), {"name": name, "env": env}))) == {"reserved-env"}
+    init = pod(gpu(limits), initContainers=[{"name": name, "env": env}])
+    assert set(codes(init)) == {"reserved-env"}
+
+
+@pytest.mark.parametrize("limits", [DEVICES, {"nvidia.com/gpu.shared": 2}, {"nvidia.com/mig-1g.5gb": 1}])
+def test_who_holds_devices_of_the_plugin_may_not_name_others(limits: dict[str, int]) -> None:
+    assert codes(pod(gpu(limits, env=[ALL]))) == ["reserved-env"]
+    assert codes(pod(gpu(limits, env=[VOID]))) == []
+    assert codes(pod(gpu(limits, env=[{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}]))) == []
+
+
+@pytest.mark.parametrize(
+    ("prefix", "passes"),
+    [(None, False), ("", False), ("N", False), ("NVIDIA_VISIBLE_", False), ("APP_", True), ("nvidia_", True)],
+)
+def test_an_env_from_that_may_name_devices_is_refused_on_who_holds_devices_of_the_plugin(
+    prefix: str | None, passes: bool
+) -> None:
+    source = {"secretRef": {"name": "s"}} | ({} if prefix is None else {"prefix": prefix})
+    assert codes(pod(gpu(DEVICES, envFrom=[source]))) == ([] if passes else ["env-from"])
+    assert codes(pod(gpu(SHARE, envFrom=[source]))) == [], "there the webhook sets the variable itself, which wins"
+    allowed = Settings(webhook=WebhookSettings(allow_env_from=True))
+    assert codes(pod(gpu(DEVICES, envFrom=[source])), Admission(allowed, SettingsClasses(allowed.classes))) == []
+
+
+@pytest.mark.parametrize("path", ["/var/run/nvidia-container-devices/all", "/run//nvidia-container-devices/GPU-1/"])
+@pytest.mark.parametrize("limits", [SHARE, DEVICES])
+def test_a_mount_that_stands_for_a_device_is_refused(path: str, limits: dict[str, int]) -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": path}]}
+    assert codes(pod(gpu(limits), {"name": "b", **mounts})) == ["device-mount"]
+    assert codes(pod(gpu(limits, **mounts))) == ["device-mount"]
+
+
+@pytest.mark.parametrize("key", ["cdi.k8s.io/x", "nvidia.cdi.k8s.io/container.a", "io.kubernetes.cri-o.Devices"])
+def test_an_annotation_that_stands_for_devices_is_refused(key: str) -> None:
+    for limits in (SHARE, DEVICES):
+        annotated = {**pod(gpu(limits)), "metadata": {"annotations": {key: "nvidia.com/gpu=all"}}}
+        assert codes(annotated) == ["reserved-annotation"]
+    plain = {**pod({"name": "a"}), "metadata": {"annotations": {key: "x"}}}
+    assert codes(plain) == []
+
+
+def test_nothing_is_limited_where_pods_are_only_observed() -> None:
+    observed = Case("team", NamespacePolicy(mode="observe"))
+    manifest = pod(gpu(DEVICES), {"name": "b"})
+    verdict = ADMISSION.mutate(manifest, observed)
+    assert "NVIDIA_VISIBLE_DEVICES" not in str(verdict.patch)
+
+
+def test_a_template_is_judged_like_its_pods() -> None:
+    found = ADMISSION.validate_template(pod(gpu(DEVICES, env=[ALL])), CASE, "spec.template").violations
+    assert [(v.code, v.field) for v in found] == [("reserved-env", "spec.template.spec.containers[0].env[0]")]
