@@ -102,6 +102,22 @@ def test_a_pod_that_runs_can_be_replaced_by_its_own_yaml(site: Site) -> None:
     assert names.gpu_annotation("train") in site.wait_phase(team, "two", "Running")["metadata"]["annotations"]
 
 
+def test_an_ephemeral_container_gets_no_gpu_from_nvidias_runtime(site: Site) -> None:
+    """By the image or by `kubectl debug --env`: the mutating webhook writes `void`, the validating one insists."""
+    team = site.namespace()
+    site.kubectl.create(pod("one", gpu_container(core=20)), namespace=team)
+    running = site.wait_phase(team, "one", "Running")
+    image = running["spec"]["containers"][0]["image"]
+    site.kubectl("debug", "one", "-n", team, f"--image={image}", "--container=look", "--attach=false", "--", "true")
+    [look] = site.pod(team, "one")["spec"]["ephemeralContainers"]
+    assert look["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    more = (f"--image={image}", "--container=more", "--attach=false", "--env=NVIDIA_VISIBLE_DEVICES=all", "--", "true")
+    with pytest.raises(Refused, match="would show it other containers' GPUs"):
+        site.kubectl("debug", "one", "-n", team, *more)
+    with pytest.raises(Refused, match="gets out of its limits"):
+        site.kubectl("debug", "one", "-n", team, *more[:3], "--profile=sysadmin", "--", "true")
+
+
 def test_whole_devices_of_another_plugin_are_refused_where_the_policy_says_so(site: Site) -> None:
     strict = site.namespace("strict")
     container = gpu_container()

@@ -258,8 +258,7 @@ def test_an_editor_cannot_bind_a_pod_to_gpus(site: Site, metadata: dict[str, Any
 def test_the_schedulers_token_writes_its_own_annotations_in_a_binding_and_nothing_else(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(pod("one", gpu_container(core=5), nodeSelector={"nowhere": "true"}), namespace=team)
-    token = site.kubectl("create", "token", "scheduler", "-n", NAMESPACE).strip()
-    acting = site.kubectl.acting(f"--token={token}")
+    acting = site.kubectl.acting(f"--as=system:serviceaccount:{NAMESPACE}:scheduler")
     url = f"/api/v1/namespaces/{team}/pods/one/binding?dryRun=All"
 
     def bind(metadata: dict[str, Any]) -> None:
