@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define LOOK_NS (1 * VC_S)
-#define CROWD 200 /* wake-ups within CROWD_NS, more than an honest seat has need of */
+#define CROWD 100 /* wake-ups within CROWD_NS, more than an honest seat has need of */
 #define CROWD_NS (10 * VC_MS)
 #define PAUSE_NS (1 * VC_MS)
 

@@ -167,15 +167,24 @@ static void peer_ready(void *peer, int fd, bool writable) {
   if (!ok) hang_up(p);
 }
 
+/* Among too many, whoever has said nothing for the longest time is hung up on. */
+static void make_room(void) {
+  struct peer *oldest = peers;
+  int count = 0;
+  for (struct peer *p = peers; p; p = p->next, count++)
+    if (p->since < oldest->since) oldest = p;
+  if (count >= PEERS) hang_up(oldest);
+}
+
 /* Root and the arbiter's own user may command; the folder's mode says the same. */
 static void control_ready(void *unused, int listener, bool writable) {
   struct ucred who;
   socklen_t size = sizeof who;
-  int count = 0, fd = ar_loop_accept(listener);
+  int fd = ar_loop_accept(listener);
   (void)unused, (void)writable;
   if (fd < 0) return;
-  for (struct peer *p = peers; p; p = p->next) count++;
-  struct peer *p = count < PEERS ? calloc(1, sizeof *p) : NULL;
+  make_room();
+  struct peer *p = calloc(1, sizeof *p);
   if (!p || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0 ||
       (who.uid != 0 && who.uid != geteuid()) || !ar_loop_watch(fd, peer_ready, p)) {
     free(p);
@@ -183,6 +192,7 @@ static void control_ready(void *unused, int listener, bool writable) {
     return;
   }
   p->fd = fd;
+  p->since = vc_machine_now();
   p->next = peers;
   peers = p;
 }

@@ -28,10 +28,14 @@ struct global {
 };
 
 struct CUmod_st {
+  struct CUmod_st *next; /* all that are loaded */
   CUcontext ctx; /* NULL until its memory is taken */
   uint64_t bytes;
   struct global *globals;
 };
+
+static struct CUmod_st *loaded;
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 
 static bool take(CUcontext ctx, uint64_t bytes) {
   if (!bytes) return true;
@@ -117,6 +121,11 @@ CUresult fk_module_use(void *module) {
 }
 
 static void unload(struct CUmod_st *m) {
+  pthread_mutex_lock(&guard);
+  struct CUmod_st **at = &loaded;
+  while (*at && *at != m) at = &(*at)->next;
+  if (*at) *at = m->next;
+  pthread_mutex_unlock(&guard);
   if (m->ctx && !m->ctx->dead) give(m->ctx, m->bytes);
   while (m->globals) {
     struct global *g = m->globals;
@@ -136,6 +145,10 @@ static CUresult load(void **out, const void *image) {
     unload(m);
     return r;
   }
+  pthread_mutex_lock(&guard);
+  m->next = loaded;
+  loaded = m;
+  pthread_mutex_unlock(&guard);
   *out = m;
   return CUDA_SUCCESS;
 }

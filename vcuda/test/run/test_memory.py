@@ -65,8 +65,12 @@ def by_way(name: str, **fake: str) -> str:
 
 # Where the documents leave it open when memory is taken, or how much a context takes: each of them.
 DRIVERS: dict[str, dict[str, str]] = {"": {}, ", lazily": {"lazy": "1"}, ", contexts of 120 MiB": {"context": "120M"}}
-for way in subprocess.run([str(BUILD / "fake" / "ways"), "list"], env=os.environ | {
-        "LD_LIBRARY_PATH": str(BUILD / "fake")}, capture_output=True, text=True, check=False).stdout.split():  # fmt: skip
+LISTED = subprocess.run(
+    [str(BUILD / "fake" / "ways"), "list"],
+    env=os.environ | {"LD_LIBRARY_PATH": str(BUILD / "fake")},
+    capture_output=True, text=True, check=False,
+).stdout.split()  # fmt: skip
+for way in LISTED:
     for words, fake in DRIVERS.items():
         case(f"memory, way by way{words}: {way}", lambda way=way, fake=fake: by_way(way, **fake))
 
