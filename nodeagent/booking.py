@@ -16,6 +16,7 @@ from slicekeeper.errors import RequestRefused, SlicekeeperError
 from slicekeeper.inventory import Gpu
 from slicekeeper.request import annotations_of, parse_pod
 from slicekeeper.settings import Resources
+from slicekeeper.tenure import has_ended
 from slicekeeper.units import CORES_PER_GPU
 
 
@@ -60,7 +61,7 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
     """
     known = {gpu.uuid: gpu for gpu in gpus}
     rank = _rank(pod)
-    earlier = [other for other in others if _alive(other) and _rank(other) < rank]
+    earlier = [other for other in others if not has_ended(other) and _rank(other) < rank]
     mine = list(holds(pod, resources).values())
     for uuid in dict.fromkeys(uuid for hold in mine for uuid in hold.gpus):
         gpu = known.get(uuid)
@@ -92,11 +93,7 @@ def _sum(held: Iterable[Hold], gpu: Gpu) -> tuple[int, int]:
 
 def may_start(pod: Mapping[str, Any]) -> bool:
     """Whether kubelet may still start a container of the pod."""
-    return _alive(pod) and not pod["metadata"].get("deletionTimestamp")
-
-
-def _alive(pod: Mapping[str, Any]) -> bool:
-    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+    return not has_ended(pod) and not pod["metadata"].get("deletionTimestamp")
 
 
 def _rank(pod: Mapping[str, Any]) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from slicekeeper import names
 from slicekeeper.inventory import Gpu
 from slicekeeper.request import PodRequest, annotations_of, as_map, parse_admitted
 from slicekeeper.settings import Resources
+from slicekeeper.tenure import has_ended
 from slicekeeper.units import CORES_PER_GPU, parse_instant
 
 
@@ -56,6 +57,7 @@ class Pod:
     """Why the request cannot be placed at all, empty where it can."""
     managed: bool = True
     finished: bool = False
+    """All of it has ended: only then is what it held free."""
     leaving: bool = False
     """Deletion has begun; the containers may still run."""
     budget_state: str = ""
@@ -74,7 +76,7 @@ class Pod:
 
 def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
     """Return what matters of a Pod object, None where it has no UID: nothing can be held for it."""
-    metadata, spec, status = (as_map(obj.get(key)) for key in ("metadata", "spec", "status"))
+    metadata, spec = (as_map(obj.get(key)) for key in ("metadata", "spec"))
     uid = metadata.get("uid")
     if not isinstance(uid, str) or not uid:
         return None
@@ -92,7 +94,7 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
         node=node,
         refusal=refusal,
         managed=as_map(metadata.get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE,
-        finished=status.get("phase") in ("Succeeded", "Failed"),
+        finished=has_ended(obj),
         leaving=bool(metadata.get("deletionTimestamp")),
         budget_state=_text(annotations.get(names.BUDGET_STATE)),
         gpu_class=_text(annotations.get(names.GPU_CLASS)) or names.STANDARD,

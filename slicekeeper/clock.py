@@ -14,6 +14,9 @@ from slicekeeper.errors import SettingsError
 from slicekeeper.settings import ClockSettings
 from slicekeeper.units import parse_instant
 
+CLOCK_SKEW_MS: Final = 300_000
+"""How far the clocks of nodes, API server and our own parts may differ before a record of one is doubted."""
+
 SHORTEST_WAIT_SECONDS: Final = 0.05
 """Real seconds: at a high speed a loop that waits 2 s of scaled time would otherwise spin."""
 

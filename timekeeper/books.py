@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper import ledger, timeline
@@ -83,8 +84,10 @@ class Together:
         self._due: Counter[tuple[str, str]] = Counter()
         self._due_above: list[tuple[int, Posting]] = []
         """What is due of it in parents: the sums of what was posted below, with whose they are."""
-        self.running = {c.key: c for one in forest.records.values() for c in one.claims if c.end is None}
-        """The claims of the pods that run, by UID."""
+        self.running = {c.key: c for one in forest.records.values() for c in one.claims}
+        """The claims that go on, by UID: of pods that run, and of those whose end is still to come."""
+        self.next_end = min((c.end for c in self.running.values() if c.end is not None), default=None)
+        """When the first claim ends by itself: clocks differ, so an end may lie ahead of ours."""
         self._run_outs: dict[int, int] = {}
         self._forecast_for: list[int] = []
 
@@ -187,7 +190,8 @@ class Position:
     def due(self, now: int) -> int | None:
         """Return the next instant at which the namespace's state may change by itself."""
         turn = timeline.next_turn(self.together.at(now), self.together.forest, self.known.id)
-        return min((instant for instant in (self.run_out(now), turn) if instant is not None), default=None)
+        dues = self.run_out(now), turn, self.together.next_end
+        return min((instant for instant in dues if instant is not None), default=None)
 
 
 def policy_rule(budget: BudgetPolicy, since: int) -> Rule:
@@ -305,13 +309,17 @@ class Books:
             tree = memberships.tree(session, tree.keys, since - 1)
             namespaces.drop_anchors(session, tree.keys, since)
         tree, anchor = anchored(session, tree, since)
+        until = max(now, namespaces.settled_until(session, tree.keys))
+        if until > now + CLOCK_SKEW_MS:
+            # No replica's clock is so far ahead. What lies ahead of now is not due yet: it is taken back.
+            until = now
+            namespaces.drop_anchors(session, tree.keys, now + 1)
+            tree, anchor = anchored(session, tree, now + 1 if since is None else min(since, now + 1))
         # Rows are taken from the top and in one order, so that two that write wait for each other and never in a ring.
         for root in tree.roots:
             namespaces.touch(session, root)
         after = instant_of(anchor)
         forest = Forest(namespaces.records(session, tree.keys, after, carry=self._carry), tree.links)
-        ends = [claim.end or 0 for records in forest.records.values() for claim in records.claims]
-        until = max([now, namespaces.settled_until(session, tree.keys), *ends])
         start = timeline.begin_all(forest, until) | anchor
         outcome = timeline.advance(start, forest, until, every=ANCHOR_EVERY, settled=until - ANCHOR_LAG_MS)
         for key in sorted(tree.keys):
@@ -348,6 +356,30 @@ class Books:
         wanted = dict.fromkeys(ids)
         if wanted:
             self.database.write(lambda session: self.settle_all(session, wanted, now))
+
+    def come_back(self, now: int) -> None:
+        """Take back what lies further ahead of now than clocks may differ: ends of pods, and what is settled.
+
+        A ledger of an older release, or one that was kept while a clock was wrong, may have such.
+        """
+        latest = now + CLOCK_SKEW_MS
+        with self.database.reading() as session:
+            if not workloads.ended_after(session, self.cluster, latest) and not namespaces.settled_after(
+                session, self.cluster, latest
+            ):
+                return
+
+        def change(session: Session) -> None:
+            dirty: dict[int, int | None] = dict.fromkeys(namespaces.settled_after(session, self.cluster, latest))
+            for workload in workloads.ended_after(session, self.cluster, latest):
+                name = workloads.namespace_names(session, [workload.namespace_id])[workload.namespace_id]
+                detail = {"podUid": workload.pod_uid, "toldMs": workload.ended_at, "endMs": latest}
+                self.note(session, actor="timekeeper", action="end-held", namespace=name, detail=detail, now=now)
+                workloads.hold_end(session, workload, latest)
+                dirty[workload.namespace_id] = latest
+            self.settle_all(session, dirty, now)
+
+        self.database.write(change)
 
     # Budgets
 

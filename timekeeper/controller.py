@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop that keeps ledger and cluster in step. It holds nothing that a restart could lose.
 
-Each look: intervals that the pods' records open or close go into the books in one transaction; then finalizers of
-paid pods go; then budget states flip where a namespace ran out or got more. All of it is decided from records, so
-a crash between any two steps is made good by the next look.
+A look is a list of steps: intervals that the pods' records open or close go into the books in one transaction;
+finalizers of paid pods go; budget states flip where a namespace ran out or got more. A step that fails leaves what it
+had to do to the next look, and keeps no other step from its work. All of it is decided from records, so a crash between
+any two steps is made good too.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from slicekeeper import names
-from slicekeeper.clock import Clock
+from slicekeeper.clock import CLOCK_SKEW_MS, Clock
 from slicekeeper.errors import NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
 from slicekeeper.namespace_policy import PolicyBook, PolicyFile
 from slicekeeper.settings import Settings
+from slicekeeper.tenure import has_ended, is_bound
 from slicekeeper.units import MS_PER_HOUR, format_instant
 from timekeeper import interval, marks, retention, sealing
 from timekeeper.books import ORPHAN, Books, Closing, Opening, Position
 from timekeeper.cluster import Namespaces, Nodes, Pods
-from timekeeper.counters import CLOCK_SKEW_MS
 from timekeeper.evictions import Evictions
 from timekeeper.gates import Gates
 from timekeeper.intake import Intake, charged_request, holders_of, namespace_of
@@ -95,6 +96,19 @@ class Controller:
         self._lists = 0
         self._later: dict[str, float] = {}
         self._ending: dict[str, float] = {}
+        self._end_seen: dict[str, int] = {}
+        """When an end that lies in the future was first seen, by UID."""
+        self._paid: set[str] = set()
+        """Pods of which our finalizer is to go."""
+        self._changed: set[str] = set()
+        """Pods whose budget state is to be looked at."""
+        self._to_label: set[str] = set()
+        """Pods whose label is to be looked at."""
+        self._to_gates: tuple[dict[str, Object], set[str]] = ({}, set())
+        """Pods that have changed and that are settled, for the gates."""
+        self._unsettled: set[int] = set()
+        """Namespaces in which something fell due by the passing of time."""
+        self._failures: list[Exception] = []
         self._states: dict[str, str] = {}
         self._why: dict[str, str] = {}
         self._due: dict[str, tuple[Position, int | None]] = {}
@@ -155,17 +169,17 @@ class Controller:
         while not self._stop.is_set():
             begun = time.monotonic()
             self._wake.clear()
+            self._failures = []
             pause = self._settings.timekeeper.controller_seconds
             if self.synced:
                 try:
                     pause = min(pause, self.look() if self._lead() else pause)
                     self._looked = time.monotonic()
-                except Exception as error:  # the loop outlives every error; `trouble` tells of one that stays
-                    database_away = may_succeed_later(error) or out_of_room(error)
-                    surprise = not (database_away or isinstance(error, ServiceError))
-                    log.log(logging.ERROR if surprise else logging.WARNING, "look failed: %s", error, exc_info=surprise)
-                    if database_away:
+                except Exception as error:  # noqa: BLE001 - the loop outlives every error; `trouble` tells of one that stays
+                    if all(map(_is_database_away, self._failures or [error])):
                         self._looked = time.monotonic()  # a restart would not bring it back
+                    if not self._failures:
+                        _tell("the look", error)
                     self._stop.wait(RETRY_SECONDS)
             self._clock.wait(self._wake, pause)
             self._stop.wait(max(SHORTEST_PAUSE - (time.monotonic() - begun), 0))
@@ -179,6 +193,11 @@ class Controller:
             self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
             self._lists = 0
             self._debt_followed = False
+            self._paid.clear()
+            self._changed.clear()
+            self._to_label.clear()
+            self._to_gates = {}, set()
+            self._unsettled.clear()
             self._states.clear()
             self._written.clear()
             self._gates.start_over()
@@ -186,40 +205,48 @@ class Controller:
             self._thresholds.start_over()
         elif not self._leads:
             there, gone = self.pods.take()  # the leader's business, but for their tokens
-            for uid in (*gone, *(uid for uid, pod in there.items() if interval.is_terminal(pod))):
+            for uid in (*gone, *(uid for uid, pod in there.items() if has_ended(pod))):
                 self._on_end(uid)
         return self._leads
 
     def look(self) -> float:
-        """Bring ledger and cluster in step once; return in how many seconds something is due."""
+        """Bring ledger and cluster in step once; return in how many seconds something is due.
+
+        Raises the first error of a step after all steps have had their turn.
+        """
         now = self._clock.now_ms()
-        self._intake.keep_inventory()
-        self._follow_settings(now)
-        self.strays.look(RETRY_SECONDS)
-        there, gone = self._take()
-        if self._lists != self.pods.lists:
-            gone = self._let_go.gone() | gone
-        try:
-            released, done = self._account(there, gone, now)
-        except Exception:
-            self.pods.mark(there, gone.values())
-            raise
-        self._let_go.settle(done)
-        if self._lists != self.pods.lists:
-            self._look_for_absent(now)
-        self._release(released)
-        self._settle_due(now)
-        self._gates.look(there, done, self._policy.of, now)
-        self._flip(there, now)
-        self.strays.label(there.values(), self._each)
-        warned = self._thresholds.look(
-            [*self._books.positions(), *self._books.parents()], self._policy.of, self._policy.book.default, now
+        self._failures = []
+        steps: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("GPUs", self._intake.keep_inventory),
+            ("settings", lambda: self._follow_settings(now)),
+            ("strays", lambda: self.strays.look(RETRY_SECONDS)),
+            ("intervals", lambda: self._keep_intervals(now)),
+            ("finalizers", self._release),
+            ("dues", lambda: self._settle_due(now)),
+            ("gates", lambda: self._look_at_gates(now)),
+            ("budget states", lambda: self._flip(now)),
+            ("labels", self._label),
+            ("thresholds", lambda: self._warn(now)),
+            ("evictions", self._evict),
+            ("watch", lambda: self._confirm(now)),
+            ("seals", lambda: self._seal(now)),
         )
-        eviction = self._evict()
-        self._confirm(now)
-        self._seal(now)
-        dues = [due for due in (eviction, warned, *(due for _, due in self._due.values())) if due is not None]
+        dues: list[int] = []
+        for name, step in steps:
+            try:
+                due = step()
+                dues += [due] if isinstance(due, int) else []
+            except Exception as error:  # noqa: BLE001 - one step's trouble is not another's
+                self._fail(name, error)
+        if self._failures:
+            raise self._failures[0]
+        dues += [due for _, due in self._due.values() if due is not None]
         return max(min(dues, default=now + 3_600_000) - self._clock.now_ms(), 0) / 1000
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Note that a part of this look must be done again by the next one."""
+        _tell(what, error)
+        self._failures.append(error)
 
     # Pods' intervals
 
@@ -247,38 +274,95 @@ class Controller:
             self._book = book
             self._states.clear()  # the mode may have changed, and with it whether states are written
 
+    def _keep_intervals(self, now: int) -> None:
+        """Book what the records of changed pods say, and hand on what the other steps have to do for it."""
+        there, gone = self._take()
+        listed = self._lists != self.pods.lists
+        try:
+            if listed:
+                gone = self._let_go.gone() | gone
+            paid, settled = self._account(there, gone, now)
+        except Exception:
+            self.pods.mark(there, gone.values())
+            raise
+        self._paid |= paid
+        self._changed |= there.keys()
+        self._to_label |= there.keys()
+        changed, done = self._to_gates
+        self._to_gates = changed | there, done | set(settled)
+        self._let_go.settle(settled)
+        if listed:  # after what was let go is booked: of that nothing need be guessed
+            self._look_for_absent(now)
+
     def _account(
         self, there: dict[str, Object], gone: dict[str, Object], now: int
-    ) -> tuple[list[Object], list[str]]:  # fmt: skip
+    ) -> tuple[set[str], list[str]]:  # fmt: skip
         """Book what pods' records say; return the pods of which our finalizer may go, and all that are settled."""
         with self._books.database.reading() as session:
             rows = workloads.by_uid(session, {*there, *gone})
-        openings: list[Opening] = []
-        closings: list[Closing] = []
-        paid: list[Object] = []
+        openings: dict[str, Opening] = {}
+        closings: dict[str, Closing] = {}
         settled: list[str] = []
         for uid, pod in (there | gone).items():
             try:
                 opening, closing, done = self._read(pod, rows.get(uid), now, gone=uid in gone)
-            except Unavailable as error:
-                log.info("pod %s/%s waits: %s", namespace_of(pod), pod["metadata"]["name"], error)
-                self._later[uid] = time.monotonic() + RETRY_SECONDS
-                if uid in gone:
-                    self.pods.mark([], [pod])
+            except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
+                if isinstance(error, Unavailable):
+                    log.info("pod %s/%s waits: %s", namespace_of(pod), pod["metadata"]["name"], error)
+                else:
+                    self._fail(f"pod {namespace_of(pod)}/{pod['metadata']['name']}", error)
+                self._again(uid, pod, gone=uid in gone)
                 continue
-            openings += [opening] if opening else []
-            closings += [closing] if closing else []
+            if opening:
+                openings[uid] = opening
+            if closing:
+                closings[uid] = closing
             if done:
                 settled.append(uid)
-                self._ending.pop(uid, None)
-                self._written.pop(uid, None)
-                self._on_end(uid)
-                if uid in there and marks.holds_finalizer(pod):
-                    paid.append(pod)
-        if openings or closings:
-            policies = {opening.namespace: self._policy.of(opening.namespace) for opening in openings}
-            self._books.apply(openings, closings, policies, now)
-        return paid, settled
+        refused = self._apply(openings, closings, now)
+        for uid in refused:
+            self._again(uid, (there | gone)[uid], gone=uid in gone)
+        settled = [uid for uid in settled if uid not in refused]
+        for uid in settled:
+            self._ending.pop(uid, None)
+            self._end_seen.pop(uid, None)
+            self._written.pop(uid, None)
+            self._on_end(uid)
+        return {uid for uid in settled if uid in there}, settled
+
+    def _again(self, uid: str, pod: Object, *, gone: bool) -> None:
+        """Have a pod looked at again soon."""
+        self._later[uid] = time.monotonic() + RETRY_SECONDS
+        if gone:
+            self.pods.mark([], [pod])
+
+    def _apply(self, openings: dict[str, Opening], closings: dict[str, Closing], now: int) -> list[str]:
+        """Append intervals in one transaction; return the pods whose records the books don't take.
+
+        Raises what the database raises if it may take them later.
+        """
+        if not openings and not closings:
+            return []
+        policies = {opening.namespace: self._policy.of(opening.namespace) for opening in openings.values()}
+        try:
+            self._books.apply(list(openings.values()), list(closings.values()), policies, now)
+        except Exception as error:
+            pods = openings.keys() | closings.keys()
+            if _is_database_away(error):
+                raise
+            if len(pods) == 1:
+                self._fail(f"pod {min(pods)}", error)
+                return list(pods)
+            return [
+                refused
+                for uid in sorted(pods)
+                for refused in self._apply(
+                    {uid: openings[uid]} if uid in openings else {},
+                    {uid: closings[uid]} if uid in closings else {},
+                    now,
+                )
+            ]
+        return []
 
     def _read(
         self, pod: Object, row: Workload | None, now: int, *, gone: bool
@@ -291,12 +375,12 @@ class Controller:
         if row is not None:
             began, holders = row.started_at, holders_of(row.holders)
         else:
-            start = interval.start_of(pod)
+            start = interval.start_of(pod, now)
             policy = self._policy.of(namespace_of(pod))
-            opening = None if start is None else self._intake.opening(pod, start, policy, now)
+            opening = None if start is None else self._intake.opening(pod, start, policy)
             if start is None or opening is None:
-                over = gone or interval.is_terminal(pod) or interval.deleted_at(pod) is not None
-                if over and interval.is_bound(pod):
+                over = gone or has_ended(pod) or interval.deleted_at(pod) is not None
+                if over and is_bound(pod):
                     charged = charged_request(pod, policy, self._settings)
                     over = not (charged.requests or charged.whole_device_gpus)
                 return None, None, over
@@ -307,15 +391,16 @@ class Controller:
         if end is None:
             return opening, None, False
         told = interval.end_of(pod, holders, 0, final=True) or end
-        ahead, behind = end.at > now + CLOCK_SKEW_MS, told.at < began - CLOCK_SKEW_MS
-        skewed = ["clock-skew"] if ahead or behind else []
+        seen = self._end_seen.setdefault(uid, now) if end.at > now else now
+        at = max(interval.credible(end.at, seen), began)
+        skewed = ["clock-skew"] if at < end.at or told.at < began - CLOCK_SKEW_MS else []
         flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
-        return opening, Closing(uid, end.at, end.source, tuple(flags)), True
+        return opening, Closing(uid, at, end.source, tuple(flags)), True
 
     def _overdue(self, pod: Object, now: int) -> bool:
         """Whether kubelet has had its time to tell how a deleted pod ended."""
         uid, deletion = pod["metadata"]["uid"], interval.deleted_at(pod)
-        if deletion is None or interval.is_terminal(pod):
+        if deletion is None or has_ended(pod):
             return deletion is not None
         since = self._ending.setdefault(uid, time.monotonic())
         return now > deletion + KUBELET_MS and time.monotonic() - since > KUBELET_SECONDS
@@ -329,7 +414,8 @@ class Controller:
         lists = self.pods.lists
         with self._books.database.reading() as session:
             still_open = workloads.open_ones(session, self._books.cluster)
-        closings = []
+        closings: dict[str, Closing] = {}
+        all_seen = True
         for uid, (namespace, name) in still_open.items():
             if self.pods.find(uid) is not None:
                 continue
@@ -337,38 +423,60 @@ class Controller:
                 pod = self._client.get(PODS, name, namespace)
             except NotFound:
                 pod = None
+            except ServiceError as error:
+                self._fail(f"pod {namespace}/{name}", error)
+                all_seen = False
+                continue
             if pod is not None and pod["metadata"]["uid"] == uid:
                 self.strays.add(pod)
                 continue
-            closings.append(Closing(uid, self._last_confirmed(now), ORPHAN, (f"end-{ORPHAN}",)))
-        if closings:
-            self._books.apply([], closings, {}, now)
-        self._lists = lists
+            closings[uid] = Closing(uid, self._last_confirmed(now), ORPHAN, (f"end-{ORPHAN}",))
+        refused = self._apply({}, closings, now)
+        if all_seen and not refused:
+            self._lists = lists
 
     # Marks on pods
 
-    def _release(self, pods: list[Object]) -> None:
+    def _release(self) -> None:
+        pods = [pod for pod in map(self.pods.find, self._paid) if pod is not None and marks.holds_finalizer(pod)]
         self._each(pods, lambda pod: marks.release(self._client, pod))
+        self._paid.clear()
 
     def _each(self, pods: list[Object], act: Callable[[Object], None]) -> None:
         """Act on pods side by side; one that failed is looked at again."""
 
         def attempt(pod: Object) -> None:
+            what = f"pod {namespace_of(pod)}/{pod['metadata']['name']}"
             try:
                 act(pod)
             except ServiceError as error:
-                log.info("pod %s/%s again later: %s", namespace_of(pod), pod["metadata"]["name"], error)
-                self._later[pod["metadata"]["uid"]] = time.monotonic() + RETRY_SECONDS
+                log.info("%s again later: %s", what, error)
+            except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
+                self._fail(what, error)
+            else:
+                return
+            self._later[pod["metadata"]["uid"]] = time.monotonic() + RETRY_SECONDS
 
         list(self._patches.map(attempt, pods))
 
-    def _settle_due(self, now: int) -> None:
-        due = [position.known.id for position, at in self._due.values() if at is not None and at <= now]
-        self._books.settle(due, now)
+    def _label(self) -> None:
+        self.strays.label([pod for pod in map(self.pods.find, self._to_label) if pod is not None], self._each)
+        self._to_label.clear()
 
-    def _flip(self, changed: dict[str, Object], now: int) -> None:
+    def _settle_due(self, now: int) -> None:
+        """Book what has fallen due, and have come back to now what was settled in the future."""
+        self._unsettled |= {position.known.id for position, at in self._due.values() if at is not None and at <= now}
+        self._books.settle(self._unsettled, now)
+        self._unsettled.clear()
+        self._books.come_back(now)
+
+    def _look_at_gates(self, now: int) -> None:
+        changed, done = self._to_gates
+        self._gates.look(changed, done, self._policy.of, now)
+        self._to_gates = {}, set()
+
+    def _flip(self, now: int) -> None:
         """Write the budget state on the pods that bear another one."""
-        turned: set[str] = set()
         for position in self._books.positions():
             name = position.known.name
             seen = self._due.get(name)
@@ -384,13 +492,13 @@ class Controller:
                 due = format_instant(self._evictions.due(name, policy, state.since))
                 self._why[name] += f"; its pods are evicted from {due} on, unless a grant or a new period comes before"
             if self._states.get(name) != wanted:
+                self._changed |= {pod["metadata"]["uid"] for pod in self.pods.all() if namespace_of(pod) == name}
                 self._states[name] = wanted
-                turned.add(name)
-        candidates = dict(changed)
-        if turned:
-            candidates |= {pod["metadata"]["uid"]: pod for pod in self.pods.all() if namespace_of(pod) in turned}
-        wrong = [pod for pod in candidates.values() if self._wrong(pod)]
-        self._each(wrong, lambda pod: self._write(pod, self._why[namespace_of(pod)]))
+        pods = [pod for pod in map(self.pods.find, self._changed) if pod is not None]
+        self._each(
+            [pod for pod in pods if self._wrong(pod)], lambda pod: self._write(pod, self._why[namespace_of(pod)])
+        )
+        self._changed.clear()
 
     def _wanted(self, pod: Object) -> str | None:
         """Return the state that a pod is to bear: one for which GPU time is, or will be, set aside stays in budget."""
@@ -400,7 +508,7 @@ class Controller:
     def _wrong(self, pod: Object) -> bool:
         namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
         wanted = self._wanted(pod)
-        if wanted is None or interval.is_terminal(pod) or self._policy.of(namespace).mode != "enforce":
+        if wanted is None or has_ended(pod) or self._policy.of(namespace).mode != "enforce":
             return False
         if marks.state_of(pod) == wanted:
             self._written.pop(uid, None)
@@ -434,9 +542,25 @@ class Controller:
         }
         return self._evictions.look(spent, self.pods.all, self._each)
 
+    def _warn(self, now: int) -> int | None:
+        """Tell which thresholds were passed; return when the next one is due."""
+        positions = [*self._books.positions(), *self._books.parents()]
+        return self._thresholds.look(positions, self._policy.of, self._policy.book.default, now)
+
     def _confirm(self, now: int) -> None:
         """Note from time to time that the watch is up, for pods that vanish unseen later."""
         if time.monotonic() - self._confirmed > CONFIRM_SECONDS and not any(w.failures for w in self._watches):
             cluster = self._books.cluster
             self._books.database.write(lambda session: workloads.confirm(session, cluster, now))
             self._confirmed = time.monotonic()
+
+
+def _is_database_away(error: Exception) -> bool:
+    return may_succeed_later(error) or out_of_room(error)
+
+
+def _tell(what: str, error: Exception) -> None:
+    """Log what failed; with a traceback if nobody expects it."""
+    surprise = not (_is_database_away(error) or isinstance(error, ServiceError))
+    level = logging.ERROR if surprise else logging.WARNING
+    log.log(level, "look failed at %s: %s", what, error, exc_info=error if surprise else None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.wire.timekeeper import UsageReport
 
 Outcome = Literal["accepted", "duplicate", "refused"]
@@ -30,7 +31,6 @@ MAX_EPOCHS: Final = 256
 SLACK_MS: Final = 60_000
 """Clocks of nodes differ, and counters are read a moment before they are sent."""
 
-CLOCK_SKEW_MS: Final = 300_000
 _LARGEST: Final = 2**62
 
 

@@ -16,6 +16,7 @@ from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
 from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.tenure import has_ended
 from slicekeeper.units import format_duration, format_instant
 from timekeeper import interval, marks
 from timekeeper.books import Books
@@ -70,7 +71,7 @@ class Evictions:
         fresh = time.monotonic() - AGAIN_SECONDS
         going = [
             pod for pod in pods()
-            if namespace_of(pod) in over and not interval.is_terminal(pod) and interval.deleted_at(pod) is None
+            if namespace_of(pod) in over and not has_ended(pod) and interval.deleted_at(pod) is None
             and self._tried.get(pod["metadata"]["uid"], 0.0) < fresh
         ]  # fmt: skip
         each(going, lambda pod: self._evict(pod, over[namespace_of(pod)]))

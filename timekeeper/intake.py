@@ -18,7 +18,6 @@ from slicekeeper.settings import Settings
 from timekeeper import holds, interval, metering
 from timekeeper.books import Opening
 from timekeeper.cluster import Namespaces, Nodes
-from timekeeper.counters import CLOCK_SKEW_MS
 from timekeeper.store import workloads
 from timekeeper.store.database import Database
 from timekeeper.store.prices import PriceBook
@@ -51,17 +50,19 @@ class Intake:
         self._database = database
         self._nodes = nodes
         self._namespaces = namespaces
+        self._unkept: dict[str, Gpu] = {}
         with database.reading() as session:
             self._inventory: dict[str, Gpu] = workloads.gpus(session)
 
     def keep_inventory(self) -> None:
         """Note the GPUs that nodes have published since the last call."""
-        seen = self._nodes.take()
-        if seen:
-            self._database.write(lambda session: workloads.keep_gpus(session, seen))
-            self._inventory |= {gpu.uuid: gpu for gpu in seen}
+        self._unkept |= {gpu.uuid: gpu for gpu in self._nodes.take()}
+        if self._unkept:
+            self._database.write(lambda session: workloads.keep_gpus(session, self._unkept.values()))
+            self._inventory |= self._unkept
+            self._unkept.clear()
 
-    def opening(self, pod: Object, start: interval.Start, policy: NamespacePolicy, now: int) -> Opening | None:
+    def opening(self, pod: Object, start: interval.Start, policy: NamespacePolicy) -> Opening | None:
         """Return the opening of a bound pod; None where it is not charged.
 
         Raises Unavailable where the API server has to be asked and does not answer, or knows less than we do yet.
@@ -75,7 +76,7 @@ class Intake:
         flags = {*found.flags}
         if not start.exact:
             flags.add("bound-elsewhere")
-        if start.at > now + CLOCK_SKEW_MS or start.at < interval.created_at(pod, start.at) - CLOCK_SKEW_MS:
+        if start.skewed:
             flags.add("clock-skew")
         holders = {r.container: r.gpus for r in request.requests}
         for container, count in request.whole_device_gpus.items():

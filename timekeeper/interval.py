@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a pod held its GPUs, read from the pod's own record. Pure: the time at which anybody looked never matters.
+"""When a pod held its GPUs, read from the pod's own record. Pure: looking later makes no interval longer.
 
 An interval opens at the scheduler's `bound-at` (a pod that another scheduler bound: at its PodScheduled condition, or
-when it was adopted, whichever is later).
-It closes, once the pod is terminal, at the last `finishedAt` of the containers that hold GPUs. Where kubelet has
-left none: at the disruption that ended the pod, at kubelet's refusal to start it, or at the deletion.
+when it was adopted, whichever is later), and never before the pod was made.
+It closes, once the pod is terminal (`slicekeeper.tenure`), at the last `finishedAt` of all its containers: until then
+kubelet and the scheduler keep the slice. If kubelet has left no end of a container, the pod's own end counts: the
+disruption that ended it, kubelet's refusal to start it, its deletion, or its last change to not ready.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slicekeeper import names
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.request import annotations_of, as_list, as_map
+from slicekeeper.tenure import has_ended, is_bound
 from slicekeeper.units import MS_PER_SECOND, parse_instant
 
 EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready", "last-confirmed"]
-TERMINAL = ("Succeeded", "Failed")
+
+NOT_READY = ("Ready", "ContainersReady", "PodReadyToStartContainers")
+"""Conditions that turn to False when a pod ends. The first two say so only of a pod that had been ready."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """When an interval opened, and whether the scheduler said so itself."""
+    """When an interval opened, whether the scheduler said so itself, and whether its clock was plainly wrong."""
 
     at: int
     exact: bool
+    skewed: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,20 +43,10 @@ class End:
     source: EndSource
 
 
-def is_terminal(pod: Mapping[str, Any]) -> bool:
-    """Whether all containers have ended for good."""
-    return as_map(pod.get("status")).get("phase") in TERMINAL
-
-
 def created_at(pod: Mapping[str, Any], default: int) -> int:
     """Return when the API server made the pod, by its clock; `default` where the record does not say."""
     found = _instant(as_map(pod.get("metadata")).get("creationTimestamp"))
     return default if found is None else found
-
-
-def is_bound(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod was ever given to a node."""
-    return bool(as_map(pod.get("spec")).get("nodeName"))
 
 
 def deleted_at(pod: Mapping[str, Any]) -> int | None:
@@ -71,52 +67,72 @@ def asked_to_go(pod: Mapping[str, Any]) -> int | None:
     return deletion - grace * MS_PER_SECOND if isinstance(grace, int) and grace > 0 else deletion
 
 
-def start_of(pod: Mapping[str, Any]) -> Start | None:
-    """Return when the interval opened; None while the pod is not bound or its record does not say yet."""
+def start_of(pod: Mapping[str, Any], seen: int | None = None) -> Start | None:
+    """Return when the interval opened; None while the pod is not bound or its record does not say yet.
+
+    `seen` is when the pod was first seen bound: a start more than the skew later than that is wrong, and the binding's
+    condition, which the API server writes, or else `seen` itself counts.
+    """
     if not is_bound(pod):
         return None
+    scheduled = next(iter(_transitions(pod, "PodScheduled", status="True")), None)
     bound = _instant(annotations_of(pod).get(names.BOUND_AT))
-    if bound is not None:
-        return Start(bound, exact=True)
-    scheduled = [
-        _instant(condition.get("lastTransitionTime")) for condition in _conditions(pod, "PodScheduled", status="True")
-    ]
-    found = [instant for instant in scheduled if instant is not None]
     adopted = _instant(annotations_of(pod).get(names.ADOPTED_AT))
-    return Start(max(found[0], adopted or 0), exact=False) if found else None
+    if bound is not None:
+        told = bound
+    elif scheduled is not None:
+        told = max(scheduled, adopted or 0)
+    else:
+        return None
+    at = told
+    if seen is not None and told > seen + CLOCK_SKEW_MS:
+        # What ran before a pod was adopted is not charged, so its binding says nothing then.
+        at = seen if scheduled is None or adopted is not None else min(scheduled, seen)
+    at = max(at, created_at(pod, at))
+    skewed = abs(told - at) > CLOCK_SKEW_MS or (seen is not None and at > seen + CLOCK_SKEW_MS)
+    return Start(at, exact=bound is not None, skewed=skewed)
 
 
 def end_of(pod: Mapping[str, Any], holders: Collection[str], start: int, *, final: bool = False) -> End | None:
     """Return when the interval closed; None while it is open or its record does not say yet.
 
     `holders` are the containers that hold GPUs. `final` says that the record will not change any more, so a deletion
-    counts although the containers' end was never told.
+    counts although the containers' end was never told. What it returns is what the record says: see `credible`.
     """
     found = _ended(pod, holders, final=final)
     return None if found is None else End(max(found.at, start), found.source)
 
 
+def credible(end: int, seen: int) -> int:
+    """Return an end as far as it is believed: no later than it was first seen, and the skew that clocks may have."""
+    return min(end, seen + CLOCK_SKEW_MS)
+
+
 def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> End | None:
     deletion = asked_to_go(pod)
-    if is_terminal(pod):
-        finished = [i for status in _statuses(pod) if status.get("name") in holders for i in _finished(status)]
-        if finished:
-            return End(max(finished), "finished")
-        told: tuple[tuple[EndSource, list[int]], ...] = (
-            ("disrupted", _transitions(pod, "DisruptionTarget", status="True")),
-            ("rejected", _rejection(pod)),
-            ("deleted", [] if deletion is None else [deletion]),
-            ("not-ready", _transitions(pod, "Ready", status="False")),
-        )
-        for source, instants in told:
-            if instants:
-                return End(max(instants), source)
-    return End(deletion, "deleted") if final and deletion is not None else None
+    if not has_ended(pod):
+        return End(deletion, "deleted") if final and deletion is not None else None
+    finished = {str(status.get("name")): at for status in _statuses(pod) if (at := _finished(status)) is not None}
+    last = max(finished.values(), default=0)
+    apps = {str(as_map(container).get("name")) for container in as_list(as_map(pod.get("spec")).get("containers"))}
+    if apps | set(holders) <= finished.keys():
+        return End(last, "finished")
+    told: tuple[tuple[EndSource, list[int]], ...] = (
+        ("disrupted", _transitions(pod, "DisruptionTarget", status="True")),
+        ("rejected", _rejection(pod)),
+        ("deleted", [] if deletion is None else [deletion]),
+        ("not-ready", [at for kind in NOT_READY for at in _transitions(pod, kind, status="False")]),
+    )
+    for source, instants in told:
+        if instants:
+            return End(max(last, *instants), source)
+    # Nothing tells when the pod ended. Nobody waits for a container that holds nothing; for one that does we must.
+    return End(last, "finished") if finished and set(holders) <= finished.keys() else None
 
 
 def others_ended(pod: Mapping[str, Any]) -> bool:
     """Whether all app containers have ended and none will start again, so that only sidecars are left."""
-    if is_terminal(pod):
+    if has_ended(pod):
         return True
     spec = as_map(pod.get("spec"))
     statuses = {s.get("name"): s for s in map(as_map, as_list(as_map(pod.get("status")).get("containerStatuses")))}
@@ -134,14 +150,17 @@ def _ended_for_good(status: Mapping[str, Any] | None, policy: object) -> bool:
 
 def _statuses(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     status = as_map(pod.get("status"))
-    for key in ("initContainerStatuses", "containerStatuses"):
+    for key in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
         yield from map(as_map, as_list(status.get(key)))
 
 
-def _finished(status: Mapping[str, Any]) -> Iterator[int]:
+def _finished(status: Mapping[str, Any]) -> int | None:
+    """Return when a container ended for good; None if kubelet has not seen it, for which it writes the zero time.
+
+    The end of an earlier run, in `lastState`, is none: the slice was held on through the back-off.
+    """
     instant = _instant(as_map(as_map(status.get("state")).get("terminated")).get("finishedAt"))
-    if instant is not None and instant > 0:  # kubelet writes the zero time for a container whose end it has not seen
-        yield instant
+    return instant if instant is not None and instant > 0 else None
 
 
 def _rejection(pod: Mapping[str, Any]) -> list[int]:

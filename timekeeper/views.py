@@ -165,7 +165,7 @@ def _figures(position: Position | None, policy: NamespacePolicy, now: int, reser
 def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> list[Workload]:
     """Return pods as the ledger has them; running ones with what they have come to by now."""
     uids = [row.pod_uid for row, _ in rows]
-    running = {name for row, name in rows if row.ended_at is None}
+    running = {name for row, name in rows if row.ended_at is None or row.ended_at > now}
     positions = {name: books.position(name) for name in running}
     for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
         with books.database.reading() as session:

@@ -36,6 +36,7 @@ from slicekeeper.kube.client import (
 from slicekeeper.namespace_policy import read_book
 from slicekeeper.request import asks_for, parse_pod
 from slicekeeper.settings import Resources, Settings
+from slicekeeper.tenure import has_ended
 from slicekeeper.units import format_instant
 
 _ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
@@ -213,10 +214,9 @@ def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
     for pod in client.list(PODS)[0]:
         metadata = pod["metadata"]
         managed = (metadata.get("labels") or {}).get(names.MANAGED_LABEL) == names.MANAGED_VALUE
-        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         policy = book.of(metadata["namespace"])
         asked = (resources.core, resources.memory, *(() if policy.nvidia_gpu == "ignored" else resources.devices))
-        if not managed and not ended and policy.mode != "off" and asks_for(pod, asked):
+        if not managed and not has_ended(pod) and policy.mode != "off" and asks_for(pod, asked):
             yield pod
 
 

@@ -13,6 +13,7 @@ from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.request import annotations_of, parse_admitted
 from slicekeeper.settings import Resources, Settings
+from slicekeeper.tenure import has_ended
 from slicekeeper.timekeeper_client import TimekeeperClient
 from slicekeeper.units import CORES_PER_GPU, format_duration
 from slicekeeper.wire.timekeeper import Workload
@@ -133,7 +134,7 @@ def _shares(pods: list[Object], resources: Resources) -> dict[str, list[tuple[st
     """Return for each GPU the running pods that hold a share of it, in percent."""
     shares: dict[str, list[tuple[str, int]]] = {}
     for pod in pods:
-        if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        if has_ended(pod):
             continue
         name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
         for request in parse_admitted(pod, resources)[0].requests:

@@ -144,6 +144,12 @@ def settled_until(session: Session, keys: Collection[int]) -> int:
     return session.execute(select(func.max(Namespace.settled_at)).where(Namespace.id.in_(keys))).scalar_one()
 
 
+def settled_after(session: Session, cluster: str, at: int) -> list[int]:
+    """Return what is settled further than an instant."""
+    query = select(Namespace.id).where(Namespace.cluster == cluster, Namespace.settled_at > at)
+    return list(session.scalars(query.order_by(Namespace.id)))
+
+
 def touch(session: Session, key: int) -> None:
     """Note that what others hold is old; whoever else writes waits, or has lost, from here on."""
     session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))

@@ -53,6 +53,20 @@ def close(session: Session, ends: list[dict[str, Any]]) -> None:
         session.connection().execute(statement, ends)
 
 
+def ended_after(session: Session, cluster: str, at: int) -> list[Workload]:
+    """Return the workloads of a cluster that end later than an instant."""
+    query = select(Workload).join(Namespace, Namespace.id == Workload.namespace_id)
+    query = query.where(Workload.archived_at.is_(None), Workload.ended_at > at, Namespace.cluster == cluster)
+    return list(session.scalars(query.order_by(Workload.pod_uid)))
+
+
+def hold_end(session: Session, workload: Workload, latest: int) -> None:
+    """Have a workload end at an instant, or when it began if that is later; its flags tell that clocks differed."""
+    flags = {*filter(None, workload.flags.split(",")), "clock-skew"}
+    values = {"ended_at": max(latest, workload.started_at), "flags": ",".join(sorted(flags))}
+    session.execute(update(Workload).where(Workload.pod_uid == workload.pod_uid).values(values))
+
+
 def heard(session: Session, uid: str, now: int) -> None:
     """Note a sign of life."""
     session.execute(update(Workload).where(Workload.pod_uid == uid).values(heard_at=now))
