@@ -184,7 +184,8 @@ class Position:
             if self.known.id in chain[1:] and not state.over_budget:
                 child = chain[chain.index(self.known.id) - 1]
                 for claim in forest.records[key].claims:
-                    found[child] += claim.gross(state.at) - claim.gross(max(claim.start, state.cut))
+                    if claim.goes_on(state.at):
+                        found[child] += claim.gross(state.at) - claim.gross(max(claim.start, state.cut))
         return found
 
     def due(self, now: int) -> int | None:
@@ -611,7 +612,7 @@ def _after(records: Records, at: int) -> Records:
     """Return what of a budget's records still matters after an instant."""
     return replace(
         records,
-        claims=[c for c in records.claims if c.end is None or c.end > at],
+        claims=[c for c in records.claims if c.goes_on(at)],
         grants=[g for g in records.grants if g.since > at],
         withdrawals=[w for w in records.withdrawals if w.at > at],
     )

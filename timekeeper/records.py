@@ -30,6 +30,10 @@ class Claim:
     den: int
     turns: tuple[tuple[int, int, int], ...] = ()
 
+    def goes_on(self, at: int) -> bool:
+        """Whether it has not ended at an instant."""
+        return self.end is None or self.end > at
+
     def gross(self, at: int) -> int:
         """Return the cumulative charge at an instant, rounded half up."""
         last = at if self.end is None or at < self.end else self.end

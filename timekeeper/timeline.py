@@ -108,7 +108,7 @@ def run_outs(states: Mapping[int, State], forest: Forest) -> dict[int, int]:
     One that is not in the answer has none already, or none of its pods runs, or it is not foreseeable.
     """
     going_on = {
-        key: replace(records, claims=[c for c in records.claims if c.end is None or c.end > states[key].at], debts=())
+        key: replace(records, claims=[c for c in records.claims if c.goes_on(states[key].at)], debts=())
         for key, records in forest.records.items()
     }
     run = _Run(states, Forest(going_on, forest.links))

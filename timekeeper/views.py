@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from slicekeeper import names
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Settings
 from slicekeeper.units import format_instant
@@ -165,7 +166,7 @@ def _figures(position: Position | None, policy: NamespacePolicy, now: int, reser
 def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> list[Workload]:
     """Return pods as the ledger has them; running ones with what they have come to by now."""
     uids = [row.pod_uid for row, _ in rows]
-    running = {name for row, name in rows if row.ended_at is None or row.ended_at > now}
+    running = {name for row, name in rows if row.ended_at is None or row.ended_at > now - CLOCK_SKEW_MS}
     positions = {name: books.position(name) for name in running}
     for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
         with books.database.reading() as session:
@@ -191,7 +192,9 @@ def _workload(
     if position is not None and claim is not None:
         states, due = position.together.charges_due(now)
         state = states[position.known.id]
-        running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, claim.start))
+        running = 0
+        if claim.goes_on(state.at):
+            running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, claim.start))
         exhausted = state.over_budget
         charged, over = charged + due[row.pod_uid, "charge"], over + due[row.pod_uid, "over-budget"]
         charged, over = (charged, over + running) if exhausted else (charged + running, over)

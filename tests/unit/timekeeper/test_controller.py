@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from scheduler.policy import BestFit
+from scheduler.state import Kind, State
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import inventory, names
-from slicekeeper.clock import ManualClock
+from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
 from slicekeeper.errors import Forbidden
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.namespace_policy import PolicyFile
@@ -24,7 +26,7 @@ from timekeeper import strays
 from timekeeper.books import Books
 from timekeeper.controller import Controller
 from timekeeper.records import Debt
-from timekeeper.store import audit, debts, workloads
+from timekeeper.store import audit, bookings, debts, workloads
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.models import Workload
@@ -41,7 +43,7 @@ class Stage:
     books: Books
     controller: Controller
 
-    def create(self, name: str = "a", *, bound: bool = True, core: str = "50") -> Object:
+    def create(self, name: str = "a", *, bound: bool = True, core: str = "50", plain: bool = False) -> Object:
         limits = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": "16"}
         annotations = {names.gpu_annotation("main"): GPU.uuid, names.BOUND_AT: format_instant(self.clock.now_ms())}
         pod: Object = {
@@ -54,6 +56,8 @@ class Stage:
         }  # fmt: skip
         if bound:
             pod["spec"]["nodeName"] = "n"
+        if plain:
+            pod["spec"]["containers"].append({"name": "plain"})
         return self.cluster.store.create(PODS, pod, "team")
 
     def write(self, name: str, **status: Any) -> None:
@@ -66,6 +70,26 @@ class Stage:
     def end(self, name: str, at: int) -> None:
         ended = {"name": "main", "state": {"terminated": {"exitCode": 0, "finishedAt": format_seconds(at)}}}
         self.write(name, phase="Succeeded", containerStatuses=[ended])
+
+    def end_each(self, name: str, phase: str, **ends: int | None) -> None:
+        """Write containers' ends; None: it runs."""
+        self.write(
+            name,
+            phase=phase,
+            containerStatuses=[
+                {"name": container, "state": {"running": {}} if at is None else
+                 {"terminated": {"exitCode": 0, "finishedAt": format_seconds(at)}}}
+                for container, at in ends.items()
+            ],
+        )  # fmt: skip
+
+    def finalizers(self, name: str = "a") -> list[str]:
+        found: list[str] = self.kube.get(PODS, name, "team")["metadata"]["finalizers"]
+        return found
+
+    def state(self, name: str) -> str:
+        found: str = self.kube.get(PODS, name, "team")["metadata"]["annotations"].get(names.BUDGET_STATE, "")
+        return found
 
     def look(self, *, fresh: bool = True) -> None:
         """Look once, after what a watch would have brought."""
@@ -328,3 +352,227 @@ def test_a_pod_that_was_never_seen_with_its_label_is_found_by_its_other_marks(
     assert stage.workload(uid).started_at == T0
     assert labels_of(stage) == {names.MANAGED_LABEL: "true"}
     assert "labels" not in stage.kube.get(PODS, "plain", "team")["metadata"]
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("ahead", [20 * 60_000, 10 * 365 * 24 * 3_600_000])
+def test_an_end_in_the_future_is_held_at_the_skew_after_it_was_seen_and_flagged(stage: Stage, ahead: int) -> None:
+    pod, neighbour = stage.create(core="10"), stage.create("b", core="10")
+    stage.look()
+    stage.clock.advance(5_000)
+    stage.end("a", stage.clock.ms + ahead)
+    stage.look()
+    latest = stage.clock.ms + CLOCK_SKEW_MS
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.end_source, row.flags) == (latest, "finished", "clock-skew")
+    assert stage.finalizers() == [], "the charge follows from the record"
+    position = stage.books.require("team")
+    assert position.known.settled_at <= stage.clock.ms
+    assert position.at(stage.clock.ms).balance == 10_000 - 2 * 500
+    stage.look()
+    annotations = stage.kube.get(PODS, "b", "team")["metadata"]["annotations"]
+    assert annotations[names.BUDGET_STATE] == names.IN_BUDGET
+    stage.clock.advance(2 * CLOCK_SKEW_MS)
+    stage.end("b", T0 + 6_000)
+    stage.look()
+    with stage.books.database.reading() as session:
+        booked = bookings.booked_by_pod(session, [pod["metadata"]["uid"], neighbour["metadata"]["uid"]])
+    assert sum(booked[pod["metadata"]["uid"]]) == (latest - T0) // 10
+    assert sum(booked[neighbour["metadata"]["uid"]]) == 600
+
+
+def test_an_end_that_the_books_could_not_take_at_first_is_held_from_when_it_was_seen(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = stage.create()
+    stage.look()
+    seen = stage.clock.ms
+    stage.end("a", seen + 24 * 3_600_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.books, "apply", raising)
+        with pytest.raises(RuntimeError):
+            stage.look()
+    stage.clock.advance(3_600_000)
+    stage.look()
+    assert stage.workload(pod["metadata"]["uid"]).ended_at == seen + CLOCK_SKEW_MS
+
+
+def test_a_binding_in_the_future_is_charged_from_when_it_was_seen(stage: Stage) -> None:
+    pod = stage.create()
+    ahead = {names.BOUND_AT: format_instant(T0 + 24 * 3_600_000)}
+    stage.kube.patch(PODS, "a", {"metadata": {"annotations": ahead}}, "team")
+    stage.clock.advance(2_000)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.started_at, row.flags) == (T0 + 2_000, "clock-skew")
+
+
+def test_no_interval_opens_before_its_pod_was_made(stage: Stage) -> None:
+    pod = stage.create()
+    early = {names.BOUND_AT: format_instant(T0 - 10 * 365 * 24 * 3_600_000)}
+    stage.kube.patch(PODS, "a", {"metadata": {"annotations": early}}, "team")
+    stage.clock.advance(2_000)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.started_at, row.flags) == (T0, "clock-skew")
+
+
+# Steps
+
+
+def raising(*_: object, **__: object) -> None:
+    raise RuntimeError("a fault")
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["keep_inventory", "follow_policy", "look_for_absent", "release", "settle", "come_back", "gates", "positions",
+     "labels", "evictions", "confirm", "seal"],
+)  # fmt: skip
+def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_takes_it_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    stage.create("runs")
+    stage.create()
+    stage.look()
+    stage.clock.advance(25_000)
+    stage.end("a", T0 + 20_000)
+    controller = stage.controller
+    targets: dict[str, tuple[object, str]] = {
+        "keep_inventory": (controller._intake, "keep_inventory"), "follow_policy": (controller, "_follow_settings"),
+        "look_for_absent": (controller, "_look_for_absent"), "release": (controller, "_release"),
+        "settle": (stage.books, "settle"), "come_back": (stage.books, "come_back"),
+        "gates": (controller._gates, "look"), "positions": (stage.books, "positions"),
+        "labels": (controller.strays, "label"), "evictions": (controller, "_evict"),
+        "confirm": (controller, "_confirm"), "seal": (controller, "_seal"),
+    }  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(*targets[step], raising)
+        with pytest.raises(RuntimeError, match="a fault"):
+            stage.look()
+    done = (stage.finalizers() == [], stage.state("runs") == names.OVER_BUDGET)
+    assert done == (step != "release", step != "positions")
+    stage.look(fresh=False)
+    assert stage.finalizers() == []
+    assert stage.state("runs") == names.OVER_BUDGET
+    assert stage.finalizers("runs") == [names.FINALIZER]
+
+
+def test_what_fell_due_is_booked_by_the_next_look_if_this_one_could_not(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.create()
+    stage.look()
+    stage.clock.advance(25_000)  # the budget is spent at 20 s
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.books, "settle", raising)
+        with pytest.raises(RuntimeError):
+            stage.look()
+    assert stage.books.require("team").known.settled_at == T0
+    stage.look(fresh=False)
+    assert stage.books.require("team").known.settled_at == T0 + 25_000
+
+
+def test_one_pod_that_the_books_do_not_take_keeps_no_other_from_its_charge(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = stage.create("bad")["metadata"]["uid"]
+    stage.create()
+    apply = stage.books.apply
+
+    def picky(openings: Any, *rest: Any) -> None:
+        if any(opening.pod_uid == bad for opening in openings):
+            raising()
+        apply(openings, *rest)
+
+    stage.end("a", T0)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.books, "apply", picky)
+        with pytest.raises(RuntimeError):
+            stage.look()
+        assert stage.finalizers() == []
+        assert stage.known() == 1
+        assert stage.finalizers("bad") == [names.FINALIZER]
+    stage.look()
+    assert stage.workload(bad).started_at == T0
+
+
+def test_one_pod_that_cannot_be_read_keeps_no_other_from_its_charge(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.create("bad")
+    stage.create()
+    stage.end("a", T0)
+    opening = stage.controller._intake.opening
+
+    def picky(pod: Object, *rest: Any) -> Any:
+        return raising() if pod["metadata"]["name"] == "bad" else opening(pod, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.controller._intake, "opening", picky)
+        with pytest.raises(RuntimeError):
+            stage.look()
+    assert stage.finalizers() == []
+    stage.look()
+    assert stage.known() == 2
+
+
+def test_gpus_that_could_not_be_kept_are_kept_by_the_next_look(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.controller._intake._nodes.on_list(stage.kube.list(NODES)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(workloads, "keep_gpus", raising)
+        with pytest.raises(RuntimeError):
+            stage.look()
+    stage.look()
+    with stage.books.database.reading() as session:
+        assert workloads.gpus(session) == {GPU.uuid: GPU}
+
+
+def test_a_controller_whose_looks_always_fail_at_one_step_is_noticed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STUCK_SECONDS", -1.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(stage.controller, "_seal", raising)
+    monkeypatch.setattr(type(stage.controller), "synced", True)
+    looked = stage.controller._looked
+    wait = stage.controller._stop.wait
+    turns = iter(range(4))
+    monkeypatch.setattr(
+        stage.controller._stop, "wait", lambda _: stage.controller._stop.set() if next(turns, None) is None else wait(0)
+    )
+    stage.controller.run()
+    assert stage.controller._looked == looked
+    assert "has not finished a look" in stage.controller.trouble()
+
+
+# Scheduler and ledger
+
+
+def test_a_container_that_ends_beside_a_plain_one_holds_its_gpus_and_pays_for_them(stage: Stage) -> None:
+    """Also over 29 days: kubelet and kube-scheduler free nothing before the whole pod has ended."""
+    resources = Settings().resources
+    scheduler = State(resources, BestFit(), stage.clock, hold_seconds=30, lost_seconds=60)
+    scheduler.set_nodes(stage.kube.list(NODES)[0])
+
+    def holds() -> bool:
+        scheduler.set_pods(stage.kube.list(PODS)[0])
+        return scheduler.counts()[Kind.BOUND] == 1
+
+    pod = stage.create(plain=True)
+    uid = pod["metadata"]["uid"]
+    stage.look()
+    assert (holds(), stage.workload(uid).ended_at) == (True, None)
+    stage.clock.advance(10_000)
+    stage.end_each("a", "Running", main=T0 + 10_000, plain=None)
+    stage.look()
+    assert (holds(), stage.workload(uid).ended_at) == (True, None)
+    end = T0 + 29 * 24 * 3_600_000
+    stage.clock.advance(end - stage.clock.ms)
+    stage.end_each("a", "Succeeded", main=T0 + 10_000, plain=end)
+    stage.look()
+    assert (holds(), stage.workload(uid).ended_at) == (False, end)
+    with stage.books.database.reading() as session:
+        assert sum(bookings.booked_by_pod(session, [uid])[uid]) == (end - T0) // 2

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from slicekeeper import names
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import parse_instant
-from timekeeper.interval import End, Start, end_of, others_ended, start_of
+from timekeeper.interval import End, Start, credible, end_of, others_ended, start_of
 
 BOUND = "2026-11-21T10:00:00.250Z"
 START = parse_instant(BOUND)
@@ -54,16 +55,104 @@ def test_a_pod_that_was_there_before_opens_when_it_was_adopted() -> None:
     assert start_of(waiting) == Start(at("10:45:00"), exact=False)
 
 
+def test_it_never_opens_before_the_pod_was_made() -> None:
+    for bound_at in ("2016-11-21T10:00:00.000Z", "2026-11-21T09:59:59.999Z"):
+        early = pod(bound_at=bound_at)
+        early["metadata"]["creationTimestamp"] = "2026-11-21T10:00:00Z"
+        assert start_of(early) == Start(at("10:00:00"), exact=True, skewed=bound_at.startswith("2016"))
+    old = pod(bound_at=None, conditions=[condition("PodScheduled", "True", "09:00:00")])
+    old["metadata"]["creationTimestamp"] = "2026-11-21T10:00:00Z"
+    assert start_of(old) == Start(at("10:00:00"), exact=False, skewed=True)
+
+
+SEEN = START + 2_000
+
+
+@pytest.mark.parametrize("ahead", ["2026-11-21T10:20:00Z", "2036-01-01T00:00:00Z"])
+def test_a_binding_of_the_future_opens_when_the_api_server_says_that_it_was_made(ahead: str) -> None:
+    scheduled = [condition("PodScheduled", "True", "10:00:01")]
+    assert start_of(pod(bound_at=ahead, conditions=scheduled), SEEN) == Start(at("10:00:01"), exact=True, skewed=True)
+    assert start_of(pod(bound_at=ahead), SEEN) == Start(SEEN, exact=True, skewed=True)
+    late = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": ahead}]
+    assert start_of(pod(bound_at=ahead, conditions=late), SEEN) == Start(SEEN, exact=True, skewed=True)
+    assert start_of(pod(bound_at=None, conditions=late), SEEN) == Start(SEEN, exact=False, skewed=True)
+    adopted = pod(bound_at=None, conditions=[condition("PodScheduled", "True", "09:00:00")])
+    adopted["metadata"]["annotations"][names.ADOPTED_AT] = ahead
+    assert start_of(adopted, SEEN) == Start(SEEN, exact=False, skewed=True), "what ran before is not charged"
+
+
+def test_a_start_within_the_skew_is_believed() -> None:
+    ahead = pod(bound_at="2026-11-21T10:04:00Z")
+    assert start_of(ahead, SEEN) == Start(at("10:04:00"), exact=True)
+
+
+def test_an_end_is_believed_up_to_the_skew_after_it_was_seen() -> None:
+    assert credible(SEEN - 1, SEEN) == SEEN - 1
+    assert credible(SEEN + CLOCK_SKEW_MS, SEEN) == SEEN + CLOCK_SKEW_MS
+    assert credible(SEEN + 20 * 60_000, SEEN) == SEEN + CLOCK_SKEW_MS
+
+
 def test_a_pod_that_is_not_bound_holds_nothing() -> None:
     assert start_of(pod(node="")) is None
 
 
-def test_it_closes_at_the_last_end_of_a_container_that_holds_gpus() -> None:
+def test_it_closes_at_the_last_end_of_any_container_whoever_holds_the_gpus() -> None:
+    """kubelet and the scheduler keep the slice until all of the pod has ended."""
     statuses = [ended("main", "2026-11-21T10:05:00Z"), ended("helper", "2026-11-21T10:09:00Z")]
-    sidecar = [ended("meter", "2026-11-21T10:07:00Z"), ended("gpu-sidecar", "2026-11-21T10:30:00Z")]
-    done = pod(phase="Succeeded", containerStatuses=statuses, initContainerStatuses=sidecar)
-    assert end_of(done, ["main"], START) == End(at("10:05:00"), "finished")
-    assert end_of(done, ["main", "meter"], START) == End(at("10:07:00"), "finished")
+    sidecar = [ended("meter", "2026-11-21T10:07:00Z"), ended("gpu-sidecar", "2026-11-21T10:09:02Z")]
+    done = pod(phase="Succeeded", containerStatuses=statuses)
+    assert end_of(done, ["main"], START) == End(at("10:09:00"), "finished")
+    done["status"]["initContainerStatuses"] = sidecar
+    assert end_of(done, ["main", "meter"], START) == End(at("10:09:02"), "finished")
+
+
+UNKNOWN = {
+    "null": {"terminated": {"exitCode": 137, "finishedAt": None}},
+    "zero": {"terminated": {"exitCode": 137, "finishedAt": "0001-01-01T00:00:00Z"}},
+    "absent": {"terminated": {"exitCode": 137}},
+    "unknown": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}},
+    "back-off": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "running": {"running": {"startedAt": "2026-11-21T10:00:02Z"}},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("state", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize("unknown", ["main", "helper"])
+def test_an_end_that_kubelet_never_told_is_the_pods_own(state: dict[str, Any], unknown: str) -> None:
+    known = "helper" if unknown == "main" else "main"
+    statuses = [
+        ended(known, "2026-11-21T10:05:00Z"),
+        {"name": unknown, "state": state, "lastState": ended("", "2026-11-21T10:01:00Z")["state"]},
+    ]
+    lost = pod(phase="Failed", containerStatuses=statuses)
+    holders = ["main", "helper"]
+    assert end_of(lost, holders, START) is None, "whose end nobody tells may still be told"
+    told = [condition("Ready", "False", "10:08:00"), condition("PodReadyToStartContainers", "False", "10:08:01")]
+    lost["status"]["conditions"] = told
+    assert end_of(lost, holders, START) == End(at("10:08:01"), "not-ready")
+    lost["metadata"]["deletionTimestamp"] = "2026-11-21T10:07:00Z"
+    assert end_of(lost, holders, START) == End(at("10:07:00"), "deleted")
+    told.append(condition("DisruptionTarget", "True", "10:06:00"))
+    assert end_of(lost, holders, START) == End(at("10:06:00"), "disrupted")
+    told[-1]["lastTransitionTime"] = "2026-11-21T10:04:00Z"
+    assert end_of(lost, holders, START) == End(at("10:05:00"), "disrupted"), "what is known to have run later counts"
+
+
+def test_an_unknown_end_of_a_container_without_gpus_counts_if_the_record_tells_the_pods() -> None:
+    statuses = [ended("main", "2026-11-21T10:05:00Z"), ended("helper", None, 137)]
+    lost = pod(phase="Failed", containerStatuses=statuses)
+    assert end_of(lost, ["main"], START) == End(at("10:05:00"), "finished")
+    lost["status"]["conditions"] = [condition("DisruptionTarget", "True", "10:06:00")]
+    assert end_of(lost, ["main"], START) == End(at("10:06:00"), "disrupted")
+
+
+def test_a_pod_that_was_never_ready_held_its_slice_until_its_sandbox_went() -> None:
+    """Its image could not be pulled, or it was never ready: `Ready` turned to False when the pod began."""
+    waiting = {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    conditions = [condition("Ready", "False", "10:00:00"), condition("PodReadyToStartContainers", "False", "11:00:01")]
+    late = pod(phase="Failed", reason="DeadlineExceeded", containerStatuses=[waiting], conditions=conditions)
+    assert end_of(late, ["main"], START) == End(at("11:00:01"), "not-ready")
 
 
 def test_it_is_open_while_the_pod_is_not_terminal() -> None:
