@@ -198,6 +198,8 @@ class Kubelet:
                 _sidecar_status(c, held) for c in old["spec"].get("initContainers") or [] if is_native_sidecar(c)
             ]
             ready = "True" if held.run.stage == "running" else "False"
+            ended = held.run.stage == "ended"
+            set_condition(old, "PodReadyToStartContainers", "False" if ended else "True", now_ms)
             set_condition(old, "Initialized", "False" if held.run.stage == "creating" else "True", now_ms)
             set_condition(old, "ContainersReady", ready, now_ms)
             set_condition(old, "Ready", ready, now_ms)

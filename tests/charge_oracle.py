@@ -39,11 +39,10 @@ def instant(text: str) -> int:
 def interval(pod: dict[str, Any], memory_mib: int, background: Fraction) -> Interval | None:
     """The interval of a pod's last record; None for a pod that never held a GPU. All GPUs have `memory_mib`."""
     metadata = pod["metadata"]
-    annotations, status = metadata.get("annotations") or {}, pod.get("status") or {}
+    annotations = metadata.get("annotations") or {}
     if "slicekeeper.io/bound-at" not in annotations:
         return None
     shares: dict[str, list[Fraction]] = {}
-    finished: list[int] = []
     for container in pod["spec"]["containers"]:
         limits = container["resources"].get("limits") or {}
         if CORE not in limits:
@@ -53,20 +52,34 @@ def interval(pod: dict[str, Any], memory_mib: int, background: Fraction) -> Inte
             share = shares.setdefault(uuid, [Fraction(0), Fraction(0)])
             share[0] += Fraction(min(core, 100), 100)
             share[1] += Fraction(blocks * 256, memory_mib) if core < 100 else 1
-        finished += [
-            instant(s["state"]["terminated"]["finishedAt"]) for s in status.get("containerStatuses", ())
-            if s["name"] == container["name"] and (s["state"].get("terminated") or {}).get("finishedAt")
-        ]  # fmt: skip
     rate = sum((max(share) for share in shares.values()), Fraction(0))
     if annotations.get("slicekeeper.io/gpu-class") == "background":
         rate *= background
     start = instant(annotations["slicekeeper.io/bound-at"])
-    disrupted = [instant(c["lastTransitionTime"]) for c in status["conditions"] if c["type"] == "DisruptionTarget"]
-    ends = finished or disrupted
-    if not ends:
-        ends = [instant(metadata["deletionTimestamp"]) - 1000 * metadata.get("deletionGracePeriodSeconds", 0)]
-    end = max(ends)
-    return Interval(metadata["uid"], start, max(end, start), rate)
+    if "creationTimestamp" in metadata:
+        start = max(start, instant(metadata["creationTimestamp"]))
+    return Interval(metadata["uid"], start, max(end_of(pod), start), rate)
+
+
+def end_of(pod: dict[str, Any]) -> int:
+    """When a pod that has ended gave its GPUs back: with its last container, as far as that is told."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    ends: dict[str, int] = {}
+    for one in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        text = (one["state"].get("terminated") or {}).get("finishedAt")
+        if text and not text.startswith("0001-"):
+            ends[one["name"]] = instant(text)
+    known = list(ends.values())
+    if all(container["name"] in ends for container in pod["spec"]["containers"]):
+        return max(known)
+    when = {(c["type"], c["status"]): instant(c["lastTransitionTime"]) for c in status.get("conditions", ())}
+    if ("DisruptionTarget", "True") in when:
+        return max([*known, when["DisruptionTarget", "True"]])
+    if "deletionTimestamp" in metadata:
+        asked = instant(metadata["deletionTimestamp"]) - 1000 * metadata.get("deletionGracePeriodSeconds", 0)
+        return max([*known, asked])
+    kinds = ("Ready", "ContainersReady", "PodReadyToStartContainers")
+    return max([*known, *(when[kind, "False"] for kind in kinds if (kind, "False") in when)])
 
 
 def charges(

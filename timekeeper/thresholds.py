@@ -52,7 +52,7 @@ def next_crossing(position: Position, state: State, percents: Iterable[int], now
         max(num / den for num, den in ((claim.num, claim.den), *((n, d) for _, n, d in claim.turns)))
         for key in tree.below(position.known.id)
         for claim in forest.records[key].claims
-        if claim.end is None
+        if claim.goes_on(now)
     ]
     if not ahead or not sum(rates) or state.over_budget:
         return None

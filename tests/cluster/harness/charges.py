@@ -15,9 +15,11 @@ GPU_MIB = 81920
 
 
 def charge_of(pod: Object) -> int:
-    """Return the GPU-milliseconds of a pod that has ended, each container of which held one GPU or a share of one."""
+    """Return the GPU-milliseconds of a pod that has ended, each GPU container of which held one GPU or a share of one.
+
+    It held them until its last container had ended, whichever that was.
+    """
     per_gpu: dict[str, list[Fraction]] = {}
-    ends = []
     for container in pod["spec"]["containers"]:
         limits = container["resources"].get("limits", {})
         if CORE not in limits:
@@ -26,9 +28,9 @@ def charge_of(pod: Object) -> int:
         share = per_gpu.setdefault(gpu, [Fraction(0), Fraction(0)])
         share[0] += Fraction(int(limits[CORE]), 100)
         share[1] += Fraction(int(limits[MEMORY]) * 256, GPU_MIB)
-        [status] = [s for s in pod["status"]["containerStatuses"] if s["name"] == container["name"]]
-        ends.append(_instant(status["state"]["terminated"]["finishedAt"]))
     begin = _instant(pod["metadata"]["annotations"]["slicekeeper.io/bound-at"])
+    statuses = [*pod["status"].get("initContainerStatuses", ()), *pod["status"]["containerStatuses"]]
+    ends = [_instant(status["state"]["terminated"]["finishedAt"]) for status in statuses]
     held = max(max(ends) - begin, 0)
     return floor(held * sum(map(max, per_gpu.values()), Fraction(0)) + Fraction(1, 2))
 
