@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import inventory, names
-from slicekeeper.clock import ManualClock
+from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
@@ -74,7 +75,9 @@ class Stage:
                 "restartPolicy": "Never", "nodeName": "n",
                 "containers": [{"name": "main", "resources": {"limits": limits}}],
             },
-            "status": {"phase": "Running", "conditions": []},
+            "status": {"phase": "Running", "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_seconds(self.clock.now_ms())}
+            ]},
         }  # fmt: skip
         self.cluster.store.create(PODS, pod, "team")
 
@@ -143,19 +146,34 @@ def test_the_ledger_is_what_the_pods_records_say(stage: Stage) -> None:
         for controller in stage.controllers:
             controller.pods.on_list(stage.pods())
         stage.look()
+    seen = stage.clock.now_ms()
+    stage.clock.advance(2 * CLOCK_SKEW_MS)
+    stage.look()  # what ended ahead of the clock has ended
     records = stage.pods()
     assert [pod["metadata"]["finalizers"] for pod in records] == [["example.com/keeps"]] * 9
-    check(stage, records, skewed)
+    check(stage, records, skewed, seen)
 
 
-def check(stage: Stage, records: list[Object], skewed: dict[str, tuple[int, int]]) -> None:
+def check(stage: Stage, records: list[Object], skewed: dict[str, tuple[int, int]], seen: int) -> None:
+    """Compare with the records; `seen` is when the last of them had been seen at the latest."""
     found: list[Any] = [charge_oracle.interval(pod, GPU.memory_mib, Fraction(1)) for pod in records]
+    with stage.databases[0].reading() as session:
+        rows = workloads.by_uid(session, [one.uid for one in found])
+    for index, (pod, one) in enumerate(zip(records, found, strict=True)):
+        bound, finished = skewed[pod["metadata"]["name"]]
+        start, end = one.start, charge_oracle.end_of(pod)
+        if bound > 0:  # the condition that the API server wrote says more
+            start = charge_oracle.instant(pod["status"]["conditions"][0]["lastTransitionTime"])
+        if finished > 0:  # held at the skew after it was seen: some time between its end and the last look
+            told, held = end - finished, rows[one.uid].ended_at
+            assert told + CLOCK_SKEW_MS <= held <= min(seen + CLOCK_SKEW_MS, end)
+            end = held
+        found[index] = replace(one, start=start, end=max(start, end))
     wanted = charge_oracle.charges(found, AMOUNT, [])
     with stage.databases[0].reading() as session:
         assert bookings.booked_by_pod(session, [uid for uid, sums in wanted.items() if any(sums)]) == {
             uid: sums for uid, sums in wanted.items() if any(sums)
         }
-        rows = workloads.by_uid(session, wanted)
     assert sum(over for _, over in wanted.values()) > 0
     for pod in records:
         row, (bound, finished) = rows[pod["metadata"]["uid"]], skewed[pod["metadata"]["name"]]
