@@ -70,7 +70,12 @@ def end_of(pod: dict[str, Any]) -> int:
         if text and not text.startswith("0001-"):
             ends[one["name"]] = instant(text)
     known = list(ends.values())
-    if all(container["name"] in ends for container in pod["spec"]["containers"]):
+    again = {"Always": lambda code: True, "OnFailure": lambda code: code != 0, "Never": lambda code: False}
+    back_off = any(
+        again[pod["spec"].get("restartPolicy", "Never")](one["state"]["terminated"].get("exitCode"))
+        for one in status.get("containerStatuses", ()) if one["state"].get("terminated")
+    )  # fmt: skip
+    if not back_off and all(container["name"] in ends for container in pod["spec"]["containers"]):
         return max(known)
     when = {(c["type"], c["status"]): instant(c["lastTransitionTime"]) for c in status.get("conditions", ())}
     if ("DisruptionTarget", "True") in when:

@@ -23,7 +23,8 @@ from slicekeeper.units import MS_PER_SECOND, parse_instant
 EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready", "last-confirmed"]
 
 NOT_READY = ("Ready", "ContainersReady", "PodReadyToStartContainers")
-"""Conditions that turn to False when a pod ends. The first two say so only of a pod that had been ready."""
+"""Conditions that are False once a pod has ended. The first two turn with the first container that ends or fails; the
+last one turns when kubelet has stopped the sandbox, right before it frees the slice."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     finished = {str(status.get("name")): at for status in _statuses(pod) if (at := _finished(status)) is not None}
     last = max(finished.values(), default=0)
     apps = {str(as_map(container).get("name")) for container in as_list(as_map(pod.get("spec")).get("containers"))}
-    if apps | set(holders) <= finished.keys():
+    known = apps | set(holders) <= finished.keys()
+    if known and not _waited_for_a_restart(pod):
         return End(last, "finished")
     told: tuple[tuple[EndSource, list[int]], ...] = (
         ("disrupted", _transitions(pod, "DisruptionTarget", status="True")),
@@ -125,7 +127,7 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     )
     for source, instants in told:
         if instants:
-            return End(max(last, *instants), source)
+            return End(last, "finished") if known and last >= max(instants) else End(max(last, *instants), source)
     # Nothing tells when the pod ended. Nobody waits for a container that holds nothing; for one that does we must.
     return End(last, "finished") if finished and set(holders) <= finished.keys() else None
 
@@ -139,6 +141,13 @@ def others_ended(pod: Mapping[str, Any]) -> bool:
     policy = spec.get("restartPolicy", "Always")
     apps = [as_map(container).get("name") for container in as_list(spec.get("containers"))]
     return bool(apps) and all(_ended_for_good(statuses.get(name), policy) for name in apps)
+
+
+def _waited_for_a_restart(pod: Mapping[str, Any]) -> bool:
+    """Whether a container of a pod that has ended would have been started again: it held the slice on until then."""
+    policy = as_map(pod.get("spec")).get("restartPolicy")
+    statuses = map(as_map, as_list(as_map(pod.get("status")).get("containerStatuses")))
+    return policy in ("Always", "OnFailure") and any(not _ended_for_good(status, policy) for status in statuses)
 
 
 def _ended_for_good(status: Mapping[str, Any] | None, policy: object) -> bool:

@@ -139,6 +139,27 @@ def test_an_end_that_kubelet_never_told_is_the_pods_own(state: dict[str, Any], u
     assert end_of(lost, holders, START) == End(at("10:05:00"), "disrupted"), "what is known to have run later counts"
 
 
+@pytest.mark.parametrize(("policy", "code"), [("Always", 0), ("Always", 1), ("OnFailure", 1)])
+def test_a_back_off_that_was_cut_short_held_the_slice_until_the_pod_went(policy: str, code: int) -> None:
+    """kubelet writes the end of the last run then, which may lie minutes back."""
+    gone = pod(
+        phase="Failed",
+        containerStatuses=[ended("main", "2026-11-21T10:05:00Z", code), ended("helper", "2026-11-21T10:04:00Z", code)],
+        conditions=[condition("Ready", "False", "10:04:00"), condition("DisruptionTarget", "True", "10:09:00")],
+    )
+    assert end_of(gone, ["main"], START) == End(at("10:05:00"), "finished"), "nothing would have started it again"
+    gone["spec"]["restartPolicy"] = policy
+    assert end_of(gone, ["main"], START) == End(at("10:09:00"), "disrupted")
+    gone["status"]["conditions"].pop()
+    gone["metadata"] |= {"deletionTimestamp": "2026-11-21T10:08:30Z", "deletionGracePeriodSeconds": 30}
+    assert end_of(gone, ["main"], START) == End(at("10:08:00"), "deleted")
+    gone["status"]["containerStatuses"][0] = ended("main", "2026-11-21T10:08:02Z", 143)
+    assert end_of(gone, ["main"], START) == End(at("10:08:02"), "finished"), "it ran until it was told to stop"
+    gone["metadata"] = {"annotations": gone["metadata"]["annotations"]}
+    gone["status"]["conditions"].append(condition("PodReadyToStartContainers", "False", "10:15:01"))
+    assert end_of(gone, ["main"], START) == End(at("10:15:01"), "not-ready"), "activeDeadlineSeconds passed"
+
+
 def test_an_unknown_end_of_a_container_without_gpus_counts_if_the_record_tells_the_pods() -> None:
     statuses = [ended("main", "2026-11-21T10:05:00Z"), ended("helper", None, 137)]
     lost = pod(phase="Failed", containerStatuses=statuses)
