@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 300.0
 """How often all pods without our label are looked through for our other marks (real seconds)."""
 
+AGAIN_SECONDS: Final = 10.0
+"""How long after a sweep that failed (real seconds)."""
+
 
 class Strays:
     """The pods that no watch brings; `look` is called by the leading controller alone."""
@@ -81,7 +84,7 @@ class Strays:
             self.sweep()
         except ServiceError as error:
             log.info("pods without our label are looked for again later: %s", error)
-            self._swept = float("-inf")
+            self._swept = time.monotonic() - SWEEP_SECONDS + AGAIN_SECONDS
 
     def _visit(self, uid: str, last: Object) -> None:
         try:
