@@ -76,6 +76,10 @@ class TimekeeperClient:
         """Give a namespace a budget of its own, or make a team; `rule` is the body of the route."""
         return self._send("PUT", path("api", "v1", _WHOSE[kind], name), rule, kind)
 
+    def change_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
+        """Change what `rule` names of a budget; a namespace's is its own from then on."""
+        return self._send("PATCH", path("api", "v1", _WHOSE[kind], name), rule, kind)
+
     def grant(self, kind: type[B], name: str, amount_ms: int, reason: str, idempotency_key: str) -> B:
         """Book a grant from now on; repeating it with the same key books nothing more."""
         return self.move_time(kind, name, "grants", {"amountMs": amount_ms, "reason": reason}, idempotency_key)

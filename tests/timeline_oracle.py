@@ -43,6 +43,8 @@ class Oracle:
     charged: Counter[str] = field(default_factory=Counter)
     unpaid: Counter[str] = field(default_factory=Counter)
     overdrawn: int = 0
+    repaid: int = 0
+    """Of what was owed: what the running period's amount has paid."""
     credit: int = 0
     open: bool = True
     so_far: dict[str, tuple[int, Fraction]] = field(default_factory=dict)
@@ -56,10 +58,15 @@ class Oracle:
 
     def take(self, amount: int) -> None:
         for bucket in sorted(self.buckets, key=lambda b: (b[3], b[2] is None, b[2] or 0, b[0] != "period")):
-            part = min(bucket[1], amount)
+            part = max(0, min(bucket[1], amount))
             bucket[1] -= part
             amount -= part
         self.overdrawn += amount
+
+    def repay(self, amount: int) -> None:
+        before = self.period[1]
+        self.take(amount)
+        self.repaid += before - self.period[1]
 
     def walk(self, begin_at: int, until: int) -> Oracle:
         self.start(begin_at)
@@ -93,10 +100,10 @@ class Oracle:
         self.take(sum(w.amount for w in self.records.withdrawals if w.at == t))
         if self.raised:
             owed, self.overdrawn = self.overdrawn, 0
-            self.take(owed)
+            self.repay(owed)
             paid = min(self.debt, max(self.left() - self.overdrawn, 0))
             self.debt -= paid
-            self.take(paid)
+            self.repay(paid)
         if self.raised and self.spendable() > 0:
             self.exhausted = False
         if self.spendable() <= 0:
@@ -105,20 +112,38 @@ class Oracle:
     def renew(self, t: int) -> None:
         rule, mine = self.rule, self.period
         self.buckets = [b for b in self.buckets if b is mine or b[2] != t]
-        over, new = mine[2] == t, next((r for r in self.records.rules[1:] if r.since == t), None)
-        if new and not over and new.calendar == rule.calendar:
-            spent, self.total = self.total - mine[1], self.total - rule.amount + new.amount
-            left = max(0, self.total - spent)
-            self.raised, mine[1], self.rule = left > mine[1], left, new
+        over, at_once = mine[2] == t, [r for r in self.records.rules[1:] if r.since == t]
+        new = at_once[-1] if at_once else None
+        if new and not over and all(r.used != "anew" for r in at_once):
+            self.change(new, t)
         elif new or over:
-            kept = min(mine[1], rule.rollover) if over else 0
+            kept = max(0, min(mine[1], rule.rollover)) if over else 0
             self.rule = rule = new or rule
             period = short_bounds(t, *rule.calendar)
             mine[1:3] = [rule.amount + kept, period and period[1]]
             self.total, self.raised, self.used, self.over = rule.amount + kept, rule.amount + kept > 0, 0, 0
+            self.repaid = 0
         rule = self.rule
         self.raised = self.raised or rule.credit > self.credit or (rule.open and not self.open)
         self.credit, self.open = rule.credit, rule.open
+
+    def change(self, new: Rule, t: int) -> None:
+        """Have another rule hold in the running period: what that has used counts in full."""
+        rule, mine = self.rule, self.period
+        spent, self.total = self.total - mine[1], self.total - rule.amount + new.amount
+        mine[1] = self.total - spent
+        if new.used == "clamped":
+            mine[1] = max(0, mine[1])
+        if new.calendar != rule.calendar:
+            period = short_bounds(t, *new.calendar)
+            mine[2] = period and period[1]
+        # What the period paid of what was owed stays paid as far as its amount has room for it beside all else.
+        room = max(0, self.total - (self.total - mine[1] - self.repaid))
+        owed_again = self.repaid - min(self.repaid, room)
+        self.repaid -= owed_again
+        self.overdrawn += owed_again
+        mine[1] += owed_again
+        self.raised, self.rule = new.amount > rule.amount, new
 
     def steps(self, t: int) -> dict[str, int]:
         """Return each claim's charge for the millisecond that ends at t."""
@@ -182,7 +207,9 @@ def histories(draw: st.DrawFn) -> Records:
     few = st.sampled_from([0, 0, 0, 7, 60])
     shut = st.sampled_from([True, True, True, False])
     rules = [Rule(0, draw(amounts), draw(periods), draw(zones), draw(few), draw(few), draw(shut))]
-    for since in sorted(draw(st.sets(st.integers(1000, 1300), max_size=3))):
+    before_0014 = draw(st.sampled_from([False, False, False, True]))
+    used = st.sampled_from(["clamped", "anew"] if before_0014 else ["counts", "counts", "counts", "anew"])
+    for since in sorted(draw(st.lists(st.integers(1000, 1300), max_size=4))):
         same = draw(st.booleans())
         last = rules[-1]
         rules.append(
@@ -195,6 +222,7 @@ def histories(draw: st.DrawFn) -> Records:
                 draw(few),
                 draw(shut),
                 last.anchor if same else draw(st.sampled_from([None, None, 3])),
+                draw(used),
             )
         )
     grants = []
@@ -214,7 +242,8 @@ def histories(draw: st.DrawFn) -> Records:
         Withdrawal(f"w{i}", n, at, "withdrawal") for i, (at, n) in enumerate(draw(st.lists(moves, max_size=2)))
     ]
     grants.sort(key=lambda grant: (grant.since, grant.key))
-    return Records(claims, rules, grants, withdrawals=withdrawals, debts=draw(debts()))
+    opened = draw(st.one_of(st.none(), st.integers(950, 1300)))
+    return Records(claims, rules, grants, withdrawals=withdrawals, debts=draw(debts()), opened=opened)
 
 
 NAMESPACES, TEAMS, ORGANISATION = (1, 2, 3), (10, 11), 20
@@ -274,7 +303,7 @@ class ForestOracle:
         firsts = [*(c.start for c in mine.claims), *(r.since for r in mine.rules[1:]), *(g.since for g in mine.grants)]
         firsts += [w.at for w in mine.withdrawals]
         firsts += [link.since for link in self.forest.links if key in (link.child, link.parent)]
-        return min([until, *(first - 1 for first in firsts)])
+        return min([until, *(first - 1 for first in firsts), until if mine.opened is None else mine.opened])
 
     def walk(self, begin_at: int, until: int) -> ForestOracle:
         self.budgets = {key: Oracle(records) for key, records in self.forest.records.items()}

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -19,7 +20,10 @@ _SCALE: Final = 2**40
 
 
 class Bucket(msgspec.Struct):
-    """An allowance and what is left of it. The period's is booked when the first pod may draw on it."""
+    """An allowance and what is left of it. The period's is booked when the first pod may draw on it.
+
+    Of the period's less than nothing is left when its amount was lowered below what it has used.
+    """
 
     key: str
     amount: int
@@ -27,6 +31,8 @@ class Bucket(msgspec.Struct):
     expires: int | None
     booked: bool
     priority: int = 0
+    repaid: int = 0
+    """What was owed and the period has paid: it is owed again where the amount is lowered below it."""
 
 
 class State(msgspec.Struct):
@@ -34,6 +40,7 @@ class State(msgspec.Struct):
 
     at: int
     period_start: int | None
+    """When the running period began; None: there is none, or there was none when what it has used began to count."""
     period: Bucket
     grants: list[Bucket]
     exhausted: bool
@@ -53,6 +60,8 @@ class State(msgspec.Struct):
     """Drawn beyond all allowances: on credit, or by a withdrawal that late knowledge left without cover."""
     barred: int | None = None
     """The nearest budget above of which nothing is left, while something is left of this one."""
+    counts_since: int | None = None
+    """The instant after which `used`, `over` and `granted` count; None: ever."""
 
     @property
     def balance(self) -> int:
@@ -115,7 +124,12 @@ class Line:
         self.counting: tuple[Line, ...] = (self,)
         """The lines in which its own pods' time counts."""
         self.postings: list[Posting] = []
-        self.rules = {rule.since: rule for rule in records.rules if rule.since > state.at}
+        self.rules: dict[int, Rule] = {}
+        for rule in records.rules:
+            if rule.since > state.at:
+                at_once = self.rules.get(rule.since)
+                anew = at_once is not None and at_once.used == "anew"  # which holds, whatever rule follows at once
+                self.rules[rule.since] = replace(rule, used="anew") if anew else rule
         self.grants: dict[int, list[Grant]] = {}
         for grant in records.grants:
             if grant.since > state.at:
@@ -194,13 +208,26 @@ class Line:
         self._open_window()
 
     def draw(self, amount: int) -> None:
-        """Take an amount from the allowances: by priority, and of those the one that expires first. Then on credit."""
-        buckets = [self.state.period, *self.state.grants]
-        for bucket in sorted(buckets, key=lambda b: (b.priority, b.expires is None, b.expires or 0)):
-            part = min(bucket.left, amount)
+        """Take an amount from the allowances: by priority, and of those the one that expires first. Then on credit.
+
+        Grants that are used up leave the state.
+        """
+        state = self.state
+        for bucket in sorted(
+            [state.period, *state.grants], key=lambda b: (b.priority, b.expires is None, b.expires or 0)
+        ):
+            part = max(0, min(bucket.left, amount))
             bucket.left -= part
             amount -= part
-        self.state.overdrawn += amount
+        state.overdrawn += amount
+        state.grants = [bucket for bucket in state.grants if bucket.left]
+
+    def _repay(self, amount: int) -> None:
+        """Take what is owed from the allowances, and remember what the period gave."""
+        period = self.state.period
+        before = period.left
+        self.draw(amount)
+        period.repaid += before - period.left
 
     # Time
 
@@ -222,7 +249,7 @@ class Line:
         if start is not None and start > end:
             state.period_start, state.period = start, bucket
             state.used = state.over = state.granted = 0
-            state.cut = start
+            state.cut = state.counts_since = start
             self._open_window()
 
     def crossing(self, to: int) -> int | None:
@@ -281,15 +308,34 @@ class Line:
             self.state.grants.remove(bucket)
 
     def adjust(self, rule: Rule) -> bool:
-        """Have a rule hold that keeps the period; return whether there is more to spend than before."""
-        before, bucket = self.rule, self.state.period
+        """Have a rule hold, with the period that runs; return whether there is more to spend than before.
+
+        What the period has used counts in full, however often its amount was lowered meanwhile.
+        """
+        before, period = self.rule, self.state.period
         self.rule = rule
-        amount = bucket.amount - before.amount + rule.amount
-        left = max(0, amount - (bucket.amount - bucket.left))
-        change, bucket.left, bucket.amount = left - bucket.left, left, amount
-        if bucket.booked and change:
-            self._post("adjustment", bucket.key, change)
+        change = rule.amount - before.amount
+        if rule.used == "clamped":
+            change = max(change, -period.left)
+        period.amount += rule.amount - before.amount
+        period.left += change
+        if rule.calendar != before.calendar:
+            self._follow_calendar()
+        if period.booked and change:
+            self._post("adjustment", period.key, change)
+        owed_again = max(0, min(-period.left, period.repaid))
+        period.left += owed_again
+        period.repaid -= owed_again
+        self.state.overdrawn += owed_again
         return change > 0 or self._opened(before)
+
+    def _follow_calendar(self) -> None:
+        """Have the period that runs end where the rule's calendar says so; nobody knows yet of one not booked."""
+        start, named = period_bucket(self.rule, self.state.at)
+        period = self.state.period
+        period.expires = named.expires
+        if not period.booked:
+            period.key, self.state.period_start = named.key, start
 
     def renew(self, rule: Rule | None, *, over: bool) -> bool:
         """Begin a period, the old one being `over` or given up; return whether there is more to spend than before."""
@@ -297,15 +343,12 @@ class Line:
         self.rule = rule or before
         self._expire(old)
         state.period_start, state.period = period_bucket(self.rule, state.at)
-        kept = min(old.left, before.rollover) if over else 0
+        kept = max(0, min(old.left, before.rollover)) if over else 0
         state.period.amount += kept
         state.period.left += kept
         state.used = state.over = state.granted = 0
+        state.counts_since = state.at
         return state.period.amount > 0 or self._opened(before)
-
-    def keeps_period(self, rule: Rule | None, *, over: bool) -> bool:
-        """Whether a rule goes on with the period of the one before."""
-        return rule is not None and rule.calendar == self.rule.calendar and not over
 
     def _opened(self, before: Rule) -> bool:
         return self.rule.credit > before.credit or (self.rule.open and not before.open)
@@ -329,12 +372,12 @@ class Line:
         if raised and state.overdrawn:
             self.book_period()
             owed, state.overdrawn = state.overdrawn, 0
-            self.draw(owed)
+            self._repay(owed)
         if raised and state.debt:
             self.book_period()
             paid = min(state.debt, max(state.balance, 0))
             state.debt -= paid
-            self.draw(paid)
+            self._repay(paid)
             self._post("debt", f"debt:{state.at}", paid)
         self._open_window()
         may_spend = self.rule.open and state.balance + self.rule.credit > 0

@@ -12,10 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
@@ -169,11 +168,8 @@ class Position:
         return tightest, states[tightest.id]
 
     def counts_since(self, now: int) -> int | None:
-        """Return since when the state's sums count: a period's start, or a rule's that began another; None: ever."""
-        rules = [rule for rule in self.together.forest.records[self.known.id].rules if rule.since <= now]
-        turns = [b.since for a, b in pairwise(rules) if a.calendar != b.calendar]
-        start = self.at(now).period_start
-        return max([*turns[-1:], *([] if start is None else [start])], default=None)
+        """Return since when the state's sums count; None: ever."""
+        return self.at(now).counts_since
 
     def running_below(self, now: int) -> Counter[int]:
         """Return what was charged in this period and is not booked yet, by the budget directly below."""
@@ -201,6 +197,10 @@ def policy_rule(budget: BudgetPolicy, since: int) -> Rule:
         since, budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms,
         anchor=budget.anchor_ms,
     )  # fmt: skip
+
+
+Change = Rule | Callable[[Rule], Rule]
+"""Another rule for a budget, or what makes it of the one in force."""
 
 
 class Books:
@@ -385,32 +385,43 @@ class Books:
     # Budgets
 
     def set_budget(
-        self, uid: str, name: str, policy: NamespacePolicy, rule: Rule, *, actor: str, if_match: frozenset[str] | None
+        self,
+        uid: str,
+        name: str,
+        policy: NamespacePolicy,
+        change: Change,
+        *,
+        actor: str,
+        if_match: frozenset[str] | None,
     ) -> None:
-        """Give a namespace a budget of its own from `rule.since` on; whether it is suspended stays as it is.
+        """Give a namespace a budget of its own from now on; whether it is suspended stays as it is.
 
-        Raises Conflict where `if_match` has not the budget's version and the budget is another, or it is closed.
+        `change` is the rule, from `since` on, or makes it of the one in force. It is never earlier than that one, so
+        of two writers whose clocks differ the later one has its way. Raises Conflict where `if_match` has not the
+        budget's version and the budget is another, or it is closed.
         """
 
-        def change(session: Session) -> None:
+        def work(session: Session) -> None:
+            rule = change if isinstance(change, Rule) else change(policy_rule(policy.budget, 0))
             place = self.ensure(session, uid, name, policy, rule.since)
-            self.change_budget(session, place, rule, actor=actor, if_match=if_match)
+            self.change_budget(session, place, change, actor=actor, if_match=if_match)
 
-        self.database.write(change)
+        self.database.write(work)
 
     def change_budget(
-        self, session: Session, place: Known, rule: Rule, *, actor: str, if_match: frozenset[str] | None
+        self, session: Session, place: Known, change: Change, *, actor: str, if_match: frozenset[str] | None
     ) -> None:
         """Give whoever has an account another rule, as `set_budget` does."""
         row = namespaces.rules(session, place.id)[-1]
-        wanted = replace(rule, open=row.rule.open)
-        if row.source == "own" and row.rule == replace(wanted, since=row.rule.since):
+        rule = change if isinstance(change, Rule) else change(row.rule)
+        rule = replace(rule, open=row.rule.open, since=max(rule.since, row.rule.since))
+        if row.source == "own" and rule.used != "anew" and row.rule.says_the_same(rule):
             return
         if if_match is not None and if_match.isdisjoint({version_of(row), ANY_VERSION}):
             raise Conflict(f"budget of {place.title}: it was changed meanwhile; read it again", 412, "version-mismatch")
         if row.status == "closed":
             raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")
-        self._rule(session, place, wanted, row.status, actor=actor, source="own")
+        self._rule(session, place, rule, row.status, actor=actor, source="own")
         self.note(session, actor=actor, action="budget", namespace=place.title, detail=told_of(rule), now=rule.since)
 
     def set_status(
@@ -436,10 +447,11 @@ class Books:
             return
         if row.status == "closed":
             raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")
-        rule = replace(row.rule, since=now, open=status == "active")
+        since = max(now, row.rule.since)
+        rule = replace(row.rule, since=since, open=status == "active", used="counts")
         self._rule(session, place, rule, status, actor=actor, source=row.source)
         detail = {"status": status, "reason": reason}
-        self.note(session, actor=actor, action="status", namespace=place.title, detail=detail, now=now)
+        self.note(session, actor=actor, action="status", namespace=place.title, detail=detail, now=since)
 
     def _rule(self, session: Session, place: Known, rule: Rule, status: Status, *, actor: str, source: str) -> None:
         namespaces.add_rule(session, place.id, rule, source=source, actor=actor, now=rule.since, status=status)
@@ -455,8 +467,8 @@ class Books:
                 policy, row = policies.get(place.name), current[place.id]
                 if policy is None or row.source == "own" or row.status == "closed":
                     continue
-                rule = replace(policy_rule(policy.budget, now), open=row.rule.open)
-                if row.rule != replace(rule, since=row.rule.since):
+                rule = replace(policy_rule(policy.budget, max(now, row.rule.since)), open=row.rule.open)
+                if not row.rule.says_the_same(rule):
                     self._rule(session, place, rule, row.status, actor="policy", source="policy")
 
         self.database.write(change)
@@ -624,7 +636,11 @@ def told_of(rule: Rule) -> dict[str, str | int]:
         "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone, "creditMs": rule.credit,
         "rolloverMs": rule.rollover,
     }  # fmt: skip
-    return told if rule.anchor is None else {**told, "anchorMs": rule.anchor}
+    if rule.anchor is not None:
+        told["anchorMs"] = rule.anchor
+    if rule.used == "anew":
+        told["newPeriod"] = "true"
+    return told
 
 
 def version_of(row: RuleRow) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict
-from timekeeper.books import ANCHOR_LAG_MS, Books, told_of
+from timekeeper.books import ANCHOR_LAG_MS, Books, Change, told_of
 from timekeeper.movements import Place
 from timekeeper.records import Rule
 from timekeeper.store import memberships, namespaces
@@ -45,13 +45,33 @@ def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, i
             books.settle_in(session, known.id, rule.since, rule.since)
             books.note(session, actor=actor, action=kind, namespace=known.title, detail=told_of(rule), now=rule.since)
             return True
-        if known.kind != kind:
-            told = f"kind: {name} is {_a(known.kind)}, not {_a(kind)}; choose another name"
-            raise Conflict(told, 409, PARENT_REFUSED, "kind")
+        _same_kind(known, kind)
         books.change_budget(session, known, rule, actor=actor, if_match=if_match)
         return False
 
     return books.database.write(change)
+
+
+def patch_parent(
+    books: Books, name: str, kind: Kind | None, change: Change, *, actor: str, if_match: frozenset[str] | None
+) -> None:
+    """Make another budget of that of a team or an organisation.
+
+    Raises NotFound where there is none of that name, Conflict as `put_parent` does.
+    """
+
+    def work(session: Session) -> None:
+        known = namespaces.require_parent(session, books.cluster, name)
+        _same_kind(known, kind or known.kind)
+        books.change_budget(session, known, change, actor=actor, if_match=if_match)
+
+    books.database.write(work)
+
+
+def _same_kind(known: Known, kind: str) -> None:
+    if known.kind != kind:
+        told = f"kind: {known.name} is {_a(known.kind)}, not {_a(kind)}; choose another name"
+        raise Conflict(told, 409, PARENT_REFUSED, "kind")
 
 
 def put_under(books: Books, place: Place, above: str | None, *, reason: str, actor: str, now: int) -> bool:

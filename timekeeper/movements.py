@@ -193,23 +193,31 @@ def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_
     return books.database.write(change)
 
 
-def set_price(books: Books, model: str, rate: Fraction, *, since: int, reason: str, actor: str, now: int) -> bool:
+def set_price(
+    books: Books, model: str, rate: Fraction, *, since: int | None, reason: str, actor: str, now: int
+) -> tuple[int, bool]:
     """Have a GPU model cost something else from an instant on; pods that run then are split there, exactly.
 
-    Returns False where that price holds from then on already. Raises Conflict where another does.
+    `since` None: from now on, and whoever sets it so later has their way, whatever their clock says. Returns from when
+    it holds, and False where it did so already. Raises Conflict where another does from the instant that was named.
     """
 
-    def change(session: Session) -> bool:
-        there = prices.at(session, model, since)
+    def change(session: Session) -> tuple[int, bool]:
+        last = prices.last_at_once(session, model)
+        if since is None and last is not None and last.rate == rate and last.effective_at >= now:
+            return last.effective_at, False
+        at = prices.from_now(session, model, now) if since is None else since
+        there = prices.at(session, model, at)
         if there is not None and there.rate == rate:
-            return False
+            return at, False
         if there is not None:
             raise Conflict(f"{model} has the rate {there.rate} from that instant on: name another", 409, "rate-exists")
-        prices.add(session, {model: rate}, since, "rest")
-        detail = {"model": model, "rate": str(rate), "effectiveAt": since, "reason": reason}
+        prices.add(session, model, rate, at, "rest", now=at if since is None else now)
+        detail = {"model": model, "rate": str(rate), "effectiveAt": at, "reason": reason}
         books.note(session, actor=actor, action="rate", namespace="", detail=detail, now=now)
-        books.settle_all(session, dict.fromkeys(namespaces.touched_by(session, since), since), now)
-        return True
+        settled = max(now, at) if since is None else now
+        books.settle_all(session, dict.fromkeys(namespaces.touched_by(session, at), at), settled)
+        return at, True
 
     return books.database.write(change)
 
@@ -218,10 +226,13 @@ def follow_settings(books: Books, rates: dict[str, Fraction], now: int) -> None:
     """Have the settings' prices hold from now on where they have changed; before the first pod, from the start."""
 
     def change(session: Session) -> None:
-        changed = prices.changed_settings(session, rates)
-        since = 0 if prices.none_counted(session) else now
-        prices.add(session, changed, since, "settings")
-        if changed:
+        first = prices.none_counted(session)
+        instants = []
+        for model, rate in prices.changed_settings(session, rates).items():
+            instants.append(0 if first else prices.from_now(session, model, now))
+            prices.add(session, model, rate, instants[-1], "settings", now=instants[-1])
+        if instants:
+            since = min(instants)
             books.settle_all(session, dict.fromkeys(namespaces.touched_by(session, since), since), now)
 
     books.database.write(change)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -80,12 +80,17 @@ class Aside:
         return max(self.amount - self.claim.gross(at), 0)
 
 
+Used = Literal["counts", "anew", "clamped"]
+"""What becomes of what the running period has used when a rule begins in it: it counts in full; or it does not, for a
+period begins with the rule. `clamped`: it counts up to the amount that was; so rules did before revision 0014."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A budget rule, in force from `since` until the next one. The first rule of a time line holds from the start.
 
     `credit` is how far the balance may go below zero, `rollover` the most that a period leaves to the next one. While
-    a rule is not `open` nothing may be spent.
+    a rule is not `open` nothing may be spent. Of two with the same `since` the later one in a list holds.
     """
 
     since: int
@@ -97,11 +102,16 @@ class Rule:
     open: bool = True
     anchor: int | None = None
     """An instant at which a period begins; None: they begin as the calendar does."""
+    used: Used = "counts"
 
     @property
     def calendar(self) -> tuple[PeriodName, str, int | None]:
-        """When periods begin: a rule with the same goes on with the period of the one before."""
+        """When periods begin."""
         return self.period, self.zone, self.anchor
+
+    def says_the_same(self, other: Rule) -> bool:
+        """Whether the two differ in nothing but in how and when they came."""
+        return self == replace(other, since=self.since, used=self.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +156,8 @@ class Records:
     grants: Sequence[Grant] = ()
     withdrawals: Sequence[Withdrawal] = ()
     debts: Sequence[Debt] = ()
+    opened: int | None = None
+    """When its account was opened: its time line begins there, unless there are records of before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ class Outcome:
 
 
 def begin(records: Records, at: int) -> State:
-    """Return one budget's state before anything happened: just before the first record's instant, or at `at`."""
+    """Return one budget's state before anything happened: at its opening, just before its first record, or at `at`."""
     later = [rule.since for rule in records.rules[1:]]
     moved = [*(g.since for g in records.grants), *(w.at for w in records.withdrawals)]
     firsts = [*(c.start for c in records.claims), *moved, *later]
-    at = min([at, *(first - 1 for first in firsts)])
+    at = min([at, *(first - 1 for first in firsts), *([] if records.opened is None else [records.opened])])
     rule = records.rules[0]
     start, bucket = period_bucket(rule, at)
     return State(
@@ -355,10 +355,10 @@ class _Run:
         line.close_window()
         line.expire_grants()
         over, rule = line.state.period.expires == at, line.rules.get(at)
-        if rule is not None and line.keeps_period(rule, over=over):
-            return line.adjust(rule)
         if not over and rule is None:
             return False
+        if not over and rule is not None and rule.used != "anew":
+            return line.adjust(rule)
         self._cut(line)
         return line.renew(rule, over=over)
 

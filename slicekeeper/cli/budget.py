@@ -38,13 +38,16 @@ def _table(budgets: Sequence[Budget]) -> str:
 
 @budget.command("set")
 @click.argument("namespace")
-@click.argument("amount", type=GpuTime())
+@click.argument("amount", type=GpuTime(), required=False)
 @rule_options
 @output_option()
 @click.pass_obj
-def set_budget(context: Context, /, namespace: str, amount: int, output: str, **rule: Any) -> None:
-    """Give NAMESPACE a budget of AMOUNT (for example 20h) per period."""
-    changed = client_of(context).set_budget(Budget, namespace, rule_of(amount, **rule))
+def set_budget(context: Context, /, namespace: str, amount: int | None, output: str, **rule: Any) -> None:
+    """Give NAMESPACE a budget of AMOUNT (for example 20h) per period.
+
+    What is not named stays as it is, and what the running period has used counts on.
+    """
+    changed = client_of(context).change_budget(Budget, namespace, rule_of(amount, **rule))
     show(changed, output, lambda: _table([changed]))
 
 

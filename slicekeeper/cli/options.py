@@ -60,24 +60,45 @@ def booking_options(reason: str) -> Callable[[F], F]:
 def rule_options(command: F) -> F:
     """Add the options of a budget's rule, as `rule_of` takes them."""
     for option in (
-        click.option("--anchor", default=None, help="An instant (RFC 3339) at which a period begins."),
-        click.option("--rollover", type=GpuTime(), default="0s", help="The most that a period leaves to the next one."),
-        click.option("--credit", type=GpuTime(), default="0s", help="How far the balance may go below zero."),
-        click.option("--time-zone", default="UTC", show_default=True, help="IANA name of the zone."),
-        click.option("--period", type=click.Choice(PERIODS), default="month", show_default=True),
+        click.option(
+            "--new-period", is_flag=True, help="Begin a period now: what the running one has used does not count."
+        ),
+        click.option("--anchor", help="An instant (RFC 3339) at which a period begins; `none`: as the calendar does."),
+        click.option("--rollover", type=GpuTime(), help="The most that a period leaves to the next one."),
+        click.option("--credit", type=GpuTime(), help="How far the balance may go below zero."),
+        click.option("--time-zone", help="IANA name of the zone."),
+        click.option("--period", type=click.Choice(PERIODS), help="How long a period is."),
     ):
         command = option(command)
     return command
 
 
 def rule_of(
-    amount: int, *, period: str, time_zone: str, credit: int, rollover: int, anchor: str | None
+    amount: int | None,
+    *,
+    period: str | None,
+    time_zone: str | None,
+    credit: int | None,
+    rollover: int | None,
+    anchor: str | None,
+    new_period: bool,
 ) -> dict[str, object]:
-    """Return a budget's rule as it goes over the wire."""
-    return {
+    """Return what of a budget's rule was named, as it goes over the wire.
+
+    Raises UsageError where nothing was.
+    """
+    named = {
         "amountMs": amount, "period": period, "timeZone": time_zone, "creditMs": credit, "rolloverMs": rollover,
         "anchor": anchor,
     }  # fmt: skip
+    found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    if anchor is not None and anchor.lower() == "none":
+        found["anchor"] = None
+    if new_period:
+        found["newPeriod"] = True
+    if not found:
+        raise click.UsageError("name what is to change: AMOUNT, for example 25h, or one of the options")
+    return found
 
 
 FIGURES: Final = ("STATE", "AMOUNT", "PERIOD", "GRANTED", "USED", "LEFT", "RESERVED")

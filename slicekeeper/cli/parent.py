@@ -19,6 +19,7 @@ from slicekeeper.cli.options import (
     rule_options,
 )
 from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.errors import NotFound
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Parent
 
@@ -48,14 +49,26 @@ def children(context: Context, name: str, output: str) -> None:
 
 @parent.command("set")
 @click.argument("name")
-@click.argument("amount", type=GpuTime())
-@click.option("--kind", type=click.Choice(["team", "organisation"]), default="team", show_default=True)
+@click.argument("amount", type=GpuTime(), required=False)
+@click.option("--kind", type=click.Choice(["team", "organisation"]), help="What is made; a team where none is named.")
 @rule_options
 @output_option()
 @click.pass_obj
-def set_parent(context: Context, /, name: str, amount: int, kind: str, output: str, **rule: Any) -> None:
-    """Make the team NAME with a budget of AMOUNT (for example 200h) per period, or give it another one."""
-    changed = client_of(context).set_budget(Parent, name, {"kind": kind, **rule_of(amount, **rule)})
+def set_parent(
+    context: Context, /, name: str, amount: int | None, kind: str | None, output: str, **rule: Any
+) -> None:  # fmt: skip
+    """Make the team NAME with a budget of AMOUNT (for example 200h) per period, or give it another one.
+
+    A new one has monthly periods in UTC where no others are named. Of one that is there, what is not named stays as it
+    is, and what the running period has used counts on.
+    """
+    client, named = client_of(context), rule_of(amount, **rule)
+    try:
+        changed = client.change_budget(Parent, name, {**named, **({"kind": kind} if kind else {})})
+    except NotFound as error:
+        if amount is None:
+            raise click.UsageError(f"there is no team or organisation {name} yet: name its AMOUNT") from error
+        changed = client.set_budget(Parent, name, {"kind": kind or "team", "period": "month", **named})
     show(changed, output, lambda: _table([changed]))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from slicekeeper.namespace_policy import MAX_AMOUNT_MS
 from slicekeeper.wire.timekeeper import Wire
@@ -35,6 +35,35 @@ class BudgetBody(Body, frozen=True, kw_only=True):
     ] = 0
     anchor: Instant | None = None
     """An instant at which a period begins, on the zone's wall clock; without it they begin as the calendar does."""
+    new_period: bool = False
+    """A period begins now: what the running one has used does not count against the new amount."""
+
+
+class BudgetPatch(Body, frozen=True, kw_only=True):
+    """What of a budget is to be another; what is not named stays as it is."""
+
+    amount_ms: Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="GPU-milliseconds per period.")] | UnsetType = (
+        UNSET
+    )
+    period: Literal["none", "hour", "day", "week", "month", "year"] | UnsetType = UNSET
+    time_zone: Annotated[str, Meta(min_length=1, max_length=64, description="IANA name.")] | UnsetType = UNSET
+    credit_ms: (
+        Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="How far the balance may go below zero.")] | UnsetType
+    ) = UNSET
+    rollover_ms: (
+        Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="The most that a period leaves to the next one.")]
+        | UnsetType
+    ) = UNSET
+    anchor: Instant | UnsetType | None = UNSET
+    """An instant at which a period begins, on the zone's wall clock; null: they begin as the calendar does."""
+    new_period: bool = False
+    """A period begins now: what the running one has used does not count against the new amount."""
+
+
+class ParentPatch(BudgetPatch, frozen=True, kw_only=True):
+    """What of a team's or an organisation's budget is to be another; `kind` is refused where it is another."""
+
+    kind: Literal["team", "organisation"] | UnsetType = UNSET
 
 
 class GrantBody(Body, frozen=True, kw_only=True):

@@ -105,6 +105,7 @@ class BudgetRule(Base):
         CheckConstraint("source IN ('policy', 'own')", "source"),
         CheckConstraint("credit_ms >= 0 AND rollover_ms >= 0", "limits"),
         CheckConstraint("status IN ('active', 'suspended', 'closed')", "status"),
+        CheckConstraint("used IN ('counts', 'anew', 'clamped')", "used"),
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
@@ -121,6 +122,8 @@ class BudgetRule(Base):
     status: Mapped[str] = mapped_column(String(16), server_default="active")
     anchor_at: Mapped[int | None]
     """An instant at which a period begins, on the zone's wall clock."""
+    used: Mapped[str] = mapped_column(String(8), server_default="counts")
+    """What becomes of what the running period has used: `timekeeper.records.Used`."""
 
 
 class DebtRule(Base):
@@ -233,6 +236,8 @@ class Rate(Base):
     denominator: Mapped[int]
     effective_at: Mapped[int]
     source: Mapped[str] = mapped_column(String(16), server_default="settings")
+    booked_at: Mapped[int | None]
+    """When it was set. One that holds from just then on was meant for at once, any other for its instant."""
 
 
 class GpuSeen(Base):

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
 import msgspec
-from sqlalchemy import Select, delete, func, insert, or_, select, update
+from sqlalchemy import Select, and_, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import NotFound
 from timekeeper.allowances import State
 from timekeeper.ledger import ACCOUNTS
 from timekeeper.periods import PeriodName
-from timekeeper.records import Claim, Debt, Grant, PostingKind, Records, Rule, Withdrawal
+from timekeeper.records import Claim, Debt, Grant, PostingKind, Records, Rule, Used, Withdrawal
 from timekeeper.store import debts, prices
 from timekeeper.store.models import Account, Anchor, BudgetGrant, BudgetRule, Membership, Namespace, Workload
 
@@ -131,12 +131,12 @@ def open_account(
     *, kind: Kind = "namespace", actor: str = "policy",
 ) -> Known:  # fmt: skip
     """Make a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
-    values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": 0, "version": 1}
+    values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": now, "version": 1}
     values["kind"] = kind
     key = session.execute(insert(Namespace).values(values).returning(Namespace.id)).scalar_one()
     session.execute(insert(Account), [{"namespace_id": key, "kind": kind, "balance_ms": 0} for kind in ACCOUNTS])
     add_rule(session, key, rule, source="policy" if kind == "namespace" else "own", actor=actor, now=now)
-    return Known(key, uid, name, 0, 1, 0, kind)
+    return Known(key, uid, name, now, 1, 0, kind)
 
 
 def settled_until(session: Session, keys: Collection[int]) -> int:
@@ -174,9 +174,11 @@ class RuleRow:
 
 
 def _rule_row(row: BudgetRule) -> RuleRow:
-    period, status = cast(PeriodName, row.period), cast(Status, row.status)
-    limits = (row.credit_ms, row.rollover_ms)
-    rule = Rule(row.effective_at, row.amount_ms, period, row.time_zone, *limits, status == "active", row.anchor_at)
+    status = cast(Status, row.status)
+    rule = Rule(
+        row.effective_at, row.amount_ms, cast(PeriodName, row.period), row.time_zone, row.credit_ms, row.rollover_ms,
+        status == "active", row.anchor_at, cast(Used, row.used),
+    )  # fmt: skip
     return RuleRow(row.id, rule, row.source, status)
 
 
@@ -197,12 +199,13 @@ def add_rule(
         "rollover_ms": rule.rollover,
         "status": status,
         "anchor_at": rule.anchor,
+        "used": rule.used,
     }
     return session.execute(insert(BudgetRule).values(values).returning(BudgetRule.id)).scalar_one()
 
 
 def rules(session: Session, namespace: int) -> list[RuleRow]:
-    """Return a namespace's rules, oldest first."""
+    """Return a namespace's rules in the order in which they hold, which is that of writing: the last is in force."""
     query = select(BudgetRule).where(BudgetRule.namespace_id == namespace)
     return [_rule_row(row) for row in session.scalars(query.order_by(BudgetRule.effective_at, BudgetRule.id))]
 
@@ -219,9 +222,16 @@ def all_rules(session: Session, cluster: str) -> dict[int, list[Rule]]:
 
 def current_rules(session: Session, namespace_ids: Sequence[int]) -> dict[int, RuleRow]:
     """Return the newest rule of each namespace."""
-    latest = select(func.max(BudgetRule.id)).where(BudgetRule.namespace_id.in_(namespace_ids))
-    query = select(BudgetRule).where(BudgetRule.id.in_(latest.group_by(BudgetRule.namespace_id)))
-    return {row.namespace_id: _rule_row(row) for row in session.scalars(query)}
+    latest = (
+        select(BudgetRule.namespace_id, func.max(BudgetRule.effective_at).label("since"))
+        .where(BudgetRule.namespace_id.in_(namespace_ids))
+        .group_by(BudgetRule.namespace_id)
+        .subquery()
+    )
+    query = select(BudgetRule).join(
+        latest, and_(BudgetRule.namespace_id == latest.c.namespace_id, BudgetRule.effective_at == latest.c.since)
+    )
+    return {row.namespace_id: _rule_row(row) for row in session.scalars(query.order_by(BudgetRule.id))}
 
 
 # Grants, and what else comes beside the budget or goes
@@ -372,7 +382,21 @@ def _without_claims(
         else:
             withdrawals[row.namespace_id].append(Withdrawal(name, -amount, row.valid_from, _GOES[row.kind]))
     owed = debts.of_budgets(session, keys) or [Debt(0, carry)]
-    return {key: Records([], rules[key], grants[key], withdrawals[key], owed) for key in keys}
+    opened = _openings(session, keys)
+    return {key: Records([], rules[key], grants[key], withdrawals[key], owed, opened.get(key)) for key in keys}
+
+
+def _openings(session: Session, keys: Collection[int]) -> dict[int, int]:
+    """Return when budgets' accounts were opened; those of before revision 0014 began with their first records."""
+    since = select(BudgetRule.namespace_id, func.min(BudgetRule.id).label("id")).group_by(BudgetRule.namespace_id)
+    first = since.where(BudgetRule.namespace_id.in_(keys)).subquery()
+    query = (
+        select(Namespace.id, Namespace.opened_at)
+        .join(first, first.c.namespace_id == Namespace.id)
+        .join(BudgetRule, BudgetRule.id == first.c.id)
+        .where(BudgetRule.used != "clamped")
+    )
+    return {row.id: row.opened_at for row in session.execute(query)}
 
 
 _COMES: dict[str, PostingKind] = {
@@ -409,7 +433,7 @@ def anchor_before(session: Session, keys: Collection[int], at: int | None) -> di
 
 
 def _births(session: Session, keys: Collection[int]) -> dict[int, int]:
-    """Return the instants just before budgets' first records and links, of those that have any."""
+    """Return when budgets begin: at their openings, or just before their first records and links."""
     first = select(func.min(BudgetRule.id)).where(BudgetRule.namespace_id.in_(keys)).group_by(BudgetRule.namespace_id)
     found = {key: start - 1 for key, start in first_starts(session, keys).items()}
     for column, instant, counts in (
@@ -423,6 +447,8 @@ def _births(session: Session, keys: Collection[int]) -> dict[int, int]:
         for key, since in session.execute(select(column, func.min(instant)).where(counts).group_by(column)):
             if key is not None:
                 found[key] = min(since - 1, found.get(key, since - 1))
+    for key, opened in _openings(session, keys).items():
+        found[key] = min(opened, found.get(key, opened))
     return found
 
 

@@ -102,17 +102,29 @@ def _priced(row: Rate) -> Priced:
     return Priced(row.id, row.model, Fraction(row.numerator, row.denominator), row.effective_at, row.source)
 
 
-def add(session: Session, rates: Mapping[str, Fraction], since: int, source: Source) -> None:
-    """Append prices."""
-    if rates:
-        session.execute(
-            insert(Rate),
-            [
-                {"model": model, "numerator": rate.numerator, "denominator": rate.denominator,
-                 "effective_at": since, "source": source}
-                for model, rate in rates.items()
-            ],
-        )  # fmt: skip
+def add(session: Session, model: str, rate: Fraction, since: int, source: Source, *, now: int) -> None:
+    """Append a price that is set at `now`."""
+    values = {
+        "model": model, "numerator": rate.numerator, "denominator": rate.denominator, "effective_at": since,
+        "source": source, "booked_at": now,
+    }  # fmt: skip
+    session.execute(insert(Rate).values(values))
+
+
+def last_at_once(session: Session, model: str) -> Priced | None:
+    """Return the newest price of a model that was set for at once, and not for an instant to come."""
+    query = select(Rate).where(Rate.model == model, Rate.effective_at == Rate.booked_at)
+    row = session.scalars(query.order_by(Rate.effective_at.desc()).limit(1)).one_or_none()
+    return _priced(row) if row else None
+
+
+def from_now(session: Session, model: str, now: int) -> int:
+    """Return from when on a price holds that is set for at once: later than the last one that was, by any clock."""
+    last = last_at_once(session, model)
+    since = now if last is None else max(now, last.effective_at + 1)
+    while at(session, model, since) is not None:
+        since += 1
+    return since
 
 
 def at(session: Session, model: str, since: int) -> Priced | None:

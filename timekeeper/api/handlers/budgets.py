@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import TypeVar
 
 from flask import Response, request
+from msgspec import UNSET, UnsetType
 from sqlalchemy.orm import Session
 
 from slicekeeper.namespace_policy import LAST_ANCHOR
@@ -15,13 +18,16 @@ from timekeeper import reservations, views
 from timekeeper.api import requests
 from timekeeper.api.holders import Holder, holder
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas import BudgetBody, EntryList, LedgerEntry, StatusBody
+from timekeeper.api.schemas import BudgetBody, BudgetPatch, EntryList, LedgerEntry, StatusBody
 from timekeeper.api.service import Service, service
-from timekeeper.books import ANY_VERSION
+from timekeeper.books import ANY_VERSION, Change
+from timekeeper.identity import Caller
 from timekeeper.records import Rule
 from timekeeper.store import bookings, namespaces
 from timekeeper.store.bookings import Line
 from timekeeper.timeline import CHILD
+
+T = TypeVar("T")
 
 
 def listed() -> Response:
@@ -65,14 +71,59 @@ def rule_of(it: Service, given: BudgetBody) -> Rule:
     Raises Problem where there is no such time zone or anchor.
     """
     zone = requests.time_zone(given.time_zone)
-    anchor = None if given.anchor is None else requests.instant(given.anchor, "anchor")
-    if anchor is not None and given.period == "none":
-        raise Problem(422, "body-invalid", "anchor: a budget without periods has none; leave it out", "anchor")
-    if anchor is not None and anchor > LAST_ANCHOR:
-        raise Problem(422, "instant-invalid", "anchor: name one before the year 9000", "anchor")
+    anchor = None if given.anchor is None else _anchor(given.anchor, given.period)
     return Rule(
-        it.clock.now_ms(), given.amount_ms, given.period, zone, given.credit_ms, given.rollover_ms, anchor=anchor
+        it.clock.now_ms(), given.amount_ms, given.period, zone, given.credit_ms, given.rollover_ms, anchor=anchor,
+        used="anew" if given.new_period else "counts",
     )  # fmt: skip
+
+
+def patched(it: Service, given: BudgetPatch) -> Change:
+    """Return what makes the rule that a body asks for of the one in force, from now on.
+
+    Raises Problem where there is no such time zone or anchor; what comes back raises it where they do not fit.
+    """
+    if given.time_zone is not UNSET:
+        requests.time_zone(given.time_zone)
+    if isinstance(given.anchor, str):
+        _anchor(given.anchor, "none" if given.period == "none" else "month")
+    now = it.clock.now_ms()
+
+    def change(rule: Rule) -> Rule:
+        period = _or(given.period, rule.period)
+        anchor = rule.anchor if given.anchor is UNSET else None
+        if isinstance(given.anchor, str):
+            anchor = _anchor(given.anchor, period)
+        return replace(
+            rule,
+            since=now,
+            amount=_or(given.amount_ms, rule.amount),
+            period=period,
+            zone=_or(given.time_zone, rule.zone),
+            credit=_or(given.credit_ms, rule.credit),
+            rollover=_or(given.rollover_ms, rule.rollover),
+            anchor=None if period == "none" else anchor,
+            used="anew" if given.new_period else "counts",
+        )
+
+    return change
+
+
+def _or(given: T | UnsetType, before: T) -> T:
+    return before if isinstance(given, UnsetType) else given
+
+
+def _anchor(text: str, period: str) -> int:
+    """Return an anchor.
+
+    Raises Problem where a budget can have none, or not that one.
+    """
+    anchor = requests.instant(text, "anchor")
+    if period == "none":
+        raise Problem(422, "body-invalid", "anchor: a budget without periods has none; leave it out", "anchor")
+    if anchor > LAST_ANCHOR:
+        raise Problem(422, "instant-invalid", "anchor: name one before the year 9000", "anchor")
+    return anchor
 
 
 def put(namespace: str) -> Response:
@@ -80,15 +131,27 @@ def put(namespace: str) -> Response:
     it = service()
     whose = holder(it, namespace)
     caller = whose.allow("update")
-    given = requests.body(BudgetBody)
-    rule, wanted = rule_of(it, given), requests.if_match()
-    if wanted is not None and it.books.position(namespace) is None:
+    return _set(whose, rule_of(it, requests.body(BudgetBody)), caller)
+
+
+def patch(namespace: str) -> Response:
+    """Give a namespace a budget of its own that differs from its budget in what the body names."""
+    it = service()
+    whose = holder(it, namespace)
+    caller = whose.allow("update")
+    given = requests.body(BudgetPatch)
+    return answer(whose) if given == BudgetPatch() else _set(whose, patched(it, given), caller)
+
+
+def _set(whose: Holder, change: Change, caller: Caller) -> Response:
+    it, wanted = whose.it, requests.if_match()
+    if wanted is not None and it.books.position(whose.name) is None:
         if wanted.isdisjoint({whose.current()[1], ANY_VERSION}):
-            told = f"budget of {namespace}: it was changed meanwhile; read it again"
+            told = f"budget of {whose.name}: it was changed meanwhile; read it again"
             raise Problem(412, "version-mismatch", told, "If-Match")
         wanted = None
     place = whose.place()
-    it.books.set_budget(place.uid, place.name, place.policy, rule, actor=caller.name, if_match=wanted)
+    it.books.set_budget(place.uid, place.name, place.policy, change, actor=caller.name, if_match=wanted)
     return changed(whose)
 
 

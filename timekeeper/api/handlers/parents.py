@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from flask import Response
+from msgspec import UnsetType
 
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.units import format_instant
@@ -12,7 +13,7 @@ from timekeeper import hierarchy, reservations, views
 from timekeeper.api import requests
 from timekeeper.api.handlers import budgets
 from timekeeper.api.holders import ParentHolder, holder
-from timekeeper.api.schemas import ParentBudgetBody, PlaceBody
+from timekeeper.api.schemas import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.service import service
 from timekeeper.store import bookings
 
@@ -40,6 +41,18 @@ def put(parent: str) -> Response:
     rule, wanted = budgets.rule_of(it, given), requests.if_match()
     made = hierarchy.put_parent(it.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
     return budgets.changed(whose, made=made)
+
+
+def patch(parent: str) -> Response:
+    """Have a team's or an organisation's budget differ in what the body names."""
+    it = service()
+    whose = ParentHolder(it, requests.parent(parent))
+    caller = whose.allow("update")
+    given = requests.body(ParentPatch)
+    change, wanted = budgets.patched(it, given), requests.if_match()
+    kind = None if isinstance(given.kind, UnsetType) else given.kind
+    hierarchy.patch_parent(it.books, parent, kind, change, actor=caller.name, if_match=wanted)
+    return budgets.changed(whose)
 
 
 def put_under(**path: str) -> Response:

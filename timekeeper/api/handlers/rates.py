@@ -44,11 +44,11 @@ def put() -> Response:
     except (ValueError, ArithmeticError) as error:
         raise Problem(422, "rate-invalid", f"rate: {error}; for example 3/2", "rate") from error
     now = it.clock.now_ms()
-    since = now if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
-    if since < now:
+    wanted = None if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
+    if wanted is not None and wanted < now:
         raise Problem(422, "instant-past", "effectiveAt lies in the past: what was charged stands", "effectiveAt")
-    made = movements.set_price(
-        it.books, given.model, rate, since=since, reason=given.reason, actor=caller.name, now=now
+    since, made = movements.set_price(
+        it.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now
     )
     it.controller.nudge()
     with it.books.database.reading() as session:
