@@ -342,7 +342,8 @@ class Line:
         state, old, before = self.state, self.state.period, self.rule
         self.rule = rule or before
         self._expire(old)
-        state.period_start, state.period = period_bucket(self.rule, state.at)
+        start, state.period = period_bucket(self.rule, state.at)
+        state.period_start = start if over or start is None else state.at
         kept = max(0, min(old.left, before.rollover)) if over else 0
         state.period.amount += kept
         state.period.left += kept

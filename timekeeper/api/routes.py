@@ -61,13 +61,9 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", _NS, budgets.shown, "One budget as it stands", wire.Budget, status=(200, 304), headers=_IF_NONE),
     Route("PUT", _NS, budgets.put, "Give a namespace a budget of its own", wire.Budget, schemas.BudgetBody,
           headers=("If-Match",), problems=(404, 409, 412)),
-<<<<<<< HEAD
-    Route("GET", f"{_NS}/grants", movements.grants, "Grants, newest first", wire.GrantList, query=_PAGE),
-=======
     Route("PATCH", _NS, budgets.patch, "Change what is named of a namespace's budget", wire.Budget,
           schemas.BudgetPatch, headers=("If-Match",), problems=(404, 409, 412)),
-    Route("GET", f"{_NS}/grants", movements.grants, "Grants, newest first", schemas.GrantList, query=_PAGE),
->>>>>>> fffcef4 (What a running period has used counts through every change of its budget, and the later accepted change holds)
+    Route("GET", f"{_NS}/grants", movements.grants, "Grants, newest first", wire.GrantList, query=_PAGE),
     Route("POST", f"{_NS}/grants", movements.grant, "Book a grant", wire.Budget, schemas.GrantBody, status=(200, 201),
           headers=_ONCE, problems=(404, 409)),
     Route("DELETE", f"{_NS}/grants/{{grant}}", movements.withdraw, "Withdraw a grant that has not begun", wire.Grant,
