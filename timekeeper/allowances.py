@@ -344,6 +344,8 @@ class Line:
         self._expire(old)
         start, state.period = period_bucket(self.rule, state.at)
         state.period_start = start if over or start is None else state.at
+        if state.period_start != start and self.rule.calendar == before.calendar:
+            state.period.key = f"period:{state.at}"  # another than the one that it cuts off
         kept = max(0, min(old.left, before.rollover)) if over else 0
         state.period.amount += kept
         state.period.left += kept

@@ -150,6 +150,68 @@ def test_a_budget_is_changed_only_by_who_has_read_it(world: World) -> None:
     assert same.status_code == 304
 
 
+_OWN = {
+    "amountMs": 9_000_000, "period": "week", "timeZone": "Europe/Berlin", "creditMs": 5_000, "rolloverMs": 6_000,
+    "anchor": "2025-12-29T05:00:00.000Z",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/api/v1/budgets/team", "/api/v1/parents/physics"])
+def test_a_patch_changes_what_it_names_and_nothing_else(world: World, path: str) -> None:
+    parent = "parents" in path
+    if parent:
+        early = world.call("PATCH", path, {"amountMs": 1})
+        assert (early.status_code, early.json["code"]) == (404, "parent-unknown")
+    world.call("PUT", path, {**_OWN, **({"kind": "team"} if parent else {})})
+    wanted: dict[str, Any] = dict(_OWN)
+    steps: tuple[dict[str, Any], ...] = (
+        {"amountMs": 8_000_000}, {"timeZone": "Asia/Tokyo"}, {"creditMs": 0}, {"rolloverMs": 0}, {"period": "month"},
+        {}, {"anchor": None}, {"anchor": "2025-12-30T00:00:00.000Z", "amountMs": 1}, {"newPeriod": True},
+    )  # fmt: skip
+    for body in steps:
+        tag = world.call("GET", path).headers["ETag"]
+        patched = world.call("PATCH", path, body, {"If-Match": tag})
+        assert patched.status_code == 200, patched.json
+        wanted |= {name: value for name, value in body.items() if name != "newPeriod"}
+        assert {name: patched.json.get(name) for name in wanted} == wanted
+        if body:
+            late = world.call("PATCH", path, {"amountMs": 77}, {"If-Match": tag})
+            assert (late.status_code, late.json["code"], late.json["field"]) == (412, "version-mismatch", "If-Match")
+    last = world.call("PATCH", path, {"period": "none"})
+    assert (last.json["period"], last.json.get("anchor"), last.json["amountMs"]) == ("none", None, 1)
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"anchor": "2026-01-01T00:00:00Z"}, "anchor"),
+        ({"period": "none", "anchor": "2026-01-01T00:00:00Z"}, "anchor"),
+        ({"timeZone": "Nowhere"}, "timeZone"), ({"amountMs": -1}, "amountMs"), ({"amountMs": None}, "amountMs"),
+        ({"period": "fortnight"}, "period"), ({"amountms": 5}, "amountms"), ({"newPeriod": "yes"}, "newPeriod"),
+    )  # fmt: skip
+    for body, field in refused:
+        answer = world.call("PATCH", path, body)
+        assert (answer.status_code, answer.json["field"]) == (422, field), answer.json
+    if parent:
+        other = world.call("PATCH", path, {"amountMs": 5, "kind": "organisation"})
+        assert (other.status_code, other.json["field"]) == (409, "kind")
+    assert world.get(path)["amountMs"] == 1
+
+
+def test_used_time_counts_on_over_http_unless_a_new_period_is_asked_for(world: World) -> None:
+    world.pod("a")
+    world.clock.advance(80 * 60_000)
+    path = "/api/v1/budgets/team"
+    body = {"amountMs": 100 * 60_000, "period": "day", "timeZone": "UTC"}
+    for changed in ({}, {"amountMs": 50 * 60_000}, {}, {"timeZone": "Asia/Tokyo"}, {"period": "month"}, {}):
+        found = world.call("PUT", path, {**body, **changed}).json
+        assert (found["usedMs"], found["balanceMs"]) == (80 * 60_000, found["amountMs"] - 80 * 60_000)
+        assert found["state"] == ("exhausted" if found["balanceMs"] < 0 else "warning")
+    assert world.call("PATCH", path, {"timeZone": "Asia/Tokyo"}).json["balanceMs"] == 20 * 60_000
+    begun = world.call("PATCH", path, {"newPeriod": True}).json
+    assert (begun["usedMs"], begun["balanceMs"], begun["timeZone"]) == (0, 100 * 60_000, "Asia/Tokyo")
+    begun = world.call("PUT", path, {**body, "newPeriod": True}).json
+    assert (begun["usedMs"], begun["balanceMs"], begun["timeZone"]) == (0, 100 * 60_000, "UTC")
+    told = [row for row in world.get("/api/v1/audit")["items"] if row["detail"].get("newPeriod")]
+    assert len(told) == 2
+
+
 @pytest.mark.parametrize("given", ["*", 'W/"x", {tag}', '"a, b" ,{tag}'])
 def test_a_condition_may_name_any_version_or_several(world: World, given: str) -> None:
     for path in ("/api/v1/budgets/team", "/api/v1/parents/physics"):

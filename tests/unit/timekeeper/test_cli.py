@@ -82,6 +82,34 @@ def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
     assert "is no team and no organisation" in run("parent", "get", "nobody", code=1)
 
 
+def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -> None:
+    rest = {"period": "week", "timeZone": "Europe/Berlin", "creditMs": 3_600_000, "rolloverMs": 1_800_000,
+            "anchor": "2025-12-29T05:00:00.000Z"}  # fmt: skip
+    options = ("--period", "week", "--time-zone", "Europe/Berlin", "--credit", "1h", "--rollover", "30m",
+               "--anchor", "2025-12-29T05:00:00Z")  # fmt: skip
+    for group, name in (("budget", "team"), ("parent", "physics")):
+        assert run(group, "set", name, "20h", *options).items() >= {**rest, "amountMs": 72_000_000}.items()
+        assert run(group, "set", name, "25h").items() >= {**rest, "amountMs": 90_000_000}.items()
+        assert run(group, "set", name, "--credit", "0s").items() >= {**rest, "creditMs": 0}.items()
+        assert run(group, "set", name, "--anchor", "none").get("anchor") is None
+        assert run(group, "set", name, "--time-zone", "UTC")["amountMs"] == 90_000_000
+        assert "name what is to change" in run(group, "set", name, code=1)
+    assert "not an organisation" in run("parent", "set", "physics", "1h", "--kind", "organisation", code=1)
+    assert run("parent", "set", "physics", "1h", "--kind", "team")["period"] == "week"
+    assert "name its AMOUNT" in run("parent", "set", "chemistry", "--credit", "1h", code=1)
+    assert run("budget", "set", "other", "25h").items() >= {"amountMs": 90_000_000, "period": "none"}.items()
+
+
+def test_a_new_period_begins_only_where_it_is_asked_for(run: Run, world: Service) -> None:
+    closing = Closing("uid-p", T0 + 1_200_000, "finished")
+    world.books.apply([opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    assert isinstance(world.clock, ManualClock)
+    world.clock.advance(1_200_000)
+    for options in (("10m",), ("25h",), ("--period", "month"), ("--time-zone", "Asia/Tokyo"), ("--period", "day")):
+        assert run("budget", "set", "team", *options)["usedMs"] == 1_200_000
+    assert run("budget", "set", "team", "25h", "--new-period")["usedMs"] == 0
+
+
 def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
     made = run("reservation", "open", "team", "90m", "--until", "2026-01-02T00:00:00Z", "--reason", "demonstration")
     assert (made["state"], made["heldMs"], made["reason"]) == ("open", 5_400_000, "demonstration")

@@ -46,6 +46,8 @@ POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_z
 PLACES = {name: Place(f"uid-{name}", name, POLICY) for name in ("team", "other")}
 PARENTS = {name: Place(namespaces.parent_uid(name), name, POLICY) for name in ("lab", "school")}
 places, amounts = st.sampled_from(sorted(PLACES)), st.integers(1, 30 * MINUTE)
+behind = st.sampled_from([0, 0, 0, 2_000, 5 * MINUTE])
+"""By how much the clock of the replica lags that takes a request."""
 prices = st.sampled_from([Fraction(1), Fraction(3, 2), Fraction(1, 3), Fraction(0)])
 
 
@@ -161,14 +163,20 @@ class Ledger(RuleBasedStateMachine):
         Books(self.books.database, "default", carry=carry).follow_debt(self.now)
 
     @rule(name=places, amount=amounts, period=st.sampled_from(["none", "hour", "day", "month"]),
-          credit=st.sampled_from([0, 5 * MINUTE]), rollover=st.sampled_from([0, 9 * MINUTE]))  # fmt: skip
-    def a_budget(self, name: str, amount: int, period: Any, credit: int, rollover: int) -> None:
-        rule = Rule(self.now, amount, period, "Europe/Berlin", credit, rollover)
+          credit=st.sampled_from([0, 5 * MINUTE]), rollover=st.sampled_from([0, 9 * MINUTE]),
+          zone=st.sampled_from(["Europe/Berlin", "Asia/Kolkata"]), used=st.sampled_from(["counts", "counts", "anew"]),
+          behind=behind)  # fmt: skip
+    def a_budget(
+        self, name: str, amount: int, period: Any, credit: int, rollover: int, zone: str, used: Any, behind: int
+    ) -> None:
+        rule = Rule(self.now - behind, amount, period, zone, credit, rollover, used=used)
         self.books.set_budget(f"uid-{name}", name, POLICY, rule, actor="me", if_match=None)
 
-    @rule(name=places, status=st.sampled_from(["active", "suspended"]))
-    def a_status(self, name: str, status: Any) -> None:
-        self.books.set_status(f"uid-{name}", name, POLICY, status, reason="r", actor="me", now=self.now)
+    @rule(name=places, status=st.sampled_from(["active", "suspended"]), behind=behind)
+    def a_status(self, name: str, status: Any, behind: int) -> None:
+        now = self.now - behind
+        self.books.set_status(f"uid-{name}", name, POLICY, status, reason="r", actor="me", now=now)
+        assert self.books.require(name).rule.status == status
 
     @rule(name=st.sampled_from(sorted(PARENTS)), amount=amounts, period=st.sampled_from(["none", "hour", "day"]))
     def a_parents_budget(self, name: str, amount: int, period: Any) -> None:
