@@ -55,7 +55,9 @@ def run(context: Context) -> None:
     kind = Follower if mine.ca_files else Keeper
     keep = kind(client, now, mine, publisher).keep
     health = _Health()
-    server = probes.serve(mine.probes_bind, ready=health.ready, alive=health.alive) if mine.probes_bind else None
+    server = None
+    if mine.probes_bind:
+        server = probes.serve(mine.probes_bind, settings.serving, ready=health.ready, alive=health.alive)
     leader.start()
     publisher.start()
     due = 0.0
@@ -73,7 +75,7 @@ def run(context: Context) -> None:
     publisher.stop()
     leader.stop()
     if server is not None:
-        server.shutdown()
+        server.close()
 
 
 class _Health:

@@ -36,7 +36,7 @@ class Agent:
 
     def __init__(self, settings: Settings, clock: Clock, source: GpuSource) -> None:
         mine = settings.node_agent
-        self._bind = mine.metrics_bind
+        self._bind, self._limits = mine.metrics_bind, settings.serving
         self._clock = clock
         self._client = KubeClient(settings.kubernetes)
         self._store = SeatStore(Path(mine.state_dir) / "seats")
@@ -59,7 +59,7 @@ class Agent:
         taken = Gauge("slicekeeper_node_seats_taken", "Seats that a container owns.")
         taken.set_function(lambda: float(sum(seat.taken for seat in self._store.all())))
         if self._bind:
-            probes.serve(self._bind, ready=self._not_ready, more={"/metrics": make_wsgi_app()})
+            probes.serve(self._bind, self._limits, ready=self._not_ready, more={"/metrics": make_wsgi_app()})
         self._plugin.start()  # first: kubelet fails what it is given before
         self._publisher.start()
         self._pods.start()

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import orjson
 from flask import Flask, Response, request
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from werkzeug.exceptions import HTTPException
 
 from scheduler.agents import Agents
@@ -132,7 +131,7 @@ def make_app(scheduler: Scheduler) -> Flask:
     """Return the WSGI application of a scheduler that has been started."""
     app = Flask("scheduler")
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
-    state, metrics, watches = scheduler.state, scheduler.metrics, scheduler.watches
+    state, watches = scheduler.state, scheduler.watches
 
     @app.post("/filter")
     def filter_() -> Response:
@@ -174,10 +173,6 @@ def make_app(scheduler: Scheduler) -> Flask:
     def readyz() -> Response:
         missing = ", ".join(watches.missing)
         return Response(f"the list of {missing} has not been read\n" if missing else "ok\n", 503 if missing else 200)
-
-    @app.get("/metrics")
-    def metrics_() -> Response:
-        return Response(generate_latest(metrics.registry), content_type=CONTENT_TYPE_LATEST)
 
     return app
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from flask import Flask
 
-from scheduler.app import Scheduler, make_app
-from slicekeeper import log
+from scheduler.app import MAX_BODY, Scheduler, make_app
+from slicekeeper import log, probes
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import from_settings
-from slicekeeper.serving import serve as serve_app
+from slicekeeper.serving.process import serve as serve_app
+from slicekeeper.serving.wsgi import WsgiBridge
 
 
 @click.group()
@@ -27,13 +27,19 @@ def serve(context: Context) -> None:
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
 
-    running = Scheduler(settings, from_settings(settings.clock))
+    mine = settings.scheduler
+    made: list[Scheduler] = []
 
-    def start() -> Flask:
+    def start() -> WsgiBridge:
+        running = Scheduler(settings, from_settings(settings.clock))
+        made.append(running)
         running.start()
-        return make_app(running)
+        if mine.metrics_bind:
+            probes.serve_metrics(mine.metrics_bind, settings.serving, running.metrics.registry)
+        return WsgiBridge(make_app(running), threads=mine.threads, max_body_bytes=MAX_BODY)
 
     def stop(_arbiter: Any, _worker: Any) -> None:
-        running.stop()
+        for running in made:
+            running.stop()
 
-    serve_app(start, bind=settings.scheduler.bind, threads=settings.scheduler.threads, worker_exit=stop)
+    serve_app(start, bind=mine.bind, limits=settings.serving, worker_exit=stop)

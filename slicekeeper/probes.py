@@ -3,61 +3,48 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from socketserver import ThreadingMixIn
 from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-SILENCE_SECONDS: Final = 10.0
-"""A client that says nothing for so long is given up."""
+from slicekeeper.serving.background import BackgroundServer
+from slicekeeper.serving.wsgi import WsgiApp, WsgiBridge
+from slicekeeper.settings import ServingSettings
 
-App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = SILENCE_SECONDS
-
-    def handle(self) -> None:
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            super().handle()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
-        """Log nothing: a probe every few seconds says nothing."""
+THREADS: Final = 4
+"""For the scheduler's question whether an agent is ready, kubelet's probes, and a scrape that takes long."""
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    request_queue_size = 128
-    """The scheduler asks for every pod of a burst; 5, the default, would drop some."""
-
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
-        self.address_family = family
-        super().__init__(address, _Handler)
+def listen(bind: str, app: WsgiApp, limits: ServingSettings, *, shared: bool = False) -> BackgroundServer:
+    """Serve an application at `bind` (host:port) in the background; `shared`: several processes do, on one port."""
+    return BackgroundServer(bind, WsgiBridge(app, threads=THREADS), limits, shared=shared)
 
 
-class _Shared(_Server):
-    allow_reuse_port = True
+def serve_metrics(bind: str, limits: ServingSettings, registry: Any, *, shared: bool = False) -> BackgroundServer:
+    """Serve a prometheus-client registry at /metrics, and nothing else, in plain HTTP at `bind` (host:port)."""
+    from prometheus_client import make_wsgi_app  # noqa: PLC0415 - an extra: not every part measures
 
+    exposition: WsgiApp = make_wsgi_app(registry)
 
-def listen(bind: str, app: App, *, shared: bool = False) -> WSGIServer:
-    """Serve an application in daemon threads at `bind` (host:port); `shared`: several processes do, on one port."""
-    host, _, port = bind.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = (_Shared if shared else _Server)((host.strip("[]"), int(port)), family)
-    server.set_app(app)
-    threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
-    return server
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            return exposition(environ, start_response)
+        start_response("404 Not Found", [("Content-Length", "0")])
+        return []
+
+    return listen(bind, app, limits, shared=shared)
 
 
 def serve(
-    bind: str, *, ready: Callable[[], str], alive: Callable[[], str] = lambda: "", more: Mapping[str, App] | None = None
-) -> WSGIServer:
-    """Serve in daemon threads at `bind` (host:port); `more` are further paths with their applications.
+    bind: str,
+    limits: ServingSettings,
+    *,
+    ready: Callable[[], str],
+    alive: Callable[[], str] = lambda: "",
+    more: Mapping[str, WsgiApp] | None = None,
+) -> BackgroundServer:
+    """Serve at `bind` (host:port) in the background; `more` are further paths with their applications.
 
-    `ready` and `alive` return what is wrong, empty where nothing is: told with 503.
+    `ready` and `alive` return what is wrong, empty if nothing is: answered with 503.
     """
     told = {"/healthz": alive, "/readyz": ready}
     others = more or {}
@@ -68,7 +55,8 @@ def serve(
             return others[path](environ, start_response)
         wrong = told[path]() if path in told else ""
         status = "503 Service Unavailable" if wrong else "200 OK" if path in told else "404 Not Found"
-        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return [f"{wrong or status}\n".encode()]
+        body = f"{wrong or status}\n".encode()
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
+        return [body]
 
-    return listen(bind, app)
+    return listen(bind, app, limits)

@@ -177,13 +177,33 @@ class TlsSettings(Section, frozen=True):
     key_file: Annotated[str, about("Private key (PEM).")] = ""
 
 
+class ServingSettings(Section, frozen=True):
+    """How every part's server bounds its clients. The numbers hold for each process."""
+
+    request_seconds: Annotated[
+        Positive, about("Longest time that a client may take for handshake, head and body of a request together.")
+    ] = 10.0
+    connections: Annotated[
+        int,
+        Meta(ge=8, le=65536),
+        about("Most connections at once. One more takes the place of one that is idle, of the address with the most."),
+    ] = 512
+    connections_per_address: Annotated[
+        int,
+        Meta(ge=4, le=65536),
+        about(
+            "Most of them from one address: an API server has one for each review under way, a proxy all its clients."
+        ),
+    ] = 256
+
+
 class WebhookSettings(Section, frozen=True):
     """The admission webhook."""
 
     bind: Annotated[str, about("Address and port to listen on.")] = "0.0.0.0:8443"
     workers: Annotated[int, Meta(ge=1, le=64), about("Worker processes.")] = 2
     tls: TlsSettings = TlsSettings()
-    metrics_bind: Annotated[str, about("Where /metrics is served in plain HTTP. Empty: only on `bind`.")] = ""
+    metrics_bind: Annotated[str, about("Address and port of /metrics, in plain HTTP. Empty: none.")] = ""
     injection: Annotated[
         Literal["meter", "seats", "limiter"],
         about("How far the cluster goes: meter only; seats too; the limiter too."),
@@ -218,6 +238,7 @@ class TimekeeperSettings(Section, frozen=True):
     bind: Annotated[str, about("Address and port to listen on.")] = "127.0.0.1:8444"
     threads: Annotated[int, Meta(ge=1, le=256), about("Threads of the one worker process.")] = 8
     tls: TlsSettings = TlsSettings()
+    metrics_bind: Annotated[str, about("Address and port of /metrics, in plain HTTP. Empty: none.")] = ""
     database: Annotated[str, about("SQLAlchemy URL.")] = "sqlite:///timekeeper.sqlite"
     cluster: Annotated[Name, about("Name of this cluster in the ledger; never change it afterwards.")] = "default"
     weight: Annotated[Literal["max", "mean", "core", "quota"], about("What part of a GPU a pod is charged for.")] = (
@@ -263,6 +284,7 @@ class SchedulerSettings(Section, frozen=True):
 
     bind: Annotated[str, about("Address and port to listen on.")] = "127.0.0.1:8445"
     threads: Annotated[int, Meta(ge=1, le=256), about("Threads of the one worker process.")] = 8
+    metrics_bind: Annotated[str, about("Address and port of /metrics, in plain HTTP. Empty: none.")] = ""
     policy: Annotated[Literal["best-fit"], about("How a place is chosen among those that fit.")] = "best-fit"
     assume_seconds: Annotated[
         Positive,
@@ -337,6 +359,7 @@ class Settings(Section, frozen=True):
     kubernetes: KubernetesSettings = KubernetesSettings()
     timekeeper_client: TimekeeperClientSettings = TimekeeperClientSettings()
     policy: PolicySettings = PolicySettings()
+    serving: ServingSettings = ServingSettings()
     webhook: WebhookSettings = WebhookSettings()
     timekeeper: TimekeeperSettings = TimekeeperSettings()
     sidecar: SidecarSettings = SidecarSettings()

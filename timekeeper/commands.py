@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import click
-from flask import Flask
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -20,10 +19,11 @@ from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, show_each
 from slicekeeper.errors import SettingsError, Unavailable
-from slicekeeper.serving import serve as run_server
+from slicekeeper.serving.process import serve as run_server
+from slicekeeper.serving.wsgi import WsgiBridge
 from slicekeeper.units import parse_instant
 from timekeeper import explain as explaining
-from timekeeper.api.app import make_app
+from timekeeper.api.app import MAX_BODY_BYTES, make_app
 from timekeeper.store import dump as dumping
 from timekeeper.store import migrate as migrations
 from timekeeper.store import verify as verification
@@ -64,11 +64,13 @@ def serve(context: Context) -> None:
             migrations.upgrade(engine)
         migrations.check(engine)
 
-    def make() -> Flask:
-        return make_app(settings, clocks.from_settings(settings.clock))
-
     mine = settings.timekeeper
-    run_server(make, bind=mine.bind, threads=mine.threads, tls=mine.tls)
+
+    def make() -> WsgiBridge:
+        app = make_app(settings, clocks.from_settings(settings.clock))
+        return WsgiBridge(app, threads=mine.threads, max_body_bytes=MAX_BODY_BYTES)
+
+    run_server(make, bind=mine.bind, tls=mine.tls, limits=settings.serving)
 
 
 @timekeeper.command()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP shell: `/mutate`, `/validate`, `/healthz`, `/readyz`, `/metrics`. It parses, asks, counts and answers."""
+"""The HTTP shell: `/mutate`, `/validate`, `/healthz`, `/readyz`. It parses, asks, counts and answers."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import perf_counter
@@ -11,7 +10,6 @@ from typing import Final
 
 import orjson
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -19,6 +17,7 @@ from starlette.routing import Route
 
 from slicekeeper import clock
 from slicekeeper.namespace_policy import PolicyBook, PolicyFile
+from slicekeeper.serving.bodies import Bodies, BodyRefused, BodyTooLarge
 from slicekeeper.settings import Settings
 from slicekeeper.timekeeper_client import TimekeeperClient
 from webhook import metrics
@@ -26,6 +25,8 @@ from webhook.classes import watch_classes
 from webhook.decisions import Decisions
 from webhook.facts import Case
 from webhook.flips import FlipBoard
+from webhook.large import LARGE_BYTES, LargeReviews, TooComplex, Turn
+from webhook.last_decisions import LastDecisions
 from webhook.policy import Admission
 from webhook.review import Answer, BadReview, Reviewer
 
@@ -34,20 +35,20 @@ log = logging.getLogger(__name__)
 FIRST_LOOK_SECONDS: Final = 5.0
 """Longest wait at the start for the first decisions and classes, so that the first reviews know them."""
 
-BODY_SECONDS: Final = 10.0
-"""Longest wait for a body as a whole."""
-
-LARGE_BYTES: Final = 128 << 10
-"""Size from which a review, which then takes milliseconds, is judged in a thread and holds up no other."""
-
-_CODES: Final = {404: "not-found", 405: "method-not-allowed", 408: "request-timeout", 413: "request-entity-too-large"}
+_CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
 
-def make_app(settings: Settings, board: FlipBoard | None = None, book: PolicyBook | None = None) -> Starlette:
+def make_app(
+    settings: Settings,
+    board: FlipBoard | None = None,
+    book: PolicyBook | None = None,
+    turn: Turn | None = None,
+    last: LastDecisions | None = None,
+) -> Starlette:
     """Return a worker's application with its threads running: decisions, PriorityClasses, policy file.
 
-    `book` is the policy that the server started with: a worker that replaces another must come up though the file
-    has been broken meanwhile.
+    `board`, `turn` and `last` are shared by all workers. `book` is the policy that the server started with: a worker
+    that replaces another must come up though the file has been broken meanwhile.
     """
     policies = PolicyFile(settings.policy, book)
     classes, watch = watch_classes(settings.kubernetes, settings.classes)
@@ -57,6 +58,7 @@ def make_app(settings: Settings, board: FlipBoard | None = None, book: PolicyBoo
         settings.webhook,
         speed=settings.clock.speed,
         board=board,
+        last=last,
         on_refresh=lambda: _show_state(decisions, policies),
     )
     policies.start()
@@ -66,26 +68,33 @@ def make_app(settings: Settings, board: FlipBoard | None = None, book: PolicyBoo
         watch.synced.wait(FIRST_LOOK_SECONDS)
     decisions.tried.wait(FIRST_LOOK_SECONDS)
     if settings.webhook.metrics_bind:
-        metrics.serve(settings.webhook.metrics_bind)
+        metrics.serve(settings.webhook.metrics_bind, settings.serving)
 
     def case_of(namespace: str) -> Case:
         policy = policies.of(namespace)
         return Case(namespace, policy, decisions.standing(namespace, policy))
 
     reviewer = Reviewer(Admission(settings, classes), case_of)
-    return make_shell(reviewer, settings.webhook.max_body_bytes, lambda: _state(decisions, policies))
+    return make_shell(reviewer, settings.webhook.max_body_bytes, lambda: _state(decisions, policies), turn)
 
 
-def make_shell(reviewer: Reviewer, max_body_bytes: int, state: Callable[[], dict[str, object]]) -> Starlette:
+def make_shell(
+    reviewer: Reviewer,
+    max_body_bytes: int,
+    state: Callable[[], dict[str, object]],
+    turn: Turn | None = None,
+) -> Starlette:
     """Return the routes over a reviewer; `state` is what /readyz tells."""
+    bodies = Bodies(max_body_bytes, revocable=True)
+    large = LargeReviews(turn or Turn())
 
-    def endpoint(name: str, review: Callable[[bytes], Answer]) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(name: str, review: Callable[[bytes | bytearray], Answer]) -> Callable[[Request], Awaitable[Response]]:
         counters = metrics.EndpointMetrics(name)
 
         async def view(request: Request) -> Response:
-            body = await _body(request, max_body_bytes)
-            begin = perf_counter()
-            answer = review(body) if len(body) < LARGE_BYTES else await run_in_threadpool(review, body)
+            async with bodies.received(request.scope, request.receive) as body:
+                begin = perf_counter()
+                answer = review(body) if len(body) < LARGE_BYTES else await large.judge(review, body)
             violations = answer.verdict.violations
             counters.count(answer.outcome, perf_counter() - begin, violations[0].code if violations else "")
             if violations:
@@ -100,41 +109,19 @@ def make_shell(reviewer: Reviewer, max_body_bytes: int, state: Callable[[], dict
     async def ready(_request: Request) -> Response:
         return Response(orjson.dumps(state()), media_type="application/json")
 
-    def exposition(_request: Request) -> Response:  # not async, so it runs in a thread: it takes milliseconds
-        return Response(metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
-
     app = Starlette(
         routes=[
             Route("/mutate", endpoint("mutate", reviewer.mutate), methods=["POST"]),
             Route("/validate", endpoint("validate", reviewer.validate), methods=["POST"]),
             Route("/healthz", healthy),
             Route("/readyz", ready),
-            Route("/metrics", exposition),
         ],
-        exception_handlers=dict.fromkeys((BadReview, HTTPException, ClientDisconnect, Exception), _problem),
+        exception_handlers=dict.fromkeys(
+            (BadReview, BodyRefused, TooComplex, HTTPException, ClientDisconnect, Exception), _problem
+        ),
     )
     app.router.redirect_slashes = False
     return app
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """Return the body, of which no more than `limit` bytes are read; raise HTTPException where it is larger or slow."""
-    if int(request.headers.get("content-length", 0)) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise _too_large(limit)
-    except TimeoutError as error:
-        raise HTTPException(408, f"The body did not come within {BODY_SECONDS:g} s.") from error
-    return bytes(body)
-
-
-def _too_large(limit: int) -> HTTPException:
-    return HTTPException(413, f"The body is larger than webhook.maxBodyBytes, which is {limit}.")
 
 
 def _state(decisions: Decisions, policies: PolicyFile) -> dict[str, object]:
@@ -172,6 +159,14 @@ async def _problem(_request: Request, error: Exception) -> Response:
     status, headers = 400, None
     if isinstance(error, BadReview):
         code, detail = error.code, str(error)
+        metrics.count_bad_request(code)
+    elif isinstance(error, BodyRefused):
+        status, code, detail = error.status, error.code, str(error)
+        if isinstance(error, BodyTooLarge):
+            detail += "; that is webhook.maxBodyBytes"
+        metrics.count_bad_request(code)
+    elif isinstance(error, TooComplex):
+        status, code, detail = 413, "review-too-complex", str(error)
         metrics.count_bad_request(code)
     elif isinstance(error, HTTPException):
         status, code, detail, headers = error.status_code, _CODES[error.status_code], error.detail, error.headers

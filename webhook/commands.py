@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -19,6 +19,11 @@ from slicekeeper.settings import Settings
 from slicekeeper.timekeeper_client import TimekeeperClient
 from webhook import offline
 from webhook.flips import FlipBoard
+from webhook.large import Turn
+from webhook.last_decisions import LastDecisions
+
+PATIENCE_SECONDS: Final = 5.0
+"""How long a webhook that is to stop answers on idle connections: the API server may just be sending on one."""
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -33,34 +38,36 @@ def webhook() -> None:
 @click.pass_obj
 def serve_webhook(context: Context) -> None:
     """Serve /mutate and /validate until SIGTERM."""
-    from slicekeeper.asgi import serve  # noqa: PLC0415 - gunicorn: `review` needs none
+    from slicekeeper.serving.process import serve  # noqa: PLC0415 - gunicorn: `review` needs none
 
     settings = context.loaded.settings
     # What is wrong with address or policy file is told once at the start, and not by each worker.
     TimekeeperClient(settings.timekeeper_client)
     book = read_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
-    board = FlipBoard()
+    board, turn = FlipBoard(), Turn()
     # In memory where there is such a place: each count is written to a file, and the root may be read-only.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
     folder = tempfile.mkdtemp(prefix="slicekeeper-webhook-metrics-", dir=memory)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
     serve(
-        lambda: _make_app(settings, board, book),
+        lambda: _make_app(settings, board, book, turn, LastDecisions(folder)),
         bind=settings.webhook.bind,
         workers=settings.webhook.workers,
         tls=settings.webhook.tls,
+        limits=settings.serving,
+        patience=PATIENCE_SECONDS,
         child_exit=_forget_worker,
         # A hook and no `finally`, which would run in each worker that ends, too.
         on_exit=lambda _server: shutil.rmtree(folder, ignore_errors=True),
     )
 
 
-def _make_app(settings: Settings, board: FlipBoard, book: PolicyBook) -> Starlette:
+def _make_app(settings: Settings, board: FlipBoard, book: PolicyBook, turn: Turn, last: LastDecisions) -> Starlette:
     """Make a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
     from webhook.app import make_app  # noqa: PLC0415
 
-    return make_app(settings, board, book)
+    return make_app(settings, board, book, turn, last)
 
 
 def _forget_worker(_server: object, worker: Any) -> None:

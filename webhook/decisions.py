@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the timekeeper has decided for each namespace, kept at hand by a thread of our own.
 
-A review reads a snapshot and never waits. When the timekeeper has not answered for `staleSeconds` the standing is
-unknown, and the namespace's policy says what holds meanwhile. Every change of a standing (a flip, going stale,
-coming back) is remembered for `flipGraceSeconds`: a pod may be mutated before it and validated after.
+A review reads a snapshot and never waits. When the timekeeper has not answered for `staleSeconds` the decisions are
+stale: a namespace that was over budget stays so, for that is not undone by silence; of any other it is unknown what is
+left, and its policy says what holds meanwhile. Otherwise, whoever can silence the timekeeper has a budget. Every change
+of a standing (a flip, going stale, coming back) is remembered for `flipGraceSeconds`: a pod may be mutated before it
+and validated after.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from slicekeeper.settings import WebhookSettings
 from slicekeeper.wire.timekeeper import Decision, DecisionList
 from webhook.facts import Standing
 from webhook.flips import FlipBoard
+from webhook.last_decisions import LastDecisions
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class Decisions:
         *,
         speed: float = 1.0,
         board: FlipBoard | None = None,
+        last: LastDecisions | None = None,
         on_refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self._timekeeper = timekeeper
@@ -72,9 +76,12 @@ class Decisions:
         self._grace_ns = int(max(settings.flip_grace_seconds, _LEAST_REAL_SECONDS * speed) * _NS)
         self._pause = max(settings.refresh_seconds, _LEAST_REAL_PAUSE * speed)
         self._on_refresh = on_refresh
-        self._snapshot = Snapshot()
+        self._last = last or LastDecisions()
+        kept = self._last.load()
+        self._snapshot = Snapshot() if kept is None else Snapshot(fetched_ns=kept[0], decisions=kept[1])
         self._etag = ""
         self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
         self.tried = threading.Event()
         """Set once the timekeeper has been asked, whatever it said."""
         self.failures = 0
@@ -82,11 +89,19 @@ class Decisions:
 
     def start(self) -> None:
         """Start refreshing, in a daemon thread."""
-        threading.Thread(target=self._run, name="decisions", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="decisions", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop refreshing."""
         self._stop.set()
+
+    @property
+    def trouble(self) -> str:
+        """Why the decisions will not be fetched again, empty if they will."""
+        if self._thread is None or self._thread.is_alive():
+            return ""
+        return "the thread that fetches decisions has ended"
 
     @property
     def age_seconds(self) -> float | None:
@@ -103,10 +118,11 @@ class Decisions:
         """Return how a namespace stands now. A namespace without a decision is in budget."""
         now, snapshot = self._clock.monotonic_ns(), self._snapshot
         grace = now - self._grace_ns
-        if now - snapshot.fetched_ns > self._stale_ns:
+        stale = now - snapshot.fetched_ns > self._stale_ns
+        decision = snapshot.decisions.get(namespace)
+        if stale and (decision is None or not decision.over_budget):
             settled = snapshot.fetched_ns + self._stale_ns < grace
             return Standing(over_budget=policy.stale == "over-budget", unknown=True, settled=settled)
-        decision = snapshot.decisions.get(namespace)
         settled = (
             snapshot.flipped_ns.get(namespace, _NEVER) < grace
             and snapshot.returned_ns < grace
@@ -116,7 +132,7 @@ class Decisions:
             return Standing(settled=settled)
         return Standing(
             over_budget=decision.over_budget, hard=decision.enforcement == "hard", settled=settled,
-            reason=decision.reason,
+            reason=decision.reason, stale=stale,
         )  # fmt: skip
 
     def refresh(self) -> None:
@@ -139,6 +155,7 @@ class Decisions:
                     changed = True
         if changed:
             self._board.post(self._clock.monotonic_ns())
+            self._last.save(asked, decisions)
         returned = asked if back else before.returned_ns
         self._snapshot = Snapshot(asked, returned, decisions, flipped)
 

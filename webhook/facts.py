@@ -35,6 +35,8 @@ class Standing:
     over_budget: bool = False
     unknown: bool = False
     """The timekeeper has not been heard of for too long: `over_budget` is what the policy's stale mode says."""
+    stale: bool = False
+    """The timekeeper has not been heard of for too long, but the namespace was over budget before, and stays so."""
     hard: bool = False
     """The budget is enforced hard: over it, no new pod is admitted."""
     settled: bool = True

@@ -9,20 +9,17 @@ from __future__ import annotations
 import os
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     REGISTRY,
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
-    generate_latest,
-    make_wsgi_app,
     multiprocess,
 )
 
 from slicekeeper import probes
+from slicekeeper.settings import ServingSettings
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 _reviews = Counter("slicekeeper_webhook_reviews", "Reviews answered.", ["endpoint", "outcome"])
@@ -78,11 +75,6 @@ def registry() -> CollectorRegistry:
     return merged
 
 
-def exposition() -> bytes:
-    """Return all metrics in Prometheus' text format."""
-    return generate_latest(registry())
-
-
-def serve(bind: str) -> None:
-    """Serve /metrics in plain HTTP on `bind`, in daemon threads; of all workers any can tell for all."""
-    probes.listen(bind, make_wsgi_app(registry()), shared=True)
+def serve(bind: str, limits: ServingSettings) -> None:
+    """Serve /metrics in plain HTTP on `bind`, in the background; of all workers any can tell for all."""
+    probes.serve_metrics(bind, limits, registry(), shared=True)

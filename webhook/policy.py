@@ -182,6 +182,9 @@ def _holds_gpus(request: PodRequest) -> bool:
     return bool(request.requests or request.whole_device_gpus)
 
 
+_WHEN_LAST_KNOWN = " when the timekeeper last answered; that holds until it answers again"
+
+
 def _refused_by_budget(case: Case) -> list[Violation]:
     standing = case.standing
     if standing.unknown and case.policy.stale == "deny":
@@ -197,7 +200,8 @@ def _refused_by_budget(case: Case) -> list[Violation]:
             Violation(
                 "budget-exhausted", "", "metadata.namespace", show(case.namespace),
                 "the namespace has no GPU budget left, and its budget is enforced hard"
-                + (f" ({standing.reason})" if standing.reason else ""),
+                + (f" ({standing.reason})" if standing.reason else "")
+                + (_WHEN_LAST_KNOWN if standing.stale else ""),
                 "the same manifest, after a grant or in the next period",
             )
         ]  # fmt: skip
@@ -223,6 +227,8 @@ def _warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: 
     if standing.unknown:
         taken = "over budget" if over else "in budget"
         found.append(f"the GPU budget of namespace {namespace} is not known at present; the pod is taken as {taken}")
+    if standing.stale:
+        found.append(f"namespace {namespace} was over its GPU budget{_WHEN_LAST_KNOWN}")
     if over and request.gpu_class != names.BACKGROUND:
         name = cluster.class_name(case, over=True)
         found.append(

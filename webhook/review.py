@@ -85,7 +85,7 @@ class Reviewer:
         self._admission = admission
         self._case_of = case_of
 
-    def mutate(self, body: bytes) -> Answer:
+    def mutate(self, body: bytes | bytearray) -> Answer:
         """Answer `/mutate`: a patch for a new pod or its ephemeral containers, nothing for all else."""
         request, fault = parse(body)
         if fault is not None:
@@ -99,7 +99,7 @@ class Reviewer:
             return answer(request, Verdict(violations=(rules.not_by_kubelet(request.object),)))
         return answer(request, self._admission.mutate(request.object, self._case_of(request.namespace)))
 
-    def validate(self, body: bytes) -> Answer:
+    def validate(self, body: bytes | bytearray) -> Answer:
         """Answer `/validate`: new pods, ephemeral containers, and workloads' templates."""
         request, fault = parse(body)
         if fault is not None:
@@ -127,7 +127,7 @@ class Reviewer:
         return self._admission.validate_template(template, self._case_of(request.namespace), ".".join(path))
 
 
-def parse(body: bytes) -> tuple[Request, Violation | None]:
+def parse(body: bytes | bytearray) -> tuple[Request, Violation | None]:
     """Return the request of a review, and what is wrong with it where it can be told in an answer.
 
     Raises BadReview where there is nothing to answer to.

@@ -42,7 +42,7 @@ class LeaderElection:
         self._duration = duration_seconds
         self._renew = renew_seconds
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leader-election", daemon=True)
+        self._thread: threading.Thread | None = None
         self._renewed_at = float("-inf")
         self._seen: tuple[str, float] = ("", 0.0)
 
@@ -52,13 +52,14 @@ class LeaderElection:
         return not self._stop.is_set() and time.monotonic() - self._renewed_at < self._duration * 2 / 3
 
     def start(self) -> None:
-        """Start to campaign, in a daemon thread."""
+        """Start to campaign, in a daemon thread; it is made here, since a process may fork before."""
+        self._thread = threading.Thread(target=self._run, name="leader-election", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop, and let the lease expire at once if it is ours."""
         self._stop.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(self._duration)  # or a renewal under way would take back what is released here
         try:
             lease = self._client.get(LEASES, self._name, self._namespace)

@@ -31,14 +31,15 @@ class Process:
 
     def __init__(self, cluster, folder):
         self.cluster = cluster
-        with socket.socket() as free:
+        with socket.socket() as free, socket.socket() as other:
             free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+            other.bind(("127.0.0.1", 0))
+            self.port, self.metrics_port = free.getsockname()[1], other.getsockname()[1]
         self.file = folder / "config.yaml"
         self.file.write_text(
             f"kubernetes: {{server: '{cluster.server.url}'}}\n"
-            f"scheduler: {{bind: '127.0.0.1:{self.port}', reclaimSeconds: 0.1, reclaimAfterSeconds: 0.5, "
-            "leaseSeconds: 1}\n"
+            f"scheduler: {{bind: '127.0.0.1:{self.port}', metricsBind: '127.0.0.1:{self.metrics_port}', "
+            "reclaimSeconds: 0.1, reclaimAfterSeconds: 0.5, leaseSeconds: 1}\n"
             "log: {style: text}\n"
         )
         self.log = folder / "scheduler.log"
@@ -73,8 +74,8 @@ class Process:
             self.process.terminate()
             assert self.process.wait(20) == 0
 
-    def get(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+    def get(self, path, port=None):
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=10)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -278,7 +279,8 @@ def test_it_stops_in_good_order_and_says_how_it_is(cluster, scheduler):
     cluster.node("n0")
     scheduler.start()
     assert scheduler.get("/healthz") == (200, "ok\n")
-    status, text = scheduler.get("/metrics")
+    assert scheduler.get("/metrics")[0] == 404, "they have a port of their own"
+    status, text = scheduler.get("/metrics", scheduler.metrics_port)
     assert status == 200
     assert "slicekeeper_scheduler_gpus 1.0" in text
     scheduler.stop()

@@ -125,7 +125,8 @@ class FakeTimekeeper:
     @staticmethod
     def decision(namespace: str) -> dict[str, Any]:
         return {
-            "namespace": namespace, "state": "exhausted", "balanceMs": 0, "usedMs": 1, "asOf": "", "since": "",
+            "enforcement": "hard" if namespace == "spent" else "soft", "namespace": namespace, "state": "exhausted",
+            "balanceMs": 0, "usedMs": 1, "asOf": "", "since": "",
             "staleAfter": "", "priorityClassName": "",
         }  # fmt: skip
 
@@ -184,10 +185,22 @@ class Webhook:
             assert answer.status == 200
             return answer.read().decode()
 
-    def review(self, endpoint: str, obj: Any, connection: http.client.HTTPSConnection | None = None) -> dict[str, Any]:
+    def metrics(self) -> str:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=20)) as plain:
+            plain.request("GET", "/metrics")
+            return plain.getresponse().read().decode()
+
+    def review(
+        self,
+        endpoint: str,
+        obj: Any,
+        connection: http.client.HTTPSConnection | None = None,
+        *,
+        namespace: str = "research",
+    ) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             used = connection or stack.enter_context(contextlib.closing(self.connect()))
-            used.request("POST", endpoint, json.dumps(review(obj)), {"Content-Type": "application/json"})
+            used.request("POST", endpoint, json.dumps(review(obj, namespace)), {"Content-Type": "application/json"})
             answer = used.getresponse()
             body = answer.read()
             assert answer.status == 200, body
@@ -205,9 +218,9 @@ class Webhook:
         return self.context.wrap_socket(raw, server_hostname="127.0.0.1")
 
 
-def review(obj: Any) -> dict[str, Any]:
+def review(obj: Any, namespace: str = "research") -> dict[str, Any]:
     kind = {"group": "", "version": "v1", "kind": "Pod"}
-    request = {"uid": "u-1", "kind": kind, "operation": "CREATE", "namespace": "research", "object": obj}
+    request = {"uid": "u-1", "kind": kind, "operation": "CREATE", "namespace": namespace, "object": obj}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
@@ -325,12 +338,12 @@ def test_a_policy_change_takes_effect_and_a_broken_one_does_not(webhook: Webhook
     settled(lambda: ceiling() == "70")
     replace(file, b"default: {ceilling: 60}\n")
     eventually(lambda: "did you mean ceiling?" in webhook.get("/readyz"))
-    eventually(lambda: "slicekeeper_webhook_policy_file_refused 1.0" in webhook.get("/metrics"))
+    eventually(lambda: "slicekeeper_webhook_policy_file_refused 1.0" in webhook.metrics())
     assert ceiling() == "70"
     assert any("old policy stays in force" in line["message"] for line in webhook.log())
     replace(file, b"default: {ceiling: 60}\n")
     settled(lambda: ceiling() == "60")
-    eventually(lambda: "slicekeeper_webhook_policy_file_refused 0.0" in webhook.get("/metrics"))
+    eventually(lambda: "slicekeeper_webhook_policy_file_refused 0.0" in webhook.metrics())
 
 
 def test_a_flip_changes_the_class_and_validate_takes_either(webhook: Webhook, timekeeper: FakeTimekeeper) -> None:
@@ -353,23 +366,37 @@ def test_a_flip_changes_the_class_and_validate_takes_either(webhook: Webhook, ti
 
 
 def test_stale_modes_while_the_timekeeper_is_away(webhook: Webhook, timekeeper: FakeTimekeeper) -> None:
-    timekeeper.exhausted = ("research",)
-    settled(lambda: patch(webhook.review("/mutate", pod()))["/spec/priority"] == -100)
+    timekeeper.exhausted = ("spent",)
+    settled(lambda: not webhook.review("/mutate", pod(), namespace="spent")["allowed"])
     timekeeper.stop()
-    # Until they are stale the last decisions hold.
-    assert patch(webhook.review("/mutate", pod()))["/spec/priority"] == -100
     settled(lambda: "not known at present" in str(webhook.review("/mutate", pod()).get("warnings")))
-    eventually(lambda: "slicekeeper_webhook_decisions_stale 1.0" in webhook.get("/metrics"))
+    eventually(lambda: "slicekeeper_webhook_decisions_stale 1.0" in webhook.metrics())
     assert "stale" in webhook.get("/readyz")
     assert patch(webhook.review("/mutate", pod()))["/spec/priority"] == 0
-    policy = webhook.folder / "policy.yaml"
-    replace(policy, b"default: {stale: over-budget}\n")
-    settled(lambda: patch(webhook.review("/mutate", pod()))["/spec/priority"] == -100)
-    replace(policy, b"default: {stale: deny}\n")
-    settled(lambda: webhook.review("/mutate", pod()).get("status", {}).get("code") == 503)
+    for mode, check in {
+        "allow-in-budget": lambda answer: patch(answer)["/spec/priority"] == 0,
+        "over-budget": lambda answer: patch(answer)["/spec/priority"] == -100,
+        "deny": lambda answer: answer.get("status", {}).get("code") == 503,
+    }.items():
+        replace(webhook.folder / "policy.yaml", f"default: {{stale: {mode}}}\n".encode())
+        settled(lambda wanted=check: wanted(webhook.review("/mutate", pod())))  # type: ignore[misc]
+        # What was spent stays spent, whatever holds for what is not known.
+        refusal = webhook.review("/mutate", pod(), namespace="spent")
+        assert not refusal["allowed"]
+        assert "when the timekeeper last answered" in refusal["status"]["message"]
+    for worker in webhook.workers():
+        os.kill(worker, signal.SIGKILL)
+    settled(lambda: _refused(webhook, "spent"))
+    timekeeper.exhausted = ()
     timekeeper.start()
-    settled(lambda: webhook.review("/mutate", pod())["allowed"])
-    eventually(lambda: "slicekeeper_webhook_decisions_stale 0.0" in webhook.get("/metrics"))
+    settled(lambda: webhook.review("/mutate", pod(), namespace="spent")["allowed"])
+    eventually(lambda: "slicekeeper_webhook_decisions_stale 0.0" in webhook.metrics())
+
+
+def _refused(webhook: Webhook, namespace: str) -> bool:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return "no GPU budget left" in str(webhook.review("/mutate", pod(), namespace=namespace))
+    return False
 
 
 def test_metrics_sum_up_both_workers(webhook: Webhook) -> None:
@@ -377,10 +404,7 @@ def test_metrics_sum_up_both_workers(webhook: Webhook) -> None:
         webhook.review("/mutate", pod())
     for _ in range(5):
         webhook.review("/mutate", pod(150))
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", webhook.metrics_port, timeout=20)) as plain:
-        plain.request("GET", "/metrics")
-        scraped = plain.getresponse().read().decode()
-    for text in (webhook.get("/metrics"), scraped):
+    for text in (webhook.metrics(), webhook.metrics()):
         assert 'slicekeeper_webhook_reviews_total{endpoint="mutate",outcome="mutated"} 20.0' in text
         assert 'slicekeeper_webhook_reviews_total{endpoint="mutate",outcome="refused"} 5.0' in text
         assert 'slicekeeper_webhook_refusals_total{code="core-not-whole"} 5.0' in text
@@ -402,7 +426,7 @@ def test_a_worker_that_dies_comes_back_though_the_policy_is_broken_meanwhile(web
     settled(answers)
     assert webhook.process.poll() is None
     # What the first workers counted is still there.
-    text = webhook.get("/metrics").partition('reviews_total{endpoint="mutate",outcome="mutated"} ')[2]
+    text = webhook.metrics().partition('reviews_total{endpoint="mutate",outcome="mutated"} ')[2]
     assert float(text.split()[0]) >= 13
 
 

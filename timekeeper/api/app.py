@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from fractions import Fraction
 
 import msgspec
-from flask import Flask, Response, request
+from flask import Flask, Response
 
+from slicekeeper import probes
 from slicekeeper.clock import Clock
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.namespace_policy import PolicyFile, parse_rate
 from slicekeeper.settings import Settings
 from timekeeper import movements
-from timekeeper.api import openapi, openapi_answer, problems, requests
+from timekeeper.api import metrics, openapi, openapi_answer, problems, requests
 from timekeeper.api.routes import ROUTES, Route
 from timekeeper.api.service import EXTENSION, Service
 from timekeeper.books import Books
@@ -27,10 +27,6 @@ from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 
 MAX_BODY_BYTES = 4 << 20
-
-_READ_ON_BYTES = 64 << 20
-_READ_ON_SECONDS = 10.0
-"""How much of a body that is refused is read all the same, and for how long."""
 
 
 def make_app(settings: Settings, clock: Clock) -> Flask:
@@ -44,9 +40,12 @@ def make_app(settings: Settings, clock: Clock) -> Flask:
     books = Books(database, mine.cluster, carry=mine.debt == "carry")
     movements.follow_settings(books, rates, clock.now_ms())
     controller = Controller(settings, clock, client, books, policy, identity.forget)
-    app = routed(Service(settings, clock, books, policy, controller, identity))
+    service = Service(settings, clock, books, policy, controller, identity)
+    app = routed(service)
     policy.start()
     controller.start()
+    if mine.metrics_bind:
+        probes.serve_metrics(mine.metrics_bind, settings.serving, metrics.registry(service))
     return app
 
 
@@ -58,7 +57,6 @@ def routed(service: Service) -> Flask:
     app.extensions[EXTENSION] = service
     app.extensions[openapi_answer.DOCUMENT] = msgspec.json.encode(openapi.document())
     problems.register(app)
-    app.after_request(_read_on)
     for route in ROUTES:
         rule = re.sub(r"{(\w+)}", r"<\1>", route.path)
         name = f"{route.method} {route.path}"
@@ -75,16 +73,6 @@ def _checked(route: Route) -> Callable[..., Response]:
         return route.handler(**path)
 
     return view
-
-
-def _read_on(answer: Response) -> Response:
-    """Read what a refused request still sends: its client would see the connection break instead of the refusal."""
-    if answer.status_code >= 400 and request.environ.get("wsgi.input_terminated"):
-        deadline, left = time.monotonic() + _READ_ON_SECONDS, _READ_ON_BYTES
-        body = request.environ["wsgi.input"]
-        while left > 0 and time.monotonic() < deadline and (some := body.read(1 << 16)):
-            left -= len(some)
-    return answer
 
 
 def rates_of(rates: dict[str, str]) -> dict[str, Fraction]:

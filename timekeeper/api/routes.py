@@ -158,5 +158,4 @@ ROUTES: tuple[Route, ...] = (
           public=True),
     Route("GET", "/readyz", health.ready, "Whether the server may be asked", schemas.Health, problems=(503,),
           public=True),
-    Route("GET", "/metrics", health.measured, "Prometheus metrics", public=True),
 )  # fmt: skip

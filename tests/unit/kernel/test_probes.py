@@ -10,16 +10,17 @@ import pytest
 import urllib3
 
 from slicekeeper import probes
+from slicekeeper.settings import ServingSettings
 
 
 class World:
     def __init__(self) -> None:
         self.wrong = {"alive": "", "ready": ""}
         self.server = probes.serve(
-            "127.0.0.1:0", ready=lambda: self.wrong["ready"], alive=lambda: self.wrong["alive"],
+            "127.0.0.1:0", ServingSettings(), ready=lambda: self.wrong["ready"], alive=lambda: self.wrong["alive"],
             more={"/metrics": lambda _environ, start: (start("200 OK", []) and [b"1"]) or [b"1"]},
         )  # fmt: skip
-        self.address = ("127.0.0.1", self.server.server_port)
+        self.address = ("127.0.0.1", self.server.port)
 
     def get(self, path: str) -> tuple[int, str]:
         answer = urllib3.request("GET", f"http://127.0.0.1:{self.address[1]}{path}", timeout=10, retries=False)
@@ -30,8 +31,7 @@ class World:
 def world() -> Iterator[World]:
     world = World()
     yield world
-    world.server.shutdown()
-    world.server.server_close()
+    world.server.close()
 
 
 def test_what_is_wrong_is_told_with_503(world: World) -> None:

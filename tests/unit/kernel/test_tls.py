@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ from typing import Any
 import pytest
 
 from certificates.authority import KeyPair, make_ca, sign_server
-from slicekeeper import serving
 from slicekeeper.errors import Unavailable
-from slicekeeper.serving import ReloadingContext
+from slicekeeper.serving.tls import ReloadingContext
 from slicekeeper.settings import TimekeeperClientSettings, TlsSettings
 from slicekeeper.timekeeper_client import TimekeeperClient
 
@@ -152,13 +150,3 @@ def test_a_certificate_without_its_key_leaves_the_old_one(server: Server) -> Non
     os.utime(server.folder / "tls.crt", ns=(1, 1))
     assert ssl.get_server_certificate(("127.0.0.1", server.http.server_port)) == before
     assert list(server.client().workloads()) == []
-
-
-def test_a_client_that_falls_silent_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SILENCE_SECONDS", 0.1)
-    raw, client = socket.socketpair()
-    with client, server.context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False) as connection:
-        client.sendall(b"\x16\x03")  # how a handshake begins
-        with pytest.raises(ConnectionResetError, match="nothing was sent"):
-            connection.do_handshake()
-        assert client.recv(1) == b""

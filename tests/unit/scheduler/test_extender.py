@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 from small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
 
 from scheduler.app import Scheduler, make_app
@@ -36,6 +37,9 @@ class Extender:
     def call(self, verb, body):
         answer = self.http.post(f"/{verb}", data=body if isinstance(body, bytes) else json.dumps(body))
         return answer.status_code, answer.json
+
+    def metrics(self):
+        return generate_latest(self.scheduler.metrics.registry).decode()
 
     def filter(self, pod, *nodes):
         status, answer = self.call("filter", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
@@ -225,7 +229,7 @@ def test_nothing_is_answered_before_both_lists_are_read(cluster):
 
 def test_metrics_name_what_is_held(cluster, extender):
     extender.filter(cluster.pod("a"), "n0")
-    text = extender.http.get("/metrics").text
+    text = extender.metrics()
     assert 'slicekeeper_scheduler_places{kind="tentative"} 1.0' in text
     assert "slicekeeper_scheduler_free_core_percent 140.0" in text
     assert 'slicekeeper_scheduler_requests_total{outcome="ok",verb="filter"} 1.0' in text
@@ -347,7 +351,7 @@ def test_a_pod_waits_for_the_nodes_agent_and_holds_nothing_meanwhile(cluster, ex
     agent.clear()
     assert "too little is free" in extender.bind(pod, "n0")
     assert extender.bind(pod, "n1") == "", "its agent has published no address"
-    assert 'slicekeeper_scheduler_agent_answers_total{answer="not-ready"} 1.0' in extender.http.get("/metrics").text
+    assert 'slicekeeper_scheduler_agent_answers_total{answer="not-ready"} 1.0' in extender.metrics()
 
 
 def test_a_pod_that_has_to_wait_for_an_agent_goes_elsewhere(cluster, extender):

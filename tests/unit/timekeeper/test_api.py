@@ -15,6 +15,7 @@ import pytest
 import schemathesis
 from flask import Flask
 from openings import opening
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from timekeeper_service import serving
@@ -25,6 +26,7 @@ from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import Object
 from slicekeeper.units import format_instant, parse_instant
+from timekeeper.api import metrics
 from timekeeper.api.app import routed
 from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
@@ -56,6 +58,9 @@ class World:
         answer = self.call("GET", path, headers=headers)
         assert answer.status_code == 200, answer.data
         return answer.json
+
+    def metrics(self) -> str:
+        return generate_latest(metrics.registry(self.service)).decode()
 
     def pod(self, uid: str, namespace: str = "team", rate: Fraction = Fraction(1)) -> str:
         """Have a pod run, as the watch and the books have it; return its token."""
@@ -335,8 +340,7 @@ def test_time_is_set_aside_by_hand_shown_and_given_back(world: World) -> None:
     assert (budget["reservedMs"], budget["enforcement"], budget["balanceMs"]) == (HOUR, "safe", 150 * 60_000)
     assert (decision["reservedMs"], decision["enforcement"]) == (HOUR, "safe")
     assert world.get("/api/v1/budgets")["items"][0]["reservedMs"] == HOUR
-    metrics = world.call("GET", "/metrics").data.decode()
-    assert 'gpu_budget_reserved_seconds{namespace="team"} 3600.0' in metrics
+    assert 'gpu_budget_reserved_seconds{namespace="team"} 3600.0' in world.metrics()
     other = world.call("POST", url, {**body, "amountMs": 1}, {"Idempotency-Key": "s"})
     (newest,) = world.get(f"{url}?limit=1")["items"]
     assert newest["id"] == other.json["id"]
@@ -683,18 +687,18 @@ def test_a_token_is_reviewed_once_until_its_pod_ends(world: World) -> None:
 def test_metrics_have_their_names(world: World) -> None:
     world.pod("a")
     world.clock.advance(HOUR)
-    text = world.call("GET", "/metrics").data.decode()
+    text = world.metrics()
     assert 'gpu_budget_limit_seconds{namespace="team"} 9000.0' in text
     assert 'gpu_budget_remaining_seconds{namespace="team"} 5400.0' in text
     assert 'gpu_budget_exhausted{namespace="team"} 0.0' in text
     for name in ("gpu_budget_reserved_seconds", "gpu_budget_charged_seconds_total", "timekeeper_report_lag_seconds"):
         assert f"\n{name}" in text
     world.service.books.apply([], [Closing(world.uid("a-pod"), T0 + HOUR, "finished")], {}, world.clock.now_ms())
-    text = world.call("GET", "/metrics").data.decode()
+    text = world.metrics()
     assert 'timekeeper_unobserved_seconds{namespace="team"} 3600.0' in text
     assert 'gpu_budget_charged_seconds_total{account="charged",namespace="team"} 3600.0' in text
     world.clock.advance(25 * HOUR)
-    assert "timekeeper_unobserved_seconds{" not in world.call("GET", "/metrics").data.decode()
+    assert "timekeeper_unobserved_seconds{" not in world.metrics()
 
 
 def test_a_controller_that_is_stuck_makes_the_server_unhealthy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -946,7 +950,7 @@ def test_a_team_has_all_that_a_namespace_has(world: World) -> None:
     assert {one["subject"] for one in entries if one["kind"] == "charge"} == {"namespace:team"}
     limits = {
         (sample.labels["parent"], sample.labels["kind"]): sample.value
-        for family in text_string_to_metric_families(world.call("GET", "/metrics").text)
+        for family in text_string_to_metric_families(world.metrics())
         for sample in family.samples if sample.name == "gpu_budget_parent_limit_seconds"
     }  # fmt: skip
     assert limits[("physics", "team")] == 100.0

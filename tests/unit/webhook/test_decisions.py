@@ -2,6 +2,7 @@
 """The decision cache: ETags, staleness, and the memory of flips."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from slicekeeper.wire.timekeeper import Decision, DecisionList, State
 from webhook.decisions import Decisions
 from webhook.facts import Standing
 from webhook.flips import FlipBoard
+from webhook.last_decisions import LastDecisions
 
 POLICY = NamespacePolicy()
 
@@ -119,7 +121,7 @@ def test_what_was_never_fetched_is_unknown(mode: str, over: bool) -> None:
 
 
 def test_going_stale_and_coming_back_are_flips_of_all_namespaces() -> None:
-    upstream, clock = Upstream(a="exhausted"), ManualClock()
+    upstream, clock = Upstream(a="ok"), ManualClock()
     decisions = cache(upstream, clock)
     decisions.refresh()
     later(clock, decisions, 62)
@@ -127,7 +129,7 @@ def test_going_stale_and_coming_back_are_flips_of_all_namespaces() -> None:
     clock.advance(59_000)
     with pytest.raises(Unavailable):
         decisions.refresh()
-    assert decisions.standing("a", POLICY) == Standing(over_budget=True)
+    assert decisions.standing("a", POLICY) == Standing()
     clock.advance(2_000)
     assert decisions.stale
     assert decisions.standing("a", POLICY) == Standing(unknown=True, settled=False)
@@ -135,9 +137,47 @@ def test_going_stale_and_coming_back_are_flips_of_all_namespaces() -> None:
     assert decisions.standing("a", POLICY) == Standing(unknown=True, settled=True)
     upstream.up = True
     decisions.refresh()
-    assert decisions.standing("a", POLICY) == Standing(over_budget=True, settled=False)
+    assert decisions.standing("a", POLICY) == Standing(settled=False)
     later(clock, decisions, 62)
     assert decisions.standing("a", POLICY).settled
+
+
+@pytest.mark.parametrize("mode", ["allow-in-budget", "over-budget", "deny"])
+@pytest.mark.parametrize("enforcement", ["soft", "hard"])
+def test_a_namespace_that_was_over_budget_stays_so_while_the_timekeeper_is_silent(mode: str, enforcement: str) -> None:
+    upstream, clock, policy = Upstream(), ManualClock(), NamespacePolicy(stale=mode)  # type: ignore[arg-type]
+    upstream.say(enforcement, spent="exhausted", stopped="suspended", good="ok")
+    decisions = cache(upstream, clock)
+    decisions.refresh()
+    later(clock, decisions, 62)
+    for seconds in (61, 24 * 3600):
+        clock.advance(seconds * 1000)
+        for namespace in ("spent", "stopped"):
+            known = Standing(over_budget=True, hard=enforcement == "hard", stale=True)
+            assert decisions.standing(namespace, policy) == known
+        for namespace in ("good", "never-seen"):
+            standing = decisions.standing(namespace, policy)
+            assert (standing.unknown, standing.stale, standing.hard) == (True, False, False)
+            assert standing.over_budget == (mode == "over-budget")
+    upstream.say(enforcement, spent="ok", stopped="ok", good="ok")
+    decisions.refresh()
+    assert not decisions.standing("spent", policy).over_budget
+
+
+def test_a_worker_that_replaces_another_knows_what_that_one_knew(tmp_path: Path) -> None:
+    upstream, clock, last = Upstream(), ManualClock(), LastDecisions(str(tmp_path))
+    upstream.say("hard", spent="exhausted")
+    Decisions(upstream, clock, WebhookSettings(), last=last).refresh()
+    clock.advance(100_000)
+    upstream.up = False
+    fresh = Decisions(upstream, clock, WebhookSettings(), last=LastDecisions(str(tmp_path)))
+    assert fresh.standing("spent", POLICY) == Standing(over_budget=True, hard=True, stale=True)
+    upstream.up = True
+    fresh.refresh()
+    assert upstream.asked[-1] == ""
+    assert not fresh.stale
+    (tmp_path / "decisions.json").write_text("{")
+    assert Decisions(upstream, clock, WebhookSettings(), last=last).standing("spent", POLICY).unknown
 
 
 def test_a_worker_that_has_not_heard_of_anothers_flip_takes_either_class_until_it_fetches() -> None:

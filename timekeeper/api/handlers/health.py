@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes, metrics, and the interface's own description. They need no identity."""
+"""Probes. They need no identity."""
 
 from __future__ import annotations
 
 from flask import Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sqlalchemy.exc import SQLAlchemyError
 
 from slicekeeper.errors import SettingsError
-from timekeeper.api import metrics, requests
+from timekeeper.api import requests
 from timekeeper.api.schemas import Health
 from timekeeper.api.service import service
 from timekeeper.store import migrate
@@ -38,8 +37,3 @@ def _answer(reason: str) -> Response:
     if reason:
         return requests.answer(Health("failing", reason), 503)
     return requests.answer(Health("ok"))
-
-
-def measured() -> Response:
-    """Return metrics as Prometheus reads them."""
-    return Response(generate_latest(metrics.registry(service())), content_type=CONTENT_TYPE_LATEST)

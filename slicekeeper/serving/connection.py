@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's connection: gunicorn's HTTP/1.1, with an end to everything that a client may draw out.
+
+A handshake, a head and a body have one allowance of time together, which runs only while the client owes the rest of
+one of them. A connection on which nothing was begun may rest: Go's HTTP client, and so the API server, opens
+connections ahead of need and does not expect them to be closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from gunicorn.asgi.protocol import ASGIProtocol
+
+if TYPE_CHECKING:
+    from slicekeeper.serving.door import Door
+
+HEAD_BYTES: Final = 32 << 10
+"""Most bytes of a head as a whole. gunicorn bounds lines and their number, which together would be 800 KiB."""
+
+BUFFER_BYTES: Final = 64 << 10
+"""What is read ahead of the application."""
+
+LINGER_SECONDS: Final = 5.0
+"""How long the rest of a refused request is read and dropped. A client that still writes when its connection is reset
+never sees the refusal."""
+
+LINGER_BYTES: Final = 64 << 20
+STALL_SECONDS: Final = 30.0
+"""How long a client may leave an answer unread."""
+
+
+class Connection(ASGIProtocol):
+    """A connection that was accepted, from before its handshake until it is closed."""
+
+    # gunicorn's, of which its type stubs say nothing.
+    transport: Any
+    _closed: bool
+    _body_receiver: Any
+    _current_request: Any
+    _request_ready: asyncio.Event | None
+
+    def __init__(self, worker: Any, door: Door, address: str) -> None:
+        super().__init__(worker)
+        self.address = address
+        self.busy = False
+        """A whole request has come and its answer has not gone out."""
+        self.proven = False
+        """A whole request has come at some time."""
+        self.used_at: float = worker.loop.time()
+        """When it last became idle, by the loop's clock."""
+        self.welcome: asyncio.Task[None] | None = None
+        """The handshake, while it lasts."""
+        self._door = door
+        self._loop: asyncio.AbstractEventLoop = worker.loop
+        self._left = door.request_seconds
+        self._since = 0.0
+        self._clock: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._head = 0
+        self._lingering = False
+        self._dropped = 0
+        self._run_clock()
+
+    def give_way(self) -> None:
+        """End at once: another client needs the place."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.welcome is not None:
+            self.welcome.cancel()
+
+    def rest(self) -> None:
+        """Close if no request is under way."""
+        if not self.busy and self._clock is None:
+            self._keepalive_timeout()  # type: ignore[attr-defined]
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over after the handshake."""
+        self._stop_clock()
+        if hasattr(transport, "set_read_buffer_limits"):  # only that of TLS has it: 512 KiB of each client otherwise
+            transport.set_read_buffer_limits(BUFFER_BYTES)
+        super().connection_made(transport)
+        self._max_buffer_size = BUFFER_BYTES
+        self._arm_keepalive_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; a head that grows too long is refused, the rest of a refused request dropped."""
+        if self._lingering:
+            self._dropped += len(data)
+            if self._dropped > LINGER_BYTES:
+                self.give_way()
+            return
+        if not self.busy and self._clock is None:
+            self._run_clock()
+        self._head += len(data)
+        super().data_received(data)
+        if self._head > HEAD_BYTES and not self._closed and self._current_request is None:
+            self._refuse(431, "the head is too long")
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, but not for ever."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self._loop.call_later(STALL_SECONDS, self.give_way)
+
+    def resume_writing(self) -> None:
+        """Go on: the client reads."""
+        self._stop_stalled()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tidy up, and wake the task that waits for a request: gunicorn would leave it for three seconds."""
+        self._stop_clock()
+        self._stop_stalled()
+        self._door.forget(self)
+        super().connection_lost(exc)
+        if self._request_ready is not None:
+            self._request_ready.set()
+
+    # What gunicorn's protocol calls.
+
+    def _on_headers_complete(self) -> Any:
+        self._head = 0
+        return super()._on_headers_complete()  # type: ignore[misc]
+
+    def _on_message_complete(self) -> None:
+        self._stop_clock()
+        self._left = self._door.request_seconds
+        self.busy = self.proven = True
+        super()._on_message_complete()  # type: ignore[misc]
+
+    def _arm_keepalive_timer(self) -> None:
+        self._head = 0
+        self.busy = False
+        self.used_at = self._loop.time()
+        super()._arm_keepalive_timer()  # type: ignore[misc]
+
+    def _feed_callback_parser(self, data: bytes) -> bool:
+        try:
+            return bool(super()._feed_callback_parser(data))  # type: ignore[misc]
+        except ValueError:  # a length of more digits than Python converts
+            self._refuse(400, "Content-Length is not a length")
+            return False
+
+    def _is_websocket_upgrade(self, _request: Any) -> bool:
+        return False  # no part speaks it, and its handshake would outlive the limits here
+
+    def _close_transport(self) -> None:
+        if self.transport is None or self._closed:
+            return
+        self._stop_clock()
+        receiver = self._body_receiver
+        unread = not receiver._complete if receiver is not None else self._head > 0
+        if unread and not self.transport.is_closing():
+            self._lingering = self._closed = True
+            self._callback_parser = None
+            if receiver is not None:
+                receiver._chunks.clear()
+            self._resume_reading()  # type: ignore[attr-defined]
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        else:
+            super()._close_transport()  # type: ignore[misc]
+        # Also for a client that does not take what was written.
+        self._clock = self._loop.call_later(LINGER_SECONDS, self.give_way)
+
+    # The clock.
+
+    def _run_clock(self) -> None:
+        self._since = self._loop.time()
+        self._clock = self._loop.call_later(self._left, self._too_late)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._left = max(self._left - (self._loop.time() - self._since), 0.0)
+            self._clock.cancel()
+            self._clock = None
+
+    def _stop_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _too_late(self) -> None:
+        self._clock = None
+        receiver = self._body_receiver
+        if self.transport is None:
+            self.give_way()
+        elif receiver is None:
+            self._refuse(408, "the request did not come in time")
+        else:  # the application answers, and that closes
+            receiver._body_wait_expired = True
+            receiver._wake_waiter()
+            self._clock = self._loop.call_later(LINGER_SECONDS, self.give_way)
+
+    def _refuse(self, status: int, why: str) -> None:
+        self._send_error_response(status, why)  # type: ignore[attr-defined]
+        self._close_transport()
+        if self._request_ready is not None:
+            self._request_ready.set()

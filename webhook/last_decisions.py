@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last decisions that any worker fetched, for a worker that takes the place of one that died.
+
+Without them, whoever can end a worker while the timekeeper is away would have spent namespaces forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from slicekeeper.wire.timekeeper import Decision
+
+log = logging.getLogger(__name__)
+
+
+class _Kept(msgspec.Struct):
+    fetched_ns: int
+    items: list[Decision]
+
+
+class LastDecisions:
+    """A file that is replaced as a whole; an empty folder name: nothing is kept."""
+
+    def __init__(self, folder: str = "") -> None:
+        self._file = Path(folder) / "decisions.json" if folder else None
+
+    def save(self, fetched_ns: int, decisions: dict[str, Decision]) -> None:
+        """Keep decisions, with the instant of the machine's monotonic clock at which they were asked for."""
+        if self._file is None:
+            return
+        part = self._file.with_name(f"decisions.{os.getpid()}")
+        try:
+            part.write_bytes(msgspec.json.encode(_Kept(fetched_ns, list(decisions.values()))))
+            part.replace(self._file)
+        except OSError as error:
+            log.warning("decisions not kept for other workers: %s", error)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def load(self) -> tuple[int, dict[str, Decision]] | None:
+        """Return what was kept last, None if nothing was."""
+        if self._file is None:
+            return None
+        try:
+            kept = msgspec.json.decode(self._file.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("kept decisions not read: %s", error)
+            return None
+        return kept.fetched_ns, {decision.namespace: decision for decision in kept.items}
