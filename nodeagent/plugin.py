@@ -32,6 +32,7 @@ from nodeagent.protocol import (
     pod_resources,
 )
 from nodeagent.seats import Owner, Seats
+from slicekeeper import threads
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class SeatPlugin:
 
     def start(self) -> None:
         """Start serving, in daemon threads."""
-        threading.Thread(target=self._run, name="seat-plugin", daemon=True).start()
+        threads.keep("seat-plugin", self._run, self._stop.is_set)
 
     def stop(self) -> None:
         """Stop serving; kubelet keeps the seats that it has given out."""

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from nodeagent.gpus import GpuSource
-from slicekeeper import agent_address, inventory, names
+from slicekeeper import agent_address, inventory, names, threads
 from slicekeeper.errors import ServiceError
 from slicekeeper.inventory import Gpu
 from slicekeeper.kube.client import NODES, KubeClient, Object
@@ -70,7 +70,7 @@ class Publisher:
 
     def start(self) -> None:
         """Start publishing."""
-        threading.Thread(target=self._run, name="publisher", daemon=True).start()
+        threads.keep("publisher", self._run, self._stop.is_set)
 
     def stop(self) -> None:
         """Stop; what is published stays, so running pods keep their capacity, but nobody is to be asked any more."""

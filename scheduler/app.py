@@ -38,6 +38,7 @@ from scheduler.wire import (
     decode_preemption,
     filter_result,
 )
+from slicekeeper import threads
 from slicekeeper.clock import Clock
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.kube.client import KubeClient
@@ -98,8 +99,8 @@ class Scheduler:
     def start(self) -> None:
         """Start the watches, the thread that looks after bindings, and the reclaimer."""
         self.watches.start()
-        threading.Thread(target=self._look, name="overdue", daemon=True).start()
-        threading.Thread(target=self._reclaim, name="reclaimer", daemon=True).start()
+        threads.keep("overdue", self._look, self.stopped.is_set)
+        threads.keep("reclaimer", self._reclaim, self.stopped.is_set)
 
     def check_synced(self) -> None:
         """Raise NotSynced where the state is not whole yet."""
@@ -167,7 +168,8 @@ def make_app(scheduler: Scheduler) -> Flask:
 
     @app.get("/healthz")
     def healthz() -> Response:
-        return Response("ok\n", mimetype="text/plain")
+        wrong = threads.trouble()
+        return Response(f"{wrong}\n" if wrong else "ok\n", 503 if wrong else 200, mimetype="text/plain")
 
     @app.get("/readyz")
     def readyz() -> Response:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from slicekeeper import names
+from slicekeeper import names, threads
 from slicekeeper.errors import SettingsError
 from slicekeeper.patterns import is_pattern, leave_nothing, problem_of
 from slicekeeper.request import as_list
@@ -385,7 +385,7 @@ class PolicyFile:
     def start(self) -> None:
         """Start looking at the file, in a daemon thread."""
         if self._settings.file:
-            threading.Thread(target=self._run, name="policy-file", daemon=True).start()
+            threads.keep("policy-file", self._run, self._stop.is_set)
 
     def stop(self) -> None:
         """Stop looking."""

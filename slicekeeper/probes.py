@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from slicekeeper import threads
 from slicekeeper.serving.background import BackgroundServer
 from slicekeeper.serving.wsgi import WsgiApp, WsgiBridge
 from slicekeeper.settings import ServingSettings
@@ -46,7 +47,7 @@ def serve(
 
     `ready` and `alive` return what is wrong, empty if nothing is: answered with 503.
     """
-    told = {"/healthz": alive, "/readyz": ready}
+    told = {"/healthz": lambda: threads.trouble() or alive(), "/readyz": ready}
     others = more or {}
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from slicekeeper import names
+from slicekeeper import names, threads
 from slicekeeper.clock import CLOCK_SKEW_MS, Clock
 from slicekeeper.errors import NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
@@ -124,7 +124,7 @@ class Controller:
         """Start to follow, in daemon threads."""
         for watch in self._watches:
             watch.start()
-        threading.Thread(target=self.run, name="controller", daemon=True).start()
+        threads.keep("controller", self.run, self._stop.is_set)
 
     def stop(self) -> None:
         """Stop after the look at hand."""

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from slicekeeper import clock
+from slicekeeper import clock, threads
 from slicekeeper.namespace_policy import PolicyBook, PolicyFile
 from slicekeeper.serving.bodies import Bodies, BodyRefused, BodyTooLarge
 from slicekeeper.settings import Settings
@@ -104,7 +104,8 @@ def make_shell(
         return view
 
     async def healthy(_request: Request) -> Response:
-        return Response("ok", media_type="text/plain")
+        wrong = threads.trouble()
+        return Response(wrong or "ok", 503 if wrong else 200, media_type="text/plain")
 
     async def ready(_request: Request) -> Response:
         return Response(orjson.dumps(state()), media_type="application/json")

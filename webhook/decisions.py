@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from slicekeeper import threads
 from slicekeeper.clock import Clock
 from slicekeeper.errors import ServiceError
 from slicekeeper.namespace_policy import NamespacePolicy
@@ -81,7 +82,6 @@ class Decisions:
         self._snapshot = Snapshot() if kept is None else Snapshot(fetched_ns=kept[0], decisions=kept[1])
         self._etag = ""
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self.tried = threading.Event()
         """Set once the timekeeper has been asked, whatever it said."""
         self.failures = 0
@@ -89,19 +89,11 @@ class Decisions:
 
     def start(self) -> None:
         """Start refreshing, in a daemon thread."""
-        self._thread = threading.Thread(target=self._run, name="decisions", daemon=True)
-        self._thread.start()
+        threads.keep("decisions", self._run, self._stop.is_set)
 
     def stop(self) -> None:
         """Stop refreshing."""
         self._stop.set()
-
-    @property
-    def trouble(self) -> str:
-        """Why the decisions will not be fetched again, empty if they will."""
-        if self._thread is None or self._thread.is_alive():
-            return ""
-        return "the thread that fetches decisions has ended"
 
     @property
     def age_seconds(self) -> float | None:

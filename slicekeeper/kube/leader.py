@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 
+from slicekeeper import threads
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube.client import LEASES, KubeClient, Object
@@ -52,9 +53,8 @@ class LeaderElection:
         return not self._stop.is_set() and time.monotonic() - self._renewed_at < self._duration * 2 / 3
 
     def start(self) -> None:
-        """Start to campaign, in a daemon thread; it is made here, since a process may fork before."""
-        self._thread = threading.Thread(target=self._run, name="leader-election", daemon=True)
-        self._thread.start()
+        """Start to campaign, in a daemon thread."""
+        self._thread = threads.keep("leader-election", self._run, self._stop.is_set)
 
     def stop(self) -> None:
         """Stop, and let the lease expire at once if it is ours."""

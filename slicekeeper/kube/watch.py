@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from slicekeeper import threads
 from slicekeeper.errors import Gone, ServiceError
 from slicekeeper.kube.client import KubeClient, Object, Resource
 
@@ -66,7 +67,7 @@ class Watch:
 
     def start(self) -> None:
         """Start following."""
-        threading.Thread(target=self.run, name=f"watch-{self._resource.plural}", daemon=True).start()
+        threads.keep(f"watch-{self._resource.plural}", self.run, self._stop.is_set)
 
     def stop(self) -> None:
         """Stop after the event at hand."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-import threading
 from typing import Any, Final
 
 from gunicorn.config import Config
 
+from slicekeeper import threads
 from slicekeeper.serving.door import Door
 from slicekeeper.serving.process import GUNICORN, App, RootLogger
 from slicekeeper.settings import ServingSettings
@@ -43,11 +43,12 @@ class BackgroundServer:
         self.state: dict[str, Any] = {}
         self.loop = asyncio.new_event_loop()
         self._limits = limits
-        self._thread = threading.Thread(target=self._run, name="probes", daemon=True)
-        self._thread.start()
+        self._closed = False
+        self._thread = threads.keep("probes", self._run, lambda: self._closed)
 
     def close(self) -> None:
         """Stop, and close all connections."""
+        self._closed = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 Receive = Callable[[], Awaitable[Any]]
@@ -87,20 +87,23 @@ class Bodies:
             async with asyncio.timeout(None) as timeout:
                 held = _Held(client[0] if client else "", timeout)
                 self._held[held] = None
+                body = bytearray()
                 try:
-                    body = await self._gather(held, receive, message)
+                    await self._gather(held, body, receive, message)
                     held.kept = not self._revocable
                     yield body
                 finally:
                     del self._held[held]
                     self._total -= held.size
+                    # Now, and not when a traceback that refers to it happens to be collected.
+                    with suppress(BufferError):
+                        body.clear()
         except TimeoutError as error:
             if not timeout.expired():
                 raise
             raise NoRoom("too many large requests are under way; try again") from error
 
-    async def _gather(self, held: _Held, receive: Receive, message: Any) -> bytearray:
-        body = bytearray()
+    async def _gather(self, held: _Held, body: bytearray, receive: Receive, message: Any) -> None:
         while True:
             if message["type"] != "http.request":
                 raise BodyLate("the body did not come in time")
@@ -112,7 +115,7 @@ class Bodies:
             if self._total > self._most_of_all:
                 self._give_one_up()
             if not message.get("more_body"):
-                return body
+                return
             message = await receive()
 
     def _give_one_up(self) -> None:

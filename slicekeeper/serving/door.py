@@ -28,6 +28,8 @@ AT_ONCE: Final = 64
 SPARE_FILES: Final = 64
 """Descriptors that a process keeps for its files and for connections of its own."""
 
+SOCKET_BYTES: Final = 64 << 10
+
 PAUSE_SECONDS: Final = 0.5
 """How long nothing is accepted once the system has no descriptor or memory for it."""
 
@@ -58,6 +60,9 @@ class Door:
         """Accept on these sockets from now on."""
         for listener in sockets:
             listener.setblocking(False)
+            # For every connection; the system's own limits let each hold megabytes, which count as ours.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
             self._sockets.append(listener)
             self._loop.add_reader(listener, self._accept, listener)
 

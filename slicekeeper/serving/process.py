@@ -18,6 +18,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 from gunicorn.workers.gasgi import ASGIWorker
 
+from slicekeeper.serving import memory
 from slicekeeper.serving.door import SPARE_FILES, Door
 from slicekeeper.serving.tls import ReloadingContext
 from slicekeeper.settings import ServingSettings, TlsSettings
@@ -51,8 +52,11 @@ class Worker(ASGIWorker):
         gc.freeze()  # a full collection of all that was imported takes 30 ms
         door = Door(self, self.limits, sock.ssl_context(self.cfg) if self.cfg.is_ssl else None)
         door.open(listener.sock for listener in self.sockets)  # type: ignore[attr-defined]
+        ready = memory.held_bytes()
         while self.alive and self.ppid == os.getppid():
             self.notify()
+            if memory.held_bytes() > ready + memory.KEPT_BYTES:
+                memory.give_back()
             await asyncio.sleep(1)
         door.close()
         # A client that learns only now that the server stops may just have sent a request on an idle connection.
@@ -65,8 +69,9 @@ class Worker(ASGIWorker):
 
 
 def prepare(limits: ServingSettings) -> None:
-    """Fit this process to its limits: small TLS buffers, and descriptors for every connection, if that is allowed."""
+    """Fit this process to its limits: little memory kept back, and descriptors for every connection, if allowed."""
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
+    memory.keep_little()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

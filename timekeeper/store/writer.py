@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from slicekeeper import threads
 from timekeeper.store.engine import WRITES, is_sqlite
 from timekeeper.store.failures import lost, may_succeed_later, out_of_room
 
@@ -70,8 +70,8 @@ class Writer:
         self._work = work
         self._queue = text(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
         self._connection: Connection | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._stopping = False
+        self._thread = threads.keep(name, self._run, lambda: self._stopping)
 
     @property
     def alive(self) -> bool:
@@ -80,6 +80,7 @@ class Writer:
 
     def stop(self) -> None:
         """Let one of those that share its work end once all before is written."""
+        self._stopping = True
         self._work.put(None)
 
     def join(self) -> None:

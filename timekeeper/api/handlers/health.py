@@ -6,6 +6,7 @@ from __future__ import annotations
 from flask import Response
 from sqlalchemy.exc import SQLAlchemyError
 
+from slicekeeper import threads
 from slicekeeper.errors import SettingsError
 from timekeeper.api import requests
 from timekeeper.api.schemas import Health
@@ -16,7 +17,11 @@ from timekeeper.store import migrate
 def live() -> Response:
     """Return whether the server does its work; a restart may help where it does not."""
     it = service()
-    reason = it.controller.trouble() or ("" if it.books.database.alive else "the ledger's writer has stopped")
+    reason = (
+        threads.trouble()
+        or it.controller.trouble()
+        or ("" if it.books.database.alive else "the ledger's writer has stopped")
+    )
     return _answer(reason)
 
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives memory back to the system. Python and glibc keep what a burst took, and a container's limit counts it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+from pathlib import Path
+from typing import Final
+
+KEPT_BYTES: Final = 48 << 20
+"""What a process may hold above what it held when it was ready, before it gives some back."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+"""Options of mallopt(3)."""
+
+_libc = ctypes.CDLL(None)
+
+
+def keep_little() -> None:
+    """Have large blocks returned once they are free, and threads share one heap. Without glibc, do nothing."""
+    if hasattr(_libc, "mallopt"):
+        for option, value in ((_MMAP_THRESHOLD, 128 << 10), (_TRIM_THRESHOLD, 1 << 20), (_ARENA_MAX, 1)):
+            _libc.mallopt(option, value)
+
+
+def held_bytes() -> int:
+    """Return how much memory of its own this process holds, 0 if the system does not tell."""
+    try:
+        fields = Path("/proc/self/statm").read_text("ascii").split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
+
+
+def give_back() -> None:
+    """Free what only cycles refer to, as tracebacks do, and return free memory."""
+    gc.collect()
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that must run for as long as their part does. /healthz of every part asks here whether one has ended.
+
+A thread is made when it is started and not before: its owner may be made before a fork, and a thread that was made
+in the parent cannot be started in the child (Python 3.13.0 refuses to).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+_kept: dict[threading.Thread, Callable[[], bool]] = {}
+_lock = threading.Lock()
+
+
+def keep(name: str, run: Callable[[], object], stopped: Callable[[], bool]) -> threading.Thread:
+    """Start a daemon thread and watch over it; `stopped` returns whether it has been told to end."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    with _lock:
+        _kept[thread] = stopped
+    thread.start()
+    return thread
+
+
+def trouble() -> str:
+    """Return which threads have ended without being told to, empty if none has."""
+    ended = []
+    with _lock:
+        for thread, stopped in list(_kept.items()):
+            if thread.ident is None or thread.is_alive():
+                continue
+            if stopped():
+                del _kept[thread]
+            else:
+                ended.append(thread.name)
+    return f"ended by an error: thread {', '.join(sorted(ended))}" if ended else ""
+
+
+def _forget_parents() -> None:
+    global _lock  # noqa: PLW0603 - the parent's may be held by one of its threads
+    _lock = threading.Lock()
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parents)
