@@ -50,6 +50,10 @@ check: $(VENV)/.ready ## Format, lint, types, import contracts
 unit: $(VENV)/.ready ## Unit tests and golden pairs; SEED=… repeats a search for counterexamples
 	$(BIN)/pytest -n logical --maxprocesses 4 --hypothesis-seed=$(SEED) tests/unit tests/golden $(ARGS)
 
+.PHONY: test-pythons
+test-pythons: $(VENV)/.ready ## Unit suite and local mode on each supported Python, 3.11 to 3.14
+	$(BIN)/python tests/pythons.py $(ARGS)
+
 .PHONY: functional
 functional: $(VENV)/.ready ## Parts as processes, local mode, the built wheel
 	$(BIN)/pytest tests/functional $(ARGS)

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 HEAD_BYTES: Final = 32 << 10
 """Most bytes of a head as a whole. gunicorn bounds lines and their number, which together would be 800 KiB."""
 
-BUFFER_BYTES: Final = 16 << 10
-"""What is read ahead of the application, and what may wait for the client before the application does."""
+BUFFER_BYTES: Final = 64 << 10
+"""What is read ahead of the application."""
+
+UNSENT_BYTES: Final = 16 << 10
+"""What may wait for the client before the application does."""
 
 LINGER_SECONDS: Final = 5.0
 """How long the rest of a refused request is read and dropped. A client that still writes when its connection is reset
@@ -84,7 +87,7 @@ class Connection(ASGIProtocol):
             transport.set_read_buffer_limits(BUFFER_BYTES)
         super().connection_made(transport)
         self._max_buffer_size = BUFFER_BYTES
-        self.transport.set_write_buffer_limits(BUFFER_BYTES)
+        self.transport.set_write_buffer_limits(UNSENT_BYTES)
         self._arm_keepalive_timer()
 
     def data_received(self, data: bytes) -> None:

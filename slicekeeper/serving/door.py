@@ -28,7 +28,7 @@ AT_ONCE: Final = 64
 SPARE_FILES: Final = 64
 """Descriptors that a process keeps for its files and for connections of its own."""
 
-SOCKET_BYTES: Final = 64 << 10
+SOCKET_BYTES: Final = 128 << 10
 
 PAUSE_SECONDS: Final = 0.5
 """How long nothing is accepted once the system has no descriptor or memory for it."""

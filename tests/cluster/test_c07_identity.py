@@ -464,7 +464,7 @@ def test_what_is_refused_is_counted(site: Site) -> None:
     told = site.kubectl("get", "--raw", "/metrics", timeout=30)
     assert 'apiserver_validating_admission_policy_check_total{enforcement_action="deny"' in told
     webhook = site.part("webhook")["metadata"]["name"]
-    own = site.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/https:{webhook}:8443/proxy/metrics")
+    own = site.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/http:{webhook}:8453/proxy/metrics")
     assert "core-not-whole" in own
 
 

@@ -105,7 +105,7 @@ def test_kube_schedulers_preemption_takes_only_what_helps_on_one_gpu(site: Site)
 
 def _preempt_calls(site: Site) -> int:
     """Return how often kube-scheduler has asked our extender about victims."""
-    read = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8445/metrics', timeout=10).read().decode())"
+    read = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8455/metrics', timeout=10).read().decode())"
     python = ("/usr/local/bin/python3", "-ISc", read)
     told = site.kubectl("exec", "deployment/scheduler", "-c", "extender", "-n", NAMESPACE, "--", *python)
     return sum(
