@@ -3,7 +3,7 @@
 
     .venv/bin/python benchmarks/scheduler/run.py [--rounds 300] [--nodes 100,1000,5000]
 
-Both run as `slicekeeper.serving` runs a server: gunicorn gthread, one worker. The scheduler lists and watches a
+Both run as `slicekeeper.serving` runs a server, with one worker. The scheduler lists and watches a
 simulated API server with N nodes of 8 GPUs, half of the GPUs shared at 60 %. One keep-alive connection, one call at a
 time, as kube-scheduler calls; ours and the bare one in turn. Prints a Markdown table.
 """
@@ -35,7 +35,9 @@ GPU_MIB = 81_920
 BARE = """
 import orjson, sys
 from flask import Flask, Response, request
-from slicekeeper.serving import serve
+from slicekeeper.serving.process import serve
+from slicekeeper.serving.wsgi import WsgiBridge
+from slicekeeper.settings import ServingSettings
 
 def make():
     app = Flask("bare")
@@ -46,7 +48,9 @@ def make():
 
     return app
 
-serve(make, bind=sys.argv[1], threads=8)
+serve(
+    lambda: WsgiBridge(make(), threads=8, max_body_bytes=32 << 20), bind=sys.argv[1], limits=ServingSettings()
+)
 """
 
 

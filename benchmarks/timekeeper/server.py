@@ -21,8 +21,9 @@ from flask import Flask, Response, request
 from slicekeeper.clock import Clock, ManualClock, SystemClock
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.serving import serve
-from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
+from slicekeeper.serving.process import serve
+from slicekeeper.serving.wsgi import WsgiBridge
+from slicekeeper.settings import KubernetesSettings, PolicySettings, ServingSettings, Settings, TimekeeperSettings
 from timekeeper.api.app import routed
 from timekeeper.api.service import Service
 from timekeeper.books import Books
@@ -72,7 +73,11 @@ def main() -> None:
     url, port, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
     clock = ManualClock(int(sys.argv[4])) if len(sys.argv) > 4 else SystemClock()
     with tempfile.TemporaryDirectory() as folder:
-        serve(lambda: make(url, Path(folder), clock), bind=f"127.0.0.1:{port}", threads=threads)
+        serve(
+            lambda: WsgiBridge(make(url, Path(folder), clock), threads=threads, max_body_bytes=4 << 20),
+            bind=f"127.0.0.1:{port}",
+            limits=ServingSettings(),
+        )
 
 
 if __name__ == "__main__":

@@ -33,10 +33,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from certificates.authority import make_ca, sign_server
-from slicekeeper import asgi, serving
 from slicekeeper.clock import SystemClock
 from slicekeeper.namespace_policy import PolicyBook
-from slicekeeper.settings import Settings, TlsSettings
+from slicekeeper.serving.process import serve
+from slicekeeper.serving.wsgi import WsgiBridge
+from slicekeeper.settings import ServingSettings, Settings, TlsSettings
 from slicekeeper.wire.timekeeper import DecisionList
 from webhook.app import make_shell
 from webhook.classes import SettingsClasses
@@ -183,11 +184,11 @@ def webhook_app() -> Starlette:
 def run_server(which: str, port: int, folder: Path) -> None:
     tls = TlsSettings(certificate_file=str(folder / "tls.crt"), key_file=str(folder / "tls.key"))
     bind = f"127.0.0.1:{port}"
-    if which == "bare Flask":
-        serving.serve(flask_app, bind=bind, workers=2, threads=8, tls=tls, loglevel="warning")
-    else:
-        make = starlette_app if which == "bare Starlette" else webhook_app
-        asgi.serve(make, bind=bind, workers=2, tls=tls, loglevel="warning")
+    applications = {
+        "bare Flask": lambda: WsgiBridge(flask_app(), threads=8), "bare Starlette": starlette_app,
+    }  # fmt: skip
+    make = applications.get(which, webhook_app)
+    serve(make, bind=bind, workers=2, tls=tls, limits=ServingSettings(), loglevel="warning")
 
 
 def free_port() -> int:

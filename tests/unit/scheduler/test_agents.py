@@ -12,17 +12,17 @@ from scheduler.agents import BELIEVED_SECONDS, LONGEST_PAUSE_SECONDS, Agents, as
 from slicekeeper import probes
 from slicekeeper.agent_address import STOPPING, encode
 from slicekeeper.clock import ManualClock
+from slicekeeper.settings import ServingSettings
 
 
 @contextmanager
 def agent(wrong, ip="127.0.0.1"):
     """An agent's probes; `wrong()` is what is wrong with it. Gives its address."""
-    server = probes.serve(f"[{ip}]:0" if ":" in ip else f"{ip}:0", ready=wrong)
+    server = probes.serve(f"[{ip}]:0" if ":" in ip else f"{ip}:0", ServingSettings(), ready=wrong)
     try:
-        yield encode(ip, server.server_address[1])
+        yield encode(ip, server.port)
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 @contextmanager

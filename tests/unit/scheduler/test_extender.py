@@ -15,7 +15,7 @@ from simulator.errors import ApiError
 from slicekeeper import agent_address, names, probes
 from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import NODES, PODS
-from slicekeeper.settings import KubernetesSettings, Settings
+from slicekeeper.settings import KubernetesSettings, ServingSettings, Settings
 from slicekeeper.units import parse_instant
 
 
@@ -322,11 +322,10 @@ def test_a_pod_that_another_scheduler_took_meanwhile(cluster, extender):
 def agent(cluster, extender):
     """The agent of n0: what is wrong with it, by a list."""
     wrong = []
-    server = probes.serve("127.0.0.1:0", ready=lambda: ", ".join(wrong))
-    publish(cluster, extender, "n0", agent_address.encode("127.0.0.1", server.server_address[1]))
+    server = probes.serve("127.0.0.1:0", ServingSettings(), ready=lambda: ", ".join(wrong))
+    publish(cluster, extender, "n0", agent_address.encode("127.0.0.1", server.port))
     yield wrong
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 def publish(cluster, extender, node, value):
