@@ -50,7 +50,7 @@ def share_beside(program: list[str]) -> float:
 
 
 def on_this_machine(kind: str) -> str:
-    """The same in real time, held against an honest tenant: a busy machine takes its part of both."""
+    """Return the same in real time, held against an honest tenant: a busy machine takes its part of both."""
     honest = share_beside([str(BUILD / "fake" / "tenant"), "--kernel-us", "500", "--seconds", "3"])
     share = share_beside([ATTACK, kind, "3"])
     check(share > 0.6 * min(honest, 50), f"the neighbour got {share:.1f} %, and {honest:.1f} % beside an honest one")
