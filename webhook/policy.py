@@ -44,6 +44,9 @@ _STATUS: Final = {
 }  # fmt: skip
 """Refusals of a rule of the cluster are 403, of a state that passes 503, all others (the manifest is wrong) 422."""
 
+_IN_THE_WAY: Final = ("reserved-container", "reserved-volume")
+"""What our own patch could not be put beside. Anything else that is only observed is metered all the same."""
+
 _CHECKED_BY_API_SERVER: Final = ("/spec/priority", "/spec/preemptionPolicy")
 
 
@@ -93,7 +96,7 @@ class Admission:
         request, violations = rules.check_pod(pod, case, self._cluster)
         if case.policy.mode == "observe":
             warnings = tuple(cut(f"observed, not refused: {violation}") for violation in violations)
-            usable = not any(v.code.startswith("reserved-") for v in violations)
+            usable = not any(v.code in _IN_THE_WAY for v in violations)
             if request is None or not usable or not _holds_gpus(request):
                 return Verdict(warnings=warnings)
             return Verdict(mutation.patch_pod(pod, request, case, self._cluster), warnings)

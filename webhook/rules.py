@@ -24,6 +24,7 @@ from slicekeeper.request import (
     asks_for,
     container_name,
     containers,
+    parse_admitted,
     parse_pod,
     show,
 )
@@ -98,7 +99,9 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[Pod
     try:
         request = parse_pod(pod, resources, ceiling=policy.ceiling)
     except RequestRefused as error:
-        return None, list(error.violations)
+        # Where pods are only observed, a wrong annotation is no way round the meter.
+        readable = parse_admitted(pod, resources)[0] if policy.mode == "observe" else None
+        return readable, list(error.violations)
     violations += _reserved_metadata(pod, request)
     violations += _room_for_binding(pod, request)
     violations += _reserved_gate(pod, request, case)

@@ -307,3 +307,27 @@ def test_annotations_leave_room_for_those_of_the_binding() -> None:
     assert [v.code for v in refusal.violations] == ["annotations-too-large"]
     plain = {**sized(262_000), "spec": {"containers": [{"name": "x"}]}}
     assert ADMISSION.mutate(plain, CASE).allowed
+
+
+@pytest.mark.parametrize(
+    ("annotations", "env"),
+    [
+        ({names.GPU_MODEL: ","}, []),
+        ({names.SHARING: "mig"}, []),
+        ({names.BUDGET_STATE: "mine"}, []),
+        ({"cdi.k8s.io/x": "nvidia.com/gpu=all"}, []),
+        ({}, [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
+    ],
+)
+def test_what_is_only_observed_is_metered_whatever_rule_it_breaks(
+    annotations: dict[str, str], env: list[dict[str, str]]
+) -> None:
+    manifest = pod()
+    manifest["metadata"] = {"annotations": annotations, "labels": {names.MANAGED_LABEL: "no"}}
+    manifest["spec"]["containers"].append({"name": "b", "env": env})
+    verdict = ADMISSION.mutate(manifest, Case("research", NamespacePolicy(mode="observe")))
+    assert verdict.allowed
+    assert "observed, not refused" in verdict.warnings[0]
+    metadata = apply(manifest, verdict.patch)["metadata"]
+    assert metadata["labels"] == {names.MANAGED_LABEL: names.MANAGED_VALUE}
+    assert metadata["finalizers"] == [names.FINALIZER]
