@@ -171,6 +171,11 @@ static void forget_parent(void) {
   vc_life.forget();
 }
 
+void vc_seat_forked(void) {
+  atomic_store(&guard.word, 0);
+  if (atomic_exchange(&owner, 0)) forget_parent();
+}
+
 /* With the guard held: connect, the first time with patience, for a container's first process can
  * be faster than the agent that sets the policy. */
 static bool first_connect(void) {

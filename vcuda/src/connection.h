@@ -29,6 +29,8 @@ extern const struct vc_life vc_life;
 
 /* Connected, or was: the policy and the counters can be used. Waits a bounded time at first. */
 bool vc_seat_ready(void);
+/* This process is a fork's child: forget all that is the parent's, and all locks. */
+void vc_seat_forked(void);
 /* The arbiter is gone or does not answer. */
 bool vc_seat_stale(uint64_t now);
 /* Keep the connection: notice its loss, connect again with growing pauses. */

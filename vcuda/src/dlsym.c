@@ -4,8 +4,7 @@
 #define _GNU_SOURCE
 #include "hook.h"
 #include "nvml.h"
-
-#include <string.h>
+#include "text.h"
 
 static void *dlsym_ours(void *handle, const char *name, bool nvml) {
   int function = nvml ? -1 : vc_resolve_named(name);
@@ -20,8 +19,9 @@ static void *dlsym_ours(void *handle, const char *name, bool nvml) {
 /* What is not exactly one of our names is passed on by a tail call: the real dlsym looks at its
  * return address to know what RTLD_NEXT means. */
 VC_EXPORT void *dlsym(void *restrict handle, const char *restrict name) {
+  if (!name) return vc_resolve_dlsym()(handle, name);
   if (name[0] == 'c' && name[1] == 'u' && vc_resolve_named(name) >= 0)
     return dlsym_ours(handle, name, false);
-  if (!strncmp(name, "nvml", 4) && vc_nvml_hook(name, NULL)) return dlsym_ours(handle, name, true);
+  if (vc_text_starts(name, "nvml") && vc_nvml_hook(name, NULL)) return dlsym_ours(handle, name, true);
   return vc_resolve_dlsym()(handle, name);
 }

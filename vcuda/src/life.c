@@ -22,4 +22,14 @@ static void forget_parent(void) {
   vc_launch_reset();
 }
 
+/* A child of a fork has one thread, and whatever lock another held is held for good. musl has no
+ * such function; there the first call that needs the seat notices. */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
+    __attribute__((weak));
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
+__attribute__((constructor)) static void watch_forks(void) {
+  if (__register_atfork) __register_atfork(NULL, NULL, vc_seat_forked, &__dso_handle);
+}
+
 const struct vc_life vc_life = {.start = vc_keeper_start, .forget = forget_parent};

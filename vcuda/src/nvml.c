@@ -4,6 +4,7 @@
 #include "hook.h"
 #include "connection.h"
 #include "nvml.h"
+#include "text.h"
 
 #include <string.h>
 
@@ -33,7 +34,7 @@ static void *real[sizeof hooks / sizeof *hooks];
 
 void *vc_nvml_hook(const char *name, void *found) {
   for (unsigned i = 0; i < sizeof hooks / sizeof *hooks; i++) {
-    if (strcmp(hooks[i].name, name)) continue;
+    if (vc_text_order(hooks[i].name, name)) continue;
     if (found && found != hooks[i].hook) real[i] = found;
     return hooks[i].hook;
   }

@@ -9,11 +9,13 @@
  */
 #define _GNU_SOURCE
 #include "hook.h"
-#include "symbols.h"
 #include "os.h"
+#include "symbols.h"
+#include "text.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MAP_SIZE 2048u /* power of two, several times the number of hooks */
@@ -21,12 +23,11 @@
 struct vc_real vc_real;
 static void **const real_slots = (void **)&vc_real;
 static vc_dlsym_t *_Atomic real_dlsym;
-static struct vc_lock guard;
-static _Atomic bool seeded;
-static struct {
-  const void *pointer;
-  unsigned function;
-} map[MAP_SIZE];
+struct map {
+  const void *pointer[MAP_SIZE];
+  unsigned function[MAP_SIZE];
+};
+static struct map *_Atomic map; /* NULL until the driver was asked; then it never changes */
 
 static CUresult not_there(void) {
   return CUDA_ERROR_NOT_FOUND;
@@ -50,15 +51,15 @@ static unsigned hash(const void *pointer) {
   return (unsigned)(((uintptr_t)pointer >> 4) * 2654435761u) & (MAP_SIZE - 1);
 }
 
-static void map_add(const void *pointer, unsigned function) {
+static void map_add(struct map *m, const void *pointer, unsigned function) {
   unsigned i = hash(pointer);
-  while (map[i].pointer && map[i].pointer != pointer) i = (i + 1) & (MAP_SIZE - 1);
-  if (map[i].pointer) return;
-  map[i].function = function;
-  map[i].pointer = pointer;
+  while (m->pointer[i] && m->pointer[i] != pointer) i = (i + 1) & (MAP_SIZE - 1);
+  if (m->pointer[i]) return;
+  m->function[i] = function;
+  m->pointer[i] = pointer;
 }
 
-static void seed_from_lookups(void) {
+static void seed_from_lookups(struct map *m) {
   __typeof__(&cuGetProcAddress_v2) get = vc_real.cuGetProcAddress_v2;
   for (unsigned i = 0; get && i < vc_lookup_count; i++) {
     const struct vc_lookup *row = &vc_lookups[i];
@@ -70,28 +71,27 @@ static void seed_from_lookups(void) {
       continue;
     if (!real_slots[row->function])
       __atomic_store_n(&real_slots[row->function], pointer, __ATOMIC_RELEASE);
-    map_add(pointer, row->function);
+    map_add(m, pointer, row->function);
   }
 }
 
-/* Learn the driver's pointers, once it is loaded. */
+/* Learn the driver's pointers, once it is loaded. Several threads may do so at once, and get the
+ * same: the first map that is finished stays. A lock held over calls of the driver and of the
+ * loader could be waited for by somebody whom they wait for. */
 static bool seed(void) {
-  if (VC_LIKELY(atomic_load_explicit(&seeded, memory_order_acquire))) return true;
+  if (VC_LIKELY(atomic_load_explicit(&map, memory_order_acquire) != NULL)) return true;
   vc_dlsym_t *look_up = vc_resolve_dlsym();
   void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  if (!driver || !look_up) return false;
-  vc_lock(&guard);
-  if (!atomic_load(&seeded)) {
-    for (unsigned i = 0; i < VC_FN_COUNT; i++) {
-      void *pointer = look_up(driver, vc_names[i]);
-      if (!pointer) continue;
-      __atomic_store_n(&real_slots[i], pointer, __ATOMIC_RELEASE);
-      if (i < VC_FN_HOOKS) map_add(pointer, i);
-    }
-    seed_from_lookups();
-    atomic_store_explicit(&seeded, true, memory_order_release);
+  struct map *m = driver && look_up ? calloc(1, sizeof *m) : NULL, *first = NULL;
+  if (!m) return false;
+  for (unsigned i = 0; i < VC_FN_COUNT; i++) {
+    void *pointer = look_up(driver, vc_names[i]);
+    if (!pointer) continue;
+    __atomic_store_n(&real_slots[i], pointer, __ATOMIC_RELEASE);
+    if (i < VC_FN_HOOKS) map_add(m, pointer, i);
   }
-  vc_unlock(&guard);
+  seed_from_lookups(m);
+  if (!atomic_compare_exchange_strong(&map, &first, m)) free(m);
   return true;
 }
 
@@ -102,9 +102,10 @@ void *vc_resolve_function(unsigned function) {
 
 void *vc_resolve_hook(const void *driver_pointer) {
   if (!seed()) return NULL;
+  const struct map *m = atomic_load(&map);
   unsigned i = hash(driver_pointer);
-  while (map[i].pointer && map[i].pointer != driver_pointer) i = (i + 1) & (MAP_SIZE - 1);
-  return map[i].pointer ? vc_hooks[map[i].function] : NULL;
+  while (m->pointer[i] && m->pointer[i] != driver_pointer) i = (i + 1) & (MAP_SIZE - 1);
+  return m->pointer[i] ? vc_hooks[m->function[i]] : NULL;
 }
 
 /* Before the driver can be asked for all of its functions. */
@@ -116,7 +117,7 @@ void vc_resolve_learn(unsigned function, void *found) {
 int vc_resolve_named(const char *name) {
   int low = 0, high = VC_FN_HOOKS - 1;
   while (low <= high) {
-    int middle = (low + high) / 2, order = strcmp(name, vc_names[middle]);
+    int middle = (low + high) / 2, order = vc_text_order(name, vc_names[middle]);
     if (!order) return middle;
     if (order < 0)
       high = middle - 1;

@@ -6,12 +6,12 @@
 #define _GNU_SOURCE
 #include "symbols.h"
 #include "compat.h"
+#include "text.h"
 
 #include <elf.h>
 #include <link.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 struct search {
   const char *symbol;
@@ -71,7 +71,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
   for (uint32_t i = 0; i < count; i++) {
     const ElfW(Sym) *y = &t.symbols[i];
     if (y->st_shndx == SHN_UNDEF || ELF64_ST_TYPE(y->st_info) != STT_FUNC) continue;
-    if (strcmp(t.strings + y->st_name, s->symbol)) continue;
+    if (vc_text_order(t.strings + y->st_name, s->symbol)) continue;
     s->found = (void *)(info->dlpi_addr + y->st_value);
     return 1;
   }

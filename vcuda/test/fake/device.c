@@ -93,6 +93,7 @@ FK_API(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device)) {
 }
 
 FK_API(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device)) {
+  if (!bytes) return CUDA_ERROR_INVALID_VALUE;
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
   *bytes = fk_world()->gpu[visible[device]].mem_total;
   return CUDA_SUCCESS;

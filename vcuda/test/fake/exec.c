@@ -139,6 +139,7 @@ FK_API(cuLaunchCooperativeKernel_ptsz,
 }
 FK_API(cuLaunchKernelEx, (const CUlaunchConfig *c, CUfunction f, void **params, void **extra)) {
   FK_ENTER("cuLaunchKernelEx");
+  if (!c) return CUDA_ERROR_INVALID_VALUE;
   (void)extra;
   return launch(f, c->hStream, params);
 }

@@ -31,6 +31,14 @@ static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static struct CUmemPoolHandle_st default_pool[FK_GPUS];
 static CUmemoryPool current_pool[FK_GPUS]; /* NULL: the default one */
 
+/* A child of a fork inherits a lock that another thread held. */
+static void after_fork(void) {
+  pthread_mutex_init(&guard, NULL);
+}
+__attribute__((constructor)) static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, after_fork);
+}
+
 static uint64_t up(uint64_t bytes, uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
@@ -155,7 +163,8 @@ FK_API(cuMemAlloc, (CUdeviceptr_v1 * out, unsigned bytes)) {
 FK_API(cuMemAllocPitch_v2,
        (CUdeviceptr * out, size_t *pitch, size_t width, size_t height, unsigned element)) {
   FK_ENTER("cuMemAllocPitch_v2");
-  if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
+  if (!out || !pitch || (element != 4 && element != 8 && element != 16))
+    return CUDA_ERROR_INVALID_VALUE;
   *pitch = up(width, 512);
   return allocate(out, *pitch * height);
 }

@@ -35,6 +35,13 @@ struct CUarray_st {
 static struct mapping *mappings;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 
+static void after_fork(void) {
+  pthread_mutex_init(&guard, NULL);
+}
+__attribute__((constructor)) static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, after_fork);
+}
+
 static bool take(CUcontext ctx, uint64_t bytes) {
   fk_lock();
   bool ok = fk_mem_take(ctx->gpu, ctx->queue, bytes);
@@ -88,7 +95,7 @@ FK_API(cuMemCreate, (CUmemGenericAllocationHandle * out, size_t bytes,
   (void)flags;
   CUcontext ctx = fk_current();
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!prop || !bytes || bytes % VC_GRANULE) return CUDA_ERROR_INVALID_VALUE;
+  if (!out || !prop || !bytes || bytes % VC_GRANULE) return CUDA_ERROR_INVALID_VALUE;
   struct physical *p = calloc(1, sizeof *p);
   *p = (struct physical){.ctx = ctx, .prop = *prop, .bytes = bytes, .handles = 1};
   if (on_device(p) && !take(ctx, bytes)) {
@@ -145,7 +152,9 @@ FK_API(cuMemUnmap, (CUdeviceptr address, size_t bytes)) {
     *p = m->next;
     m->physical->maps--;
     settle(m->physical);
+    bool all = m->bytes == bytes;
     free(m);
+    if (all) break;
   }
   pthread_mutex_unlock(&guard);
   return any ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What programs do with their processes that has nothing to do with a GPU:
+ *
+ *   host forks            children forked while other threads are in the middle of every call
+ *   host stacks           a thread with a stack of 16 KiB
+ *   host nulls            calls with missing arguments
+ *   host unmaps COUNT     so many mappings, made and taken away; prints the seconds it took
+ */
+#define _GNU_SOURCE
+#define __CUDA_API_VERSION_INTERNAL 1
+#include "program.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+
+static CUcontext context;
+static CUfunction kernel;
+static _Atomic int over;
+
+static void set_up(void) {
+  CUmodule module;
+  context = open_gpu();
+  must(cuModuleLoadData(&module, "spin"), "module");
+  must(cuModuleGetFunction(&kernel, module, "spin_1us"), "function");
+}
+
+static CUmemAllocationProp on_device = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+
+static void once_each(void) {
+  CUdeviceptr p, at;
+  CUmemGenericAllocationHandle handle;
+  CUgraph graph;
+  CUgraphNode node;
+  CUgraphExec exec;
+  CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                                     .location = on_device.location},
+                                       .bytesize = 2 * MIB};
+  if (cuMemAlloc_v2(&p, 4096) == CUDA_SUCCESS) cuMemFree_v2(p);
+  if (cuMemAllocAsync(&p, 4096, NULL) == CUDA_SUCCESS) cuMemFreeAsync(p, NULL);
+  cuMemAddressReserve(&at, 2 * MIB, 0, 0, 0);
+  if (cuMemCreate(&handle, 2 * MIB, &on_device, 0) == CUDA_SUCCESS) {
+    cuMemMap(at, 2 * MIB, 0, handle, 0);
+    cuMemRelease(handle);
+    cuMemUnmap(at, 2 * MIB);
+  }
+  cuMemAddressFree(at, 2 * MIB);
+  cuGraphCreate(&graph, 0);
+  cuGraphAddMemAllocNode(&node, graph, NULL, 0, &params);
+  if (cuGraphInstantiateWithFlags(&exec, graph, 0) == CUDA_SUCCESS) {
+    cuGraphLaunch(exec, NULL);
+    cuGraphExecDestroy(exec);
+  }
+  cuGraphDestroy(graph);
+  cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+  cuCtxSynchronize();
+}
+
+static void *busy(void *unused) {
+  cuCtxSetCurrent(context);
+  while (!over) once_each();
+  return unused;
+}
+
+/* Nothing of CUDA works in a child of a process that uses it; but the calls that programs make
+ * there by their destructors must come back. */
+static void in_child(void) {
+  void *found;
+  CUdriverProcAddressQueryResult status;
+  alarm(10);
+  cuGetProcAddress_v2("cuMemAlloc", &found, 12000, 0, &status);
+  dlsym(RTLD_DEFAULT, "cuMemAlloc_v2");
+  cuMemFree_v2(12345);
+  cuMemFreeAsync(12345, NULL);
+  cuMemUnmap(1ull << 40, 2 * MIB);
+  cuMemFreeHost((void *)(uintptr_t)12345);
+  _exit(0);
+}
+
+static int forks(void) {
+  pthread_t t[3];
+  int status, hung = 0;
+  set_up();
+  for (int i = 0; i < 3; i++) pthread_create(&t[i], NULL, busy, NULL);
+  for (int i = 0; i < 150; i++) {
+    pid_t child = fork();
+    if (!child) in_child();
+    waitpid(child, &status, 0);
+    hung += WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
+    usleep(300);
+  }
+  over = 1;
+  for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
+  return hung;
+}
+
+static void *small(void *unused) {
+  cuCtxSetCurrent(context);
+  for (int i = 0; i < 20; i++) once_each();
+  return unused;
+}
+
+static int stacks(void) {
+  pthread_attr_t attributes;
+  pthread_t t;
+  context = open_gpu();
+  CUmodule module;
+  must(cuModuleLoadData(&module, "spin"), "module");
+  must(cuModuleGetFunction(&kernel, module, "spin_1us"), "function");
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, 16384);
+  if (pthread_create(&t, &attributes, small, NULL)) return 1;
+  pthread_join(t, NULL);
+  return 0;
+}
+
+static int nulls(void) {
+  CUdriverProcAddressQueryResult status;
+  CUcontext c;
+  set_up();
+  cuMemAlloc_v2(NULL, 4096);
+  cuMemAllocAsync(NULL, 4096, NULL);
+  cuMemAllocFromPoolAsync(NULL, 4096, NULL, NULL);
+  cuMemAllocManaged(NULL, 4096, 1);
+  cuMemAllocPitch_v2(NULL, NULL, 4096, 16, 4);
+  cuMemCreate(NULL, 2 * MIB, &on_device, 0);
+  cuMemCreate(NULL, 2 * MIB, NULL, 0);
+  cuArrayCreate_v2(NULL, NULL);
+  cuArray3DCreate_v2(NULL, NULL);
+  cuMipmappedArrayCreate(NULL, NULL, 1);
+  cuArrayDestroy(NULL);
+  cuMemPoolCreate(NULL, NULL);
+  cuMemPoolDestroy(NULL);
+  cuLaunchKernelEx(NULL, kernel, NULL, NULL);
+  cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+  cuModuleLoadData(NULL, NULL);
+  cuModuleLoad(NULL, NULL);
+  cuModuleUnload(NULL);
+  cuGetProcAddress_v2(NULL, NULL, 0, 0, &status);
+  cuMemGetInfo_v2(NULL, NULL);
+  cuDeviceTotalMem_v2(NULL, 0);
+  cuMemMapArrayAsync(NULL, 0, NULL);
+  cuCtxCreate_v2(&c, 0, 99);
+  cuMemFree_v2(0);
+  return 0;
+}
+
+static int unmaps(long count) {
+  struct timespec from, to;
+  CUmemGenericAllocationHandle handle;
+  CUdeviceptr at;
+  set_up();
+  must(cuMemAddressReserve(&at, (size_t)count * 2 * MIB, 0, 0, 0), "reserve");
+  must(cuMemCreate(&handle, 2 * MIB, &on_device, 0), "create");
+  clock_gettime(CLOCK_MONOTONIC, &from);
+  for (long i = 0; i < count; i++)
+    must(cuMemMap(at + (CUdeviceptr)i * 2 * MIB, 2 * MIB, 0, handle, 0), "map");
+  for (long i = count; i-- > 0;) must(cuMemUnmap(at + (CUdeviceptr)i * 2 * MIB, 2 * MIB), "unmap");
+  clock_gettime(CLOCK_MONOTONIC, &to);
+  printf("{\"seconds\": %.3f}\n",
+         (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) / 1e9);
+  return 0;
+}
+
+int main(int argc, char **argv) {
+  const char *what = argc > 1 ? argv[1] : "";
+  int bad = !strcmp(what, "forks")    ? forks()
+            : !strcmp(what, "stacks") ? stacks()
+            : !strcmp(what, "nulls")  ? nulls()
+                                      : unmaps(argc > 2 ? atol(argv[2]) : 1000);
+  printf("{\"bad\": %d}\n", bad);
+  return 0;
+}
