@@ -25,7 +25,7 @@ def alive(node: Node) -> None:
 
 
 def withstood(kind: str) -> str:
-    """Two good tenants beside a bad one, in virtual time: none loses more than two points."""
+    """Run two good tenants beside a bad one, in virtual time: none loses more than two points."""
     args = ["--kernel-us", "500", "--seconds", str(SECONDS), "--arrive"]
     with Node(hold=3) as node:
         bad = node.run(Seat(40, program=[ATTACK, kind, str(SECONDS)], name="bad"))
@@ -50,7 +50,7 @@ def share_beside(program: list[str]) -> float:
 
 
 def on_this_machine(kind: str) -> str:
-    """Return the same in real time, held against an honest tenant: a busy machine takes its part of both."""
+    """Do the same in real time, held against an honest tenant: a busy machine takes its part of both."""
     honest = share_beside([str(BUILD / "fake" / "tenant"), "--kernel-us", "500", "--seconds", "3"])
     share = share_beside([ATTACK, kind, "3"])
     check(share > 0.6 * min(honest, 50), f"the neighbour got {share:.1f} %, and {honest:.1f} % beside an honest one")
