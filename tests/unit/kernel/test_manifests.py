@@ -69,7 +69,7 @@ def test_renamed_resources_hold_everywhere(folder: Path) -> None:
     assert not any(OLD.search(text) for text in after.values())
     admission = after["base/admission.yaml"]
     places = list(manifests.found(manifests.ASKS, admission))
-    assert len(places) == len(list(manifests.found(manifests.ASKS, before["base/admission.yaml"]))) == 10
+    assert len(places) == len(list(manifests.found(manifests.ASKS, before["base/admission.yaml"]))) >= 10
     assert {frozenset(place) for place in places} == {frozenset(manifests.names_of(resources))}
     assert "['gpu.example/slice-', 'other.example/'].exists(prefix, resource.startsWith(prefix))" in admission
     assert list(manifests.found(manifests.AMOUNTS, after["base/guards.yaml"])) == [(resources.core, resources.memory)]
