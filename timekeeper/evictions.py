@@ -7,12 +7,13 @@ the budget is still spent is asked of the books before each round, so a grant wi
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from slicekeeper.clock import Clock
-from slicekeeper.errors import Conflict, NotFound, ServiceError
+from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
 from slicekeeper.namespace_policy import NamespacePolicy
@@ -21,6 +22,8 @@ from slicekeeper.units import format_duration, format_instant
 from timekeeper import interval, marks
 from timekeeper.books import Books
 from timekeeper.intake import namespace_of
+
+log = logging.getLogger(__name__)
 
 AGAIN_SECONDS: Final = 5.0
 """Real seconds until a pod that did not go is tried again."""
@@ -90,6 +93,8 @@ class Evictions:
             if error.status == TOO_MANY_REQUESTS and uid not in self._protected:
                 self._protected.add(uid)
                 self._say(pod, "EvictionPutOff", f"To be evicted: {why}; a disruption budget does not allow it yet")
+            elif isinstance(error, Forbidden):
+                log.error("a hard budget is spent, and no pod may be evicted: add components/hard-budgets (%s)", error)
             return
         self._say(pod, "BudgetEviction", f"Evicted: {why}")
 

@@ -12,7 +12,7 @@ import yaml
 from slicekeeper import manifests
 from slicekeeper.cli.config import value_of
 from slicekeeper.errors import NotFound, SettingsError
-from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
+from slicekeeper.kube.client import ACCESS_REVIEWS, CONFIG_MAPS, KubeClient, Object
 from slicekeeper.settings import PARTS, UNSET_REGISTRY, Settings, keys
 
 COMPARED: Final = ("resources.", "images.", "webhook.schedulerName")
@@ -72,6 +72,42 @@ def differences(
             (resources.core, resources.memory),
         )  # fmt: skip
     yield from _scheduler(client, namespace, settings, workloads)
+    yield from _rights(client, namespace, settings, workloads)
+
+
+def _rights(
+    client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object]
+) -> Iterator[tuple[str, str]]:
+    """Yield rights that the timekeeper lacks for what the installed policy or the settings ask of it."""
+    text = _mounted(client, namespace, workloads.values(), "slicekeeper-policy", "policy.yaml")
+    needed = []
+    if text is not None and _enforces_hard(text):
+        needed.append(("create", "pods", "eviction", "hard-budgets", "the policy has `enforcement: hard`"))
+    if settings.timekeeper.weight == "quota":
+        needed.append(("list", "resourcequotas", "", "quota-weight", "timekeeper.weight is quota"))
+    for verb, resource, sub, component, why in needed:
+        attributes = {"verb": verb, "group": "", "resource": resource, **({"subresource": sub} if sub else {})}
+        user = f"system:serviceaccount:{namespace}:timekeeper"
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": attributes},
+        }
+        if not (client.create(ACCESS_REVIEWS, review).get("status") or {}).get("allowed"):
+            what = f"{resource}/{sub}" if sub else resource
+            yield (
+                f"{why}, and the timekeeper may not {verb} {what}",
+                f"add manifests/components/{component} to your overlay, and apply it",
+            )
+
+
+def _enforces_hard(text: str) -> bool:
+    try:
+        tree = yaml.safe_load(text) or {}
+        policies = [tree.get("default") or {}, *(tree.get("namespaces") or [])]
+        return any((policy.get("budget") or {}).get("enforcement") == "hard" for policy in policies)
+    except (yaml.YAMLError, AttributeError, TypeError):
+        return False  # the parts themselves tell of a file that they cannot read
 
 
 def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[tuple[str, str]]:

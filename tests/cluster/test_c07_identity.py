@@ -23,7 +23,7 @@ from certificates.authority import make_ca
 from slicekeeper import names
 from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.http import JsonClient
-from slicekeeper.kube.client import CONFIG_MAPS, NODES, PODS, Resource
+from slicekeeper.kube.client import CONFIG_MAPS, NODES, PODS, TOKEN_REVIEWS, Resource
 
 SECRETS = Resource("/api/v1", "secrets")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
@@ -371,10 +371,17 @@ def test_the_schedulers_account_does_not_go_as_far_as_kube_schedulers_role(
     acting = site.client(site.kubectl("create", "token", "scheduler", "-n", NAMESPACE).strip())
     with pytest.raises(Forbidden, match="may not say how a pod runs"):
         acting.patch(PODS, "one", {"status": {"phase": "Succeeded"}}, namespace, subresource="status")
-    with pytest.raises(Forbidden, match="critical to the cluster"):
-        acting.delete(PODS, site.part("webhook")["metadata"]["name"], NAMESPACE)
+    for name, where in (("one", namespace), (site.part("webhook")["metadata"]["name"], NAMESPACE)):
+        with pytest.raises(Forbidden, match="deletes only what it preempts"):
+            acting.delete(PODS, name, where)
+        victim = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        acting.patch(PODS, name, {"status": {"conditions": [victim]}}, where, subresource="status")
+        with pytest.raises(Forbidden, match="deletes only what it preempts"):
+            acting.delete(PODS, name, where)
+    with pytest.raises(Forbidden, match="cannot create resource"):
+        acting.create(TOKEN_REVIEWS, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {}})
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "any"}}
-    with pytest.raises(Forbidden, match="in its own namespace alone"):
+    with pytest.raises(Forbidden, match="cannot create resource"):
         acting.create(LEASES, lease, namespace)
     for account in ("scheduler", "timekeeper"):
         who = site.kubectl.acting(f"--as=system:serviceaccount:{NAMESPACE}:{account}")

@@ -35,6 +35,7 @@ class Server:
         self.objects: dict[str, Any] = {PODS: [], NODES: [], ALL_DEPLOYMENTS: []}
         self.patches: list[tuple[str, Any]] = []
         self.patch_status = 200
+        self.allowed = True
         known = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,6 +51,10 @@ class Server:
                     self.answer(200, {"metadata": {"resourceVersion": "1"}, "items": items})
                 else:
                     self.answer(200, found)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.answer(201, {"status": {"allowed": known.allowed}})
 
             def do_PATCH(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -402,3 +407,31 @@ def test_breaking_glass_with_nothing_to_let_go_writes_nothing(server: Server) ->
     done = check(server, "--break-glass")
     assert (done.exit_code, server.patches) == (0, [])
     assert "0 pods let go" in done.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told", "component"),
+    [
+        (
+            "  mode: enforce",
+            "  mode: enforce\n      budget: {enforcement: hard}",
+            "create pods/eviction",
+            "hard-budgets",
+        ),
+        ("    webhook:\n", "    timekeeper: {weight: quota}\n    webhook:\n", "list resourcequotas", "quota-weight"),
+    ],
+)
+def test_rights_that_a_policy_needs_are_missed(server: Server, old: str, new: str, told: str, component: str) -> None:
+    def change(text: str) -> str:
+        text = with_registry(text)
+        assert old in text
+        if "weight" in new:
+            return text.replace("    timekeeper:\n", "    timekeeper:\n      weight: quota\n", 1)
+        return text.replace(old, new, 1)
+
+    server.install_manifests(change)
+    assert problems(check(server, "-o", "json")) == []
+    server.allowed = False
+    [found] = json.loads(check(server, "-o", "json").stdout)
+    assert told in found["problem"]
+    assert component in found["remedy"]
