@@ -129,3 +129,27 @@ def _is_forgotten(site: Site, team: str, version: str) -> bool:
 
 def _answers(site: Site) -> bool:
     return bool(site.kubectl("get", "--raw", "/readyz"))
+
+
+def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(job("known", gpu_container(script="sleep 600", core=5, blocks=4), count=2), namespace=team)
+    wait_for("pods that run before", lambda: _phase(site, team, "known", "Running") == 2, seconds=60)
+    site.rollout(TIMEKEEPER, 0)
+    try:
+        wait_for("end of the timekeeper", lambda: not site.pods(NAMESPACE, PART))
+        site.kubectl.create(job("unseen", gpu_container(script="sleep 1", core=5, blocks=4), count=2), namespace=team)
+        wait_for("pods that nobody saw", lambda: _phase(site, team, "unseen", "Succeeded") == 2, seconds=90)
+        site.kubectl("delete", "jobs", "--all", "-n", team, "--wait=false")
+        wait_for("ended pods", lambda: [p for p in site.pods(team) if _ended(p)] == site.pods(team), seconds=90)
+        held = site.pods(team)
+        assert len(held) == 4
+        code, told = site.check("--break-glass")
+        assert (code, "4 pods let go" in told) == (0, True), told
+        wait_for("pods that went", lambda: not site.pods(team), seconds=30)
+        assert "4 pods were let go by --break-glass and are not charged yet" in site.check()[1]
+    finally:
+        site.rollout(TIMEKEEPER, 1)
+    wait_for("charges", lambda: _booked(site, team) == _expected(held), seconds=60)
+    records = ("get", "configmaps", "-n", NAMESPACE, "-l", "slicekeeper.io/released-pods", "-o", "name")
+    wait_for("a record that is done with", lambda: not site.kubectl(*records), seconds=60)
