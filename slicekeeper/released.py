@@ -18,11 +18,15 @@ import msgspec
 from slicekeeper import names
 from slicekeeper.devices import labels_of
 from slicekeeper.kube.client import Object
+from slicekeeper.units import parse_instant
 
 LABEL: Final = "slicekeeper.io/released-pods"
 PREFIX: Final = "slicekeeper-released-"
 NAMESPACE_UID: Final = "namespaceUid"
 """Key beside a recorded pod's metadata: what its namespace's name meant."""
+
+SEEN_AT: Final = "seenAt"
+"""Key beside it: when it was recorded, by the API server's clock. An end long after that is no end."""
 
 _KEY: Final = "record.json"
 _MOST_BYTES: Final = 512 << 10
@@ -76,7 +80,9 @@ def read(config_map: Object) -> Record:
         metadata = obj.get("metadata")
         if not isinstance(metadata, dict) or not all(isinstance(metadata.get(key), str) for key in wanted):
             raise ValueError("a pod or node in it has no name")
-    return Record(pods, nodes)
+    made = config_map["metadata"].get("creationTimestamp")
+    seen = {SEEN_AT: parse_instant(made)} if isinstance(made, str) else {}
+    return Record([{**pod, **seen} for pod in pods], nodes)
 
 
 def version_of(pod: Object) -> int:

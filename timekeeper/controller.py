@@ -21,6 +21,7 @@ from slicekeeper.errors import NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
 from slicekeeper.namespace_policy import PolicyBook, PolicyFile
+from slicekeeper.released import SEEN_AT
 from slicekeeper.settings import Settings
 from slicekeeper.tenure import has_ended, is_bound
 from slicekeeper.units import MS_PER_HOUR, format_instant
@@ -369,6 +370,7 @@ class Controller:
     ) -> tuple[Opening | None, Closing | None, bool]:
         """Return the interval's opening and closing as far as they are news, and whether all is settled by them."""
         uid = pod["metadata"]["uid"]
+        now = min(now, pod.get(SEEN_AT, now))
         if row is not None and row.ended_at is not None:
             return None, None, True
         opening = None

@@ -18,6 +18,7 @@ import click
 from slicekeeper import names, released
 from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube.client import CONFIG_MAPS, JSON_PATCH, NAMESPACES, NODES, PODS, KubeClient, Object
+from slicekeeper.tenure import has_ended, is_bound
 from slicekeeper.units import format_instant, parse_instant
 
 _AGAIN: Final = "slicekeeper check --break-glass"
@@ -58,8 +59,7 @@ def _is_held(pod: Object) -> bool:
 
 
 def _says_no_more(pod: Object, now: int) -> bool:
-    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return ended or not pod["spec"].get("nodeName") or now > _until(pod)
+    return has_ended(pod) or not is_bound(pod) or now > _until(pod)
 
 
 def _until(pod: Object) -> int:

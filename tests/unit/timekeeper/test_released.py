@@ -15,7 +15,7 @@ from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import inventory, names, released
 from slicekeeper.cli import break_glass
-from slicekeeper.clock import ManualClock
+from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.namespace_policy import PolicyFile
@@ -278,6 +278,23 @@ def test_kubelet_has_its_time_to_tell_how_a_pod_ended(stage: Stage) -> None:
     assert stage.let_go() == []
     stage.restart()
     assert stage.charges()["lost"][:2] == (T0, T0 + MINUTE)
+
+
+@pytest.mark.parametrize("later", [0, 600 * MINUTE])
+def test_an_end_ahead_of_every_clock_is_believed_as_far_as_when_it_was_recorded(stage: Stage, later: int) -> None:
+    stage.create("a")
+    stage.clock.advance(10 * MINUTE)
+    stage.end("a", stage.clock.now_ms() + 300 * MINUTE)
+    stage.delete("a")
+    assert stage.let_go() == []
+    stage.clock.advance(later)
+    stage.restart()
+    if not later:
+        stage.clock.advance(2 * MINUTE)
+        stage.restart()
+    _, ended, flags, *_ = stage.charges()["a"]
+    assert ended == T0 + 10 * MINUTE + CLOCK_SKEW_MS
+    assert "clock-skew" in flags
 
 
 def test_who_runs_and_whom_nobody_deletes_keeps_its_finalizer(stage: Stage) -> None:
