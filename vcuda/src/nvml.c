@@ -6,6 +6,7 @@
 #include "nvml.h"
 #include "text.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define VC_NVML_HOOK(name) VC_EXPORT int name
@@ -18,10 +19,41 @@ struct memory_v2 {
   unsigned long long total, reserved, free, used;
 };
 
-enum { NVML_SUCCESS = 0, NVML_UNINITIALIZED = 1 };
+struct process_v1 {
+  unsigned pid;
+  unsigned long long used;
+};
+struct process_v2 {
+  unsigned pid;
+  unsigned long long used;
+  unsigned gpu_instance, compute_instance;
+};
+struct sample {
+  unsigned pid;
+  unsigned long long when;
+  unsigned sm, memory, encoder, decoder;
+};
+struct rates {
+  unsigned gpu, memory;
+};
+
+enum { NVML_SUCCESS = 0, NVML_UNINITIALIZED = 1, NVML_INVALID = 2, NVML_TOO_SMALL = 7 };
+#define NOT_AVAILABLE (~0ull)
+#define ROOM_FIRST 64u
+#define ROOM_MOST 65536u
+#define RATE_NS (100 * VC_MS) /* a rate is taken over no less than this */
 
 VC_NVML_HOOK(nvmlDeviceGetMemoryInfo)(void *device, struct memory_v1 *out);
 VC_NVML_HOOK(nvmlDeviceGetMemoryInfo_v2)(void *device, struct memory_v2 *out);
+VC_NVML_HOOK(nvmlDeviceGetComputeRunningProcesses)(void *, unsigned *, struct process_v1 *);
+VC_NVML_HOOK(nvmlDeviceGetComputeRunningProcesses_v2)(void *, unsigned *, struct process_v2 *);
+VC_NVML_HOOK(nvmlDeviceGetComputeRunningProcesses_v3)(void *, unsigned *, struct process_v2 *);
+VC_NVML_HOOK(nvmlDeviceGetGraphicsRunningProcesses)(void *, unsigned *, struct process_v1 *);
+VC_NVML_HOOK(nvmlDeviceGetGraphicsRunningProcesses_v2)(void *, unsigned *, struct process_v2 *);
+VC_NVML_HOOK(nvmlDeviceGetGraphicsRunningProcesses_v3)(void *, unsigned *, struct process_v2 *);
+VC_NVML_HOOK(nvmlDeviceGetProcessUtilization)
+(void *, struct sample *, unsigned *, unsigned long long);
+VC_NVML_HOOK(nvmlDeviceGetUtilizationRates)(void *device, struct rates *out);
 
 static const struct {
   const char *name;
@@ -29,6 +61,14 @@ static const struct {
 } hooks[] = {
     {"nvmlDeviceGetMemoryInfo", (void *)nvmlDeviceGetMemoryInfo},
     {"nvmlDeviceGetMemoryInfo_v2", (void *)nvmlDeviceGetMemoryInfo_v2},
+    {"nvmlDeviceGetComputeRunningProcesses", (void *)nvmlDeviceGetComputeRunningProcesses},
+    {"nvmlDeviceGetComputeRunningProcesses_v2", (void *)nvmlDeviceGetComputeRunningProcesses_v2},
+    {"nvmlDeviceGetComputeRunningProcesses_v3", (void *)nvmlDeviceGetComputeRunningProcesses_v3},
+    {"nvmlDeviceGetGraphicsRunningProcesses", (void *)nvmlDeviceGetGraphicsRunningProcesses},
+    {"nvmlDeviceGetGraphicsRunningProcesses_v2", (void *)nvmlDeviceGetGraphicsRunningProcesses_v2},
+    {"nvmlDeviceGetGraphicsRunningProcesses_v3", (void *)nvmlDeviceGetGraphicsRunningProcesses_v3},
+    {"nvmlDeviceGetProcessUtilization", (void *)nvmlDeviceGetProcessUtilization},
+    {"nvmlDeviceGetUtilizationRates", (void *)nvmlDeviceGetUtilizationRates},
 };
 static void *real[sizeof hooks / sizeof *hooks];
 
@@ -101,5 +141,114 @@ VC_NVML_HOOK(nvmlDeviceGetMemoryInfo_v2)(void *device, struct memory_v2 *out) {
   int r = call ? call(device, out) : NVML_UNINITIALIZED;
   if (r == NVML_SUCCESS && out && slice(device, &out->total, &out->used, &out->free))
     out->reserved = 0;
+  return r;
+}
+
+/* ---- processes: those that sit in this seat, by the IDs that the arbiter knows them by ---- */
+
+static struct vc_slot *slot_of(unsigned pid) {
+  struct vc_usage *usage = vc_seat.usage;
+  for (unsigned i = 0; usage && i < VC_SLOTS; i++)
+    if (atomic_load(&usage->slot[i].live) && atomic_load(&usage->slot[i].pid) == pid)
+      return &usage->slot[i];
+  return NULL;
+}
+
+typedef int list_t(void *, unsigned *, void *);
+
+/* All that the driver lists, however many, and of them the seat's own. What the driver does not
+ * say of their memory is what they are charged for. Without a seat nobody is listed. */
+static int own_processes(unsigned index, void *device, unsigned *count, void *out, size_t size) {
+  list_t *call = (list_t *)real_of(index);
+  char *all = NULL;
+  unsigned found = 0, kept = 0;
+  int r = NVML_TOO_SMALL;
+  if (!call) return NVML_UNINITIALIZED;
+  if (!count) return NVML_INVALID;
+  for (unsigned room = ROOM_FIRST; r == NVML_TOO_SMALL && room <= ROOM_MOST; room *= 4) {
+    free(all);
+    all = calloc(room, size);
+    if (!all) return NVML_UNINITIALIZED;
+    found = room;
+    r = call(device, &found, all);
+  }
+  bool seated = r == NVML_SUCCESS && vc_seat_ready();
+  for (unsigned i = 0; seated && i < found; i++) {
+    char *entry = all + i * size;
+    struct process_v1 process;
+    memcpy(&process, entry, sizeof process);
+    const struct vc_slot *slot = slot_of(process.pid);
+    if (!slot) continue;
+    if (process.used == NOT_AVAILABLE) process.used = atomic_load(&slot->charged);
+    memcpy(entry, &process, sizeof process);
+    if (out && kept < *count) memcpy((char *)out + kept * size, entry, size);
+    kept++;
+  }
+  free(all);
+  if (r != NVML_SUCCESS) return r;
+  r = kept > *count || (kept && !out) ? NVML_TOO_SMALL : NVML_SUCCESS;
+  *count = kept;
+  return r;
+}
+
+#define PROCESSES(index, name, type)                                                               \
+  VC_NVML_HOOK(name)(void *device, unsigned *count, struct type *out) {                            \
+    return own_processes(index, device, count, out, sizeof *out);                                  \
+  }
+PROCESSES(2, nvmlDeviceGetComputeRunningProcesses, process_v1)
+PROCESSES(3, nvmlDeviceGetComputeRunningProcesses_v2, process_v2)
+PROCESSES(4, nvmlDeviceGetComputeRunningProcesses_v3, process_v2)
+PROCESSES(5, nvmlDeviceGetGraphicsRunningProcesses, process_v1)
+PROCESSES(6, nvmlDeviceGetGraphicsRunningProcesses_v2, process_v2)
+PROCESSES(7, nvmlDeviceGetGraphicsRunningProcesses_v3, process_v2)
+
+/* ---- utilisation ---- */
+
+VC_NVML_HOOK(nvmlDeviceGetProcessUtilization)
+(void *device, struct sample *out, unsigned *count, unsigned long long since) {
+  int (*call)(void *, struct sample *, unsigned *, unsigned long long) =
+      (int (*)(void *, struct sample *, unsigned *, unsigned long long))real_of(8);
+  int r = call ? call(device, out, count, since) : NVML_UNINITIALIZED;
+  if (r != NVML_SUCCESS || !out || !count) return r;
+  unsigned kept = 0;
+  bool seated = vc_seat_ready();
+  for (unsigned i = 0; i < *count; i++)
+    if (seated && slot_of(out[i].pid)) out[kept++] = out[i];
+  *count = kept;
+  return r;
+}
+
+static uint64_t busy_of_all(void) {
+  struct vc_usage *usage = vc_seat.usage;
+  uint64_t sum = 0;
+  for (unsigned i = 0; usage && i < VC_SLOTS; i++)
+    if (atomic_load(&usage->slot[i].live)) sum += atomic_load(&usage->slot[i].busy_ns);
+  return sum;
+}
+
+/* The part of the time since the last look in which the seat had work on the GPU. */
+static unsigned own_rate(void) {
+  static struct vc_lock guard;
+  static uint64_t at, busy;
+  static unsigned rate;
+  uint64_t now = vc_now(), used = busy_of_all();
+  vc_lock(&guard);
+  if (!at || now - at >= RATE_NS) {
+    uint64_t span = at ? now - at : 0, more = used > busy ? used - busy : 0;
+    rate = span ? (unsigned)(more >= span ? 100 : more * 100 / span) : 0;
+    at = now;
+    busy = used;
+  }
+  unsigned answer = rate;
+  vc_unlock(&guard);
+  return answer;
+}
+
+VC_NVML_HOOK(nvmlDeviceGetUtilizationRates)(void *device, struct rates *out) {
+  int (*call)(void *, struct rates *) = (int (*)(void *, struct rates *))real_of(9);
+  int r = call ? call(device, out) : NVML_UNINITIALIZED;
+  if (r != NVML_SUCCESS || !out || !vc_seat_ready() || !ours(device)) return r;
+  out->gpu = own_rate();
+  if (out->memory > out->gpu) out->memory = out->gpu;
   return r;
 }

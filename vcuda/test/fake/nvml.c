@@ -11,7 +11,15 @@
   __attribute__((visibility("default"))) int name arguments;                                       \
   int name arguments
 
-enum { NVML_OK = 0, NVML_INVALID = 2, NVML_NOT_FOUND = 6, NVML_SIZE = 7 };
+enum { NVML_OK = 0, NVML_INVALID = 2, NVML_UNSUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_SIZE = 7 };
+
+/* SLICEKEEPER_FAKE_NVML: "unknown" as under WSL2, where no process's memory is known, "bare" as on
+ * GPUs that share the host's memory, which do not say how much there is, "silent" where processes
+ * are not listed either. */
+static bool like(const char *what) {
+  const char *chosen = fk_setting("NVML");
+  return chosen && !strcmp(chosen, what);
+}
 
 struct memory {
   unsigned long long total, free, used;
@@ -120,11 +128,15 @@ NVML_API(nvmlDeviceGetMinorNumber, (void *device, unsigned *minor)) {
 
 NVML_API(nvmlDeviceGetMemoryInfo, (void *device, struct memory *out)) {
   struct fk_gpu *g = gpu_of(device);
+  if (!out) return NVML_INVALID;
+  if (like("bare")) return NVML_UNSUPPORTED;
   *out = (struct memory){g->mem_total, g->mem_total - g->mem_used, g->mem_used};
   return NVML_OK;
 }
 NVML_API(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *out)) {
   struct fk_gpu *g = gpu_of(device);
+  if (!out) return NVML_INVALID;
+  if (like("bare")) return NVML_UNSUPPORTED;
   *out = (struct memory_v2){out->version, g->mem_total, 0, g->mem_total - g->mem_used, g->mem_used};
   return NVML_OK;
 }
@@ -132,13 +144,17 @@ NVML_API(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *out)) {
 NVML_API(nvmlDeviceGetComputeRunningProcesses_v3,
          (void *device, unsigned *count, struct process *out)) {
   struct fk_gpu *g = gpu_of(device);
+  if (!count) return NVML_INVALID;
+  if (like("silent")) return NVML_UNSUPPORTED;
   unsigned room = *count, found = 0;
   fk_lock();
   fk_reap();
   for (int i = 0; i < FK_CTXS; i++) {
     if (!g->queue[i].used) continue;
     if (found < room)
-      out[found] = (struct process){(unsigned)g->queue[i].pid, g->queue[i].mem, ~0u, ~0u};
+      out[found] = (struct process){(unsigned)g->queue[i].pid,
+                                    like("unknown") || like("bare") ? ~0ull : g->queue[i].mem, ~0u,
+                                    ~0u};
     found++;
   }
   fk_unlock();
@@ -148,6 +164,81 @@ NVML_API(nvmlDeviceGetComputeRunningProcesses_v3,
 NVML_API(nvmlDeviceGetComputeRunningProcesses_v2,
          (void *device, unsigned *count, struct process *out)) {
   return nvmlDeviceGetComputeRunningProcesses_v3(device, count, out);
+}
+
+struct process_v1 {
+  unsigned pid;
+  unsigned long long used;
+};
+NVML_API(nvmlDeviceGetComputeRunningProcesses,
+         (void *device, unsigned *count, struct process_v1 *out)) {
+  struct process list[FK_CTXS];
+  unsigned found = FK_CTXS;
+  if (!count) return NVML_INVALID;
+  int r = nvmlDeviceGetComputeRunningProcesses_v3(device, &found, list);
+  for (unsigned i = 0; r == NVML_OK && out && i < found && i < *count; i++)
+    out[i] = (struct process_v1){list[i].pid, list[i].used};
+  if (r == NVML_OK && found > *count) r = NVML_SIZE;
+  *count = found;
+  return r;
+}
+
+/* Nobody draws. */
+NVML_API(nvmlDeviceGetGraphicsRunningProcesses_v3,
+         (void *device, unsigned *count, struct process *out)) {
+  (void)device, (void)out;
+  if (!count) return NVML_INVALID;
+  if (like("silent")) return NVML_UNSUPPORTED;
+  *count = 0;
+  return NVML_OK;
+}
+NVML_API(nvmlDeviceGetGraphicsRunningProcesses_v2,
+         (void *device, unsigned *count, struct process *out)) {
+  return nvmlDeviceGetGraphicsRunningProcesses_v3(device, count, out);
+}
+NVML_API(nvmlDeviceGetGraphicsRunningProcesses,
+         (void *device, unsigned *count, struct process_v1 *out)) {
+  return nvmlDeviceGetGraphicsRunningProcesses_v3(device, count, (struct process *)out);
+}
+
+/* What other limiters and tools ask for beside it. */
+struct pci {
+  char legacy[16];
+  unsigned domain, bus, device, id, subsystem;
+  char text[32];
+};
+NVML_API(nvmlDeviceGetPciInfo_v3, (void *device, struct pci *out)) {
+  if (!out) return NVML_INVALID;
+  memset(out, 0, sizeof *out);
+  out->bus = (unsigned)index_of(device) + 1;
+  snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", out->bus & 0xff);
+  snprintf(out->text, sizeof out->text, "00000000:%02X:00.0", out->bus & 0xff);
+  return NVML_OK;
+}
+NVML_API(nvmlDeviceGetPciInfo_v2, (void *device, struct pci *out)) {
+  return nvmlDeviceGetPciInfo_v3(device, out);
+}
+NVML_API(nvmlDeviceGetPciInfo, (void *device, struct pci *out)) {
+  return nvmlDeviceGetPciInfo_v3(device, out);
+}
+NVML_API(nvmlDeviceGetCudaComputeCapability, (void *device, int *major, int *minor)) {
+  (void)device;
+  *major = 9;
+  *minor = 0;
+  return NVML_OK;
+}
+NVML_API(nvmlDeviceGetMigMode, (void *device, unsigned *current, unsigned *pending)) {
+  (void)device, (void)current, (void)pending;
+  return NVML_UNSUPPORTED;
+}
+NVML_API(nvmlDeviceGetMaxMigDeviceCount, (void *device, unsigned *count)) {
+  (void)device;
+  *count = 0;
+  return NVML_OK;
+}
+NVML_API(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned size)) {
+  snprintf(name, size, "%u", pid);
+  return NVML_OK;
 }
 
 NVML_API(nvmlDeviceGetProcessUtilization,
