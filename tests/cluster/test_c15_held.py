@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU is held until the whole pod has ended: kubelet, kube-scheduler, our scheduler and the ledger take one end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from cluster.harness.charges import charge_of
+from cluster.harness.kubectl import Object, wait_for
+from cluster.harness.site import Site, gpu_container, job, plain_container, pod
+
+from slicekeeper import names
+
+STUBBORN = "trap '' TERM; while true; do sleep 1; done"
+
+SHAPES: dict[str, tuple[list[Object], dict[str, Any]]] = {
+    "a plain container runs on": ([plain_container("plain", "sleep 25")], {}),
+    "whatever would be started again": ([plain_container("plain", "sleep 25")], {"restartPolicy": "OnFailure"}),
+    "a native sidecar stops slowly": (
+        [],
+        {
+            "initContainers": [{**plain_container("slow", STUBBORN), "restartPolicy": "Always"}],
+            "terminationGracePeriodSeconds": 20,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(site: Site, shape: str) -> None:
+    others, more = SHAPES[shape]
+    team = site.namespace()
+    site.kubectl.create(job("rest", gpu_container(core=100, blocks=None), count=3), namespace=team)
+    whole = gpu_container(script="sleep 2", core=100, blocks=None)
+    site.kubectl.create(pod("holds", whole, *others, **more), namespace=team)
+    wait_for("four GPUs held", lambda: _bound(site, team) == 4, seconds=90)
+    wait_for("end of the GPU container", lambda: _ended(site.pod(team, "holds"), "train"), seconds=60)
+
+    site.kubectl.create(pod("waits", gpu_container(core=100, blocks=None)), namespace=team)
+    wait_for("word why it waits", lambda: site.events(team, "FailedScheduling"), seconds=30)
+    held = site.pod(team, "holds")
+    assert held["status"]["phase"] == "Running"
+    uid = held["metadata"]["uid"]
+    assert site.workloads(team)[uid].end is None
+    assert "nodeName" not in site.pod(team, "waits")["spec"]
+
+    done = site.wait_phase(team, "holds", "Succeeded", seconds=90)
+    waited = site.wait_phase(team, "waits", "Running", seconds=60)
+    closed = wait_for("closed interval", lambda: _closed(site, team, uid), seconds=30)
+    assert closed.end is not None
+    assert closed.charged_ms + closed.over_budget_ms == charge_of(done)
+    assert _instant(closed.end) == max(map(_instant, _ends(done)))
+    assert _instant(waited["metadata"]["annotations"][names.BOUND_AT]) >= _instant(closed.end)
+    assert closed.flags == []
+
+
+def _bound(site: Site, namespace: str) -> int:
+    return sum(names.BOUND_AT in p["metadata"].get("annotations", {}) for p in site.pods(namespace))
+
+
+def _ended(one: Object, container: str) -> bool:
+    statuses = one["status"].get("containerStatuses", ())
+    return any(s["name"] == container and "terminated" in s["state"] for s in statuses)
+
+
+def _ends(one: Object) -> list[str]:
+    status = one["status"]
+    every = [*status.get("initContainerStatuses", ()), *status["containerStatuses"]]
+    return [s["state"]["terminated"]["finishedAt"] for s in every]
+
+
+def _closed(site: Site, namespace: str, uid: str) -> Any:
+    found = site.workloads(namespace)[uid]
+    return found if found.end is not None else None
+
+
+def _instant(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
