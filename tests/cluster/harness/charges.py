@@ -27,7 +27,7 @@ def charge_of(pod: Object) -> int:
         gpu = pod["metadata"]["annotations"][f"gpu.slicekeeper.io/{container['name']}"]
         share = per_gpu.setdefault(gpu, [Fraction(0), Fraction(0)])
         share[0] += Fraction(int(limits[CORE]), 100)
-        share[1] += Fraction(int(limits[MEMORY]) * 256, GPU_MIB)
+        share[1] += Fraction(int(limits.get(MEMORY, 0)) * 256, GPU_MIB)
     begin = _instant(pod["metadata"]["annotations"]["slicekeeper.io/bound-at"])
     statuses = [*pod["status"].get("initContainerStatuses", ()), *pod["status"]["containerStatuses"]]
     ends = [_instant(status["state"]["terminated"]["finishedAt"]) for status in statuses]
