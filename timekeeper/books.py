@@ -315,6 +315,7 @@ class Books:
             # No replica's clock is so far ahead. What lies ahead of now is not due yet: it is taken back.
             until = now
             namespaces.drop_anchors(session, tree.keys, now + 1)
+            namespaces.settled_at_most(session, tree.keys, now)
             tree, anchor = anchored(session, tree, now + 1 if since is None else min(since, now + 1))
         # Rows are taken from the top and in one order, so that two that write wait for each other and never in a ring.
         for root in tree.roots:

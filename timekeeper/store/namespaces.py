@@ -160,6 +160,12 @@ def settled(session: Session, key: int, at: int) -> None:
     session.execute(update(Namespace).where(Namespace.id == key).values(settled_at=at))
 
 
+def settled_at_most(session: Session, keys: Collection[int], at: int) -> None:
+    """Note that nothing is settled further than an instant, of roots and of what stands under them now."""
+    ahead = update(Namespace).where(Namespace.id.in_(keys), Namespace.settled_at > at)
+    session.execute(ahead.values(settled_at=at))
+
+
 # Budget rules
 
 

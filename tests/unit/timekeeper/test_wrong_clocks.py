@@ -150,6 +150,16 @@ def test_any_change_brings_a_ledger_back(books: Books) -> None:
     assert books.require("team").at(T0 + 20_000).balance == 80_000
 
 
+def test_a_budget_that_was_settled_into_the_future_before_it_got_a_parent_comes_back_for_good(books: Books) -> None:
+    apply(books, [opening("a", T0, 1, "red")], [], T0)
+    books.settle([books.require("red").known.id], T0 + 50 * MINUTE)
+    two_under_one(books)
+    apply(books, [], [Closing("a", T0 + 20_000, "finished")], T0 + 20_000)
+    books.come_back(T0 + 20_000)
+    assert settled_until(books) == T0 + 20_000
+    assert books.require("red").at(T0 + 20_000).balance == 80_000
+
+
 def test_what_another_replica_settled_a_moment_ahead_stays(books: Books) -> None:
     apply(books, [opening("a", T0)], [], T0)
     known = books.require("team").known
