@@ -182,6 +182,45 @@ def restarted() -> None:
         check(second.returncode == 3, "the cap was forgotten")
 
 
+@case("faults: a seat stays as long as any program that it was taken for")
+def shared() -> None:
+    with Node(virtual=False) as node:
+        first = node.run(Seat(50, args=["--seconds", "0.3"], name="both"))
+        late = node.run(Seat(50, program=["/bin/sh", "-c", f"sleep 1.5; exec {BUILD}/fake/memory info"], name="both"))
+        result(first, 30)
+        time.sleep(0.3)
+        check("both" in node.seats(), "it went with its first program")
+        check(result(late, 30)["free"] == 1 << 30, "the second program had no seat")
+        deadline = time.monotonic() + 5
+        while node.seats() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        check(not node.seats(), "it outlived them all")
+
+
+@case("control: a limit, a share or a cap of 0 is refused and changes nothing")
+def nothing() -> None:
+    with Node(virtual=False) as node:
+        node.ask(op="set", seat="z", gpu=0, core=20, limit=40, memory=1 << 30)
+        for field, word in (("limit", "limit"), ("core", "core"), ("memory", "memory")):
+            answer = node.ask(op="change", seat="z", **{field: 0})
+            check(not answer["ok"] and word in answer["error"], str(answer))
+        check(not node.ask(op="change", seat="z", pid=1 << 40)["ok"], "a process ID that cannot be")
+        seat = node.seats()["z"]
+        check((seat["core"], seat["limit"], seat["memory_limit"]) == (20, 40, 1 << 30), str(seat))
+
+
+@case("faults: a full folder keeps nobody from working")
+def full() -> None:
+    with Node(virtual=False) as node:
+        state = node.dir / "state"
+        state.rename(node.dir / "was")
+        state.write_text("")  # nothing can be kept in a file
+        answer = result(node.run(Seat(50, args=["--seconds", "0.3"], name="f")), 30)
+        check(answer["kernels"] > 0, str(answer))
+        check("was not kept" in node.logged(), node.logged())
+        check(node.arbiter and node.arbiter.poll() is None, "the arbiter died")
+
+
 @case("faults: descriptors and memory of the arbiter do not grow with its tenants")
 def leaks() -> None:
     with Node(virtual=False) as node:
