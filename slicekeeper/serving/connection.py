@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from gunicorn.asgi.parser import LimitRequestHeaders
 from gunicorn.asgi.protocol import ASGIProtocol
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Connection(ASGIProtocol):
     transport: Any
     _closed: bool
     _body_receiver: Any
+    _callback_parser: Any
     _current_request: Any
     _request_ready: asyncio.Event | None
 
@@ -127,6 +129,8 @@ class Connection(ASGIProtocol):
     # What gunicorn's protocol calls.
 
     def _on_headers_complete(self) -> Any:
+        if sum(len(name) + len(value) for name, value in self._callback_parser.headers) > HEAD_BYTES:
+            raise LimitRequestHeaders("the head is too long")  # it came in one piece
         self._head = 0
         return super()._on_headers_complete()  # type: ignore[misc]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from control_group import ControlGroup, control_group
-from test_webhook_server import Authority, FakeTimekeeper, Webhook, eventually, pod
+from webhook_process import Authority, FakeTimekeeper, Webhook, eventually, pod
 
 MEMORY_BYTES = 384 << 20
 CONNECTIONS = 1200

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The webhook as it is deployed: its own process over TLS, with a timekeeper beside it that can be killed."""
+
+import contextlib
+import datetime
+import http.client
+import ipaddress
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Authority:
+    """A certificate authority that issues one server certificate after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        root = self._sign(self.name, self.key.public_key(), x509.BasicConstraints(ca=True, path_length=None))
+        (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+
+    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, extension: x509.ExtensionType) -> Any:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(extension, critical=True)
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def issue(self) -> int:
+        """Replace certificate and key, one after the other, as a Secret's files are; return the serial number."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "webhook")])
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        certificate = self._sign(subject, key.public_key(), names)
+        plain = serialization.NoEncryption()
+        files = {
+            "tls.key": key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain),
+            "tls.crt": certificate.public_bytes(serialization.Encoding.PEM),
+        }
+        for name, data in files.items():
+            replace(self.folder / name, data)
+        return int(certificate.serial_number)
+
+
+def replace(file: Path, data: bytes) -> None:
+    new = file.with_suffix(".new")
+    new.write_bytes(data)
+    new.replace(file)
+
+
+class FakeTimekeeper:
+    """A real HTTP server with the decisions that the test sets; it can be stopped and started again."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.exhausted: tuple[str, ...] = ()
+        self.not_modified = 0
+        self.server: ThreadingHTTPServer | None = None
+
+    def start(self) -> None:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                tag = f'"{outer.exhausted}"'
+                known = self.headers.get("If-None-Match") == tag
+                outer.not_modified += known
+                body = (
+                    b""
+                    if known
+                    else json.dumps({"asOf": "", "items": [outer.decision(n) for n in outer.exhausted]}).encode()
+                )
+                self.send_response(304 if known else 200)
+                self.send_header("ETag", tag)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+            self.server = None
+
+    @staticmethod
+    def decision(namespace: str) -> dict[str, Any]:
+        return {
+            "enforcement": "hard" if namespace == "spent" else "soft", "namespace": namespace, "state": "exhausted",
+            "balanceMs": 0, "usedMs": 1, "asOf": "", "since": "",
+            "staleAfter": "", "priorityClassName": "",
+        }  # fmt: skip
+
+
+class Webhook:
+    """The process, and requests to it."""
+
+    def __init__(self, folder: Path, timekeeper: FakeTimekeeper) -> None:
+        self.port, self.metrics_port = free_port(), free_port()
+        self.folder = folder
+        config = {
+            "webhook": {
+                "bind": f"127.0.0.1:{self.port}",
+                "metricsBind": f"127.0.0.1:{self.metrics_port}",
+                "tls": {"certificateFile": str(folder / "tls.crt"), "keyFile": str(folder / "tls.key")},
+                "refreshSeconds": 0.1,
+                "staleSeconds": 5,
+                "flipGraceSeconds": 5,
+            },
+            "timekeeperClient": {"url": f"http://127.0.0.1:{timekeeper.port}", "timeoutSeconds": 2},
+            "policy": {"file": str(folder / "policy.yaml"), "reloadSeconds": 0.1},
+        }
+        (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+        self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("SLICEKEEPER_", "KUBERNETES_"))}
+        command = [sys.executable, "-c", "from slicekeeper.cli.main import main; main()"]
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--config", str(folder / "config.yaml"), "webhook", "serve"], stderr=log, env=environ
+            )
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+    def workers(self) -> list[int]:
+        """Return the processes that serve: their threads run, the one for metrics last."""
+        found = []
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = file.read_text().rpartition(")")[2].split()
+                if int(fields[1]) == self.process.pid and int(fields[17]) >= 4:
+                    found.append(int(file.parent.name))
+        return found
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "log").read_text("utf-8").splitlines()]
+
+    def connect(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self.context)
+
+    def get(self, path: str) -> str:
+        with contextlib.closing(self.connect()) as connection:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert answer.status == 200
+            return answer.read().decode()
+
+    def metrics(self) -> str:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=20)) as plain:
+            plain.request("GET", "/metrics")
+            return plain.getresponse().read().decode()
+
+    def review(
+        self,
+        endpoint: str,
+        obj: Any,
+        connection: http.client.HTTPSConnection | None = None,
+        *,
+        namespace: str = "research",
+    ) -> dict[str, Any]:
+        with contextlib.ExitStack() as stack:
+            used = connection or stack.enter_context(contextlib.closing(self.connect()))
+            used.request("POST", endpoint, json.dumps(review(obj, namespace)), {"Content-Type": "application/json"})
+            answer = used.getresponse()
+            body = answer.read()
+            assert answer.status == 200, body
+            response: dict[str, Any] = json.loads(body)["response"]
+            return response
+
+    def serial(self) -> int:
+        with self.stream() as stream:
+            certificate = stream.getpeercert()
+            assert certificate
+            return int(str(certificate["serialNumber"]), 16)
+
+    def stream(self) -> ssl.SSLSocket:
+        raw = socket.create_connection(("127.0.0.1", self.port), 20)
+        return self.context.wrap_socket(raw, server_hostname="127.0.0.1")
+
+
+def review(obj: Any, namespace: str = "research") -> dict[str, Any]:
+    kind = {"group": "", "version": "v1", "kind": "Pod"}
+    request = {"uid": "u-1", "kind": kind, "operation": "CREATE", "namespace": namespace, "object": obj}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def pod(core: int = 50) -> dict[str, Any]:
+    limits = {**SHARE, "tencent.com/vcuda-core": core}
+    return {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "resources": {"limits": limits}}]}}
+
+
+def patch(response: dict[str, Any]) -> dict[str, Any]:
+    return {operation["path"]: operation["value"] for operation in json.loads(b64decode(response["patch"]))}
+
+
+def eventually(check: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.05)
+
+
+def settled(check: Callable[[], bool]) -> None:
+    """Wait until every worker says the same: several answers in a row, over connections of their own."""
+    eventually(lambda: all(check() for _ in range(12)))
