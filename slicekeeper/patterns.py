@@ -71,7 +71,7 @@ def _tokens(text: str) -> list[_Token]:
             found.append(_CHARACTERS)
         elif sign == "[":
             start = index + (text[index : index + 1] == "!")
-            end = text.find("]", start + 1)  # a bracket that comes first stands for itself
+            end = text.find("]", start + 1)  # a bracket that comes first is itself meant
             if end < 0:
                 raise ValueError("the bracket `[` is never closed")
             one = text[index - 1 : end + 1]

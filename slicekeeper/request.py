@@ -185,7 +185,7 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
 def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodRequest, str]:
     """Return what a pod that is there asks for and, if its manifest breaks a rule, which one.
 
-    Its containers' requests count even if an annotation is wrong: somebody who could write one would otherwise have
+    Its containers' requests count even if an annotation is wrong: a user who could write one would otherwise have
     the pod hold nothing and owe nothing.
     """
     try:

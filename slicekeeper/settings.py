@@ -464,7 +464,7 @@ def _check_variable(variable: str, known: Mapping[str, Key]) -> None:
 
 
 class Document(NamedTuple):
-    """A YAML file's mapping, and where each part of it stands."""
+    """A YAML file's mapping, and the line of each part of it."""
 
     tree: dict[str, Any]
     root: yaml.Node | None
@@ -489,7 +489,7 @@ def _below(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
 
 
 def _key_that_stands_twice(root: yaml.Node | None) -> str:
-    """Return where a mapping has a key twice, of which one would silently not hold; empty if none has."""
+    """Return which mapping has a key twice, of which one would be ignored without a word; empty if none has."""
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()
@@ -503,7 +503,7 @@ def _key_that_stands_twice(root: yaml.Node | None) -> str:
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in lines:
-                    return f"line {_line(key)}: key {key.value} stands in line {lines[key.value]} already"
+                    return f"line {_line(key)}: key {key.value} is in line {lines[key.value]} already"
                 lines[key.value] = _line(key)
         waiting += [value for _, value in reversed(node.value)]
     return ""
@@ -540,7 +540,7 @@ def read_yaml(file: Path) -> Document:
 
 
 Where = str | Callable[[tuple[str, ...]], str]
-"""Where something stands, for messages: the same for all of it, or told for each path below."""
+"""The place to name in a message: the same for all of a tree, or one for each path below."""
 
 
 def _at(where: Where, path: tuple[str, ...]) -> str:

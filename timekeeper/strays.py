@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods that lost our label, by which all parts watch: found by our other marks, followed, and labelled again.
 
-The API server's guards let nobody take the label. But a guard may be missing or come later than the pod, an
+The API server's guards do not let users take the label. But a guard may be missing or come later than the pod, an
 administrator may override it, and since Kubernetes 1.35 a Binding's labels replace the pod's. What is owed must depend
 on none of that. A value that was overwritten is still watched, because the watches select on the label's presence.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What NVIDIA's container runtime gives GPUs for outside CDI: a variable, a mount, an annotation.
 
-That runtime hands every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` says `all`, whoever wrote it: the
+That runtime hands every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` says `all`, whatever set it: the
 pod, a ConfigMap by `envFrom`, or the image (NVIDIA's base images do). A variable in the container's own `env` wins over
 both, so each container that holds no GPU gets `void` there. Only a container that holds GPUs of NVIDIA's plugin gets
 none: it would take the place of the plugin's own value.

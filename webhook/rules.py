@@ -99,7 +99,7 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[Pod
     try:
         request = parse_pod(pod, resources, ceiling=policy.ceiling)
     except RequestRefused as error:
-        # Where pods are only observed, a wrong annotation is no way round the meter.
+        # A wrong annotation is no way round the meter if pods are only observed.
         readable = parse_admitted(pod, resources)[0] if policy.mode == "observe" else None
         return readable, list(error.violations)
     violations += _reserved_metadata(pod, request)
