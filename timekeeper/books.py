@@ -415,7 +415,7 @@ class Books:
         """Give whoever has an account another rule, as `set_budget` does."""
         row = namespaces.rules(session, place.id)[-1]
         rule = change if isinstance(change, Rule) else change(row.rule)
-        rule = replace(rule, open=row.rule.open, since=max(rule.since, row.rule.since))
+        rule = replace(rule, open=row.rule.open, since=_not_before(row.rule, rule.since))
         if row.source == "own" and rule.used != "anew" and row.rule.says_the_same(rule):
             return
         if if_match is not None and if_match.isdisjoint({version_of(row), ANY_VERSION}):
@@ -448,7 +448,7 @@ class Books:
             return
         if row.status == "closed":
             raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")
-        since = max(now, row.rule.since)
+        since = _not_before(row.rule, now)
         rule = replace(row.rule, since=since, open=status == "active", used="counts")
         self._rule(session, place, rule, status, actor=actor, source=row.source)
         detail = {"status": status, "reason": reason}
@@ -468,7 +468,7 @@ class Books:
                 policy, row = policies.get(place.name), current[place.id]
                 if policy is None or row.source == "own" or row.status == "closed":
                     continue
-                rule = replace(policy_rule(policy.budget, max(now, row.rule.since)), open=row.rule.open)
+                rule = replace(policy_rule(policy.budget, _not_before(row.rule, now)), open=row.rule.open)
                 if not row.rule.says_the_same(rule):
                     self._rule(session, place, rule, row.status, actor="policy", source="policy")
 
@@ -642,6 +642,14 @@ def told_of(rule: Rule) -> dict[str, str | int]:
     if rule.used == "anew":
         told["newPeriod"] = "true"
     return told
+
+
+def _not_before(rule: Rule, now: int) -> int:
+    """Return from when on another rule holds than one that another replica's clock may have written ahead of ours.
+
+    One that lies further ahead was written by a clock that was wrong: it never comes to hold.
+    """
+    return max(now, rule.since) if rule.since <= now + CLOCK_SKEW_MS else now
 
 
 def version_of(row: RuleRow) -> str:

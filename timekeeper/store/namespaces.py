@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
 import msgspec
-from sqlalchemy import Select, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Select, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import NotFound
@@ -213,31 +213,48 @@ def add_rule(
 def rules(session: Session, namespace: int) -> list[RuleRow]:
     """Return a namespace's rules in the order in which they hold, which is that of writing: the last is in force."""
     query = select(BudgetRule).where(BudgetRule.namespace_id == namespace)
-    return [_rule_row(row) for row in session.scalars(query.order_by(BudgetRule.effective_at, BudgetRule.id))]
+    return _ruling(session.scalars(query.order_by(BudgetRule.id)).all())
+
+
+def _ruling(rows: Sequence[BudgetRule]) -> list[RuleRow]:
+    """Return which of one budget's rules, in the order of writing, ever hold: a later one takes an earlier's place.
+
+    One that a clock far ahead of all others wrote never begins where another was written since. Those of before
+    revision 0014 hold in the order of their instants, as they did.
+    """
+    old = max((index for index, row in enumerate(rows, 1) if row.used == "clamped"), default=0)
+    ordered = [*sorted(rows[:old], key=lambda row: (row.effective_at, row.id)), *rows[old:]]
+    found: list[RuleRow] = []
+    for index, row in reversed(list(enumerate(ordered))):
+        one = _rule_row(row)
+        if found and one.rule.since > found[-1].rule.since:
+            if index:
+                continue
+            # The first holds from the start, whenever it was written.
+            one = replace(one, rule=replace(one.rule, since=found[-1].rule.since))
+        found.append(one)
+    return found[::-1]
+
+
+def _ruling_of_each(rows: Iterable[BudgetRule]) -> dict[int, list[RuleRow]]:
+    """Return the rules of each of some budgets as `_ruling` does."""
+    written: dict[int, list[BudgetRule]] = {}
+    for row in rows:
+        written.setdefault(row.namespace_id, []).append(row)
+    return {key: _ruling(mine) for key, mine in written.items()}
 
 
 def all_rules(session: Session, cluster: str) -> dict[int, list[Rule]]:
     """Return the rules of all namespaces of a cluster, oldest first."""
     query = select(BudgetRule).join(Namespace, Namespace.id == BudgetRule.namespace_id)
-    found: dict[int, list[Rule]] = {}
-    rows = session.scalars(query.where(Namespace.cluster == cluster).order_by(BudgetRule.effective_at, BudgetRule.id))
-    for row in rows:
-        found.setdefault(row.namespace_id, []).append(_rule_row(row).rule)
-    return found
+    rows = session.scalars(query.where(Namespace.cluster == cluster).order_by(BudgetRule.id))
+    return {key: [row.rule for row in mine] for key, mine in _ruling_of_each(rows).items()}
 
 
 def current_rules(session: Session, namespace_ids: Sequence[int]) -> dict[int, RuleRow]:
-    """Return the newest rule of each namespace."""
-    latest = (
-        select(BudgetRule.namespace_id, func.max(BudgetRule.effective_at).label("since"))
-        .where(BudgetRule.namespace_id.in_(namespace_ids))
-        .group_by(BudgetRule.namespace_id)
-        .subquery()
-    )
-    query = select(BudgetRule).join(
-        latest, and_(BudgetRule.namespace_id == latest.c.namespace_id, BudgetRule.effective_at == latest.c.since)
-    )
-    return {row.namespace_id: _rule_row(row) for row in session.scalars(query.order_by(BudgetRule.id))}
+    """Return the rule in force of each namespace."""
+    rows = session.scalars(select(BudgetRule).where(BudgetRule.namespace_id.in_(namespace_ids)).order_by(BudgetRule.id))
+    return {key: mine[-1] for key, mine in _ruling_of_each(rows).items()}
 
 
 # Grants, and what else comes beside the budget or goes
@@ -375,9 +392,7 @@ def _without_claims(
     if after is not None:
         moved = moved.where(BudgetGrant.valid_from > after)
     ruled = select(BudgetRule).where(BudgetRule.namespace_id.in_(keys))
-    rules: dict[int, list[Rule]] = {key: [] for key in keys}
-    for rule in session.scalars(ruled.order_by(BudgetRule.effective_at, BudgetRule.id)):
-        rules[rule.namespace_id].append(_rule_row(rule).rule)
+    rules = _ruling_of_each(session.scalars(ruled.order_by(BudgetRule.id)))
     grants: dict[int, list[Grant]] = {key: [] for key in keys}
     withdrawals: dict[int, list[Withdrawal]] = {key: [] for key in keys}
     for row in session.scalars(moved.order_by(BudgetGrant.valid_from, BudgetGrant.id)):
@@ -389,7 +404,10 @@ def _without_claims(
             withdrawals[row.namespace_id].append(Withdrawal(name, -amount, row.valid_from, _GOES[row.kind]))
     owed = debts.of_budgets(session, keys) or [Debt(0, carry)]
     opened = _openings(session, keys)
-    return {key: Records([], rules[key], grants[key], withdrawals[key], owed, opened.get(key)) for key in keys}
+    return {
+        key: Records([], [row.rule for row in rules[key]], grants[key], withdrawals[key], owed, opened.get(key))
+        for key in keys
+    }
 
 
 def _openings(session: Session, keys: Collection[int]) -> dict[int, int]:

@@ -263,6 +263,28 @@ def test_the_later_accepted_write_holds_with_two_replicas_whose_clocks_differ(da
         slow.database.close()
 
 
+def test_what_a_clock_far_ahead_wrote_never_holds_once_another_rule_is_written(books: Books) -> None:
+    use(books, "a", T0, 30)
+    set_to(books, T0 + 400 * DAY, 1)
+    hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=T0 + 400 * DAY), actor="me", if_match=None)
+    now = T0 + HOUR
+    assert set_to(books, now, 90).balance == 60 * SECOND
+    books.set_status("uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=now + SECOND)
+    books.set_status("uid-team", "team", POLICY, "active", reason="r", actor="me", now=now + 2 * SECOND)
+    hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=now, amount=7), actor="me", if_match=None)
+    position = books.require("team")
+    assert (position.rule.rule.since, position.rule.rule.amount) == (now + 2 * SECOND, 90 * SECOND)
+    assert books.require_parent("lab").rule.rule.amount == 7
+    use(books, "b", now + HOUR, 100)
+    assert booked(books)["charged"] == 90 * SECOND
+    assert [row.rule.amount for row in rules_of(books)] == [100 * SECOND, 90 * SECOND, 90 * SECOND, 90 * SECOND]
+
+
+def rules_of(books: Books) -> list[namespaces.RuleRow]:
+    with books.database.reading() as session:
+        return namespaces.rules(session, books.require("team").known.id)
+
+
 def test_the_policy_and_parents_follow_the_later_write_too(books: Books) -> None:
     ahead, behind = T0 + HOUR + 2 * SECOND, T0 + HOUR
     use(books, "a", T0, 30)
@@ -352,7 +374,8 @@ def test_a_ledger_of_before_stays_what_it_was(databases: Databases) -> None:
             migrate.upgrade(engine)
             books = Books(books.database, "default", carry=False)
             assert verify(engine, carry=False).differences == []
-            use(books, "late", T0 + HOUR - SECOND, 1)
+            late = opening("late", T0 + HOUR - SECOND, Fraction(1))
+            books.apply([late], [Closing("late", T0 + HOUR, "finished")], {"team": POLICY}, T0 + 3 * HOUR - 1)
             assert verify(engine, carry=False).differences == []
             assert {p for p in before if p.kind == "charge"} <= set(standing(books))
             set_to(books, T0 + 3 * HOUR, 50)
