@@ -66,7 +66,7 @@ def test_devices_are_charged_by_their_part_of_a_gpu(
     shares: dict[str, Fraction],
     flags: tuple[str, ...],
 ) -> None:
-    made = intake(books, Client(labels)).opening(pod(**devices), interval.Start(T0, exact=True), NamespacePolicy(), T0)
+    made = intake(books, Client(labels)).opening(pod(**devices), interval.Start(T0, exact=True), NamespacePolicy())
     assert made is not None
     assert (made.shares, made.flags) == (shares, flags)
 
@@ -75,15 +75,15 @@ def test_devices_are_charged_by_their_part_of_a_gpu(
 def test_devices_are_not_charged_where_the_policy_meters_none(books: Books, nvidia_gpu: Any) -> None:
     policy = NamespacePolicy(nvidia_gpu=nvidia_gpu)
     found = intake(books, Client({}))
-    assert found.opening(pod(**{"mig-1g.10gb": 1}), interval.Start(T0, exact=True), policy, T0) is None
+    assert found.opening(pod(**{"mig-1g.10gb": 1}), interval.Start(T0, exact=True), policy) is None
 
 
 def test_what_is_no_device_by_the_settings_is_not_charged(books: Books) -> None:
     settings = Settings(resources=Resources(device="nvidia.com/gpu"))
     found = intake(books, Client({}), settings)
     start = interval.Start(T0, exact=True)
-    assert found.opening(pod(**{"mig-1g.10gb": 1}), start, NamespacePolicy(), T0) is None
-    assert found.opening(pod(gpu=1), start, NamespacePolicy(), T0) is not None
+    assert found.opening(pod(**{"mig-1g.10gb": 1}), start, NamespacePolicy()) is None
+    assert found.opening(pod(gpu=1), start, NamespacePolicy()) is not None
 
 
 @pytest.mark.parametrize(("labels", "amount"), [({"nvidia.com/gpu.replicas": "4"}, 2500), ({}, 10_000)])
