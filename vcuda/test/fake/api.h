@@ -13,6 +13,7 @@
 
 #define FK_ENTER(name)                                                                             \
   do {                                                                                             \
+    if (fk_over()) return CUDA_ERROR_DEINITIALIZED;                                                \
     fk_attach();                                                                                   \
     int fault = fk_fault(name);                                                                    \
     if (fault) return (CUresult)fault;                                                             \
@@ -23,18 +24,29 @@ struct CUctx_st {
   bool primary;
   bool dead;
   uint64_t stack, heap; /* limits; 0: as they come */
+  unsigned life; /* a primary context that was reset is another one at the same address */
 };
 
 struct CUstream_st {
   CUcontext ctx;
-  uint64_t last; /* number of its last operation */
+  unsigned life;
+  uint32_t slot;
   CUgraph capture;
+  bool joined; /* to another stream's capture, by a wait for an event */
+  bool invalid;
+  bool per_thread;
+  CUstreamCaptureMode mode;
   unsigned flags;
+  int priority;
+  struct CUstream_st *next; /* of all streams of this process */
 };
 
 struct CUevent_st {
   CUcontext ctx;
-  uint64_t seq, when;
+  unsigned life;
+  struct fk_place place;
+  uint32_t mark;
+  CUgraph capture; /* recorded in a stream under capture */
 };
 
 struct CUfunc_st {
@@ -42,6 +54,7 @@ struct CUfunc_st {
   uint64_t fixed_ns;
   bool from_argument;
   uint64_t local; /* bytes of local memory in each thread */
+  uint32_t width; /* 0: by the launch's blocks */
 };
 
 struct CUgraph_st {
@@ -52,6 +65,7 @@ struct CUgraph_st {
 struct CUgraphNode_st {
   CUgraphNodeType type;
   uint64_t work;
+  uint32_t width;
   CUdeviceptr pointer;
   size_t bytes;
   CUgraph child;
@@ -59,13 +73,24 @@ struct CUgraphNode_st {
 
 struct CUgraphExec_st {
   uint64_t work, bytes;
+  uint32_t width;
   unsigned reserved; /* the trim after which it was, 0 for never */
 };
 
 CUcontext fk_current(void);
 void *fk_map(uint64_t bytes);
 void fk_unmap(void *address, uint64_t bytes);
+/* The stream meant; NULL without a context. `own`: 0 is the thread's own stream. */
+struct CUstream_st *fk_stream_of(CUstream stream, bool own);
 struct CUstream_st *fk_stream(CUstream stream);
+/* Queue work of a kernel, or with none a point in the stream. */
+void fk_push(struct CUstream_st *stream, uint64_t work, uint32_t width);
+void fk_streams_forget(CUcontext ctx);
+uint32_t fk_width(CUfunction f, uint64_t blocks, unsigned threads);
+/* A call that a capture elsewhere forbids; it breaks that capture. */
+bool fk_unsafe(void);
+void fk_capture_began(struct CUstream_st *stream, CUstreamCaptureMode mode);
+void fk_capture_ended(struct CUstream_st *stream);
 struct CUgraphNode_st *fk_node_add(CUgraph graph, CUgraphNodeType type);
 /* Take what a module's global variables need, if that is still to be done. */
 CUresult fk_module_use(void *module);

@@ -23,9 +23,7 @@ static CUresult copy_async(void *to, const void *from, size_t bytes, CUstream st
     return CUDA_SUCCESS;
   }
   memcpy(to, from, bytes);
-  fk_lock();
-  s->last = fk_submit(s->ctx->gpu, s->ctx->queue, 0);
-  fk_unlock();
+  fk_push(s, 0, 0);
   return CUDA_SUCCESS;
 }
 

@@ -167,12 +167,14 @@ static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
   ctx->queue = fk_queue_open(ctx->gpu);
   ctx->dead = false;
   ctx->stack = ctx->heap = 0;
+  ctx->life++;
   fk_unlock();
   return ctx->queue < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 static void close_context(struct CUctx_st *ctx) {
   fk_forget(ctx);
+  fk_streams_forget(ctx);
   fk_lock();
   fk_queue_close(ctx->gpu, ctx->queue);
   fk_unlock();
@@ -252,8 +254,7 @@ FK_API(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, C
 FK_API(cuCtxDestroy_v2, (CUcontext ctx)) {
   if (!ctx || ctx->primary) return CUDA_ERROR_INVALID_CONTEXT;
   if (fk_current() == ctx) depth--;
-  close_context(ctx);
-  free(ctx);
+  close_context(ctx); /* its streams and events still point to it */
   return CUDA_SUCCESS;
 }
 FK_API(cuCtxDestroy, (CUcontext ctx)) {
@@ -315,11 +316,6 @@ FK_API(cuCtxGetFlags, (unsigned *flags)) {
 FK_API(cuCtxGetApiVersion, (CUcontext ctx, unsigned *version)) {
   (void)ctx;
   *version = 3020;
-  return CUDA_SUCCESS;
-}
-
-FK_API(cuCtxGetStreamPriorityRange, (int *least, int *greatest)) {
-  *least = *greatest = 0;
   return CUDA_SUCCESS;
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The time line of one GPU: queues served in turn, 2 ms at a time, when more than one has work. */
+/*
+ * The time line of one GPU. Contexts with work are served in turn, 2 ms at a time; the streams of
+ * the one that is served run side by side, as far as their kernels fit on the GPU together.
+ */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -16,9 +19,12 @@ static struct fk_queue *at(int gpu, int queue) {
   return &fk_world()->gpu[gpu].queue[queue];
 }
 
+static void free_stream(struct fk_gpu *g, uint32_t stream);
+
 static void free_queue(int gpu, int queue) {
   struct fk_gpu *g = &fk_world()->gpu[gpu];
   struct fk_queue *q = at(gpu, queue);
+  while (q->streams) free_stream(g, q->streams);
   g->mem_used -= q->mem;
   if (g->current == queue) g->current = -1;
   q->used = 0;
@@ -29,8 +35,20 @@ void fk_reap(void) {
   for (uint32_t g = 0; g < fk_world()->gpus; g++)
     for (int i = 0; i < FK_CTXS; i++) {
       struct fk_queue *q = at((int)g, i);
-      if (q->used && kill(q->pid, 0) < 0 && errno == ESRCH) free_queue((int)g, i);
+      if (q->used && kill(q->pid, 0) < 0 && errno == ESRCH) {
+        fk_engine_advance((int)g);
+        free_queue((int)g, i);
+      }
     }
+}
+
+static bool mine; /* NVML's library has an engine too, which must not close what CUDA's opened */
+
+void fk_leave(void) {
+  if (!mine) return;
+  for (uint32_t g = 0; g < fk_world()->gpus; g++)
+    for (int i = 0; i < FK_CTXS; i++)
+      if (at((int)g, i)->used && at((int)g, i)->pid == getpid()) fk_queue_close((int)g, i);
 }
 
 int fk_queue_open(int gpu) {
@@ -38,7 +56,8 @@ int fk_queue_open(int gpu) {
   for (int i = 0; i < FK_CTXS; i++) {
     struct fk_queue *q = at(gpu, i);
     if (q->used) continue;
-    memset(q, 0, offsetof(struct fk_queue, ring));
+    mine = true;
+    memset(q, 0, sizeof *q);
     q->used = 1;
     q->pid = getpid();
     q->sample_at = fk_now_locked();
@@ -50,32 +69,191 @@ int fk_queue_open(int gpu) {
 }
 
 void fk_queue_close(int gpu, int queue) {
+  fk_engine_advance(gpu);
   free_queue(gpu, queue);
 }
 
-static void finish_ready(struct fk_queue *q, uint64_t now) {
-  while (q->done < q->submitted) {
-    struct fk_op *op = &q->ring[q->done % FK_RING];
-    if (op->work_end > q->work_done) return;
-    op->finish = now;
-    q->done++;
+/* ---- streams and their operations ---- */
+
+static struct fk_op *head_of(struct fk_gpu *g, const struct fk_stream *s) {
+  return s->head ? &g->op[s->head] : NULL;
+}
+
+uint32_t fk_stream_open(int gpu, int queue, bool legacy, bool blocking, int priority) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  for (uint32_t i = 1; i < FK_STREAMS; i++) {
+    struct fk_stream *s = &g->stream[i];
+    if (s->used) continue;
+    uint32_t life = s->life + 1;
+    *s = (struct fk_stream){.used = 1,
+                            .life = life,
+                            .queue = (uint32_t)queue,
+                            .legacy = legacy,
+                            .blocking = blocking,
+                            .priority = priority,
+                            .next = g->queue[queue].streams};
+    g->queue[queue].streams = i;
+    if (legacy) g->queue[queue].legacy = i;
+    return i;
+  }
+  return 0;
+}
+
+static void free_op(struct fk_gpu *g, uint32_t op) {
+  g->op[op].next = g->op_free;
+  g->op_free = op;
+}
+
+static void free_stream(struct fk_gpu *g, uint32_t stream) {
+  struct fk_stream *s = &g->stream[stream];
+  struct fk_queue *q = &g->queue[s->queue];
+  while (s->head) {
+    uint32_t op = s->head;
+    s->head = g->op[op].next;
+    free_op(g, op);
+    q->pending--;
+  }
+  uint32_t *link = &q->streams;
+  while (*link && *link != stream) link = &g->stream[*link].next;
+  if (*link) *link = s->next;
+  s->used = 0;
+}
+
+void fk_stream_close(int gpu, uint32_t stream) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  fk_engine_advance(gpu);
+  g->stream[stream].closing = 1;
+  if (!g->stream[stream].head) free_stream(g, stream);
+}
+
+static bool passed(const struct fk_gpu *g, struct fk_place place) {
+  const struct fk_stream *s = &g->stream[place.stream];
+  return !place.seq || !s->used || s->life != place.life || s->done >= place.seq;
+}
+
+/* The legacy default stream waits for all earlier work of the context's blocking streams, and they
+ * for its own; the number that each operation has in its context tells which is earlier. */
+static bool in_turn(struct fk_gpu *g, const struct fk_stream *s) {
+  const struct fk_queue *q = &g->queue[s->queue];
+  uint64_t serial = g->op[s->head].serial;
+  if (s->legacy) {
+    for (uint32_t i = q->streams; i; i = g->stream[i].next) {
+      const struct fk_stream *o = &g->stream[i];
+      if (o->blocking && o->head && g->op[o->head].serial < serial) return false;
+    }
+  } else if (s->blocking && q->legacy) {
+    const struct fk_op *op = head_of(g, &g->stream[q->legacy]);
+    if (op && op->serial < serial) return false;
+  }
+  return true;
+}
+
+static void complete(struct fk_gpu *g, uint32_t stream) {
+  struct fk_stream *s = &g->stream[stream];
+  uint32_t op = s->head;
+  s->done++;
+  struct fk_mark *m = g->op[op].mark ? &g->mark[g->op[op].mark] : NULL;
+  if (m && m->used && m->seq == s->done) m->when = g->at;
+  s->head = g->op[op].next;
+  if (!s->head) s->tail = 0;
+  g->queue[s->queue].pending--;
+  free_op(g, op);
+  if (s->closing && !s->head) free_stream(g, stream);
+}
+
+/* Complete what is first in the stream, if it takes no time any more. */
+static bool settle_stream(struct fk_gpu *g, uint32_t stream) {
+  struct fk_stream *s = &g->stream[stream];
+  struct fk_op *op = head_of(g, s);
+  if (!op || !in_turn(g, s)) return false;
+  if (op->kind == FK_KERNEL && op->left) return false;
+  if (op->kind == FK_AFTER && !passed(g, op->after)) return false;
+  if (op->kind == FK_HOST) {
+    if (!op->ready) {
+      op->ready = 1;
+      fk_wake_locked(fk_host_key(g->queue[s->queue].pid));
+    }
+    return false;
+  }
+  complete(g, stream);
+  return true;
+}
+
+static void settle(struct fk_gpu *g) {
+  for (bool again = true; again;) {
+    again = false;
+    for (int i = 0; i < FK_CTXS; i++) {
+      struct fk_queue *q = &g->queue[i];
+      if (!q->used || !q->pending) continue;
+      for (uint32_t k = q->streams, next; k; k = next) {
+        next = g->stream[k].next;
+        while (settle_stream(g, k)) again = true;
+      }
+    }
   }
 }
 
-/* The queue that runs next: the current one while its slice lasts, else the next with work. */
+/* ---- the time line ---- */
+
+#define SIDE_BY_SIDE 128
+
+struct running {
+  struct fk_op *op[SIDE_BY_SIDE];
+  uint32_t rate[SIDE_BY_SIDE];
+  int32_t priority[SIDE_BY_SIDE];
+  int count;
+};
+
+static bool runs_before(const struct running *r, int i, const struct fk_op *op, int32_t priority) {
+  if (r->priority[i] != priority) return r->priority[i] < priority;
+  return r->op[i]->serial < op->serial;
+}
+
+/* The kernels that are first in a context's streams: by priority, then by age, each takes its width;
+ * what does not fit runs in what is left, slower. */
+static void share(struct fk_gpu *g, const struct fk_queue *q, struct running *r) {
+  uint32_t room = FK_WHOLE;
+  r->count = 0;
+  for (uint32_t k = q->streams; k; k = g->stream[k].next) {
+    const struct fk_stream *s = &g->stream[k];
+    struct fk_op *op = head_of(g, s);
+    if (!op || op->kind != FK_KERNEL || !in_turn(g, s) || r->count == SIDE_BY_SIDE) continue;
+    int at = r->count++;
+    for (; at > 0 && !runs_before(r, at - 1, op, s->priority); at--) {
+      r->op[at] = r->op[at - 1];
+      r->priority[at] = r->priority[at - 1];
+    }
+    r->op[at] = op;
+    r->priority[at] = s->priority;
+  }
+  for (int i = 0; i < r->count; i++) {
+    uint32_t width = r->op[i]->width < room ? r->op[i]->width : room;
+    r->rate[i] = (uint32_t)((uint64_t)width * FK_WHOLE / r->op[i]->width);
+    room -= width;
+  }
+}
+
+static bool runnable(struct fk_gpu *g, const struct fk_queue *q) {
+  if (!q->used || !q->pending) return false;
+  for (uint32_t k = q->streams; k; k = g->stream[k].next) {
+    const struct fk_op *op = head_of(g, &g->stream[k]);
+    if (op && op->kind == FK_KERNEL && in_turn(g, &g->stream[k])) return true;
+  }
+  return false;
+}
+
+/* The context that runs next: the current one while its slice lasts, else the next with work. */
 static int choose(struct fk_gpu *g, bool *others) {
   int first = -1;
   *others = false;
   for (int k = 1; k <= FK_CTXS; k++) {
     int i = (g->current + k + FK_CTXS) % FK_CTXS;
-    struct fk_queue *q = &g->queue[i];
-    if (!q->used || q->work_done >= q->work_total || i == g->current) continue;
+    if (i == g->current || !runnable(g, &g->queue[i])) continue;
     if (first < 0) first = i;
     *others = true;
   }
-  struct fk_queue *now = g->current >= 0 ? &g->queue[g->current] : NULL;
-  bool has_work = now && now->used && now->work_done < now->work_total;
-  if (has_work && (now->slice_left || first < 0)) return g->current;
+  bool has_work = g->current >= 0 && runnable(g, &g->queue[g->current]);
+  if (has_work && (g->queue[g->current].slice_left || first < 0)) return g->current;
   if (first < 0) return -1;
   g->queue[first].slice_left = FK_SLICE_NS;
   return first;
@@ -83,78 +261,183 @@ static int choose(struct fk_gpu *g, bool *others) {
 
 static void sample(struct fk_queue *q, uint64_t now) {
   if (now - q->sample_at < FK_SAMPLE_NS) return;
-  q->sm_util = (uint32_t)((q->work_done - q->sample_work) * 100 / (now - q->sample_at));
-  q->sample_work = q->work_done;
+  q->sm_util = (uint32_t)((q->busy - q->sample_work) * 100 / (now - q->sample_at));
+  q->sample_work = q->busy;
   q->sample_at = now;
+}
+
+/* The kernels that run now, and for how long nothing changes; no kernel: FK_NEVER. */
+static uint64_t next_step(struct fk_gpu *g, struct running *r) {
+  bool others;
+  int i = choose(g, &others);
+  r->count = 0;
+  if (i < 0) return FK_NEVER;
+  struct fk_queue *q = &g->queue[i];
+  g->current = i;
+  if (others && !q->slice_left) q->slice_left = FK_SLICE_NS;
+  uint64_t step = others ? q->slice_left : FK_NEVER;
+  share(g, q, r);
+  for (int k = 0; k < r->count; k++) {
+    if (!r->rate[k]) continue;
+    uint64_t ends = (r->op[k]->left * 1000 + r->rate[k] - 1) / r->rate[k];
+    if (ends < step) step = ends;
+  }
+  return step ? step : 1;
 }
 
 void fk_engine_advance(int gpu) {
   struct fk_gpu *g = &fk_world()->gpu[gpu];
   uint64_t now = fk_now_locked();
+  struct running r;
+  settle(g);
   while (g->at < now) {
-    bool others;
-    int i = choose(g, &others);
-    if (i < 0) break;
-    struct fk_queue *q = &g->queue[i];
-    g->current = i;
-    struct fk_op *op = &q->ring[q->done % FK_RING];
-    uint64_t step = op->work_end - q->work_done;
-    if (others && !q->slice_left) q->slice_left = FK_SLICE_NS;
-    if (others && step > q->slice_left) step = q->slice_left;
+    uint64_t step = next_step(g, &r);
     if (step > now - g->at) step = now - g->at;
     g->at += step;
-    g->busy += step;
-    q->work_done += step;
-    q->slice_left -= step < q->slice_left ? step : q->slice_left;
-    finish_ready(q, g->at);
+    if (r.count) {
+      struct fk_queue *q = &g->queue[g->current];
+      g->busy += step;
+      q->busy += step;
+      q->slice_left -= step < q->slice_left ? step : q->slice_left;
+    }
+    for (int k = 0; k < r.count; k++) {
+      uint64_t done = step * r.rate[k] / 1000;
+      r.op[k]->left -= done < r.op[k]->left ? done : r.op[k]->left;
+    }
+    settle(g);
   }
-  g->at = now > g->at ? now : g->at;
   for (int i = 0; i < FK_CTXS; i++)
     if (g->queue[i].used) sample(&g->queue[i], now);
 }
 
-/* When the operation could be done at the earliest. */
-static uint64_t estimate(int gpu, int queue, uint64_t seq) {
+uint64_t fk_next_event(int gpu) {
   struct fk_gpu *g = &fk_world()->gpu[gpu];
-  struct fk_queue *q = at(gpu, queue);
-  uint64_t end = q->ring[(seq - 1) % FK_RING].work_end;
-  uint64_t when = g->at + (end - q->work_done);
-  if (g->current >= 0 && g->current != queue) {
-    struct fk_queue *other = &g->queue[g->current];
-    uint64_t theirs = other->used ? other->work_total - other->work_done : 0;
-    when += theirs < other->slice_left ? theirs : other->slice_left;
+  struct running r;
+  uint64_t step = next_step(g, &r);
+  return step == FK_NEVER ? FK_NEVER : g->at + step;
+}
+
+/* ---- submitting and waiting ---- */
+
+static uint64_t gpu_key(int gpu) {
+  return 0x6f00000000000000ull | (unsigned)gpu;
+}
+
+uint64_t fk_host_key(int pid) {
+  return 0x6e00000000000000ull | (unsigned)pid;
+}
+
+static uint32_t take_op(struct fk_gpu *g) {
+  uint32_t op = g->op_free;
+  if (op) {
+    g->op_free = g->op[op].next;
+    return op;
   }
-  return when;
+  return g->op_high + 1 < FK_OPS ? ++g->op_high : 0;
 }
 
-bool fk_finished(int gpu, int queue, uint64_t seq) {
+uint64_t fk_submit(int gpu, uint32_t stream, struct fk_op op) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  struct fk_stream *s = &g->stream[stream];
   fk_engine_advance(gpu);
-  finish_ready(at(gpu, queue), fk_now_locked());
-  return at(gpu, queue)->done >= seq;
+  while (s->submitted - s->done >= FK_QUEUED - 1)
+    fk_wait_place(gpu, (struct fk_place){stream, s->life, s->done + 1});
+  uint32_t at;
+  while (!(at = take_op(g))) {
+    fk_wait_locked(NULL, 0, gpu_key(gpu), fk_next_event(gpu));
+    fk_engine_advance(gpu);
+  }
+  op.serial = ++g->queue[s->queue].serial;
+  op.next = 0;
+  if (op.kind != FK_KERNEL) op.left = 0;
+  if (op.width > FK_WHOLE || !op.width) op.width = FK_WHOLE;
+  g->op[at] = op;
+  if (s->tail)
+    g->op[s->tail].next = at;
+  else
+    s->head = at;
+  s->tail = at;
+  g->queue[s->queue].pending++;
+  uint64_t seq = ++s->submitted;
+  if (op.mark) g->mark[op.mark].seq = seq, g->mark[op.mark].when = 0;
+  if (op.kind != FK_KERNEL) settle(g);
+  return seq;
 }
 
-uint64_t fk_finish_time(int gpu, int queue, uint64_t seq) {
-  struct fk_queue *q = at(gpu, queue);
-  if (!seq || q->submitted - seq >= FK_RING) return 0;
-  return q->ring[(seq - 1) % FK_RING].finish;
+struct fk_place fk_last(int gpu, uint32_t stream) {
+  struct fk_stream *s = &fk_world()->gpu[gpu].stream[stream];
+  return (struct fk_place){stream, s->life, s->submitted};
 }
 
-void fk_wait_seq(int gpu, int queue, uint64_t seq) {
-  while (!fk_finished(gpu, queue, seq)) fk_wait_locked(NULL, 0, 0, estimate(gpu, queue, seq));
-}
-
-/* Queue work behind what is there and return its number; waits while the queue is full. */
-uint64_t fk_submit(int gpu, int queue, uint64_t work) {
-  struct fk_queue *q = at(gpu, queue);
+bool fk_finished(int gpu, struct fk_place place) {
   fk_engine_advance(gpu);
-  finish_ready(q, fk_now_locked());
-  if (q->submitted - q->done >= FK_RING - 1) fk_wait_seq(gpu, queue, q->done + 1);
-  q->work_total += work;
-  q->ring[q->submitted % FK_RING] = (struct fk_op){.work_end = q->work_total};
-  q->submitted++;
-  finish_ready(q, fk_now_locked());
-  return q->submitted;
+  return passed(&fk_world()->gpu[gpu], place);
 }
+
+/* Not before this time is the operation done, if nobody submits more; it may be much later. */
+static uint64_t earliest(int gpu, struct fk_place place) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  const struct fk_stream *s = &g->stream[place.stream];
+  uint64_t next = fk_next_event(gpu), work = 0, seq = s->done;
+  for (uint32_t op = s->head; op && seq < place.seq; op = g->op[op].next, seq++)
+    if (g->op[op].kind == FK_KERNEL) work += g->op[op].left;
+  work = (work + 999) / 1000;
+  uint64_t when = g->at + work;
+  if (next != FK_NEVER && g->current != (int)s->queue) when = next + work;
+  return when > g->at && next != FK_NEVER ? when : next;
+}
+
+void fk_wait_place(int gpu, struct fk_place place) {
+  while (!fk_finished(gpu, place)) fk_wait_locked(NULL, 0, gpu_key(gpu), earliest(gpu, place));
+}
+
+void fk_wait_queue(int gpu, int queue) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  struct fk_place all[SIDE_BY_SIDE];
+  for (bool more = true; more;) {
+    int count = 0;
+    for (uint32_t k = at(gpu, queue)->streams; k && count < SIDE_BY_SIDE; k = g->stream[k].next)
+      if (g->stream[k].head) all[count++] = fk_last(gpu, k);
+    for (int i = 0; i < count; i++) fk_wait_place(gpu, all[i]);
+    more = count == SIDE_BY_SIDE;
+  }
+}
+
+bool fk_host_ready(int gpu, struct fk_place place) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  const struct fk_stream *s = &g->stream[place.stream];
+  fk_engine_advance(gpu);
+  return s->used && s->life == place.life && s->done + 1 == place.seq && g->op[s->head].ready;
+}
+
+void fk_host_done(int gpu, struct fk_place place) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  if (!fk_host_ready(gpu, place)) return;
+  complete(g, place.stream);
+  settle(g);
+  fk_wake_locked(gpu_key(gpu));
+}
+
+uint32_t fk_mark_open(int gpu) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  uint32_t mark = g->mark_free;
+  if (mark)
+    g->mark_free = g->mark[mark].next;
+  else if (g->mark_high + 1 < FK_MARKS)
+    mark = ++g->mark_high;
+  if (mark) g->mark[mark] = (struct fk_mark){.used = 1};
+  return mark;
+}
+
+void fk_mark_close(int gpu, uint32_t mark) {
+  struct fk_gpu *g = &fk_world()->gpu[gpu];
+  if (!mark || !g->mark[mark].used) return;
+  g->mark[mark].used = 0;
+  g->mark[mark].next = g->mark_free;
+  g->mark_free = mark;
+}
+
+/* ---- memory ---- */
 
 bool fk_mem_take(int gpu, int queue, uint64_t bytes) {
   struct fk_gpu *g = &fk_world()->gpu[gpu];

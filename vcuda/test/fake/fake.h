@@ -18,28 +18,65 @@
 
 #define FK_GPUS 8
 #define FK_CTXS 96
-#define FK_RING 1024u
+#define FK_STREAMS 8192
+#define FK_OPS 65536u
+#define FK_MARKS 65536u
+#define FK_QUEUED 1024u /* operations that a stream holds; one more waits, as on a GPU */
 #define FK_ACTORS 1024
 #define FK_NEVER UINT64_MAX
 #define FK_SLICE_NS 2000000ull
 #define FK_SAMPLE_NS 166666667ull
+#define FK_WHOLE 1000000u /* the width of a kernel that fills the GPU */
 
-struct fk_op {
-  uint64_t work_end; /* the context's work counter when this operation is done */
-  uint64_t finish;   /* when it was done, 0 before */
+enum fk_kind {
+  FK_KERNEL,
+  FK_MARK,  /* complete as soon as it is first in its stream */
+  FK_AFTER, /* waits for an operation of another stream */
+  FK_HOST,  /* waits until its process has done something */
 };
 
-/* A context's queue: one FIFO for all its streams, as with a single hardware queue. */
+/* Which operation of which stream; a stream that is gone (another `life`) has done all. */
+struct fk_place {
+  uint32_t stream, life;
+  uint64_t seq;
+};
+
+struct fk_op {
+  uint64_t left;   /* picoseconds of work at full speed */
+  uint64_t serial; /* its place among all operations of its context */
+  struct fk_place after;
+  uint32_t kind, width;
+  uint32_t next, mark;
+  uint32_t ready; /* a host operation is first in its stream: its process has been woken */
+};
+
+struct fk_stream {
+  uint32_t used, life, queue;
+  uint32_t legacy, blocking, closing; /* blocking: ordered with the legacy default stream */
+  int32_t priority;                   /* lower comes first */
+  uint32_t head, tail;                /* operations; 0 for none */
+  uint64_t submitted, done;
+  uint32_t next; /* in its context's list */
+};
+
+/* When an event was reached, for cuEventElapsedTime. */
+struct fk_mark {
+  uint64_t seq, when;
+  uint32_t used, next;
+};
+
+/* A context: its streams run side by side, other contexts in turn with it. */
 struct fk_queue {
   uint32_t used;
   int32_t pid;
-  uint64_t submitted, done;       /* operations */
-  uint64_t work_total, work_done; /* nanoseconds of GPU work */
+  uint32_t streams, legacy; /* first in the list; the legacy default stream */
+  uint32_t pending;         /* operations not complete */
+  uint64_t serial;
+  uint64_t busy; /* nanoseconds with a kernel running */
   uint64_t slice_left;
   uint64_t mem, small;             /* bytes on the device; small requests share granules */
   uint64_t sample_work, sample_at; /* utilisation window for NVML */
   uint32_t sm_util;
-  struct fk_op ring[FK_RING];
 };
 
 struct fk_gpu {
@@ -47,7 +84,11 @@ struct fk_gpu {
   uint64_t at;   /* the time line is known up to here */
   uint64_t busy; /* nanoseconds with a kernel running */
   int32_t current;
+  uint32_t op_free, op_high, mark_free, mark_high, stream_high;
   struct fk_queue queue[FK_CTXS];
+  struct fk_stream stream[FK_STREAMS];
+  struct fk_op op[FK_OPS];
+  struct fk_mark mark[FK_MARKS];
 };
 
 /* A thread that lives in virtual time: time moves only while all of them wait. */
@@ -95,22 +136,39 @@ uint64_t fk_now_locked(void);
 void fk_wait_locked(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t until);
 void fk_wake_locked(uint64_t key);
 void fk_attach(void);
+bool fk_over(void); /* the driver has been torn down */
 const char *fk_setting(const char *name);
 uint64_t fk_bytes(const char *text, uint64_t fallback);
 
 /* engine.c; all with the lock held */
 int fk_queue_open(int gpu);
 void fk_queue_close(int gpu, int queue);
+/* A stream of a context; 0 when there is no room. */
+uint32_t fk_stream_open(int gpu, int queue, bool legacy, bool blocking, int priority);
+/* It goes when all that it holds is complete. */
+void fk_stream_close(int gpu, uint32_t stream);
 void fk_engine_advance(int gpu);
-uint64_t fk_submit(int gpu, int queue, uint64_t work);
-bool fk_finished(int gpu, int queue, uint64_t seq);
-uint64_t fk_finish_time(int gpu, int queue, uint64_t seq);
-void fk_wait_seq(int gpu, int queue, uint64_t seq);
+/* Queue an operation behind what the stream holds and return its number; waits while it is full. */
+uint64_t fk_submit(int gpu, uint32_t stream, struct fk_op op);
+struct fk_place fk_last(int gpu, uint32_t stream);
+bool fk_finished(int gpu, struct fk_place place);
+void fk_wait_place(int gpu, struct fk_place place);
+void fk_wait_queue(int gpu, int queue);
+/* When something changes next of itself. */
+uint64_t fk_next_event(int gpu);
+/* A host operation that is first in its stream: is it, and it has been done. */
+bool fk_host_ready(int gpu, struct fk_place place);
+void fk_host_done(int gpu, struct fk_place place);
+uint64_t fk_host_key(int pid);
+uint32_t fk_mark_open(int gpu);
+void fk_mark_close(int gpu, uint32_t mark);
 bool fk_mem_take(int gpu, int queue, uint64_t bytes);
 void fk_mem_give(int gpu, int queue, uint64_t bytes);
 void fk_mem_move(int gpu, int from, int to, uint64_t bytes);
 bool fk_small_take(int gpu, int queue, uint64_t bytes);
 void fk_small_give(int gpu, int queue, uint64_t bytes);
+/* This process is over: its contexts are gone. */
+void fk_leave(void);
 void fk_reap(void);
 
 /* proc.c */

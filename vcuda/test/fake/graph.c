@@ -46,6 +46,9 @@ FK_API(cuGraphAddKernelNode_v2, (CUgraphNode * out, CUgraph graph, const CUgraph
   (void)after, (void)count;
   *out = fk_node_add(graph, CU_GRAPH_NODE_TYPE_KERNEL);
   (*out)->work = kernel_work(p->func, p->kern, p->kernelParams);
+  (*out)->width = fk_width(p->func ? p->func : (CUfunction)p->kern,
+                           (uint64_t)p->gridDimX * p->gridDimY * p->gridDimZ,
+                           p->blockDimX * p->blockDimY * p->blockDimZ);
   return CUDA_SUCCESS;
 }
 
@@ -105,6 +108,7 @@ FK_API(cuGraphAddNode, (CUgraphNode * out, CUgraph graph, const CUgraphNode *aft
   if (p->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
     return fk_graph_alloc(out, graph, p->alloc.bytesize, &p->alloc.dptr);
   *out = fk_node_add(graph, p->type);
+  (*out)->width = FK_WHOLE;
   if (p->type == CU_GRAPH_NODE_TYPE_KERNEL)
     (*out)->work = kernel_work(p->kernel.func, p->kernel.kern, p->kernel.kernelParams);
   if (p->type == CU_GRAPH_NODE_TYPE_GRAPH) (*out)->child = p->graph.graph;
@@ -123,13 +127,14 @@ FK_API(cuGraphNodeGetType, (CUgraphNode node, CUgraphNodeType *type)) {
   return CUDA_SUCCESS;
 }
 
-static void sum(CUgraph graph, uint64_t *work, uint64_t *bytes) {
+static void sum(CUgraph graph, uint64_t *work, uint64_t *bytes, uint32_t *width) {
   for (unsigned i = 0; i < graph->nodes; i++) {
     struct CUgraphNode_st *n = graph->node[i];
     *work += n->work;
+    if (n->width > *width) *width = n->width;
     if (n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
       *bytes += (n->bytes + VC_GRANULE - 1) / VC_GRANULE * VC_GRANULE;
-    if (n->child) sum(n->child, work, bytes);
+    if (n->child) sum(n->child, work, bytes, width);
   }
 }
 
@@ -138,7 +143,7 @@ FK_API(cuGraphInstantiateWithFlags, (CUgraphExec * out, CUgraph graph, unsigned 
   /* Only the form with parameters has a stream to upload in. */
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) return CUDA_ERROR_INVALID_VALUE;
   *out = calloc(1, sizeof **out);
-  sum(graph, &(*out)->work, &(*out)->bytes);
+  sum(graph, &(*out)->work, &(*out)->bytes, &(*out)->width);
   return CUDA_SUCCESS;
 }
 FK_API(cuGraphInstantiateWithParams,
@@ -192,22 +197,26 @@ FK_API(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream)) {
   return cuGraphUpload(exec, stream);
 }
 
-FK_API(cuGraphLaunch, (CUgraphExec exec, CUstream stream)) {
-  FK_ENTER("cuGraphLaunch");
-  struct CUstream_st *s = fk_stream(stream);
+static CUresult launch(CUgraphExec exec, struct CUstream_st *s) {
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;
   if (s->capture) {
-    fk_node_add(s->capture, CU_GRAPH_NODE_TYPE_GRAPH)->work = exec->work;
+    struct CUgraphNode_st *n = fk_node_add(s->capture, CU_GRAPH_NODE_TYPE_GRAPH);
+    n->work = exec->work;
+    n->width = exec->width;
     return CUDA_SUCCESS;
   }
   if (!reserve(s->ctx, exec)) return CUDA_ERROR_OUT_OF_MEMORY;
-  fk_lock();
-  s->last = fk_submit(s->ctx->gpu, s->ctx->queue, exec->work);
-  fk_unlock();
+  fk_push(s, exec->work, exec->width);
   return CUDA_SUCCESS;
 }
+
+FK_API(cuGraphLaunch, (CUgraphExec exec, CUstream stream)) {
+  FK_ENTER("cuGraphLaunch");
+  return launch(exec, fk_stream_of(stream, false));
+}
 FK_API(cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream)) {
-  return cuGraphLaunch(exec, stream);
+  FK_ENTER("cuGraphLaunch");
+  return launch(exec, fk_stream_of(stream, true));
 }
 
 FK_API(cuDeviceGraphMemTrim, (CUdevice device)) {
@@ -232,40 +241,43 @@ FK_API(cuDeviceGetGraphMemAttribute,
 
 /* ---- capture ---- */
 
+static CUresult begin(struct CUstream_st *s, CUstreamCaptureMode mode, bool legacy) {
+  if (legacy || !s || s->capture) return CUDA_ERROR_ILLEGAL_STATE;
+  CUresult r = cuGraphCreate(&s->capture, 0);
+  if (r == CUDA_SUCCESS) fk_capture_began(s, mode);
+  return r;
+}
 FK_API(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode)) {
-  (void)mode;
-  struct CUstream_st *s = fk_stream(stream);
-  if (!stream || !s || s->capture) return CUDA_ERROR_ILLEGAL_STATE;
-  return cuGraphCreate(&s->capture, 0);
+  return begin(fk_stream_of(stream, false), mode, !stream || stream == CU_STREAM_LEGACY);
 }
 FK_API(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMode mode)) {
-  return cuStreamBeginCapture_v2(stream, mode);
+  return begin(fk_stream_of(stream, true), mode, stream == CU_STREAM_LEGACY);
 }
 FK_API(cuStreamBeginCapture, (CUstream stream)) {
   return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
+static CUresult end(struct CUstream_st *s, CUgraph *out) {
+  if (!s || !s->capture || s->joined) return CUDA_ERROR_ILLEGAL_STATE;
+  bool invalid = s->invalid;
+  *out = invalid ? NULL : s->capture;
+  fk_capture_ended(s);
+  return invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
 FK_API(cuStreamEndCapture, (CUstream stream, CUgraph *out)) {
-  struct CUstream_st *s = fk_stream(stream);
-  if (!s || !s->capture) return CUDA_ERROR_ILLEGAL_STATE;
-  *out = s->capture;
-  s->capture = NULL;
-  return CUDA_SUCCESS;
+  return end(fk_stream_of(stream, false), out);
 }
 FK_API(cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *out)) {
-  return cuStreamEndCapture(stream, out);
+  return end(fk_stream_of(stream, true), out);
+}
+static CUresult capturing(struct CUstream_st *s, CUstreamCaptureStatus *status) {
+  *status = !s || !s->capture ? CU_STREAM_CAPTURE_STATUS_NONE
+            : s->invalid      ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                              : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  return CUDA_SUCCESS;
 }
 FK_API(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status)) {
-  struct CUstream_st *s = fk_stream(stream);
-  *status = s && s->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
-  return CUDA_SUCCESS;
+  return capturing(fk_stream_of(stream, false), status);
 }
 FK_API(cuStreamIsCapturing_ptsz, (CUstream stream, CUstreamCaptureStatus *status)) {
-  return cuStreamIsCapturing(stream, status);
-}
-FK_API(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode * mode)) {
-  static __thread CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  CUstreamCaptureMode old = current;
-  current = *mode;
-  *mode = old;
-  return CUDA_SUCCESS;
+  return capturing(fk_stream_of(stream, true), status);
 }

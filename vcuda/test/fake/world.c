@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define SPIN_NS 80000ull
+#define WALL_WAIT_NS 500000ull /* nobody wakes a wait for the GPU before its time */
 #define DEAD_CHECK_NS 200000000ull
 
 static struct fk_world *world;
@@ -25,6 +26,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t actor_key;
 static __thread struct fk_actor *self;
 static __thread pid_t self_pid;
+static _Atomic bool over;
+
+bool fk_over(void) {
+  return over;
+}
 
 const char *fk_setting(const char *name) {
   char key[64];
@@ -104,10 +110,12 @@ static void leave(void *actor) {
 
 /* A process that ends leaves virtual time to the others at once. */
 __attribute__((destructor)) static void leave_all(void) {
-  if (!world || !world->virtual_time) return;
+  over = true;
+  if (!world) return;
   fk_lock();
   for (uint32_t i = 0; i < world->actors; i++)
     if (world->actor[i].used && world->actor[i].pid == getpid()) world->actor[i].used = 0;
+  fk_leave();
   tick();
   fk_unlock();
 }
@@ -250,6 +258,7 @@ static void wait_virtual(_Atomic uint32_t *word, uint32_t seen, uint64_t key, ui
 static void wait_wall(_Atomic uint32_t *word, uint32_t seen, uint64_t until) {
   fk_unlock();
   uint64_t now = monotonic();
+  if (!word && until > now + WALL_WAIT_NS) until = now + WALL_WAIT_NS;
   if (word && until > now) {
     uint64_t left = until - now;
     struct timespec limit = {(time_t)(left / 1000000000ull), (long)(left % 1000000000ull)};
@@ -347,7 +356,7 @@ uint64_t skfBusy(int gpu, int pid) {
   fk_engine_advance(gpu);
   for (int i = 0; i < FK_CTXS; i++)
     if (world->gpu[gpu].queue[i].used && world->gpu[gpu].queue[i].pid == pid)
-      busy += world->gpu[gpu].queue[i].work_done;
+      busy += world->gpu[gpu].queue[i].busy;
   if (!pid) busy = world->gpu[gpu].busy;
   fk_unlock();
   return busy;
