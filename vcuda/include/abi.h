@@ -17,6 +17,8 @@
 #define VC_SLOTS 256u
 #define VC_PERMILLE 1000u
 #define VC_GRANULE (2ull << 20)
+#define VC_RUNNING_BITS 10
+#define VC_RUNNING ((1ull << VC_RUNNING_BITS) - 1)
 /* A policy whose heartbeat is older than this is nobody's: the limiter limits itself. */
 #define VC_STALE_NS 100000000ull
 
@@ -66,6 +68,9 @@ struct vc_usage {
   uint32_t magic, version;
   _Atomic uint32_t high; /* slots in use lie below this */
   _Atomic uint64_t peak;
+  /* The union over its processes: how many have work in flight, in the lowest VC_RUNNING_BITS, and
+   * above them since when one has, in units of 16 ns; and the sum of the intervals that are over. */
+  _Atomic uint64_t running, busy_ns;
   struct vc_slot slot[VC_SLOTS];
 };
 

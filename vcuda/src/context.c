@@ -21,12 +21,18 @@ static CUresult admit(CUdevice device) {
                                                                      : CUDA_SUCCESS;
 }
 
+/* Another context is current: the default stream is another stream. */
+static CUresult switched(CUresult r) {
+  vc_stream_uncache();
+  return r;
+}
+
 #define CREATE(device, call, out)                                                                  \
   uint64_t bytes_;                                                                                 \
   CUresult r_ = admit(device);                                                                     \
   if (r_ != CUDA_SUCCESS) return r_;                                                               \
   if (!vc_context_begin(&bytes_)) return CUDA_ERROR_OUT_OF_MEMORY;                                 \
-  r_ = (call);                                                                                     \
+  r_ = switched(call);                                                                             \
   vc_context_end(r_, r_ == CUDA_SUCCESS ? *(out) : NULL, bytes_);                                  \
   return r_
 
@@ -65,19 +71,43 @@ VC_HOOK(cuGreenCtxCreate,
 }
 
 static void forget(CUcontext context) {
-  vc_lane_forget(context);
+  vc_stream_forget(context);
   vc_memory_forget(context);
 }
 
-VC_HOOK(cuCtxDestroy_v2, (CUcontext context)) {
-  CUresult r = VC_CALL(cuCtxDestroy_v2)(context);
-  if (r == CUDA_SUCCESS) forget(context);
+/* While the driver destroys a context nobody else of us may use it or its events. */
+static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext)) {
+  vc_stream_uncache();
+  vc_stream_freeze(context, true);
+  CUresult r = real(context);
+  if (r == CUDA_SUCCESS)
+    forget(context);
+  else
+    vc_stream_freeze(context, false);
   return r;
 }
+
+VC_HOOK(cuCtxDestroy_v2, (CUcontext context)) {
+  return destroy(context, VC_REAL(cuCtxDestroy_v2));
+}
 VC_HOOK(cuCtxDestroy, (CUcontext context)) {
-  CUresult r = VC_CALL(cuCtxDestroy)(context);
-  if (r == CUDA_SUCCESS) forget(context);
-  return r;
+  return destroy(context, VC_REAL(cuCtxDestroy));
+}
+
+VC_HOOK(cuCtxSetCurrent, (CUcontext context)) {
+  return switched(VC_CALL(cuCtxSetCurrent)(context));
+}
+VC_HOOK(cuCtxPushCurrent_v2, (CUcontext context)) {
+  return switched(VC_CALL(cuCtxPushCurrent_v2)(context));
+}
+VC_HOOK(cuCtxPushCurrent, (CUcontext context)) {
+  return switched(VC_CALL(cuCtxPushCurrent)(context));
+}
+VC_HOOK(cuCtxPopCurrent_v2, (CUcontext * context)) {
+  return switched(VC_CALL(cuCtxPopCurrent_v2)(context));
+}
+VC_HOOK(cuCtxPopCurrent, (CUcontext * context)) {
+  return switched(VC_CALL(cuCtxPopCurrent)(context));
 }
 
 /* A primary context ends with its last release; only the driver counts those. A reset one that is
@@ -86,12 +116,20 @@ static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset)
   CUcontext context = NULL;
   bool known = active(device) &&
                VC_CALL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS;
-  if (known) VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
+  if (known) {
+    VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
+    vc_stream_freeze(context, true);
+  }
   CUresult r = real(device);
-  if (!known || r != CUDA_SUCCESS) return r;
-  bool again = active(device);
-  if (reset || !again) forget(context);
-  if (reset && again) vc_context_again(context);
+  if (!known) return r;
+  bool again = active(device), over = r == CUDA_SUCCESS && (reset || !again);
+  if (over) {
+    vc_stream_uncache();
+    forget(context);
+  } else {
+    vc_stream_freeze(context, false);
+  }
+  if (over && again) vc_context_again(context);
   return r;
 }
 
@@ -110,27 +148,39 @@ VC_HOOK(cuDevicePrimaryCtxReset, (CUdevice device)) {
 
 /* ---- synchronising calls: what was launched is complete, and pools have shrunk ---- */
 
-static CUresult synced(CUresult r) {
+static CUresult synced(CUresult r, const CUstream *stream, CUcontext context) {
   if (r == CUDA_SUCCESS && atomic_load(&vc_seat.policy)) {
-    vc_launch_synced();
+    vc_launch_synced(stream, context);
     vc_pools_settle();
   }
   return r;
 }
 
 VC_HOOK(cuCtxSynchronize, (void)) {
-  return synced(VC_CALL(cuCtxSynchronize)());
+  return synced(VC_CALL(cuCtxSynchronize)(), NULL, NULL);
 }
 #ifdef VC_HAVE_cuCtxSynchronize_v2
 VC_HOOK(cuCtxSynchronize_v2, (CUcontext context)) {
-  return synced(VC_CALL(cuCtxSynchronize_v2)(context));
+  return synced(VC_CALL(cuCtxSynchronize_v2)(context), NULL, context);
 }
 #endif
 VC_HOOK(cuStreamSynchronize, (CUstream stream)) {
-  return synced(VC_CALL(cuStreamSynchronize)(stream));
+  return synced(VC_CALL(cuStreamSynchronize)(stream), &stream, NULL);
 }
 VC_HOOK(cuStreamSynchronize_ptsz, (CUstream stream)) {
-  return synced(VC_CALL(cuStreamSynchronize_ptsz)(stream));
+  CUstream own = vc_per_thread(stream);
+  return synced(VC_CALL(cuStreamSynchronize_ptsz)(stream), &own, NULL);
+}
+
+/* ---- streams that go ---- */
+
+VC_HOOK(cuStreamDestroy_v2, (CUstream stream)) {
+  vc_stream_destroyed(stream);
+  return VC_CALL(cuStreamDestroy_v2)(stream);
+}
+VC_HOOK(cuStreamDestroy, (CUstream stream)) {
+  vc_stream_destroyed(stream);
+  return VC_CALL(cuStreamDestroy)(stream);
 }
 
 /* ---- capture ---- */

@@ -1,19 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "flight.h"
-#include "keeper.h"
 #include "connection.h"
 
 #define OWN_DEPTH_NS (1 * VC_MS)
 
 static struct vc_lock guard;
 static uint32_t active;
+static bool in_union; /* this process counts among the seat's active ones */
 static uint64_t mark;
 static _Atomic uint64_t busy, idle_since;
 static _Atomic uint64_t launches;
+static _Atomic uint32_t word, asleep;
+
+/*
+ * The processes of a seat overlap. Their union is kept by all of them in one word, how many are
+ * active and since when; whoever ends the interval adds it. A process that dies in between is taken
+ * out by the arbiter.
+ */
+static void union_start(struct vc_usage *usage, uint64_t now) {
+  uint64_t old = atomic_load(&usage->running), next;
+  do next = (old & VC_RUNNING) ? old + 1 : now / 16 << VC_RUNNING_BITS | 1;
+  while (!atomic_compare_exchange_weak(&usage->running, &old, next));
+}
+
+static void union_stop(struct vc_usage *usage, uint64_t then) {
+  uint64_t old = atomic_load(&usage->running), next;
+  do {
+    if (!(old & VC_RUNNING)) return;
+    next = (old & VC_RUNNING) == 1 ? 0 : old - 1;
+  } while (!atomic_compare_exchange_weak(&usage->running, &old, next));
+  uint64_t since = (old >> VC_RUNNING_BITS) * 16;
+  if (!next && then > since) atomic_fetch_add(&usage->busy_ns, then - since);
+}
 
 static void advance(uint64_t now) {
   if (active && now > mark) busy += now - mark;
-  mark = now;
+  if (now > mark) mark = now;
 }
 
 static void publish(void) {
@@ -22,29 +44,41 @@ static void publish(void) {
   atomic_store_explicit(&slot->busy_ns, busy, memory_order_relaxed);
   atomic_store_explicit(&slot->idle_since, idle_since, memory_order_relaxed);
   atomic_store_explicit(&slot->launches, atomic_load(&launches), memory_order_relaxed);
-  atomic_store_explicit(&slot->inflight, active, memory_order_release);
+  atomic_store_explicit(&slot->inflight, active, memory_order_seq_cst);
 }
 
-void vc_flight_start(struct vc_lane *lane, uint64_t now) {
-  if (atomic_exchange(&lane->active, 1)) return;
+void vc_flight_start(uint64_t now) {
   vc_lock(&guard);
   advance(now);
   bool first = !active++;
-  publish();
+  publish(); /* who counts in the union shows work in flight: dead, it is taken out by that */
+  if (first && !in_union && vc_seat.usage) {
+    union_start(vc_seat.usage, now);
+    in_union = true;
+  }
   vc_unlock(&guard);
-  if (first) vc_keeper_nudge();
+  if (first) vc_flight_nudge();
 }
 
-void vc_flight_land(struct vc_lane *lane, uint64_t now) {
-  if (!atomic_exchange(&lane->active, 0)) return;
+void vc_flight_land(uint64_t then, uint64_t now) {
   vc_lock(&guard);
-  advance(now);
-  if (active && !--active) idle_since = now;
+  if (then > now) then = now;
+  if (active == 1) {
+    /* Busy time was shown up to a look before; it cannot be taken back. */
+    advance(then);
+    idle_since = then > mark ? then : mark;
+    if (in_union && vc_seat.usage) union_stop(vc_seat.usage, then);
+    in_union = false;
+    mark = now;
+  } else {
+    advance(now);
+  }
+  if (active) active--;
   publish();
   vc_unlock(&guard);
 }
 
-void vc_flight_launched(uint32_t count) {
+void vc_flight_launched(uint64_t count) {
   atomic_fetch_add_explicit(&launches, count, memory_order_relaxed);
 }
 
@@ -71,9 +105,24 @@ uint64_t vc_flight_depth(void) {
   return policy ? atomic_load_explicit(&policy->depth_ns, memory_order_relaxed) : OWN_DEPTH_NS;
 }
 
+void vc_flight_rest(uint64_t until, bool long_one) {
+  uint32_t seen = atomic_load(&word);
+  atomic_store(&asleep, long_one);
+  if (!long_one || !active) vc_wait(&word, seen, (uint64_t)(uintptr_t)&word, until);
+  atomic_store(&asleep, 0);
+}
+
+void vc_flight_nudge(void) {
+  if (!atomic_load(&asleep)) return;
+  atomic_fetch_add(&word, 1);
+  vc_wake(&word, (uint64_t)(uintptr_t)&word);
+}
+
 void vc_flight_reset(void) {
   atomic_store(&guard.word, 0);
   active = 0;
+  in_union = false;
   busy = mark = idle_since = 0;
   atomic_store(&launches, 0);
+  atomic_store(&asleep, 0);
 }

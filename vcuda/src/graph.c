@@ -177,9 +177,9 @@ static CUresult with_memory(CUgraphExec exec, CUstream stream,
 static CUresult launch(CUgraphExec exec, CUstream stream, CUstream given,
                        CUresult (*real)(CUgraphExec, CUstream)) {
   struct vc_ticket ticket;
-  CUresult r = vc_launch_begin(&ticket, stream, VC_GRAPH);
+  CUresult r = vc_launch_begin(&ticket, stream, exec, VC_GRAPH);
   if (r != CUDA_SUCCESS) return r;
-  r = ticket.lane ? with_memory(exec, given, real) : real(exec, given);
+  r = ticket.stream ? with_memory(exec, given, real) : real(exec, given);
   vc_launch_end(&ticket, r);
   return r;
 }

@@ -29,21 +29,22 @@ CONCERNS = re.compile(
 COPIES = re.compile(r"^cuMem(cpy|set)")
 
 
-def definitions() -> tuple[dict[str, str], dict[str, str]]:
-    """hooks.def: {launching symbol: its stream expression}, {ignored symbol: reason}."""
+def definitions() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """hooks.def: {launching symbol: its stream}, {symbol that makes a stream wait: its stream}, {ignored: reason}."""
     launches: dict[str, str] = {}
+    waits: dict[str, str] = {}
     ignored: dict[str, str] = {}
     reason = ""
     for line in (ROOT / "hooks.def").read_text().splitlines():
         word, _, rest = line.strip().partition(" ")
-        if word == "launch":
+        if word in ("launch", "wait"):
             symbol, stream = rest.split(None, 1)
-            launches[symbol] = stream
+            (launches if word == "launch" else waits)[symbol] = stream
         elif word == "because":
             reason = rest
         elif word.startswith("cu"):
             ignored.update(dict.fromkeys(line.split(), reason))
-    return launches, ignored
+    return launches, waits, ignored
 
 
 def grep(macro: str, folder: Path) -> set[str]:
@@ -53,22 +54,28 @@ def grep(macro: str, folder: Path) -> set[str]:
 
 
 def hooked(known: dict[str, Proto]) -> list[str]:
-    launches, _ = definitions()
-    return sorted((grep("VC_HOOK", ROOT) | set(launches)) & set(known))
+    launches, waits, _ = definitions()
+    return sorted((grep("VC_HOOK", ROOT) | set(launches) | set(waits)) & set(known))
 
 
 def launch_wrapper(proto: Proto, stream: str) -> str:
     names = ", ".join(proto.names)
-    kind = "VC_GRAPH" if "Graph" in proto.symbol else "VC_KERNEL"
+    key = "f" if "f" in proto.names else "launchParamsList[0].function"
     if proto.symbol.endswith("_ptsz"):
         stream = f"vc_per_thread({stream})"
     return (
         f"VC_HOOK({proto.symbol}, ({proto.arguments})) {{\n"
         f"  __typeof__(&{proto.symbol}) real = VC_REAL({proto.symbol});\n"
-        + (f"  if (vc_launch_fast()) return real({names});\n" if kind == "VC_KERNEL" else "")
-        + f"  CUstream vc_stream = {stream};\n"
+        f"  CUstream vc_stream = {stream};\n"
+        f"  struct vc_stream *vc_fast = vc_launch_fast(vc_stream, {key});\n"
         f"  struct vc_ticket vc_ticket;\n"
-        f"  CUresult vc_result = vc_launch_begin(&vc_ticket, vc_stream, {kind});\n"
+        f"  CUresult vc_result;\n"
+        f"  if (VC_LIKELY(vc_fast != NULL)) {{\n"
+        f"    vc_result = real({names});\n"
+        f"    vc_lane_end(&vc_fast->lane);\n"
+        f"    return vc_result;\n"
+        f"  }}\n"
+        f"  vc_result = vc_launch_begin(&vc_ticket, vc_stream, {key}, VC_KERNEL);\n"
         f"  if (vc_result != CUDA_SUCCESS) return vc_result;\n"
         f"  vc_result = real({names});\n"
         f"  vc_launch_end(&vc_ticket, vc_result);\n"
@@ -76,9 +83,22 @@ def launch_wrapper(proto: Proto, stream: str) -> str:
     )
 
 
+def wait_wrapper(proto: Proto, stream: str) -> str:
+    if proto.symbol.endswith("_ptsz"):
+        stream = f"vc_per_thread({stream})"
+    return (
+        f"VC_HOOK({proto.symbol}, ({proto.arguments})) {{\n"
+        f"  CUstream vc_stream = {stream};\n"
+        f"  vc_launch_wait_begin(vc_stream);\n"
+        f"  CUresult vc_result = VC_CALL({proto.symbol})({', '.join(proto.names)});\n"
+        f"  vc_launch_wait_end(vc_stream, vc_result);\n"
+        f"  return vc_result;\n}}\n"
+    )
+
+
 def write_hooks(headers: Path, out: Path) -> None:
     known = protos(headers)
-    launches, _ = definitions()
+    launches, waits, _ = definitions()
     hooks = hooked(known)
     plain = sorted((grep("VC_REAL", ROOT) | grep("VC_CALL", ROOT)) & set(known) - set(hooks))
     every = hooks + plain
@@ -94,6 +114,7 @@ def write_hooks(headers: Path, out: Path) -> None:
     (out / "hooks.gen.c").write_text(
         NOTICE + '#include "hook.h"\n#include "launch.h"\n\n'
         + "\n".join(launch_wrapper(known[s], launches[s]) for s in hooks if s in launches)
+        + "\n".join(wait_wrapper(known[s], waits[s]) for s in hooks if s in waits)
         + "\nconst char *const vc_names[VC_FN_COUNT] = {\n"
         + "".join(f'  "{s}",\n' for s in every) + "};\n"
         + "void *const vc_hooks[VC_FN_HOOKS] = {\n"
@@ -133,7 +154,7 @@ def write_fake(headers: Path, out: Path) -> None:
 def uncovered(headers: Path) -> list[str]:
     """Entry points of the header that concern us and that nobody decided about."""
     known = protos(headers)
-    _, ignored = definitions()
+    _, _, ignored = definitions()
     covered = set(hooked(known)) | set(ignored)
     plain = {s: re.sub(r"_pt[sd][sz]$", "", s) for s in known}
     return sorted(

@@ -20,19 +20,12 @@
 #define SETTLE_NS (100 * VC_MS)
 #define OWN_CREDIT_NS (10 * VC_MS)
 
-static _Atomic uint32_t word, asleep;
 static struct {
   bool on;
   int64_t credit;
   uint64_t at, busy;
 } own;
 static uint64_t rung_for, settle_at;
-
-void vc_keeper_nudge(void) {
-  if (!atomic_load(&asleep)) return;
-  atomic_fetch_add(&word, 1);
-  vc_wake(&word, (uint64_t)(uintptr_t)&word);
-}
 
 static void set_own_gate(bool open) {
   uint32_t old = atomic_load(&vc_own_gate);
@@ -78,7 +71,7 @@ static void offer(uint64_t now, uint32_t active) {
 
 static uint64_t nap(uint64_t now, uint32_t active) {
   bool contended = atomic_load(&vc_seat.policy->contended);
-  if (active) return contended ? NEAR_NS : vc_flight_depth() < ALONE_NS ? MIDDLE_NS : FAR_NS;
+  if (active || vc_launch_blocked()) return contended ? NEAR_NS : vc_flight_depth() < ALONE_NS ? MIDDLE_NS : FAR_NS;
   uint64_t idle = now - vc_flight_idle_since();
   if (contended && idle < IDLE_NS) return IDLE_NS - idle;
   if (own.on || vc_launch_waiting() || idle < FAR_NS) return FAR_NS;
@@ -102,11 +95,7 @@ static void turn(void) {
     settle_at = now + SETTLE_NS;
   }
   uint64_t pause = nap(now, active);
-  uint32_t seen = atomic_load(&word);
-  atomic_store(&asleep, pause >= LONG_NS);
-  if (pause < LONG_NS || !vc_flight_publish(now))
-    vc_wait(&word, seen, (uint64_t)(uintptr_t)&word, now + pause);
-  atomic_store(&asleep, 0);
+  vc_flight_rest(now + pause, pause >= LONG_NS);
 }
 
 static void *run(void *unused) {

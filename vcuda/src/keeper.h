@@ -7,7 +7,5 @@
 #include <stdbool.h>
 
 bool vc_keeper_start(void);
-/* Work is in flight: leave the long sleep. */
-void vc_keeper_nudge(void);
 
 #endif

@@ -1,61 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a thread has in flight. A fence (an event recorded behind launches) tells when they are
- * complete; it covers up to `step` launches, so that an open gate costs a count and no driver call.
+ * What one thread has in flight in one stream: the model that completion is decided by.
+ *
+ * Pure state, no driver: the thread counts a launch before and after the driver's call, a fence (an
+ * event recorded in the stream) covers all launches that had ended when it was recorded, and only the
+ * driver's word, given by fence or for the whole stream, makes launches complete. Age never does.
+ * test/unit/lane.c walks every interleaving of these steps.
+ *
+ * The two counters belong to the launching thread; all else is written under the owner's lock.
  */
 #ifndef VC_LANE_H
 #define VC_LANE_H
 
-#include "hook.h"
-#include "os.h"
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
 
-#define VC_FENCES 32u
-#define VC_STEP_MAX 64u
+#define VC_FENCES 16u
 
-struct vc_fence {
-  CUevent event;
-  uint32_t launches;
-  uint64_t begin; /* when the first of its launches was made, or the fence before it */
+enum vc_lane_state {
+  VC_IDLE,
+  VC_ACTIVE,
+  VC_BLOCKED, /* all that could run has run; the rest waits for the host, an event or another seat */
 };
 
 struct vc_lane {
-  _Atomic uint32_t left; /* launches that may pass before the slow path is due; 1: now */
-  _Atomic uint32_t step; /* what it counted down from */
-  _Atomic uint32_t active;
-  _Atomic uint32_t owned;
-  _Atomic uint32_t entered; /* its thread is between the gate and the fence */
-  struct vc_lock lock;
-  CUcontext context;
-  CUstream stream;       /* of the last slow launch */
-  _Atomic uint64_t mark; /* begin of what no fence covers yet */
-  _Atomic uint64_t last_done;
-  uint32_t seen_left; /* the keeper's memory of `left`, and since when */
-  uint64_t seen_at;
+  _Atomic uint64_t begun, ended; /* launches before and after the driver's call */
+  /* Set under the lock, read by the thread after it has counted a launch as begun: with it the thread
+   * may launch without the lock. Whoever takes a lane for idle disarms it first and looks again. */
+  _Atomic uint32_t armed;
+  _Atomic uint64_t fenced, done; /* launches with a fence behind them, and complete */
   _Atomic uint32_t head, tail;
-  struct vc_fence fence[VC_FENCES];
+  struct {
+    uint64_t upto;
+    bool wait; /* between the fence before and this one the stream may wait for others */
+  } fence[VC_FENCES];
 };
 
-extern __thread struct vc_lane *vc_lane __attribute__((tls_model("initial-exec")));
+/* The launching thread: before the driver's call, after it, or instead of it. */
+static inline void vc_lane_begin(struct vc_lane *l) {
+  uint64_t begun = atomic_load_explicit(&l->begun, memory_order_relaxed);
+  atomic_store_explicit(&l->begun, begun + 1, memory_order_relaxed);
+}
+static inline void vc_lane_end(struct vc_lane *l) {
+  uint64_t ended = atomic_load_explicit(&l->ended, memory_order_relaxed);
+  atomic_store_explicit(&l->ended, ended + 1, memory_order_release);
+}
+static inline void vc_lane_abandon(struct vc_lane *l) {
+  uint64_t begun = atomic_load_explicit(&l->begun, memory_order_relaxed);
+  atomic_store_explicit(&l->begun, begun - 1, memory_order_relaxed);
+}
 
-/* This thread's lane in its current context; never NULL. */
-struct vc_lane *vc_lane_get(void);
-uint32_t vc_lane_unfenced(const struct vc_lane *lane);
-uint32_t vc_lane_outstanding(struct vc_lane *lane);
-/* Record a fence behind everything launched so far, `extra` launches included that `left` does not
- * know of. False where the driver refuses. */
-bool vc_lane_fence(struct vc_lane *lane, CUstream stream, uint32_t extra, uint64_t now);
-/* Drop the fences that have completed. */
-void vc_lane_poll(struct vc_lane *lane, uint64_t now);
-/* Wait for the oldest fence. */
-void vc_lane_wait(struct vc_lane *lane);
-void vc_lane_rearm(struct vc_lane *lane);
-void vc_lane_each(void (*visit)(struct vc_lane *, uint64_t), uint64_t argument);
-/* Estimated time of one launch on the GPU, and how many a fence should cover. */
-uint64_t vc_unit(void);
-void vc_unit_sample(uint64_t ns, uint32_t launches);
-uint32_t vc_step(void);
-/* A context's end takes its events along. */
-void vc_lane_forget(CUcontext context);
-void vc_lane_reset(void);
+/* Launches that no fence covers. */
+bool vc_lane_dirty(const struct vc_lane *l);
+bool vc_lane_full(const struct vc_lane *l);
+/* What a fence recorded from now on covers; read before it is recorded. */
+uint64_t vc_lane_covers(const struct vc_lane *l);
+/* A fence was recorded that covers so much. */
+void vc_lane_fenced(struct vc_lane *l, uint64_t upto, bool wait);
+/* The driver says that the oldest fence is complete. */
+void vc_lane_reached(struct vc_lane *l);
+/* The driver says that the whole stream is, as it was when `upto` was read. */
+void vc_lane_drained(struct vc_lane *l, uint64_t upto);
+/* Nothing of it can run any more: its context is gone, or this is a forked child. */
+void vc_lane_lost(struct vc_lane *l);
+enum vc_lane_state vc_lane_state(const struct vc_lane *l);
 
 #endif

@@ -3,16 +3,39 @@
 #include "flight.h"
 
 #define GATE_LOOK_NS (20 * VC_MS)
+#define FENCE_NS (500 * VC_US) /* a fence covers about so much work when nobody else waits */
+#define POLL_NS (20 * VC_US)
+#define POLL_MAX_NS (1 * VC_MS)
+#define ALONE_NS (10 * VC_MS)
 #define QUIET_NS (4 * VC_MS)
-#define SHORT_NS (2 * VC_MS)
-#define TAIL_SLACK_NS (50 * VC_US)
+#define SHARED_NS (2 * VC_MS)
+#define PAIR_NS (10 * VC_MS)
+#define FEW_NS (200 * VC_US)
+#define FEW_MOST_NS (20 * VC_MS)
+#define CROWD 32u /* launches in flight while others want the GPU: what is expected can be wrong */
+/* A launch waits no longer than this for those before it. The driver promises that launches return,
+ * and a program may count on that to let go of what the GPU waits for. */
+#define PATIENCE_NS (2 * VC_S)
+#define BLOCKED_PATIENCE_NS (10 * VC_MS)
 
-static _Atomic uint32_t waiting;
+static _Atomic uint32_t waiting, blocked;
 static _Atomic uint64_t waited;
-static _Atomic int captures;
 
 uint32_t vc_launch_waiting(void) {
   return atomic_load(&waiting);
+}
+
+bool vc_launch_blocked(void) {
+  return atomic_load(&blocked);
+}
+
+/* How long a launch takes that the arbiter must reckon with. */
+static void show_unit(uint64_t ns) {
+  struct vc_slot *slot = atomic_load(&vc_seat.slot);
+  if (!slot) return;
+  uint64_t unit = atomic_load_explicit(&slot->unit_ns, memory_order_relaxed);
+  unit = ns > unit ? ns : unit - (unit - ns) / 16;
+  atomic_store_explicit(&slot->unit_ns, unit, memory_order_relaxed);
 }
 
 static void show_waiting(void) {
@@ -26,8 +49,75 @@ static bool gate_open(void) {
   return atomic_load(atomic_load(&vc_gate)) & 1;
 }
 
-/* False when the seat was taken away. */
-static bool wait_gate(void) {
+/* ---- what is in flight ---- */
+
+struct load {
+  uint64_t ns, launches;
+};
+
+static void add(struct vc_stream *s, struct load *sum) {
+  if (!s->shown) return;
+  sum->ns += s->queued;
+  sum->launches += vc_lane_covers(&s->lane) - s->lane.done;
+}
+
+static void add_each(struct vc_stream *s, uint64_t sum) {
+  add(s, (struct load *)(uintptr_t)sum);
+}
+
+static struct load in_flight(void) {
+  struct load sum = {0, 0};
+  vc_stream_each(add_each, (uint64_t)(uintptr_t)&sum);
+  return sum;
+}
+
+/* What a launch is expected to take, against a bound on what may be in flight. */
+static uint64_t expected(const struct vc_duration *d, uint64_t depth) {
+  if (vc_duration_known(d)) return d->longest;
+  /* The unknown runs alone while others are about, and in pairs at most when nobody is. */
+  uint64_t guess = depth >= ALONE_NS ? depth / 2 : depth + 1;
+  return d->longest > guess ? d->longest : guess;
+}
+
+static bool fits(const struct vc_duration *d, struct load load, uint64_t depth) {
+  uint64_t each = expected(d, depth);
+  if (!depth || !load.launches) return true;
+  if (depth < QUIET_NS && load.launches >= CROWD) return false;
+  if (load.ns + each <= depth) return true;
+  if (!vc_duration_known(d)) return depth >= ALONE_NS && load.launches < 2;
+  if (depth < SHARED_NS) return false;
+  /* One waits behind another, so that the GPU does not idle in between. */
+  if (load.launches == 1 && load.ns + each <= PAIR_NS) return true;
+  return (load.launches + 1) * d->mean <= FEW_NS && load.ns + each <= FEW_MOST_NS;
+}
+
+/* How many launches may follow without another look. */
+static uint32_t step(const struct vc_duration *d, struct load load, uint64_t depth) {
+  if (!vc_duration_known(d) || atomic_load(&vc_captures) > 0) return 1;
+  uint64_t room = depth > load.ns ? depth - load.ns : 0;
+  uint64_t least = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
+  uint64_t count = (depth && room < least ? room : least) / d->longest;
+  if (depth && depth < QUIET_NS && count > CROWD / 4) count = CROWD / 4;
+  return count < 1 ? 1 : count > VC_STEP_MAX ? VC_STEP_MAX : (uint32_t)count;
+}
+
+/* When to ask again, if what is oldest takes as long as expected. */
+static uint64_t ask_at(const struct vc_stream *s, uint64_t now) {
+  uint64_t at = now + POLL_NS;
+  if (s->lane.head != s->lane.tail) {
+    const struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
+    uint64_t begin = n->since > s->last_done ? n->since : s->last_done;
+    uint64_t mean = n->duration ? n->duration->mean * n->launches : n->ns;
+    if (begin + mean > at) at = begin + mean;
+  }
+  return at > now + POLL_MAX_NS ? now + POLL_MAX_NS : at;
+}
+
+/* ---- the gate ---- */
+
+/* Wait for the gate; meanwhile see what this thread has in flight come to its end, for whoever comes
+ * next waits for it. False when the seat was taken away. */
+static bool wait_gate(struct vc_stream *s) {
   uint64_t start = vc_now(), now = start;
   bool ok = true;
   atomic_fetch_add(&waiting, 1);
@@ -39,172 +129,246 @@ static bool wait_gate(void) {
     if (seen & 1) break;
     ok = atomic_load(&vc_seat.policy->confirmed);
     if (!ok) break;
-    vc_wait(gate, seen, vc_seat.policy->gate_key, now + GATE_LOOK_NS);
+    vc_lock(&s->lock);
+    bool was = s->shown;
+    if (vc_lane_covers(&s->lane) != s->lane.fenced) vc_stream_fence(s, false, now);
+    vc_stream_poll(s, now);
+    uint64_t until = s->shown ? ask_at(s, now) : now + GATE_LOOK_NS;
+    bool landed = was && !s->shown;
+    vc_unlock(&s->lock);
+    if (landed) vc_seat_ring();
+    vc_wait(gate, seen, vc_seat.policy->gate_key, until);
     now = vc_now();
   }
-  now = vc_now();
-  atomic_fetch_add(&waited, now - start);
+  atomic_fetch_add(&waited, vc_now() - start);
   atomic_fetch_sub(&waiting, 1);
   show_waiting();
   return ok;
 }
 
-static bool too_deep(struct vc_lane *lane) {
-  uint64_t depth = vc_flight_depth(), unit = vc_unit();
-  if (!depth) return false;
-  uint32_t outstanding = vc_lane_outstanding(lane);
-  /* With time to spare one launch always waits behind another, so that the GPU never idles; while
-   * others want the GPU only a short one, for the next in turn waits for both. */
-  bool pair = unit && (depth >= QUIET_NS || (depth >= SHORT_NS && unit < SHORT_NS));
-  if (outstanding < (pair ? 2u : 1u)) return false;
-  /* An unknown kernel, like a long one, runs alone. */
-  return !unit || (outstanding + vc_lane_unfenced(lane) + 1) * unit > depth;
+/* Until what is in flight leaves room. Bounded: the program may be about to let go of something that
+ * a stream waits for. */
+static bool wait_room(struct vc_stream *s, struct vc_duration *d, uint64_t *waited_since) {
+  uint64_t now = vc_now(), depth = vc_flight_depth();
+  vc_lock(&s->lock);
+  vc_stream_fold(s);
+  vc_stream_poll(s, now);
+  struct load load = in_flight();
+  bool stuck = vc_lane_state(&s->lane) == VC_BLOCKED;
+  if (stuck) load = (struct load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
+  bool room = fits(d, load, depth);
+  uint64_t until = ask_at(s, now);
+  if (!room && vc_lane_covers(&s->lane) != s->lane.fenced) vc_stream_fence(s, false, now);
+  vc_unlock(&s->lock);
+  if (room) return true;
+  if (!*waited_since) *waited_since = now;
+  uint64_t patience = stuck || vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
+  if (now - *waited_since > patience) return true;
+  _Atomic uint32_t *gate = atomic_load(&vc_gate);
+  vc_wait(gate, atomic_load(gate), vc_seat.policy->gate_key, until);
+  return false;
 }
 
-bool vc_launch_capturing(CUstream stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (VC_LIKELY(atomic_load_explicit(&captures, memory_order_relaxed) <= 0)) return false;
-  VC_CALL(cuStreamIsCapturing)(stream, &status);
-  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+/* With the lock held and the launch counted as begun: what follows it, and what goes before. */
+static void prepare(struct vc_ticket *t, struct vc_stream *s, enum vc_launch_kind kind) {
+  struct vc_duration *d = t->duration;
+  uint64_t depth = vc_flight_depth();
+  bool alone = kind == VC_GRAPH || !vc_duration_known(d) || s->per_thread;
+  uint64_t target = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
+  vc_stream_fold(s);
+  if (s->pending.launches && (alone || s->pending.ns + d->longest > 2 * target))
+    vc_stream_fence(s, false, vc_now());
+  if (!s->pending.launches) {
+    s->pending.since = vc_now();
+    s->pending.duration = d;
+  } else if (s->pending.duration != d) {
+    s->pending.duration = NULL;
+  }
+  t->fence = alone || s->pending.ns + d->longest >= target || s->pending.launches >= VC_STEP_MAX - 1;
+  s->key = t->key;
+  s->each = expected(d, depth ? depth : ALONE_NS);
+  s->duration = d;
 }
 
-static void expose(struct vc_lane *lane, uint64_t unused) {
-  (void)unused;
-  atomic_store(&lane->left, 1);
-  atomic_store(&lane->step, 1);
+/* Another function than before, but a known one that the next fence still has room for. */
+static bool begin_known(struct vc_ticket *t, struct vc_stream *s) {
+  struct vc_duration *d = t->duration;
+  uint64_t depth = vc_flight_depth();
+  uint64_t target = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
+  if (s->left <= 1 || !vc_duration_known(d)) return false;
+  vc_lane_begin(&s->lane);
+  vc_lock(&s->lock);
+  vc_stream_fold(s);
+  bool ok = s->lane.armed && gate_open() && s->pending.launches &&
+            s->pending.ns + 2 * d->longest < target;
+  if (ok) {
+    s->left--;
+    if (s->pending.duration != d) s->pending.duration = NULL;
+    s->key = t->key;
+    s->each = d->longest;
+    s->duration = d;
+  } else {
+    vc_lane_abandon(&s->lane);
+  }
+  vc_unlock(&s->lock);
+  t->quick = ok;
+  return ok;
 }
 
-/* While a capture is under way every launch takes the slow path and asks its stream. */
-void vc_launch_capture(int change) {
-  atomic_fetch_add(&captures, change);
-  if (change > 0) vc_lane_each(expose, 0);
-}
-
-/* Our own calls must not end a capture that the program has under way in this thread. */
-static CUstreamCaptureMode relax(void) {
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  if (atomic_load_explicit(&captures, memory_order_relaxed) > 0)
-    VC_CALL(cuThreadExchangeStreamCaptureMode)(&mode);
-  return mode;
-}
-
-static void restore(CUstreamCaptureMode mode) {
-  if (mode != CU_STREAM_CAPTURE_MODE_RELAXED) VC_CALL(cuThreadExchangeStreamCaptureMode)(&mode);
-}
-
-/* Let the next launch take the slow path, which starts a new interval. */
-static void land(struct vc_lane *lane, uint64_t now) {
-  vc_flight_launched(vc_lane_unfenced(lane));
-  atomic_store(&lane->step, 1);
-  atomic_store(&lane->left, 1);
-  vc_flight_land(lane, now);
-}
-
-/* Behind a closed gate: whoever comes next waits for what is in flight, so tell its end exactly. */
-static void drain(struct vc_lane *lane, CUstream stream) {
-  if (vc_lane_unfenced(lane)) vc_lane_fence(lane, stream, 0, vc_now());
-  while (vc_lane_outstanding(lane)) vc_lane_wait(lane);
-  land(lane, vc_now());
-}
-
-CUresult vc_launch_begin(struct vc_ticket *t, CUstream stream, enum vc_launch_kind kind) {
-  t->lane = NULL;
+CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
+                         enum vc_launch_kind kind) {
+  struct vc_stream *s = vc_cached[vc_stream_slot(handle)];
+  t->stream = NULL;
+  t->quick = false;
+  t->duration = vc_duration_of(key);
+  t->key = key;
+  if (kind == VC_KERNEL && s->handle == handle && s->key && s->context && begin_known(t, s)) {
+    t->stream = s;
+    return CUDA_SUCCESS;
+  }
   if (!vc_seat_ready()) return CUDA_ERROR_SYSTEM_NOT_READY;
-  if (vc_launch_capturing(stream)) return CUDA_SUCCESS;
-  struct vc_lane *lane = vc_lane_get();
-  CUstreamCaptureMode mode = relax();
-  CUresult r = CUDA_SUCCESS;
-  t->fence = kind == VC_GRAPH || (atomic_load(&lane->left) <= 1 && atomic_load(&lane->active));
-  t->resumed = false;
-  atomic_store(&lane->entered, 1);
+  if (vc_stream_capturing(handle)) return CUDA_SUCCESS;
+  s = vc_stream_of(handle);
+  if (!s) return CUDA_SUCCESS; /* no context: the driver will say so */
+  uint64_t since = 0;
   for (;;) {
-    /* First show that something is in flight, then look at the gate: an arbiter that closes the
-     * gate looks afterwards whether something is. */
-    if (!atomic_load(&lane->active)) {
-      t->resumed = true;
-      lane->mark = vc_now();
-      vc_flight_start(lane, lane->mark);
-    }
-    if (!gate_open()) {
-      drain(lane, stream);
-      if (wait_gate()) continue;
-      r = CUDA_ERROR_SYSTEM_NOT_READY;
-      break;
-    }
-    vc_lane_poll(lane, vc_now());
-    if (!too_deep(lane)) break;
-    vc_lane_wait(lane);
+    /* First show that something is in flight, then look at the gate: an arbiter that closes the gate
+     * looks afterwards whether something is. */
+    vc_lock(&s->lock);
+    vc_lane_begin(&s->lane);
+    s->lane.armed = 0;
+    vc_stream_show(s, 0, 0);
+    vc_unlock(&s->lock);
+    atomic_thread_fence(memory_order_seq_cst);
+    bool open = gate_open();
+    if (open && wait_room(s, t->duration, &since)) break;
+    vc_lane_abandon(&s->lane);
+    if (open) continue;
+    if (!wait_gate(s)) return CUDA_ERROR_SYSTEM_NOT_READY;
   }
-  restore(mode);
-  if (r != CUDA_SUCCESS) {
-    atomic_store(&lane->entered, 0);
-    return r;
-  }
-  t->lane = lane;
-  t->stream = stream;
-  if (!vc_lane_unfenced(lane)) lane->mark = vc_now();
+  vc_lock(&s->lock);
+  prepare(t, s, kind);
+  vc_unlock(&s->lock);
+  t->stream = s;
   return CUDA_SUCCESS;
 }
 
-static void note_launch(struct vc_ticket *t, struct vc_lane *lane) {
-  if (t->resumed && !t->fence && vc_step() > 1) {
-    /* The first launch after a pause only notes the time. */
-    vc_lane_rearm(lane);
-    atomic_fetch_sub(&lane->left, 1);
-    return;
-  }
-  if (!t->fence && atomic_load(&lane->left) > 1) {
-    atomic_fetch_sub(&lane->left, 1);
-    return;
-  }
-  CUstreamCaptureMode mode = relax();
-  vc_lane_fence(lane, t->stream, 1, vc_now());
-  restore(mode);
-}
-
 void vc_launch_end(struct vc_ticket *t, CUresult result) {
-  if (!t->lane) return;
-  if (result == CUDA_SUCCESS) note_launch(t, t->lane);
-  atomic_store(&t->lane->entered, 0);
+  struct vc_stream *s = t->stream;
+  if (!s) return;
+  vc_lane_end(&s->lane);
+  if (t->quick) return;
+  vc_lock(&s->lock);
+  vc_stream_fold(s);
+  uint64_t now = t->fence ? vc_now() : 0;
+  if (result == CUDA_SUCCESS && t->fence) vc_stream_fence(s, false, now);
+  if (t->fence && vc_duration_known(t->duration)) show_unit(t->duration->longest);
+  /* The next launch after a fence is the first of what the next fence covers, and notes the time. */
+  s->left = t->fence ? 1 : step(t->duration, in_flight(), vc_flight_depth());
+  atomic_store(&s->lane.armed, s->shown && s->left > 1);
+  vc_unlock(&s->lock);
 }
 
-void vc_launch_synced(void) {
-  struct vc_lane *lane = vc_lane;
-  if (!atomic_load_explicit(&lane->active, memory_order_relaxed)) return;
+/* ---- what the program itself waits for ---- */
+
+static void synced(struct vc_stream *s) {
+  if (!s->shown && s->lane.head == s->lane.tail) return;
+  vc_lock(&s->lock);
   uint64_t now = vc_now();
-  uint32_t unfenced = vc_lane_unfenced(lane);
-  vc_lane_poll(lane, now);
-  if (lane->head != lane->tail) return;
-  if (unfenced && now > lane->mark) vc_unit_sample(now - lane->mark, unfenced);
-  land(lane, now);
-  if (!gate_open()) vc_seat_ring();
+  bool one = s->lane.head == s->lane.tail;
+  struct vc_note p = s->pending;
+  vc_stream_poll(s, now);
+  vc_stream_fold(s);
+  uint64_t begin = p.since > s->last_done ? p.since : s->last_done;
+  if (one && p.duration && p.since && s->pending.launches && now > begin)
+    vc_duration_measured(p.duration, now - begin, now - begin, s->pending.launches, now);
+  vc_stream_drained(s, vc_lane_covers(&s->lane), now);
+  atomic_store(&s->lane.armed, 0);
+  vc_stream_show(s, now, now);
+  bool ring = !s->shown && !gate_open();
+  vc_unlock(&s->lock);
+  if (ring) vc_seat_ring();
 }
 
-/* Launches behind the last fence: they are done when no more came for as long as they may take. */
-static void look(struct vc_lane *lane, uint64_t now) {
-  if (!atomic_load(&lane->active) || atomic_load(&lane->entered)) return;
-  vc_lane_poll(lane, now);
-  uint32_t left = atomic_load(&lane->left), unfenced = vc_lane_unfenced(lane);
-  if (lane->head != lane->tail || left != lane->seen_left) {
-    lane->seen_left = left;
-    lane->seen_at = now;
-    return;
+void vc_launch_synced(const CUstream *handle, CUcontext context) {
+  if (handle) {
+    struct vc_stream *s = vc_cached[vc_stream_slot(*handle)];
+    if (VC_LIKELY(s->handle == *handle && s->context && !s->shown && s->lane.head == s->lane.tail))
+      return;
+    if (s->context && s->handle == *handle) {
+      synced(s);
+      return;
+    }
+  } else if (!context) {
+    VC_CALL(cuCtxGetCurrent)(&context);
   }
-  if (!unfenced)
-    land(lane, now);
-  else if (now - lane->seen_at > unfenced * vc_unit() + TAIL_SLACK_NS)
-    land(lane, now);
+  vc_stream_mine(synced, handle, context);
+}
+
+void vc_launch_wait_begin(CUstream handle) {
+  if (!atomic_load(&vc_seat.policy) || vc_stream_capturing(handle)) return;
+  struct vc_stream *s = vc_stream_of(handle);
+  if (!s) return;
+  vc_lock(&s->lock);
+  if (vc_lane_dirty(&s->lane)) vc_stream_fence(s, false, vc_now());
+  vc_unlock(&s->lock);
+}
+
+void vc_launch_wait_end(CUstream handle, CUresult result) {
+  if (result != CUDA_SUCCESS || !atomic_load(&vc_seat.policy) || vc_stream_capturing(handle))
+    return;
+  struct vc_stream *s = vc_stream_of(handle);
+  if (!s) return;
+  vc_lock(&s->lock);
+  uint64_t now = vc_now();
+  vc_stream_fence(s, true, now);
+  atomic_store(&s->lane.armed, 0);
+  vc_stream_poll(s, now);
+  vc_unlock(&s->lock);
+  vc_flight_nudge();
+}
+
+/* ---- the keeper's look ---- */
+
+static void look(struct vc_stream *s, uint64_t now) {
+  if (!s->shown && s->lane.head == s->lane.tail && !vc_lane_dirty(&s->lane)) return;
+  if (!vc_stream_try(s)) return;
+  uint64_t ended = vc_lane_covers(&s->lane);
+  bool tail = ended != s->lane.fenced, quiet = ended == s->seen;
+  s->seen = ended;
+  vc_stream_poll(s, now);
+  if (tail && !s->per_thread && (!gate_open() || (quiet && s->lane.head == s->lane.tail))) {
+    /* Nobody else would notice the end of what the last fence does not cover. */
+    vc_stream_fence(s, false, now);
+    vc_stream_poll(s, now);
+  }
+  if (vc_lane_state(&s->lane) == VC_BLOCKED) atomic_fetch_add(&blocked, 1);
+  vc_unlock(&s->lock);
 }
 
 uint32_t vc_launch_poll(uint64_t now) {
-  vc_lane_each(look, now);
+  atomic_store(&blocked, 0);
+  vc_stream_each(look, now);
   show_waiting();
   return vc_flight_publish(now);
 }
 
+/* ---- capture, and a forked child ---- */
+
+static void expose(struct vc_stream *s, uint64_t unused) {
+  (void)unused;
+  atomic_store(&s->lane.armed, 0);
+}
+
+/* While a capture is under way every launch takes the slow path and asks its stream. */
+void vc_launch_capture(int change) {
+  atomic_fetch_add(&vc_captures, change);
+  if (change > 0) vc_stream_each(expose, 0);
+}
+
 void vc_launch_reset(void) {
   atomic_store(&waiting, 0);
-  atomic_store(&captures, 0);
-  vc_lane_reset();
+  atomic_store(&blocked, 0);
+  vc_stream_reset();
   vc_flight_reset();
 }

@@ -3,37 +3,60 @@
 #ifndef VC_LAUNCH_H
 #define VC_LAUNCH_H
 
-#include "lane.h"
 #include "connection.h"
+#include "stream.h"
 
 enum vc_launch_kind { VC_KERNEL, VC_GRAPH };
 
 struct vc_ticket {
-  struct vc_lane *lane; /* NULL: not a launch on the GPU (a captured one) */
-  CUstream stream;
-  bool resumed, fence;
+  struct vc_stream *stream; /* NULL: not a launch on the GPU (a captured one) */
+  struct vc_duration *duration;
+  const void *key;
+  bool fence; /* right behind it */
+  bool quick; /* nothing to do but to count it */
 };
 
-/* With an open gate and a fence not yet due, a launch costs two loads and a store. */
-static inline bool vc_launch_fast(void) {
+/* With an open gate and no fence due, a launch of the same function as before costs a few loads and
+ * stores. The launch counts as begun before the gate is looked at: whoever closes the gate and then
+ * looks for work in flight misses none. */
+static inline struct vc_stream *vc_launch_fast(CUstream handle, const void *key) {
+  struct vc_stream *s = vc_cached[vc_stream_slot(handle)];
+  if (!VC_LIKELY(s->handle == handle && s->key == key)) return NULL;
+  vc_lane_begin(&s->lane);
+  atomic_signal_fence(memory_order_seq_cst);
   _Atomic uint32_t *gate = atomic_load_explicit(&vc_gate, memory_order_relaxed);
-  struct vc_lane *lane = vc_lane;
-  uint32_t left = atomic_load_explicit(&lane->left, memory_order_relaxed);
-  if (!VC_LIKELY(left > 1 && (atomic_load_explicit(gate, memory_order_acquire) & 1))) return false;
-  atomic_store_explicit(&lane->left, left - 1, memory_order_relaxed);
-  return true;
+  if (VC_LIKELY(s->left > 1 && atomic_load_explicit(&s->lane.armed, memory_order_relaxed) &&
+                (atomic_load_explicit(gate, memory_order_acquire) & 1))) {
+    s->left--;
+    return s;
+  }
+  vc_lane_abandon(&s->lane);
+  return NULL;
 }
 
-CUresult vc_launch_begin(struct vc_ticket *ticket, CUstream stream, enum vc_launch_kind kind);
+/* `key` tells launches that take equally long: the function, or the executable graph. */
+CUresult vc_launch_begin(struct vc_ticket *ticket, CUstream handle, const void *key,
+                         enum vc_launch_kind kind);
 void vc_launch_end(struct vc_ticket *ticket, CUresult result);
-/* A synchronising call of the program returned: what its thread had in flight is complete. */
-void vc_launch_synced(void);
-/* The keeper's look at all lanes; returns how many are active. */
+
+static inline bool vc_launch_capturing(CUstream handle) {
+  return vc_stream_capturing(handle);
+}
+
+/* A synchronising call of the program: what the thread had launched there before is complete when it
+ * returns. With no handle: in all streams of the current context, or of the one given. */
+void vc_launch_synced(const CUstream *handle, CUcontext context);
+/* Before and after a call that lets a stream wait for something else than this GPU's work. */
+void vc_launch_wait_begin(CUstream handle);
+void vc_launch_wait_end(CUstream handle, CUresult result);
+
+/* The keeper's look at all streams; returns how many are active. */
 uint32_t vc_launch_poll(uint64_t now);
+/* Some stream waits, and work is queued behind it. */
+bool vc_launch_blocked(void);
 /* Threads at the gate, shown to the arbiter. */
 uint32_t vc_launch_waiting(void);
 void vc_launch_capture(int change);
-bool vc_launch_capturing(CUstream stream);
 void vc_launch_reset(void);
 
 #endif

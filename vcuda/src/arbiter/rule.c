@@ -18,18 +18,21 @@ static int largest(const struct ar_view *v, uint32_t vclass,
   return best;
 }
 
+/* In proportion to the request: how long ago the seat should have had it. */
 static int64_t owed(const struct ar_share *s) {
-  return s->credit;
+  return s->credit * (int64_t)VC_PERMILLE / (int64_t)s->request;
 }
 
 static int64_t least_excess(const struct ar_share *s) {
   return -s->excess;
 }
 
-/* May this background seat start now? Short work fits into any gap; longer work may make in-budget
- * seats wait only as far as their small allowance for it goes. */
+/* May this background seat start now? Short work fits into any gap, and any work into a long one, as
+ * long as in-budget seats were not made to wait for more than is allowed; longer work in a short gap
+ * has a smaller allowance of its own. */
 static bool may_start(const struct ar_view *v, const struct ar_share *s) {
-  return !v->in_budget_busy || s->residual <= AR_SHORT_NS || v->interference > 0;
+  if (v->interference > 0) return true;
+  return v->allowance > 0 && (!v->in_budget_busy || s->residual <= AR_SHORT_NS);
 }
 
 /*

@@ -33,7 +33,8 @@ struct ar_view {
   const struct ar_share *share;
   int count;
   bool in_budget_busy;    /* an in-budget seat was active a moment ago */
-  int64_t interference;   /* time that background work may still cost in-budget seats */
+  int64_t interference;   /* time that long background work may still cost in-budget seats */
+  int64_t allowance;      /* and that any may, in-budget seats having paused or not */
   bool background_hungry; /* and it has not run for a while */
 };
 

@@ -14,21 +14,26 @@
 #define DRAIN_MARGIN_NS (5 * MS)
 #define UNIT_MAX_NS (1000 * MS) /* longer claims are not believed */
 #define ALIVE_NS (50 * MS)      /* a process that gave no sign for so long is stopped */
-#define ABSENT_NS (5 * MS)      /* a pause too short to lose what is owed */
-#define CREDIT_MAX_NS (1000 * MS)
-#define CEILING_BURST_NS (4 * MS)
+#define WINDOW_NS (1000 * MS)   /* within it a seat gets its request, however it pauses */
+#define DEBT_MAX_NS (100 * MS)  /* what it used while nobody else was owed is held against it */
+#define CEILING_BURST_NS (40 * MS)
 #define CEILING_START_NS (1 * MS)
 #define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
 #define HUNGRY_NS (100 * MS)
+/* How long background may hold up in-budget work: in all, and with launches known to be long. */
+#define ALLOWANCE_PERMILLE 25
+#define ALLOWANCE_MAX_NS (50 * MS)
 #define INTERFERENCE_PERMILLE 15
 #define INTERFERENCE_MAX_NS (20 * MS)
+#define RESIDUAL_UNKNOWN_NS (2 * MS)
 #define DEPTH_ALONE_NS (10 * MS) /* so that a newcomer does not wait behind a thousand launches */
 #define DEPTH_QUIET_NS (4 * MS)
 #define DEPTH_SHARED_NS (2 * MS)
 #define DEPTH_BEHIND_NS (500 * US)
 
 void ar_sched_init(struct ar_sched *s, ar_rule *rule, uint64_t now) {
-  *s = (struct ar_sched){.rule = rule, .holder = -1, .at = now, .quantum = QUANTUM_NS};
+  *s = (struct ar_sched){.rule = rule, .holder = -1, .at = now, .quantum = QUANTUM_NS,
+                         .allowance = (int64_t)ALLOWANCE_MAX_NS};
 }
 
 void ar_sched_free(struct ar_sched *s) {
@@ -40,6 +45,7 @@ bool ar_sched_add(struct ar_sched *s, struct ar_member *m, uint64_t now) {
   if (!grown) return false;
   s->member = grown;
   m->charged_to = m->bucket_at = m->last_active = m->served_at = now;
+  if (!m->share.residual) m->share.residual = RESIDUAL_UNKNOWN_NS;
   s->member[s->count++] = m;
   return true;
 }
@@ -95,43 +101,65 @@ static bool spare(const struct ar_sched *s, const struct ar_member *m) {
 static void book(const struct ar_sched *s, struct ar_member *m, uint64_t amount, uint64_t now) {
   m->used += amount;
   m->share.has_history = true;
-  if (spare(s, m) || m->share.vclass != VC_IN_BUDGET)
+  if (spare(s, m) || m->share.vclass != VC_IN_BUDGET) {
+    int64_t floor = m->share.credit < -(int64_t)DEBT_MAX_NS ? m->share.credit : -(int64_t)DEBT_MAX_NS;
     m->share.excess += (int64_t)(amount * VC_PERMILLE / m->share.request);
-  else
     m->share.credit -= (int64_t)amount;
+    if (m->share.credit < floor) m->share.credit = floor;
+  } else {
+    m->share.credit -= (int64_t)amount;
+  }
   m->ceiling -= (int64_t)amount;
   window(m, amount, now);
 }
 
-/* What the holder used since it was last charged. While others want the GPU that is the time it
- * kept it; alone, it is what it says of itself. */
-static void charge(const struct ar_sched *s, struct ar_member *m, uint64_t now) {
+/* What a seat used since it was last charged. The holder is charged for the time it kept the GPU while
+ * others want it, and alone for what it says of itself. Another seat that has work in flight, which
+ * waited in the stream for something when its gate closed, shares the GPU with the holder. */
+static void charge(const struct ar_sched *s, struct ar_member *m, bool holder, int active,
+                   uint64_t now) {
   uint64_t span = now - m->charged_to;
   uint64_t said = m->seen.busy > m->busy_seen ? m->seen.busy - m->busy_seen : 0;
   uint64_t kept = span;
-  m->busy_seen = m->seen.busy;
+  /* The end of an interval is known later, so the sum may step back a little; what steps back far is
+   * another sum. */
+  if (m->seen.busy > m->busy_seen || m->busy_seen - m->seen.busy > 10 * MS)
+    m->busy_seen = m->seen.busy;
+  m->charged_to = now;
   if (!m->seen.active) {
-    uint64_t end = m->seen.idle_since;
-    kept = end > m->charged_to ? (end < now ? end - m->charged_to : span) : 0;
+    uint64_t begin = now - span, end = m->seen.idle_since;
+    kept = end > begin ? (end < now ? end - begin : span) : 0;
   }
   if (said > SAID_MAX_NS) said = SAID_MAX_NS;
-  book(s, m, m->contended ? kept : said, now);
-  m->charged_to = now;
+  if (!holder && said > span) said = span;
+  uint64_t amount = holder && m->contended ? kept : said;
+  if (active > 1) amount /= (uint64_t)active;
+  if (amount) book(s, m, amount, now);
+}
+
+static void charge_all(const struct ar_sched *s, uint64_t now) {
+  int active = 0;
+  for (int i = 0; i < s->count; i++)
+    active += s->member[i]->seen.active && s->member[i]->seen.connected;
+  for (int i = 0; i < s->count; i++)
+    charge(s, s->member[i], s->holder == i, active, now);
 }
 
 static void accrue(struct ar_member *m, uint64_t span, uint64_t now) {
-  int64_t earned = (int64_t)(span * m->share.request / VC_PERMILLE);
+  int64_t most = (int64_t)(WINDOW_NS * m->share.request / VC_PERMILLE);
   window(m, 0, now);
-  if (m->share.present) m->share.credit += earned;
+  /* A pause does not end what is owed within the window. */
+  if (m->seen.connected) m->share.credit += (int64_t)(span * m->share.request / VC_PERMILLE);
   if (m->share.vclass != VC_IN_BUDGET) m->share.credit = 0; /* nothing is owed to background */
-  if (m->share.credit > (int64_t)CREDIT_MAX_NS) m->share.credit = (int64_t)CREDIT_MAX_NS;
-  /* What it did not want to use is not owed to it later. */
-  if (m->share.present) m->present_at = now;
-  if (now - m->present_at > ABSENT_NS && m->share.credit > 0) m->share.credit = 0;
+  if (m->share.credit > most) m->share.credit = most;
   m->ceiling += (int64_t)(span * m->share.limit / VC_PERMILLE);
   if (m->ceiling > (int64_t)CEILING_BURST_NS) m->ceiling = (int64_t)CEILING_BURST_NS;
+  /* A long launch may begin when half of it is due, so that it ends as much above as it began below. */
+  uint64_t start = m->seen.unit / 2 < CEILING_START_NS   ? CEILING_START_NS
+                   : m->seen.unit / 2 > CEILING_BURST_NS ? CEILING_BURST_NS
+                                                         : m->seen.unit / 2;
   if (m->ceiling <= 0) m->ceiling_shut = true;
-  if (m->ceiling >= (int64_t)CEILING_START_NS) m->ceiling_shut = false;
+  if (m->ceiling >= (int64_t)start) m->ceiling_shut = false;
 }
 
 static void join(struct ar_sched *s, struct ar_member *m) {
@@ -184,8 +212,7 @@ static void give(struct ar_sched *s, int i, uint64_t now) {
   struct ar_member *m = s->member[i];
   m->open = true;
   m->grants++;
-  m->given_at = m->opened_at = m->charged_to = now;
-  m->busy_seen = m->seen.busy;
+  m->given_at = m->opened_at = now;
   m->leftover = m->share.vclass != VC_IN_BUDGET || m->share.credit <= 0;
   s->holder = i;
   s->draining = false;
@@ -199,7 +226,7 @@ static bool others_want(const struct ar_sched *s, int me) {
 
 static struct ar_view view(const struct ar_sched *s, struct ar_share *copy, uint64_t now) {
   struct ar_view v = {copy, s->count, now - s->in_budget_at < RECENT_NS && s->in_budget_at,
-                      s->interference, false};
+                      s->interference, s->allowance, false};
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *m = s->member[i];
     copy[i] = m->share;
@@ -313,9 +340,15 @@ static void interfere(struct ar_sched *s, uint64_t span) {
     held_up |= m->share.vclass == VC_IN_BUDGET && m->seen.waiting && i != s->holder;
     behind |= m->share.vclass == VC_BACKGROUND && m->share.present;
   }
-  if (behind) s->interference += (int64_t)(span * INTERFERENCE_PERMILLE / VC_PERMILLE);
-  if (s->holder >= 0 && s->member[s->holder]->share.vclass == VC_BACKGROUND && held_up)
+  if (behind) {
+    s->interference += (int64_t)(span * INTERFERENCE_PERMILLE / VC_PERMILLE);
+    s->allowance += (int64_t)(span * ALLOWANCE_PERMILLE / VC_PERMILLE);
+  }
+  if (s->holder >= 0 && s->member[s->holder]->share.vclass == VC_BACKGROUND && held_up) {
     s->interference -= (int64_t)span;
+    s->allowance -= (int64_t)span;
+  }
+  if (s->allowance > (int64_t)ALLOWANCE_MAX_NS) s->allowance = (int64_t)ALLOWANCE_MAX_NS;
   if (s->interference > (int64_t)INTERFERENCE_MAX_NS)
     s->interference = (int64_t)INTERFERENCE_MAX_NS;
 }
@@ -347,7 +380,7 @@ static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
 uint64_t ar_sched_step(struct ar_sched *s, uint64_t now) {
   uint64_t span = now > s->at ? now - s->at : 0;
   for (int i = 0; i < s->count; i++) accrue(s->member[i], span, now);
-  if (s->holder >= 0) charge(s, s->member[s->holder], now);
+  charge_all(s, now);
   interfere(s, span);
   s->at = now;
   look(s, now);

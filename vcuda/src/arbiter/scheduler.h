@@ -31,8 +31,7 @@ struct ar_member {
   uint64_t depth;
   /* accounts */
   int64_t ceiling;
-  uint64_t ceiling_at, charged_to, given_at, opened_at, closed_at, last_active, present_at,
-      served_at;
+  uint64_t charged_to, given_at, opened_at, closed_at, last_active, served_at;
   uint64_t used, granted, grants, busy_seen;
   uint64_t bucket[AR_BUCKETS];
   uint64_t bucket_at;
@@ -48,7 +47,7 @@ struct ar_sched {
   int holder; /* whose gate is open, or who still drains; -1: nobody */
   bool draining, reconsider;
   uint64_t at, in_budget_at;
-  int64_t interference;
+  int64_t interference, allowance;
   uint64_t quantum;
 };
 

@@ -21,6 +21,7 @@
 #define RESTORED_NS (2 * VC_S)
 #define RESERVED 128  /* descriptors for everything but the seats' processes */
 #define SEATS_LEAST 16 /* no seat may have more than its part of so many */
+#define BELIEVED_NS (3600 * VC_S) /* no interval of work is longer */
 #define PER_CLIENT 2  /* descriptors */
 
 static struct ar_seat *seats;
@@ -53,10 +54,31 @@ static uint64_t believable(uint64_t value) {
   return value > UINT64_MAX / 4096 ? 0 : value;
 }
 
+/* Time with work of any of its processes in flight, up to now. */
+static uint64_t seat_busy(const struct ar_seat *s, uint64_t now) {
+  uint64_t running = atomic_load(&s->usage->running);
+  uint64_t since = (running >> VC_RUNNING_BITS) * 16;
+  uint64_t busy = believable(atomic_load(&s->usage->busy_ns));
+  return busy + ((running & VC_RUNNING) && since < now && now - since < BELIEVED_NS ? now - since : 0);
+}
+
+/* A process that died with work in flight does not count among its seat's active ones any more. */
+static void leave_union(struct vc_usage *usage, const struct vc_slot *slot, uint64_t now) {
+  uint64_t old = atomic_load(&usage->running), next;
+  if (!atomic_load(&slot->inflight)) return;
+  do {
+    if (!(old & VC_RUNNING)) return;
+    next = (old & VC_RUNNING) == 1 ? 0 : old - 1;
+  } while (!atomic_compare_exchange_weak(&usage->running, &old, next));
+  uint64_t since = (old >> VC_RUNNING_BITS) * 16;
+  if (!next && since < now && now - since < BELIEVED_NS)
+    atomic_fetch_add(&usage->busy_ns, now - since);
+}
+
 static struct ar_seen look(const struct ar_place *place, uint64_t now) {
   const struct ar_seat *s =
       (const struct ar_seat *)((const char *)place - offsetof(struct ar_seat, place));
-  struct ar_seen seen = {.busy = s->done_busy};
+  struct ar_seen seen = {.busy = seat_busy(s, now)};
   for (unsigned i = 0; i < VC_SLOTS; i++) {
     if (!s->client[i]) continue;
     const struct vc_slot *slot = &s->usage->slot[i];
@@ -64,7 +86,6 @@ static struct ar_seen look(const struct ar_place *place, uint64_t now) {
     seen.connected = true;
     seen.waiting |= atomic_load(&slot->waiting) != 0;
     seen.active |= atomic_load(&slot->inflight) != 0;
-    seen.busy += believable(atomic_load(&slot->busy_ns));
     seen.beat += atomic_load(&slot->beat);
     if (since > seen.idle_since && since <= now) seen.idle_since = since;
     if (unit > seen.unit) seen.unit = unit;
@@ -322,7 +343,7 @@ void ar_seat_leave(struct ar_client *c) {
   struct ar_seat *s = c->seat;
   struct vc_slot *slot = &s->usage->slot[c->slot];
   pthread_mutex_lock(&s->gpu->lock);
-  s->done_busy += believable(atomic_load(&slot->busy_ns));
+  leave_union(s->usage, slot, vc_now());
   s->done_waited += believable(atomic_load(&slot->waited_ns));
   s->done_launches += believable(atomic_load(&slot->launches));
   s->client[c->slot] = NULL;
@@ -455,13 +476,12 @@ void ar_seat_tick(uint64_t now) {
 
 struct ar_totals ar_seat_totals(const struct ar_seat *s) {
   struct ar_totals t = {
-      .busy = s->done_busy, .waited = s->done_waited, .launches = s->done_launches};
+      .busy = seat_busy(s, vc_now()), .waited = s->done_waited, .launches = s->done_launches};
   t.peak = atomic_load(&s->usage->peak);
   for (unsigned i = 0; i < VC_SLOTS; i++) {
     const struct vc_slot *slot = &s->usage->slot[i];
     if (!s->client[i]) continue;
     t.processes++;
-    t.busy += believable(atomic_load(&slot->busy_ns));
     t.waited += believable(atomic_load(&slot->waited_ns));
     t.launches += believable(atomic_load(&slot->launches));
     t.memory += believable(atomic_load(&slot->charged));

@@ -36,7 +36,7 @@ struct ar_seat {
   int roots;
   uint64_t since, settle_until;
   uint64_t overhead[3], unheld[3]; /* by the last looks, see audit.c */
-  uint64_t done_busy, done_waited, done_launches; /* of processes that have left */
+  uint64_t done_waited, done_launches; /* of processes that have left */
   uint64_t kept; /* a digest of what was last written down of its processes */
   void (*closed)(struct ar_seat *); /* called before it goes */
   struct ar_seat *next;

@@ -57,6 +57,7 @@ int fk_queue_open(int gpu) {
     struct fk_queue *q = at(gpu, i);
     if (q->used) continue;
     mine = true;
+    if (fk_world()->gpu[gpu].queues <= i) fk_world()->gpu[gpu].queues = i + 1;
     memset(q, 0, sizeof *q);
     q->used = 1;
     q->pid = getpid();
@@ -112,6 +113,7 @@ static void free_stream(struct fk_gpu *g, uint32_t stream) {
     s->head = g->op[op].next;
     free_op(g, op);
     q->pending--;
+    g->pending--;
   }
   uint32_t *link = &q->streams;
   while (*link && *link != stream) link = &g->stream[*link].next;
@@ -157,6 +159,7 @@ static void complete(struct fk_gpu *g, uint32_t stream) {
   s->head = g->op[op].next;
   if (!s->head) s->tail = 0;
   g->queue[s->queue].pending--;
+  g->pending--;
   free_op(g, op);
   if (s->closing && !s->head) free_stream(g, stream);
 }
@@ -180,9 +183,9 @@ static bool settle_stream(struct fk_gpu *g, uint32_t stream) {
 }
 
 static void settle(struct fk_gpu *g) {
-  for (bool again = true; again;) {
+  for (bool again = g->pending; again;) {
     again = false;
-    for (int i = 0; i < FK_CTXS; i++) {
+    for (int i = 0; i < g->queues; i++) {
       struct fk_queue *q = &g->queue[i];
       if (!q->used || !q->pending) continue;
       for (uint32_t k = q->streams, next; k; k = next) {
@@ -195,6 +198,7 @@ static void settle(struct fk_gpu *g) {
 
 /* ---- the time line ---- */
 
+#define SAMPLE_LOOK_NS 1000000ull
 #define SIDE_BY_SIDE 128
 
 struct running {
@@ -246,8 +250,9 @@ static bool runnable(struct fk_gpu *g, const struct fk_queue *q) {
 static int choose(struct fk_gpu *g, bool *others) {
   int first = -1;
   *others = false;
-  for (int k = 1; k <= FK_CTXS; k++) {
-    int i = (g->current + k + FK_CTXS) % FK_CTXS;
+  if (!g->pending) return -1;
+  for (int k = 1; k <= g->queues; k++) {
+    int i = (g->current + k + g->queues) % g->queues;
     if (i == g->current || !runnable(g, &g->queue[i])) continue;
     if (first < 0) first = i;
     *others = true;
@@ -306,7 +311,9 @@ void fk_engine_advance(int gpu) {
     }
     settle(g);
   }
-  for (int i = 0; i < FK_CTXS; i++)
+  if (now - g->sampled < SAMPLE_LOOK_NS) return;
+  g->sampled = now;
+  for (int i = 0; i < g->queues; i++)
     if (g->queue[i].used) sample(&g->queue[i], now);
 }
 
@@ -358,9 +365,10 @@ uint64_t fk_submit(int gpu, uint32_t stream, struct fk_op op) {
     s->head = at;
   s->tail = at;
   g->queue[s->queue].pending++;
+  g->pending++;
   uint64_t seq = ++s->submitted;
   if (op.mark) g->mark[op.mark].seq = seq, g->mark[op.mark].when = 0;
-  if (op.kind != FK_KERNEL) settle(g);
+  if (op.kind != FK_KERNEL && g->op[s->head].kind != FK_KERNEL) settle(g);
   return seq;
 }
 

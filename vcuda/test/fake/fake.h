@@ -84,6 +84,9 @@ struct fk_gpu {
   uint64_t at;   /* the time line is known up to here */
   uint64_t busy; /* nanoseconds with a kernel running */
   int32_t current;
+  int32_t queues;   /* contexts in use lie below this */
+  uint32_t pending; /* operations of all of them */
+  uint64_t sampled;
   uint32_t op_free, op_high, mark_free, mark_high, stream_high;
   struct fk_queue queue[FK_CTXS];
   struct fk_stream stream[FK_STREAMS];

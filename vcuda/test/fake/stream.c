@@ -26,9 +26,15 @@ static bool alive(CUcontext ctx, unsigned life) {
   return ctx && !ctx->dead && ctx->life == life;
 }
 
-static bool strict(void) {
-  const char *s = fk_setting("EVENTS");
-  return s && !strcmp(s, "strict");
+enum answer { LENIENT, STRICT, DONE };
+
+static enum answer events(void) {
+  static _Atomic int known = -1;
+  if (known < 0) {
+    const char *s = fk_setting("EVENTS");
+    known = !s ? LENIENT : !strcmp(s, "strict") ? STRICT : !strcmp(s, "done") ? DONE : LENIENT;
+  }
+  return (enum answer)known;
 }
 
 static struct CUstream_st *own_of(CUcontext ctx) {
@@ -344,13 +350,12 @@ FK_API(cuEventRecordWithFlags_ptsz, (CUevent event, CUstream stream, unsigned fl
 }
 
 static CUresult usable(CUevent event) {
-  const char *how = fk_setting("EVENTS");
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  if (strict() && !fk_current()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (events() == STRICT && !fk_current()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!alive(event->ctx, event->life))
-    return how && !strcmp(how, "done") ? CUDA_SUCCESS
-           : strict()                  ? CUDA_ERROR_CONTEXT_IS_DESTROYED
-                                       : CUDA_ERROR_INVALID_HANDLE;
+    return events() == DONE     ? CUDA_SUCCESS
+           : events() == STRICT ? CUDA_ERROR_CONTEXT_IS_DESTROYED
+                                : CUDA_ERROR_INVALID_HANDLE;
   if (event->capture) return CUDA_ERROR_CAPTURED_EVENT;
   return fk_unsafe() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }

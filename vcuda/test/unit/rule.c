@@ -15,7 +15,7 @@ static struct ar_share seat(uint32_t request, uint32_t vclass, int64_t credit) {
 static void classes(void) {
   struct ar_share s[] = {seat(100, VC_BACKGROUND, 0), seat(400, VC_IN_BUDGET, 5),
                          seat(500, VC_IN_BUDGET, 9)};
-  struct ar_view v = {.share = s, .count = 3, .in_budget_busy = true};
+  struct ar_view v = {.share = s, .count = 3, .in_budget_busy = true, .allowance = 1};
   CHECK(ar_rule_slicekeeper(&v) == 2); /* owed most */
   s[2].eligible = false;
   CHECK(ar_rule_slicekeeper(&v) == 1);
@@ -30,6 +30,8 @@ static void classes(void) {
   v.interference = 0;
   v.in_budget_busy = false;
   CHECK(ar_rule_slicekeeper(&v) == 0);
+  v.allowance = 0; /* in-budget seats have waited enough */
+  CHECK(ar_rule_slicekeeper(&v) == -1);
 }
 
 static void starvation(void) {

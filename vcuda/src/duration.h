@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How long launches of each function take on the GPU. An estimate, for one purpose: to bound what is
+ * put in flight. Nothing is charged or believed complete by it.
+ */
+#ifndef VC_DURATION_H
+#define VC_DURATION_H
+
+#include "os.h"
+
+struct vc_duration {
+  _Atomic uintptr_t key;
+  _Atomic uint64_t mean, longest, at; /* 0: never measured; the longest fades within seconds */
+  _Atomic uint32_t round;
+  _Atomic bool rough; /* all measurements so far were upper bounds */
+};
+
+/* What is known of a function or an executable graph; the same for as long as it is asked for often
+ * enough. Never NULL. */
+struct vc_duration *vc_duration_of(const void *key);
+/* A measurement of so many launches, right after each other: they took from `least` to `most`. */
+void vc_duration_measured(struct vc_duration *d, uint64_t least, uint64_t most, uint32_t launches,
+                          uint64_t now);
+/* Launches of several functions took much longer or shorter than known: measure each again. */
+void vc_duration_doubt(uint64_t now);
+bool vc_duration_known(const struct vc_duration *d);
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The streams that threads launch in, each with its lane, and the driver's side of it: events are
+ * recorded and asked here, with the stream's own context current.
+ */
+#ifndef VC_STREAM_H
+#define VC_STREAM_H
+
+#include "duration.h"
+#include "hook.h"
+#include "lane.h"
+
+#define VC_CACHED 16u
+#define VC_STEP_MAX 64u
+
+/* What a fence stands for besides its place in the lane. */
+struct vc_note {
+  CUevent event;
+  struct vc_duration *duration; /* NULL: launches of several functions */
+  uint64_t ns, since; /* what was expected of them; when the first was made, 0 if unknown */
+  uint32_t launches;
+};
+
+struct vc_stream {
+  struct vc_lane lane;
+  _Atomic(CUstream) handle;
+  _Atomic(const void *) key; /* the function launched last; only its launches take the fast path */
+  uint32_t left;   /* launches before the slow path is due; the thread's own */
+  _Atomic uint32_t owned;
+  struct vc_lock lock;
+  bool per_thread; /* only the thread itself can name this stream to the driver */
+  bool frozen;     /* its context may be going */
+  _Atomic bool shown; /* counted as active */
+  bool refused;       /* the driver would not record; the stream itself is asked */
+  _Atomic(CUcontext) context;
+  struct vc_duration *duration;
+  uint64_t each;                     /* expected of one launch of `key` */
+  uint64_t folded;                   /* launches counted in `pending` */
+  struct vc_note pending;            /* what no fence covers */
+  _Atomic uint64_t queued;           /* expected of all that is in flight */
+  uint64_t open_at, last_done, seen; /* known not to be complete; and the keeper's memory */
+  struct vc_note note[VC_FENCES];
+  struct vc_stream *next, *mine;
+};
+
+/* This thread's streams by their handles; never NULL entries. */
+extern __thread struct vc_stream *vc_cached[VC_CACHED] __attribute__((tls_model("initial-exec")));
+
+static inline unsigned vc_stream_slot(CUstream handle) {
+  uintptr_t h = (uintptr_t)handle;
+  return (unsigned)(h >> 4 ^ h >> 10) % VC_CACHED;
+}
+
+/* The thread's lane in a stream. NULL when there is no memory or no such stream. */
+struct vc_stream *vc_stream_of(CUstream handle);
+/* Another context may be current: the default stream is another one. */
+void vc_stream_uncache(void);
+
+/* With the stream's lock held: */
+/* Add the launches of the fast path to what is pending. */
+void vc_stream_fold(struct vc_stream *s);
+/* Record a fence behind all launches that have ended. False when the driver refuses. */
+bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now);
+/* Ask the driver what is complete, and show whether the lane is active; 0 for a time is now. */
+void vc_stream_poll(struct vc_stream *s, uint64_t now);
+void vc_stream_show(struct vc_stream *s, uint64_t then, uint64_t now);
+/* All that the thread had launched is complete. */
+void vc_stream_drained(struct vc_stream *s, uint64_t upto, uint64_t now);
+
+bool vc_stream_try(struct vc_stream *s);
+/* Visit this thread's lanes in one stream, or in a context. */
+void vc_stream_mine(void (*visit)(struct vc_stream *), const CUstream *handle, CUcontext context);
+/* Visit every stream of the process, without a lock. */
+void vc_stream_each(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument);
+/* The driver is about to destroy a stream, or a context: what is in flight stays known by its
+ * events; a context takes those along. */
+void vc_stream_destroyed(CUstream handle);
+void vc_stream_freeze(CUcontext context, bool frozen);
+void vc_stream_forget(CUcontext context);
+void vc_stream_reset(void);
+
+/* While some stream of the process is under capture, our own calls must not end that capture. */
+extern _Atomic int vc_captures;
+bool vc_stream_capturing(CUstream handle);
+
+#endif
