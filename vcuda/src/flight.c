@@ -5,7 +5,7 @@
 #define OWN_DEPTH_NS (1 * VC_MS)
 
 static struct vc_lock guard;
-static uint32_t active;
+static _Atomic uint32_t active;
 static bool in_union; /* this process counts among the seat's active ones */
 static uint64_t mark;
 static _Atomic uint64_t busy, idle_since;

@@ -26,6 +26,7 @@ static struct {
   uint64_t at, busy;
 } own;
 static uint64_t rung_for, settle_at;
+static _Atomic bool running;
 
 static void set_own_gate(bool open) {
   uint32_t old = atomic_load(&vc_own_gate);
@@ -102,7 +103,10 @@ static void *run(void *unused) {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   VC_CALL(cuThreadExchangeStreamCaptureMode)(&mode);
   prctl(PR_SET_TIMERSLACK, 1000);
-  for (;;) turn();
+  for (;;) {
+    turn();
+    atomic_store(&running, true);
+  }
   return unused;
 }
 
@@ -112,9 +116,13 @@ bool vc_keeper_start(void) {
   sigset_t all, before;
   sigfillset(&all);
   own.on = false;
+  atomic_store(&running, false);
   if (pthread_sigmask(SIG_SETMASK, &all, &before)) return false;
   bool ok = pthread_create(&thread, NULL, run, NULL) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (ok) pthread_detach(thread);
+  /* A virtual clock must not run on before the thread lives by it. */
+  for (int i = 0; ok && vc_clock && i < 10000 && !atomic_load(&running); i++)
+    vc_machine_sleep(100 * VC_US);
   return ok;
 }

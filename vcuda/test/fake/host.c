@@ -25,7 +25,8 @@ struct task {
 };
 
 static struct task *tasks; /* under the world's lock */
-static pid_t worker_of;
+static _Atomic pid_t worker_of, started;
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 static bool reached(uint64_t value, uint64_t want, unsigned flags, bool wide) {
   if (!wide) value = (uint32_t)value, want = (uint32_t)want;
@@ -106,12 +107,28 @@ static uint64_t round_of_tasks(void) {
 
 static void *work(void *unused) {
   fk_attach();
+  started = getpid();
   fk_lock();
   for (;;) {
     uint64_t until = round_of_tasks();
     if (until) fk_wait_locked(NULL, 0, fk_host_key(getpid()), until);
   }
   return unused;
+}
+
+/* Virtual time must not run on before the thread lives by it. */
+static void start_worker(void) {
+  pthread_t thread;
+  if (started == getpid()) return;
+  fk_attach();
+  pthread_mutex_lock(&starting);
+  if (worker_of != getpid()) {
+    worker_of = getpid();
+    tasks = NULL; /* a fork's copy */
+    if (pthread_create(&thread, NULL, work, NULL) == 0) pthread_detach(thread);
+  }
+  pthread_mutex_unlock(&starting);
+  while (started != getpid()) usleep(100);
 }
 
 static CUresult queue(struct CUstream_st *s, struct task task) {
@@ -121,15 +138,10 @@ static CUresult queue(struct CUstream_st *s, struct task task) {
     return CUDA_SUCCESS;
   }
   struct task *t = malloc(sizeof *t);
-  pthread_t thread;
   if (!t) return CUDA_ERROR_OUT_OF_MEMORY;
   *t = task;
+  start_worker();
   fk_lock();
-  if (worker_of != getpid()) {
-    worker_of = getpid();
-    tasks = NULL; /* a fork's copy */
-    if (pthread_create(&thread, NULL, work, NULL) == 0) pthread_detach(thread);
-  }
   t->gpu = s->ctx->gpu;
   t->place = fk_last(t->gpu, s->slot);
   t->place.seq++;

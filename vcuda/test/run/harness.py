@@ -166,9 +166,13 @@ def result(p: subprocess.Popen[str], timeout: float = 120) -> dict[str, Any]:
 
 
 def together(seats: Sequence[Seat], seconds: float, bare: bool = False, rule: str = "slicekeeper",
-             virtual: bool = True, timeout: float = 300) -> list[dict[str, Any]]:  # fmt: skip
-    """Run the seats side by side from one start; their shares of the GPU are added to the results."""
-    with Node(virtual=virtual, rule=rule, hold=len(seats) if virtual else 0) as node:
+             virtual: bool = True, timeout: float = 300, threads: int = 0,
+             **fake: str) -> list[dict[str, Any]]:  # fmt: skip
+    """Run the seats side by side from one start; their shares of the GPU are added to the results.
+
+    Time stands still until all threads have arrived: one of each seat, unless `threads` says how many.
+    """
+    with Node(virtual=virtual, rule=rule, hold=(threads or len(seats)) if virtual else 0, **fake) as node:
         for s in seats:
             s.args = [*s.args, "--seconds", str(seconds), "--arrive"]
         tenants = [(node.bare if bare else node.run)(s) for s in seats]

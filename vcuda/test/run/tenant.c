@@ -3,15 +3,21 @@
  * A program that keeps a GPU busy in a given way, and says what it got.
  *
  *   tenant [--kernel-us N[,N...]] [--batch N] [--host-us N] [--sync] [--graph] [--streams N]
+ *          [--idle-sync] [--other-context] [--hold-us N] [--processes N]
  *          [--seconds N] [--start-after-ms N] [--arrive]
  *
  * A step is a batch of kernels (one graph with --graph), then a synchronisation where there is host
- * work or --sync, then the host work. Times are on the GPU's clock, virtual or not.
+ * work or --sync, then the host work. With --idle-sync each step also synchronises a stream that has
+ * nothing to do; with --other-context the streams belong to another context than the current one; with
+ * --hold-us the batch waits in its stream, behind its first kernel, until the host lets go of it.
+ * Several processes share the seat, and the first one's account is for all. Times are on the GPU's
+ * clock, virtual or not.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <getopt.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,15 +27,17 @@
 #define STREAMS 8
 
 static struct {
-  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms;
+  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms, idle_sync, other, hold_us, processes;
   double seconds;
   unsigned long us[KINDS];
-} o = {.kernels = 1, .batch = 1, .streams = 1, .seconds = 10, .us = {200}};
+  const char *width[KINDS]; /* a kernel's name may go on: 400_w20 fills a fifth of the GPU */
+} o = {.kernels = 1, .batch = 1, .streams = 1, .processes = 1, .seconds = 10, .us = {200}};
 
 static void (*fake_sleep)(unsigned long), (*fake_arrive)(void);
 static unsigned long (*fake_now)(void), (*fake_busy)(int, int);
 static CUfunction kernel[KINDS];
-static CUstream stream[STREAMS];
+static CUstream stream[STREAMS], idle;
+static unsigned held;
 static CUgraphExec graph;
 
 static unsigned long now_ns(void) {
@@ -53,7 +61,9 @@ static void options(int argc, char **argv) {
                                         {"host-us", 1, NULL, 'h'},        {"sync", 0, NULL, 's'},
                                         {"graph", 0, NULL, 'g'},          {"streams", 1, NULL, 'm'},
                                         {"seconds", 1, NULL, 't'},        {"arrive", 0, NULL, 'a'},
-                                        {"start-after-ms", 1, NULL, 'd'}, {NULL, 0, NULL, 0}};
+                                        {"start-after-ms", 1, NULL, 'd'}, {"idle-sync", 0, NULL, 'i'},
+                                        {"other-context", 0, NULL, 'o'},  {"hold-us", 1, NULL, 'w'},
+                                        {"processes", 1, NULL, 'p'},      {NULL, 0, NULL, 0}};
   int c;
   while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
     char *save = NULL;
@@ -62,6 +72,7 @@ static void options(int argc, char **argv) {
       o.kernels = 0;
       for (char *w = strtok_r(optarg, ",", &save); w && o.kernels < KINDS;
            w = strtok_r(NULL, ",", &save))
+        o.width[o.kernels] = strchr(w, '_') ? strchr(w, '_') : "",
         o.us[o.kernels++] = strtoul(w, NULL, 10);
       break;
     case 'b':
@@ -84,6 +95,18 @@ static void options(int argc, char **argv) {
       break;
     case 'a':
       o.arrive = 1;
+      break;
+    case 'i':
+      o.idle_sync = 1;
+      break;
+    case 'o':
+      o.other = 1;
+      break;
+    case 'w':
+      o.hold_us = atoi(optarg);
+      break;
+    case 'p':
+      o.processes = atoi(optarg);
       break;
     case 'd':
       o.start_ms = atoi(optarg);
@@ -115,29 +138,54 @@ static void make_graph(void) {
 static void set_up(void) {
   CUmodule module;
   char name[32];
-  open_gpu();
+  CUcontext first = open_gpu(), second;
+  if (o.other) must(cuCtxCreate(&second, NULL, 0, 0), "second context");
   must(cuModuleLoadData(&module, "spin"), "module");
   for (int i = 0; i < o.kernels; i++) {
-    snprintf(name, sizeof name, "spin_%luus", o.us[i]);
+    snprintf(name, sizeof name, "spin_%luus%s", o.us[i], o.width[i] ? o.width[i] : "");
     must(cuModuleGetFunction(&kernel[i], module, name), "function");
   }
   for (int i = 0; i < o.streams; i++)
     must(cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING), "stream");
+  must(cuStreamCreate(&idle, CU_STREAM_NON_BLOCKING), "stream");
   if (o.graph) make_graph();
+  if (o.other) must(cuCtxSetCurrent(first), "context");
 }
 
 static int step(int count) {
+  volatile unsigned *word = &held;
   if (o.graph)
     must(cuGraphLaunch(graph, stream[0]), "graph launch");
   else
-    for (int i = 0; i < o.batch; i++) launch(count + i);
+    for (int i = 0; i < o.batch; i++) {
+      launch(count + i);
+      if (i || !o.hold_us) continue;
+      *word = 0;
+      must(cuStreamWaitValue32(stream[count % o.streams], (CUdeviceptr)(unsigned long)word, 1,
+                               CU_STREAM_WAIT_VALUE_EQ),
+           "wait for memory");
+    }
+  if (o.idle_sync) must(cuStreamSynchronize(idle), "synchronise");
+  if (o.hold_us) {
+    host_work((unsigned long)o.hold_us * 1000);
+    *word = 1;
+    must(cuStreamSynchronize(stream[count % o.streams]), "synchronise");
+  }
   if (o.sync || o.host_us) must(cuCtxSynchronize(), "synchronise");
   host_work((unsigned long)o.host_us * 1000);
   return o.batch;
 }
 
 int main(int argc, char **argv) {
+  int pid[16] = {0}, mine = 0;
   options(argc, argv);
+  for (int i = 1; i < o.processes && i < 16; i++) {
+    pid[i] = fork();
+    if (!pid[i]) {
+      mine = i;
+      break;
+    }
+  }
   *(void **)&fake_sleep = dlsym(RTLD_DEFAULT, "skfSleep");
   *(void **)&fake_now = dlsym(RTLD_DEFAULT, "skfNow");
   *(void **)&fake_busy = dlsym(RTLD_DEFAULT, "skfBusy");
@@ -148,7 +196,9 @@ int main(int argc, char **argv) {
   unsigned long start = now_ns(), end = start + (unsigned long)(o.seconds * 1e9), at = start;
   long kernels = 0, steps = 0;
   for (; at < end; at = now_ns(), steps++) kernels += step((int)(kernels % 1000000));
-  unsigned long busy = fake_busy ? fake_busy(0, getpid()) : 0;
+  if (mine) return 0;
+  unsigned long busy = fake_busy ? fake_busy(0, o.processes > 1 ? 0 : getpid()) : 0;
+  while (pid[1] && wait(NULL) > 0) continue;
   printf("{\"wall_ns\": %lu, \"busy_ns\": %lu, \"gpu_busy_ns\": %lu, \"kernels\": %ld, \"steps\": "
          "%ld}\n",
          at - start, busy, fake_busy ? fake_busy(0, 0) : 0, kernels, steps);

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from check import case, check
 from harness import Seat, together
@@ -53,13 +53,30 @@ MIXES = [
          [(5, 10, ["--sync"]), (5, 50000, []), (10, 200, []), (10, 1000, ["--sync"]), (15, 30, []),
           (15, 10000, ["--sync"]), (20, 500, ["--graph", "--batch", "4"]), (20, 5000, [])]],
         [5, 5, 10, 10, 15, 15, 20, 20]),
+    Mix("one long kernel after seven short ones, synchronous, under a ceiling",
+        [Seat(20, 20, args=k("20,20,20,20,20,20,20,5000", "--sync"))], [20], busy=18),
+    Mix("20 us and 40 ms in turn beside short ones", [Seat(20, args=k("20,40000")), Seat(80)], [20, 80]),
+    Mix("the same on four streams", [Seat(20, args=k("20,40000", "--streams", "4")), Seat(80)], [20, 80]),
+    Mix("request = ceiling, kernels of 0.3, 3 and 30 ms",
+        [Seat(20, 20, args=k(300)), Seat(20, 20, args=k(3000)), Seat(20, 20, args=k(30000))], [20, 20, 20], busy=58),
+    Mix("bursts of 100 ms with pauses of 200 ms beside a hungry one",
+        [Seat(30, args=k(1000, "--batch", "100", "--host-us", "200000")), Seat(70)], [30, 70]),
+    Mix("an idle stream synchronised all the time", [Seat(20, args=k(2000, "--idle-sync")), Seat(80)], [20, 80]),
+    Mix("graphs on another context's stream, under a ceiling",
+        [Seat(20, 20, args=k(500, "--graph", "--batch", "8", "--other-context"))], [20], busy=18),
+    Mix("kernels on another context's streams",
+        [Seat(40, args=k(300, "--other-context", "--streams", "3")), Seat(60)], [40, 60]),
+    Mix("narrow kernels side by side: charged for the union", [Seat(30, 30, args=k("400_w20", "--streams", "5"))],
+        [30], busy=28),
+    Mix("a stream held by the host holds no gate",
+        [Seat(50, args=k(500, "--batch", "3", "--hold-us", "20000")), Seat(50)], [7, 93]),
     Mix("elastic: requests of 20 and 30 share what is left 2:3", [Seat(20), Seat(30)], [40, 60]),
     Mix("elastic under a ceiling", [Seat(20, 30), Seat(30)], [30, 70]),
 ]  # fmt: skip
 
 
-def run(mix: Mix) -> None:
-    results = together(mix.seats, SECONDS)
+def run(mix: Mix, **fake: str) -> None:
+    results = together([replace(seat) for seat in mix.seats], SECONDS, **fake)
     shares = [r["share"] for r in results]
     text = ", ".join(f"{s:.1f}" for s in shares)
     worst = max(abs(s - e) for s, e in zip(shares, mix.expect, strict=True))
@@ -71,6 +88,23 @@ def run(mix: Mix) -> None:
 
 for mix in MIXES:
     case(f"shares: {mix.name}", lambda mix=mix: run(mix))
+
+
+# What the driver answers where its documents leave it open, and when it refuses what we ask of it.
+for how in ("strict", "done"):
+    for mix in (MIXES[0], MIXES[8], MIXES[20], MIXES[21]):
+        case(f"shares, events {how}: {mix.name}", lambda mix=mix, how=how: run(mix, events=how))
+for fault in ("cuEventRecord:7:400", "cuEventQuery:5:999", "cuEventCreate:2:2", "cuStreamGetCtx:2:201"):
+    for mix in (MIXES[0], MIXES[8]):
+        case(f"shares, {fault} fails: {mix.name}", lambda mix=mix, fault=fault: run(mix, fault=fault))
+
+
+@case("shares: processes of one seat are charged for their union")
+def processes() -> None:
+    # In turn on the GPU, each waits for the other as well: the sum of what they see is twice the union.
+    seat = Seat(30, 30, args=k(300, "--processes", "2"))
+    (got,) = together([seat], SECONDS, threads=2)
+    check(28 <= got["share"] <= 31, f"{got['share']:.1f} %")
 
 
 @case("shares: in-budget beside background, the fixed pair")
