@@ -38,6 +38,7 @@ void vc_duration_measured(struct vc_duration *d, uint64_t least, uint64_t most, 
     d->rough = !exact;
     return;
   }
+  if (!exact && each < mean) d->mean = mean = each;
   if (!exact) each = least / count; /* it took as long at least */
   d->longest = each > longest ? each : longest;
   if (exact || each > mean) d->mean = mean + each / 4 - mean / 4 + 1;

@@ -4,8 +4,8 @@
 
 #define GATE_LOOK_NS (20 * VC_MS)
 #define FENCE_NS (500 * VC_US) /* a fence covers about so much work when nobody else waits */
-#define POLL_NS (20 * VC_US)
-#define POLL_MAX_NS (1 * VC_MS)
+#define POLL_NS (10 * VC_US)
+#define POLL_MAX_NS (200 * VC_US)
 #define ALONE_NS (10 * VC_MS)
 #define QUIET_NS (4 * VC_MS)
 #define SHARED_NS (2 * VC_MS)
@@ -87,7 +87,7 @@ static bool fits(const struct vc_duration *d, struct load load, uint64_t depth) 
   if (!vc_duration_known(d)) return depth >= ALONE_NS && load.launches < 2;
   if (depth < SHARED_NS) return false;
   /* One waits behind another, so that the GPU does not idle in between. */
-  if (load.launches == 1 && load.ns + each <= PAIR_NS) return true;
+  if (load.launches == 1 && (load.ns + each <= PAIR_NS || 2 * d->mean <= FEW_NS)) return true;
   return (load.launches + 1) * d->mean <= FEW_NS && load.ns + each <= FEW_MOST_NS;
 }
 
@@ -101,16 +101,20 @@ static uint32_t step(const struct vc_duration *d, struct load load, uint64_t dep
   return count < 1 ? 1 : count > VC_STEP_MAX ? VC_STEP_MAX : (uint32_t)count;
 }
 
-/* When to ask again, if what is oldest takes as long as expected. */
+/* When to ask again: when what is oldest is expected to end, and before that, for what is expected can
+ * be wrong, in steps that grow with the time it has taken. */
 static uint64_t ask_at(const struct vc_stream *s, uint64_t now) {
-  uint64_t at = now + POLL_NS;
+  uint64_t nap = POLL_NS;
   if (s->lane.head != s->lane.tail) {
     const struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
     uint64_t begin = n->since > s->last_done ? n->since : s->last_done;
-    uint64_t mean = n->duration ? n->duration->mean * n->launches : n->ns;
-    if (begin + mean > at) at = begin + mean;
+    uint64_t whole = n->duration ? n->duration->mean * n->launches : n->ns;
+    uint64_t end = begin + whole - whole / 16; /* asked just before, it is measured exactly */
+    if (now > begin && (now - begin) / 32 > nap) nap = (now - begin) / 32;
+    if (nap > POLL_MAX_NS) nap = POLL_MAX_NS;
+    if (end > now && end < now + nap) return end + 1;
   }
-  return at > now + POLL_MAX_NS ? now + POLL_MAX_NS : at;
+  return now + nap;
 }
 
 /* ---- the gate ---- */

@@ -21,8 +21,8 @@
 #define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
 #define HUNGRY_NS (100 * MS)
 /* How long background may hold up in-budget work: in all, and with launches known to be long. */
-#define ALLOWANCE_PERMILLE 25
-#define ALLOWANCE_MAX_NS (50 * MS)
+#define ALLOWANCE_PERMILLE 30
+#define ALLOWANCE_MAX_NS (20 * MS)
 #define INTERFERENCE_PERMILLE 15
 #define INTERFERENCE_MAX_NS (20 * MS)
 #define RESIDUAL_UNKNOWN_NS (2 * MS)
