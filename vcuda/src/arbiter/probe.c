@@ -76,6 +76,8 @@ void ar_probe(const char *library) {
       ar_gpus[i].context_bytes = held_by(i, child[i].pid);
     else if (child[i].pid > 0)
       kill(child[i].pid, SIGKILL);
+    /* A later child has this pipe open as well: closing it would not be seen. */
+    if (child[i].done >= 0 && write(child[i].done, "", 1) < 0) kill(child[i].pid, SIGKILL);
     close(child[i].ready), close(child[i].done);
     if (child[i].pid > 0) waitpid(child[i].pid, NULL, 0);
   }
