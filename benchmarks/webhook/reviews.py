@@ -270,7 +270,7 @@ def cpu_seconds(server: int) -> float:
 
 
 def wait_for(load: Load) -> None:
-    for _ in range(200):
+    for _ in range(1200):
         try:
             with load.connect() as stream:
                 load.once(stream)
