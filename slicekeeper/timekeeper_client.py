@@ -68,9 +68,9 @@ class TimekeeperClient:
         for page in self._pages(path("api", "v1", _WHOSE[kind]), _PAGE[kind]):
             yield from page.items
 
-    def budget(self, kind: type[B], name: str) -> B:
-        """Return one budget; a namespace never seen has its policy's default."""
-        return self._page(path("api", "v1", _WHOSE[kind], name), kind, {})
+    def budget(self, kind: type[B], name: str, uid: str = "") -> B:
+        """Return one budget; a namespace never seen has its policy's default. `uid`: of which namespace of the name."""
+        return self._page(path("api", "v1", _WHOSE[kind], name), kind, _which(uid))
 
     def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
         """Give a namespace a budget of its own, or make a team; `rule` is the body of the route."""
@@ -84,15 +84,15 @@ class TimekeeperClient:
         """Book a grant from now on; repeating it with the same key books nothing more."""
         return self.move_time(kind, name, "grants", {"amountMs": amount_ms, "reason": reason}, idempotency_key)
 
-    def grants(self, kind: type[B], name: str) -> Iterator[Grant]:
-        """Yield a budget's grants, newest first."""
-        for page in self._pages(path("api", "v1", _WHOSE[kind], name, "grants"), GrantList):
+    def grants(self, kind: type[B], name: str, uid: str = "") -> Iterator[Grant]:
+        """Yield a budget's grants, newest first. `uid` is as for `budget`."""
+        for page in self._pages(path("api", "v1", _WHOSE[kind], name, "grants"), GrantList, _which(uid)):
             yield from page.items
 
-    def withdraw(self, kind: type[B], name: str, key: int, reason: str) -> Grant:
-        """Withdraw a grant that has not begun; again changes nothing."""
+    def withdraw(self, kind: type[B], name: str, key: int, reason: str, uid: str = "") -> Grant:
+        """Withdraw a grant that has not begun; again changes nothing. `uid` is as for `budget`."""
         url = path("api", "v1", _WHOSE[kind], name, "grants", str(key))
-        _, _, data = self._http.request("DELETE", url, query={"reason": reason})
+        _, _, data = self._http.request("DELETE", url, query={"reason": reason, **_which(uid)})
         return _decode(data, Grant)
 
     def put_under(self, kind: type[B], name: str, parent: str | None, reason: str) -> B:
@@ -128,10 +128,14 @@ class TimekeeperClient:
         return _decode(data, Reservation)
 
     def move_time(
-        self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str
+        self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str, uid: str = ""
     ) -> B:  # fmt: skip
-        """Book a grant, a refund, an adjustment or a transfer, once per key; `body` is that of the route `movement`."""
-        return self._send("POST", path("api", "v1", _WHOSE[kind], name, movement), body, kind, idempotency_key)
+        """Book a grant, a refund, an adjustment or a transfer, once per key; `body` is that of the route `movement`.
+
+        `uid` is as for `budget`, of a refund and an adjustment.
+        """
+        url = path("api", "v1", _WHOSE[kind], name, movement)
+        return self._send("POST", url, body, kind, idempotency_key, _which(uid))
 
     def set_status(self, kind: type[B], name: str, status: str, reason: str) -> B:
         """Suspend a budget, close it, or have it go on."""
@@ -160,14 +164,21 @@ class TimekeeperClient:
             yield page
             cursor = page.next_cursor
 
-    def _send(self, method: str, url: str, body: Mapping[str, object], kind: type[T], key: str = "") -> T:
+    def _send(
+        self, method: str, url: str, body: Mapping[str, object], kind: type[T], key: str = "",
+        query: Mapping[str, str] | None = None,
+    ) -> T:  # fmt: skip
         headers = {"Idempotency-Key": key} if key else {}
-        _, _, data = self._http.request(method, url, body=body, headers=headers)
+        _, _, data = self._http.request(method, url, body=body, headers=headers, query=query)
         return _decode(data, kind)
 
     def _page(self, url: str, kind: type[T], query: Mapping[str, str]) -> T:
         _, _, data = self._http.request("GET", url, query=query)
         return _decode(data, kind)
+
+
+def _which(uid: str) -> dict[str, str]:
+    return {"uid": uid} if uid else {}
 
 
 def _decode(data: bytes, kind: type[T]) -> T:

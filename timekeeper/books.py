@@ -527,6 +527,17 @@ class Books:
             known = namespaces.find_name(session, self.cluster, name)
             return None if known is None else self._positions_of(session, [known])[0]
 
+    def position_of(self, uid: str) -> Position | None:
+        """Return where a namespace stands, deleted ones too; None if there is no account of that UID."""
+        with self.database.reading() as session:
+            known = namespaces.find(session, self.cluster, uid)
+            return None if known is None else self._positions_of(session, [known])[0]
+
+    def all_positions(self, after: tuple[str, int], limit: int) -> list[Position]:
+        """Return where all namespaces stand that ever had an account, by name and age, after a place (name and id)."""
+        with self.database.reading() as session:
+            return self._positions_of(session, namespaces.accounts(session, self.cluster, after, limit))
+
     def positions(self, after: str = "", limit: int | None = None) -> list[Position]:
         """Return where all namespaces stand, in the order of names."""
         with self.database.reading() as session:

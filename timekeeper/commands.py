@@ -104,9 +104,10 @@ def verify(context: Context, output: str) -> None:
 @click.argument("namespace")
 @click.option("--at", default="", help="Instant, RFC 3339. Without it: now.")
 @click.option("--parent", is_flag=True, help="NAMESPACE is the name of a team or an organisation.")
+@click.option("--uid", default="", help="Which namespace, if several had the name. Default: the newest.")
 @output_option("table", "json", "yaml")
 @click.pass_obj
-def explain(context: Context, namespace: str, at: str, parent: bool, output: str) -> None:
+def explain(context: Context, namespace: str, at: str, parent: bool, uid: str, output: str) -> None:
     """Explain a namespace's balance, booking by booking, with the record that caused each."""
     settings = context.loaded.settings
     try:
@@ -118,7 +119,9 @@ def explain(context: Context, namespace: str, at: str, parent: bool, output: str
     mine = settings.timekeeper
     head = ("AT", "TRANSACTION", "KIND", "GPU-MS", "BALANCE", "CAUSE")
     with _engine(context) as engine:
-        lines = explaining.explain(engine, mine.cluster, namespace, instant, carry=mine.debt == "carry", parent=parent)
+        lines = explaining.explain(
+            engine, mine.cluster, namespace, instant, carry=mine.debt == "carry", parent=parent, uid=uid
+        )
         show_each(
             lines, output, head, lambda e: (e.at, e.transaction or "-", e.kind, e.amount_ms, e.balance_ms, e.cause)
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from timekeeper import timeline
 from timekeeper.allowances import rule_at
@@ -44,13 +45,23 @@ class Line:
     cause: str
 
 
-def explain(engine: Engine, cluster: str, name: str, at: int, *, carry: bool, parent: bool = False) -> Iterator[Line]:
+def explain(
+    engine: Engine, cluster: str, name: str, at: int, *, carry: bool, parent: bool = False, uid: str = ""
+) -> Iterator[Line]:
     """Yield the steps of a namespace's balance, or a parent's, up to an instant; the last one has the balance.
+
+    `uid` is the namespace's if several had the name; without it, the newest is explained.
 
     What was sealed before comes first, as one sum. `carry` is as for `verify`. Raises NotFound where it has no account.
     """
     with Session(engine, expire_on_commit=False) as session, session.begin():
-        known = (namespaces.require_parent if parent else namespaces.require_name)(session, cluster, name)
+        if uid:
+            found = namespaces.find(session, cluster, uid)
+            if found is None or found.title != name:
+                raise NotFound(f"namespace {name} of UID {uid} has no account", 404, "namespace-unknown")
+            known = found
+        else:
+            known = (namespaces.require_parent if parent else namespaces.require_name)(session, cluster, name)
         yield from _summed(_lines(session, known, at, carry=carry))
 
 

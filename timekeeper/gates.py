@@ -188,7 +188,7 @@ class Gates:
         return hold.amount <= free.amount and reservations.gap_of(position, free, hold, now) is None
 
     def _position(self, place: Place) -> Position | None:
-        position = self._books.position(place.name)
+        position = self._books.position_of(place.uid)
         return position if position is not None and position.known.uid == place.uid else None
 
     def _explain(self, pod: Object, place: Place, hold: holds.Hold, needs: str, now: int) -> bool:

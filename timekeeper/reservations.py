@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from timekeeper.store import memberships, namespaces
 from timekeeper.store import reservations as store
 from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Reservation
+from timekeeper.store.namespaces import Known
 
 CONTROLLER: Final = "controller"
 
@@ -179,14 +180,16 @@ def key_of(idempotency_key: str) -> str:
     return "key:" + hashlib.sha256(idempotency_key.encode()).hexdigest()
 
 
-def release(books: Books, name: str, key: int, *, actor: str, now: int) -> Reservation:
-    """Give back what was set aside by hand; again is harmless.
+def release(
+    books: Books, find: Callable[[Session], Known | None], name: str, key: int, *, actor: str, now: int
+) -> Reservation:  # fmt: skip
+    """Give back what was set aside by hand; again is harmless. `find` gives whose it is.
 
     Raises NotFound where the namespace has no such reservation, Conflict where it is a pod's.
     """
 
     def change(session: Session) -> None:
-        known = namespaces.find_name(session, books.cluster, name)
+        known = find(session)
         row = None if known is None else store.by_id(session, known.id, key)
         if known is None or row is None:
             raise NotFound(f"namespace {name} has no reservation {key}", 404, "reservation-unknown")

@@ -114,9 +114,13 @@ def decisions_tag(decisions: Sequence[Decision]) -> str:
     return f'W/"{digest.hexdigest()[:32]}"'
 
 
-def budget(name: str, position: Position | None, policy: NamespacePolicy, now: int, reserved: int) -> Budget:
-    """Return a namespace's budget as it stands; `reserved` is what it has set aside."""
+def budget(
+    name: str, position: Position | None, policy: NamespacePolicy, now: int, reserved: int, *, uid: str, gone: bool
+) -> Budget:
+    """Return a namespace's budget as it stands; `reserved` is what it has set aside, `gone` whether it was deleted."""
     return Budget(
+        uid=uid,
+        gone=gone,
         namespace=name,
         source="own" if position and position.rule.source == "own" else "policy",
         enforcement=policy.budget.enforcement,

@@ -16,6 +16,7 @@ from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Grant, Parent, Statement
 
 B = TypeVar("B", Budget, Parent)
+F = TypeVar("F", bound=Callable[..., object])
 _TableOf = Callable[[Sequence[B]], str]
 _Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -23,9 +24,21 @@ _Argument = Callable[[Callable[..., None]], Callable[..., None]]
 def add_commands(group: click.Group, kind: type[B], table_of: _TableOf[B]) -> None:
     """Add the commands to a group: `kind` is whose budgets it shows, `table_of` how."""
     name_argument = click.argument("name", metavar="NAMESPACE" if kind is Budget else "NAME")
-    _add_reading(group, kind, table_of, name_argument)
+    # Names of teams and organisations are never used again.
+    account = _and_uid(name_argument) if kind is Budget else name_argument
+    _add_reading(group, kind, table_of, account)
     _add_changing(group, kind, table_of, name_argument)
-    _add_booking(group, kind, table_of, name_argument)
+    _add_booking(group, kind, table_of, name_argument, account)
+
+
+def uid_option(command: F) -> F:
+    """Add the option that tells namespaces apart which had one name, one after the other."""
+    told = "Which namespace, if the name was used before; `budget list` shows them. Default: the one that is there."
+    return click.option("--uid", default="", help=told)(command)
+
+
+def _and_uid(name_argument: _Argument) -> _Argument:
+    return lambda command: name_argument(uid_option(command))
 
 
 def _add_reading(group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument) -> None:
@@ -41,9 +54,9 @@ def _add_reading(group: click.Group, kind: type[B], table_of: _TableOf[B], name_
     @name_argument
     @output_option()
     @click.pass_obj
-    def get(context: Context, name: str, output: str) -> None:
+    def get(context: Context, name: str, output: str, uid: str = "") -> None:
         """Show one of them."""
-        found = client_of(context).budget(kind, name)
+        found = client_of(context).budget(kind, name, uid)
         show(found, output, lambda: table_of([found]))
 
     @group.command("statement")
@@ -52,9 +65,9 @@ def _add_reading(group: click.Group, kind: type[B], table_of: _TableOf[B], name_
     @click.option("--to", "end", default="", help="Where it ends (RFC 3339).")
     @output_option("table", "json", "yaml", "csv")
     @click.pass_obj
-    def statement(context: Context, name: str, start: str, end: str, output: str) -> None:
+    def statement(context: Context, name: str, start: str, end: str, output: str, uid: str = "") -> None:
         """Show what was booked of its budget, and what each pod, or each budget below, was charged."""
-        interval = {key: value for key, value in (("from", start), ("to", end)) if value}
+        interval = {key: value for key, value in (("from", start), ("to", end), ("uid", uid)) if value}
         client = client_of(context)
         if output == "csv":
             click.echo(client.statement_csv(kind, name, interval), nl=False)
@@ -93,7 +106,9 @@ def _add_changing(group: click.Group, kind: type[B], table_of: _TableOf[B], name
         show(changed, output, lambda: table_of([changed]))
 
 
-def _add_booking(group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument) -> None:
+def _add_booking(
+    group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument, account: _Argument
+) -> None:
     @group.command("grant")
     @name_argument
     @click.argument("amount", type=GpuTime())
@@ -111,35 +126,37 @@ def _add_booking(group: click.Group, kind: type[B], table_of: _TableOf[B], name_
         show(changed, output, lambda: table_of([changed]))
 
     @group.command("grants")
-    @name_argument
+    @account
     @output_option()
     @click.pass_obj
-    def grants(context: Context, name: str, output: str) -> None:
+    def grants(context: Context, name: str, output: str, uid: str = "") -> None:
         """List its grants, newest first."""
-        found = list(client_of(context).grants(kind, name))
+        found = list(client_of(context).grants(kind, name, uid))
         show(found, output, lambda: _grants(found))
 
     @group.command("withdraw")
-    @name_argument
+    @account
     @click.argument("key", metavar="ID", type=int)
     @reason_option("withdrawn on the command line")
     @output_option()
     @click.pass_obj
-    def withdraw(context: Context, name: str, key: int, reason: str, output: str) -> None:
+    def withdraw(context: Context, name: str, key: int, reason: str, output: str, uid: str = "") -> None:
         """Withdraw the grant ID, which has not begun; see `grants`."""
-        gone = client_of(context).withdraw(kind, name, key, reason)
+        gone = client_of(context).withdraw(kind, name, key, reason, uid)
         show(gone, output, lambda: _grants([gone]))
 
     @group.command("adjust")
-    @name_argument
+    @account
     @click.argument("amount", type=GpuTime())
     @click.option("--take", is_flag=True, help="Take AMOUNT away instead of giving it; at most what is left.")
     @booking_options("adjusted on the command line")
     @click.pass_obj
-    def adjust(context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str) -> None:
+    def adjust(
+        context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str, uid: str = ""
+    ) -> None:
         """Put its GPU time right by AMOUNT (for example 2h)."""
         body = {"amountMs": -amount if take else amount, "reason": reason}
-        changed = client_of(context).move_time(kind, name, "adjustments", body, key)
+        changed = client_of(context).move_time(kind, name, "adjustments", body, key, uid)
         show(changed, output, lambda: table_of([changed]))
 
     @group.command("transfer")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.accounts import add_commands
+from slicekeeper.cli.accounts import add_commands, uid_option
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.options import (
     FIGURES,
@@ -31,8 +31,17 @@ def budget() -> None:
 
 def _table(budgets: Sequence[Budget]) -> str:
     return table(
-        ("NAMESPACE", *FIGURES, "OVER-BUDGET", "RUNS-OUT"),
-        [(b.namespace, *figures_of(b), format_duration(b.over_budget_ms), b.run_out_at or "-") for b in budgets],
+        ("NAMESPACE", *FIGURES, "OVER-BUDGET", "RUNS-OUT", "GONE"),
+        [
+            (
+                b.namespace,
+                *figures_of(b),
+                format_duration(b.over_budget_ms),
+                b.run_out_at or "-",
+                f"--uid {b.uid}" if b.gone else "-",
+            )
+            for b in budgets
+        ],
     )
 
 
@@ -55,12 +64,15 @@ def set_budget(context: Context, /, namespace: str, amount: int | None, output: 
 @click.argument("namespace")
 @click.argument("amount", type=GpuTime())
 @click.argument("pod_uid")
+@uid_option
 @booking_options("refunded on the command line")
 @click.pass_obj
-def refund(context: Context, namespace: str, amount: int, pod_uid: str, reason: str, key: str, output: str) -> None:
+def refund(
+    context: Context, namespace: str, amount: int, pod_uid: str, uid: str, reason: str, key: str, output: str
+) -> None:
     """Give AMOUNT back of what the ended pod POD_UID was charged; never more than that in all."""
     body = {"podUid": pod_uid, "amountMs": amount, "reason": reason}
-    changed = client_of(context).move_time(Budget, namespace, "refunds", body, key)
+    changed = client_of(context).move_time(Budget, namespace, "refunds", body, key, uid)
     show(changed, output, lambda: _table([changed]))
 
 

@@ -133,6 +133,10 @@ class Budget(Figures, frozen=True, kw_only=True):
     """A namespace's budget as it stands."""
 
     namespace: str
+    uid: str = ""
+    """The namespace's: a name that is used again has an account for each."""
+    gone: bool = False
+    """Whether the namespace was deleted. Its account stays."""
     source: Literal["policy", "own"] = "policy"
     enforcement: Literal["soft", "hard", "safe"] = "soft"
 

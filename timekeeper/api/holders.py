@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from slicekeeper.errors import NotFound
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.wire.timekeeper import Budget, Parent
 from timekeeper import reservations, views
@@ -54,30 +55,70 @@ class Holder(ABC):
         """Return the budget as it stands, and its entity tag."""
 
 
+@dataclass(frozen=True)
 class NamespaceHolder(Holder):
-    """A namespace: rights are those on its budget, and its account is made when something is booked."""
+    """A namespace: rights are those on its budget, and its account is made when something is booked.
+
+    A name that is used again has several accounts, by UID. Without `uid` it is that of the namespace which is there,
+    or the last one if none is.
+    """
+
+    uid: str = ""
 
     def allow(self, verb: str, subresource: str = "") -> Caller:
-        """Ask for the right in the namespace."""
-        return self.it.allow(verb, self.name, subresource)
+        """Ask for the right in the namespace.
+
+        That of a namespace which is gone must be held in all namespaces: who has rights where the name is used again
+        is another tenant.
+        """
+        gone = self.uid and self.uid != self.it.controller.namespaces.uid(self.name)
+        return self.it.allow(verb, "" if gone else self.name, subresource)
 
     def find(self, session: Session) -> Known | None:
-        """Return the newest namespace of the name."""
-        return namespaces.find_name(session, self.it.books.cluster, self.name)
+        """Return the namespace's account.
+
+        Raises NotFound if it is named by its UID and has none.
+        """
+        cluster, uid = self.it.books.cluster, self.uid or self.it.controller.namespaces.uid(self.name)
+        if uid is None:
+            return namespaces.find_name(session, cluster, self.name)
+        found = namespaces.find(session, cluster, uid)
+        if found is not None and (found.name, found.kind) == (self.name, "namespace"):
+            return found
+        if self.uid:
+            told = f"uid: namespace {self.name} of UID {self.uid} has no account; `budget list` shows those that have"
+            raise NotFound(told, 404, "namespace-unknown", "uid")
+        return None
 
     def require(self, session: Session) -> Known:
-        """Return the newest namespace of the name."""
-        return namespaces.require_name(session, self.it.books.cluster, self.name)
+        """Return the namespace's account."""
+        found = self.find(session)
+        if found is None:
+            raise NotFound(f"namespace {self.name} has no account yet", 404, "namespace-unknown")
+        return found
 
     def place(self) -> Place:
-        """Return the namespace as the cluster has it now."""
-        return Place(self.it.controller.namespace_uid(self.name), self.name, self.it.policy.of(self.name))
+        """Return the namespace as the cluster has it now; one that is named by its UID must have an account."""
+        if self.uid:
+            with self.it.books.database.reading() as session:
+                self.require(session)
+        uid = self.uid or self.it.controller.namespace_uid(self.name)
+        return Place(uid, self.name, self.it.policy.of(self.name))
+
+    def position(self) -> Position | None:
+        """Return where the namespace stands; None while it has no account."""
+        with self.it.books.database.reading() as session:
+            known = self.find(session)
+        return None if known is None else self.it.books.position_of(known.uid)
 
     def current(self) -> tuple[Budget, str]:
         """Return the budget; one never seen has its policy's default."""
-        position, now = self.it.books.position(self.name), self.it.clock.now_ms()
+        position, now = self.position(), self.it.clock.now_ms()
         held = reservations.held(self.it.books, now, position.known.id)[position.known.id] if position else 0
-        budget = views.budget(self.name, position, self.it.policy.of(self.name), now, held)
+        namespaces_there = self.it.controller.namespaces
+        uid = position.known.uid if position else namespaces_there.uid(self.name) or ""
+        gone = position is not None and namespaces_there.is_gone(self.name, uid)
+        budget = views.budget(self.name, position, self.it.policy.of(self.name), now, held, uid=uid, gone=gone)
         rule = (budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms, budget.anchor)
         unseen = f'"policy-{"-".join(map(str, rule))}"'
         return budget, version_of(position.rule) if position else unseen
@@ -123,4 +164,4 @@ def holder(it: Service, namespace: str = "", parent: str = "") -> NamespaceHolde
     """
     if parent:
         return ParentHolder(it, requests.parent(parent))
-    return NamespaceHolder(it, requests.namespace(namespace))
+    return NamespaceHolder(it, requests.namespace(namespace), requests.plain("uid", 64))

@@ -30,6 +30,7 @@ _QUERY: dict[str, dict[str, Any]] = {
     "bucket": {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"},
     "groupBy": {"type": "string", "enum": ["namespace", "workload", "model"], "default": "namespace"},
     "timeZone": {"type": "string", "maxLength": 64, "default": "UTC"},
+    "uid": {"type": "string", "maxLength": 64},
     "podUid": {"type": "string", "maxLength": 64},
     "format": {"type": "string", "enum": ["json", "csv"], "default": "json"},
     "model": {"type": "string", "maxLength": 253},

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
 import msgspec
-from sqlalchemy import Select, delete, func, insert, or_, select, update
+from sqlalchemy import Select, delete, func, insert, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import NotFound
@@ -102,6 +102,13 @@ def newest(session: Session, cluster: str, after: str = "", limit: int | None = 
     latest = latest.group_by(Namespace.name)
     query = select(*_COLUMNS).where(Namespace.id.in_(latest), Namespace.name > after).order_by(Namespace.name)
     return [Known(*row) for row in session.execute(query.limit(limit))]
+
+
+def accounts(session: Session, cluster: str, after: tuple[str, int], limit: int) -> list[Known]:
+    """Return all namespaces that ever had an account, by name and age, from the one after a place on."""
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
+    query = query.where(tuple_(Namespace.name, Namespace.id) > tuple_(literal(after[0]), literal(after[1])))
+    return [Known(*row) for row in session.execute(query.order_by(Namespace.name, Namespace.id).limit(limit))]
 
 
 def parents(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[Known]:

@@ -14,7 +14,7 @@ from timekeeper import timeline
 from timekeeper.allowances import State
 from timekeeper.ledger import Booked, difference
 from timekeeper.records import Claim, Forest, Posting
-from timekeeper.store import acts, audit, bookings, memberships, namespaces, prices, seals, workloads
+from timekeeper.store import acts, audit, bookings, memberships, namespaces, prices, seals, second_opinion, workloads
 from timekeeper.store.memberships import IN_FORCE, Tree
 from timekeeper.store.models import Account, Entry, Transaction
 from timekeeper.store.namespaces import Known
@@ -60,6 +60,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
                 differences += _bookings(session, tree, known, carry=carry)
             differences += _refunds(session, place)
             differences += seals.broken(session, place)
+        differences += second_opinion.opinion(session)
         return Verification(
             namespaces=len(places),
             transactions=session.execute(select(func.count(Transaction.id))).scalar_one(),

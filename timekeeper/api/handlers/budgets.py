@@ -34,14 +34,19 @@ def listed() -> Response:
     """Return a page of budgets."""
     it = service()
     it.allow("list")
-    limit, after = requests.limit(), requests.cursor(str)
-    positions = it.books.positions(after or "", limit + 1)
+    limit, after = requests.limit(), requests.cursor(tuple[str, int])
+    positions = it.books.all_positions(after or ("", 0), limit + 1)
     now = it.clock.now_ms()
     held = reservations.held(it.books, now)
     items = [
-        views.budget(p.known.name, p, it.policy.of(p.known.name), now, held[p.known.id]) for p in positions[:limit]
-    ]
-    more = requests.next_cursor(items[-1].namespace) if len(positions) > limit else None
+        views.budget(
+            p.known.name, p, it.policy.of(p.known.name), now, held[p.known.id], uid=p.known.uid,
+            gone=it.controller.namespaces.is_gone(p.known.name, p.known.uid),
+        )
+        for p in positions[:limit]
+    ]  # fmt: skip
+    last = positions[limit - 1].known if len(positions) > limit else None
+    more = None if last is None else requests.next_cursor((last.name, last.id))
     return requests.answer(BudgetList(items=items, next_cursor=more))
 
 
@@ -145,7 +150,7 @@ def patch(namespace: str) -> Response:
 
 def _set(whose: Holder, change: Change, caller: Caller) -> Response:
     it, wanted = whose.it, requests.if_match()
-    if wanted is not None and it.books.position(whose.name) is None:
+    if wanted is not None and whose.position() is None:
         if wanted.isdisjoint({whose.current()[1], ANY_VERSION}):
             told = f"budget of {whose.name}: it was changed meanwhile; read it again"
             raise Problem(412, "version-mismatch", told, "If-Match")

@@ -13,6 +13,7 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
 from timekeeper import reservations, views
 from timekeeper.api import requests
+from timekeeper.api.holders import NamespaceHolder
 from timekeeper.api.service import Service, service
 from timekeeper.books import Position
 
@@ -38,7 +39,7 @@ def shown(namespace: str) -> Response:
     """Return one namespace's decision."""
     it, name = service(), requests.namespace(namespace)
     it.allow("get", name)
-    position = it.books.position(name)
+    position = NamespaceHolder(it, name).position()
     if position is None or not _is_there(it, position):
         raise NotFound(f"namespace {name} has no account yet: it is in budget", 404, "namespace-unknown")
     now = it.clock.now_ms()

@@ -13,11 +13,10 @@ from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper import reservations
 from timekeeper.api import requests
 from timekeeper.api.handlers import movements
-from timekeeper.api.holders import holder
+from timekeeper.api.holders import NamespaceHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import ReservationBody
 from timekeeper.api.service import Service, service
-from timekeeper.store import namespaces
 from timekeeper.store import reservations as store
 from timekeeper.store.models import Reservation as Row
 
@@ -30,7 +29,7 @@ def listed(namespace: str) -> Response:
     it.allow("get", name, "reservations")
     limit, before = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
-        known = namespaces.find_name(session, it.books.cluster, name)
+        known = NamespaceHolder(it, name).find(session)
         rows = store.page(session, known.id, before, limit + 1) if known else []
     more = requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
     return requests.answer(ReservationList(items=_views(it, rows[:limit]), next_cursor=more))
@@ -62,7 +61,7 @@ def shown(namespace: str, reservation: str) -> Response:
     it.allow("get", name, "reservations")
     key = _key(name, reservation)
     with it.books.database.reading() as session:
-        known = namespaces.find_name(session, it.books.cluster, name)
+        known = NamespaceHolder(it, name).find(session)
         row = store.by_id(session, known.id, key) if known else None
     if row is None:
         raise _unknown(name)
@@ -84,14 +83,16 @@ def released(namespace: str, reservation: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     caller = it.allow("delete", name, "reservations")
     key = _key(name, reservation)
-    row = reservations.release(it.books, name, key, actor=caller.name, now=it.clock.now_ms())
+    row = reservations.release(
+        it.books, NamespaceHolder(it, name).find, name, key, actor=caller.name, now=it.clock.now_ms()
+    )
     it.controller.nudge()
     return requests.answer(_views(it, [row])[0])
 
 
 def _made(it: Service, name: str, key: str) -> bool:
     with it.books.database.reading() as session:
-        known = namespaces.find_name(session, it.books.cluster, name)
+        known = NamespaceHolder(it, name).find(session)
         return known is not None and store.under(session, known.id, reservations.key_of(key)) is not None
 
 

@@ -9,6 +9,7 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
 from timekeeper import views
 from timekeeper.api import requests
+from timekeeper.api.holders import NamespaceHolder
 from timekeeper.api.schemas import Usage
 from timekeeper.api.service import service
 from timekeeper.store import workloads
@@ -34,7 +35,7 @@ def usage(namespace: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     it.allow("get", name)
     now = it.clock.now_ms()
-    position = it.books.position(name)
+    position = NamespaceHolder(it, name).position()
     state = views.standing(position, it.policy.of(name), now)
     used = workloads.Used(0, 0, 0)
     if position is not None:
