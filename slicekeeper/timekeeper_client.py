@@ -18,6 +18,8 @@ from slicekeeper.wire.timekeeper import (
     DecisionList,
     Grant,
     GrantList,
+    IntervalCorrection,
+    IntervalCorrectionList,
     Parent,
     ParentList,
     ReportAnswer,
@@ -31,7 +33,7 @@ from slicekeeper.wire.timekeeper import (
 
 T = TypeVar("T", bound=msgspec.Struct)
 B = TypeVar("B", Budget, Parent)
-P = TypeVar("P", BudgetList, GrantList, ParentList, ReservationList, Statement, WorkloadList)
+P = TypeVar("P", BudgetList, GrantList, IntervalCorrectionList, ParentList, ReservationList, Statement, WorkloadList)
 
 _WHOSE: dict[type[msgspec.Struct], str] = {Budget: "budgets", Parent: "parents"}
 _PAGE: dict[type[msgspec.Struct], Any] = {Budget: BudgetList, Parent: ParentList}
@@ -136,6 +138,11 @@ class TimekeeperClient:
         """
         url = path("api", "v1", _WHOSE[kind], name, movement)
         return self._send("POST", url, body, kind, idempotency_key, _which(uid))
+
+    def corrections(self, name: str, uid: str = "") -> Iterator[IntervalCorrection]:
+        """Yield a namespace's corrected intervals, newest first. `uid` is as for `budget`."""
+        for page in self._pages(path("api", "v1", "budgets", name, "intervals"), IntervalCorrectionList, _which(uid)):
+            yield from page.items
 
     def set_status(self, kind: type[B], name: str, status: str, reason: str) -> B:
         """Suspend a budget, close it, or have it go on."""

@@ -61,6 +61,8 @@ class Opening:
     """GPUs held per millisecond before prices, by model."""
     start: int
     flags: tuple[str, ...]
+    created: int | None = None
+    """When the API server made the pod; None: its record does not say."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,9 @@ class Books:
                 continue
             end = max(closing.end, workload.started_at)
             flags = sorted({*filter(None, workload.flags.split(",")), *closing.flags})
-            ends.append({"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags)})
+            ends.append(
+                {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "now": now}
+            )
             dirty[workload.namespace_id] = min(end, dirty.get(workload.namespace_id, end))
             if closing.source == ORPHAN:
                 self._note_orphan(session, workload, end, now)
@@ -334,7 +338,8 @@ class Books:
             namespaces.keep_anchors(session, key, anchors, ANCHORS_KEPT)
         for root in tree.roots:
             namespaces.settled(session, root, until)
-        return outcome.states
+        changed = None if since is None else _limit_refunds(session, tree.keys, since)
+        return outcome.states if changed is None else self._settle(session, tree, changed, now)
 
     def pin(self, session: Session, namespace: int, at: int, now: int) -> None:
         """Settle a namespace, and keep its state at a past instant and those of all that depend on it.
@@ -614,6 +619,26 @@ class Books:
         return position
 
 
+def _limit_refunds(session: Session, keys: Collection[int], since: int) -> int | None:
+    """Have refunds bring no more than what their pods are charged to the budget, by what is known now.
+
+    Of several, the first ones stand. Only those are looked at that a change at `since` can concern. Returns the
+    earliest instant at which a refund changed; None if none did.
+    """
+    changed: list[int] = []
+    found = namespaces.refunds(session, keys, since)
+    charged = bookings.booked_by_pod(session, sorted(found)) if found else {}
+    for pod, rows in found.items():
+        left = charged.get(pod, (0, 0))[0]
+        for row in rows:
+            beyond = max(row.amount_ms - left, 0)
+            left = max(left - row.amount_ms, 0)
+            if beyond != row.taken_back_ms:
+                namespaces.take_back(session, row.id, beyond)
+                changed.append(row.valid_from)
+    return min(changed, default=None)
+
+
 def anchored(session: Session, tree: Tree, before: int | None) -> tuple[Tree, dict[int, State]]:
     """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since.
 
@@ -679,6 +704,8 @@ def _row(opening: Opening, namespace: int, now: int) -> dict[str, Any]:
         "gpu_class": opening.gpu_class,
         "shares": prices.encode_shares(opening.shares),
         "opened_at": now,
+        "created_at": opening.created,
+        "closed_at": None,
         "started_at": opening.start,
         "ended_at": None,
         "end_source": "",

@@ -23,7 +23,7 @@ from timekeeper.books import anchored, instant_of
 from timekeeper.ledger import difference, effect
 from timekeeper.records import Forest, Posting
 from timekeeper.sealing import period_around
-from timekeeper.store import bookings, memberships, namespaces, seals, workloads
+from timekeeper.store import bookings, corrections, memberships, namespaces, seals, workloads
 from timekeeper.store.bookings import Caused
 from timekeeper.store.models import BudgetGrant, Workload
 from timekeeper.store.namespaces import Known
@@ -109,6 +109,7 @@ class _Causes:
             f"{CHILD}{key}": f"all under {known.title}"
             for key, known in namespaces.named(session, memberships.tree(session, [namespace], None).keys).items()
         }
+        self._corrected = corrections.newest(session, namespace)
         self._grants: dict[str, BudgetGrant] = {
             f"{row.kind}:{row.id}": row
             for kind in ("grant", "refund", "adjustment", "transfer")
@@ -153,9 +154,12 @@ class _Causes:
             if posting.kind == "expiry":
                 return f"left of {posting.key} ({rule.amount} per {rule.period}, {rule.zone})"
             return f"{rule.amount} per {rule.period}, {rule.zone}, since {since}"
+        why = f", ended ({ended})" if ended else ""
+        if posting.key in self._corrected:
+            put_right = self._corrected[posting.key]
+            why += f"; interval corrected by {put_right.actor}: {put_right.reason}"
         if posting.key in self._children:
             return f"{self._children[posting.key]} from {format_instant(posting.start)}"
-        why = f", ended ({ended})" if ended else ""
         return f"{_named(posting.key, pod_name)} from {format_instant(posting.start)}{why}"
 
 

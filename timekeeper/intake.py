@@ -93,6 +93,7 @@ class Intake:
             shares=found.shares,
             start=start.at,
             flags=tuple(sorted(flags)),
+            created=interval.created_at(pod, start.at),
         )
 
     def is_charged(self, pod: Object, policy: NamespacePolicy) -> bool:

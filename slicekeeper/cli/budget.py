@@ -76,4 +76,37 @@ def refund(
     show(changed, output, lambda: _table([changed]))
 
 
+@budget.command("correct")
+@click.argument("namespace")
+@click.argument("pod_uid")
+@click.option("--start", default=None, help="When the pod really began to hold its GPUs (RFC 3339).")
+@click.option("--end", default=None, help="When it really ended (RFC 3339); not of a pod that runs.")
+@uid_option
+@booking_options("corrected on the command line")
+@click.pass_obj
+def correct(
+    context: Context, namespace: str, pod_uid: str, start: str | None, end: str | None, uid: str, reason: str,
+    key: str, output: str,
+) -> None:  # fmt: skip
+    """Put the interval of the pod POD_UID right: what it was charged, and owes, is reversed and booked anew."""
+    body = {"podUid": pod_uid, "start": start, "end": end, "reason": reason}
+    changed = client_of(context).move_time(Budget, namespace, "intervals", body, key, uid)
+    show(changed, output, lambda: _table([changed]))
+
+
+@budget.command("corrections")
+@click.argument("namespace")
+@uid_option
+@output_option()
+@click.pass_obj
+def corrections(context: Context, namespace: str, uid: str, output: str) -> None:
+    """List the intervals of NAMESPACE's pods that were put right, newest first."""
+    found = list(client_of(context).corrections(namespace, uid))
+    head = ("ID", "POD-UID", "START", "END", "START-BEFORE", "END-BEFORE", "BY", "REASON")
+    rows = [
+        (c.id, c.pod_uid, c.start, c.end or "-", c.start_before, c.end_before or "-", c.actor, c.reason) for c in found
+    ]
+    show(found, output, lambda: table(head, rows))
+
+
 add_commands(budget, Budget, _table)

@@ -279,6 +279,29 @@ class StatementPod(Wire, frozen=True, kw_only=True):
     over_budget_ms: int
     corrections_ms: int
     """The part of both that tells of sealed periods."""
+    interval_corrected: bool = False
+    """Whether somebody put its interval right."""
+
+
+class IntervalCorrection(Wire, frozen=True, kw_only=True):
+    """A pod's interval as somebody put it right, and as it was before; `end` None: the pod ran then."""
+
+    id: int
+    pod_uid: str
+    start: str
+    end: str | None
+    start_before: str
+    end_before: str | None
+    reason: str
+    actor: str
+    booked_at: str
+
+
+class IntervalCorrectionList(Wire, frozen=True, kw_only=True):
+    """A page of corrected intervals, newest first."""
+
+    items: list[IntervalCorrection]
+    next_cursor: str | None = None
 
 
 class StatementChild(Wire, frozen=True, kw_only=True):

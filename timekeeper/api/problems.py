@@ -104,6 +104,7 @@ _OWN: Final = frozenset(
         "amount-overflow",
         "balance-insufficient",
         "budget-closed",
+        "interval-implausible",
         "period-not-over",
         "pod-running",
         "pod-unknown",

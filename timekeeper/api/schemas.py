@@ -84,6 +84,15 @@ class RefundBody(Body, frozen=True, kw_only=True):
     reason: Reason
 
 
+class IntervalBody(Body, frozen=True, kw_only=True):
+    """How a pod's interval should be: another start, another end, or both."""
+
+    pod_uid: Annotated[str, Meta(min_length=1, max_length=64)]
+    reason: Reason
+    start: Instant | None = None
+    end: Instant | None = None
+
+
 class AdjustmentBody(Body, frozen=True, kw_only=True):
     """GPU time put right by hand; a negative amount takes it away."""
 

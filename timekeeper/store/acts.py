@@ -21,6 +21,7 @@ from timekeeper.store.models import (
     BudgetGrant,
     BudgetRule,
     DebtRule,
+    IntervalCorrection,
     Membership,
     Namespace,
     Rate,
@@ -34,7 +35,7 @@ _RULES: Final = ("budget", "status", "team", "organisation")
 LOG_BEGUN: Final = "log-begun"
 """The first record of a log that began when there were grants and budgets already; up to which it tells."""
 
-_KEPT: Final = (*_MOVEMENTS, *_RULES, "rate", "withdraw")
+_KEPT: Final = (*_MOVEMENTS, *_RULES, "rate", "withdraw", "interval")
 """Actions whose records no step between revisions takes away."""
 
 
@@ -83,6 +84,8 @@ def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | No
         return action, record.cluster, *map(detail.get, ("debt", "effectiveAt"))
     if action == "reservation":
         return action, *who, *map(detail.get, ("id", "amountMs", "reason"))
+    if action == "interval":
+        return action, *who, *map(detail.get, ("id", "podUid", "startMs", "endMs", "reason"))
     if action in ("release", "withdraw"):
         return action, record.cluster, record.namespace, detail.get("id")
     if action in ("parent", "seal"):
@@ -106,6 +109,11 @@ def _done(session: Session) -> Iterator[_Act]:
             select(BudgetGrant, *of).join(Namespace, Namespace.id == BudgetGrant.namespace_id)
             .where(BudgetGrant.withdrawn_at.is_not(None)),
             lambda r, at: (f"the withdrawal of grant {r.id}", r.id, ("withdraw", *at, r.id)),
+        ),
+        (
+            select(IntervalCorrection, *of).join(Namespace, Namespace.id == IntervalCorrection.namespace_id),
+            lambda r, at: (f"correction {r.id} of the interval of pod {r.pod_uid}", r.id,
+                           ("interval", *at, r.actor, r.id, r.pod_uid, r.started_at, r.ended_at, r.reason)),
         ),
         (
             select(BudgetRule, *of).join(Namespace, Namespace.id == BudgetRule.namespace_id)

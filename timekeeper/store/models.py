@@ -170,6 +170,8 @@ class BudgetGrant(Base):
     kind: Mapped[str] = mapped_column(String(16), server_default="grant")
     priority: Mapped[int] = mapped_column(server_default="0")
     counterpart: Mapped[str] = mapped_column(String(253), server_default="")
+    taken_back_ms: Mapped[int] = mapped_column(server_default="0")
+    """Of a refund: the part that its pod, by what is known now, was not charged to the budget. It brings nothing."""
     withdrawn_at: Mapped[int | None]
     """When a grant that had not begun was withdrawn: then it never brings anything."""
 
@@ -281,6 +283,10 @@ class Workload(Base):
     """JSON: GPUs per millisecond before their rate, as a ratio, by model; under the empty model what has none."""
     opened_at: Mapped[int]
     """When the row was written."""
+    created_at: Mapped[int | None]
+    """When the API server made the pod; None: not known."""
+    closed_at: Mapped[int | None]
+    """When the end was noted, by our clock; None: it runs, or that is not known."""
     started_at: Mapped[int]
     ended_at: Mapped[int | None]
     end_source: Mapped[str] = mapped_column(String(32))
@@ -296,6 +302,30 @@ class Workload(Base):
     """When its watermarks were thrown away; reports are refused since."""
     used_ms: Mapped[int | None]
     """Of an archived pod: what it used; None: unknown."""
+
+
+class IntervalCorrection(Base):
+    """A pod's interval as somebody put it right, and as it was before. Rows never change; the workload has the last."""
+
+    __tablename__ = "interval_correction"
+    __table_args__ = (
+        UniqueConstraint("namespace_id", "idempotency_key"),
+        Index(None, "pod_uid"),
+        CheckConstraint("ended_at IS NULL OR ended_at >= started_at", "interval"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    pod_uid: Mapped[str] = mapped_column(ForeignKey("workload.pod_uid"))
+    started_at: Mapped[int]
+    ended_at: Mapped[int | None]
+    started_before: Mapped[int]
+    ended_before: Mapped[int | None]
+    reason: Mapped[str] = mapped_column(String(1024))
+    idempotency_key: Mapped[str] = mapped_column(String(255))
+    request_hash: Mapped[str] = mapped_column(String(64))
+    actor: Mapped[str] = mapped_column(String(253))
+    booked_at: Mapped[int]
 
 
 class Transaction(Base):

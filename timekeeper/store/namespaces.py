@@ -309,10 +309,32 @@ def granted_in_all(session: Session, namespace: int) -> int:
 
 def refunded(session: Session, namespace: int, pod_uid: str) -> int:
     """Return what has been refunded of a pod's charge."""
-    query = select(func.sum(BudgetGrant.amount_ms)).where(
+    query = select(func.sum(BudgetGrant.amount_ms - BudgetGrant.taken_back_ms)).where(
         BudgetGrant.namespace_id == namespace, BudgetGrant.kind == "refund", BudgetGrant.counterpart == pod_uid
     )
     return int(session.execute(query).scalar() or 0)
+
+
+def refunds(session: Session, keys: Collection[int], since: int | None = None) -> dict[str, list[BudgetGrant]]:
+    """Return the refunds of some budgets' pods, oldest first, by the pod's UID.
+
+    `since`: of those alone that were refunded, or ended, at an instant or later.
+    """
+    query = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys), BudgetGrant.kind == "refund")
+    if since is not None:
+        late = select(BudgetGrant.counterpart).where(BudgetGrant.kind == "refund", BudgetGrant.valid_from >= since)
+        ended = select(Workload.pod_uid).where(Workload.ended_at >= since, Workload.namespace_id.in_(keys))
+        query = query.where(or_(BudgetGrant.counterpart.in_(late), BudgetGrant.counterpart.in_(ended)))
+    found: dict[str, list[BudgetGrant]] = {}
+    query = query.order_by(BudgetGrant.valid_from, BudgetGrant.id).execution_options(populate_existing=True)
+    for row in session.scalars(query):
+        found.setdefault(row.counterpart, []).append(row)
+    return found
+
+
+def take_back(session: Session, key: int, amount: int) -> None:
+    """Have a part of a refund bring nothing."""
+    session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(taken_back_ms=amount))
 
 
 def other_side(giver: int, key: str) -> str:
@@ -403,7 +425,9 @@ def _without_claims(
     grants: dict[int, list[Grant]] = {key: [] for key in keys}
     withdrawals: dict[int, list[Withdrawal]] = {key: [] for key in keys}
     for row in session.scalars(moved.order_by(BudgetGrant.valid_from, BudgetGrant.id)):
-        name, amount = f"{row.kind}:{row.id}", row.amount_ms
+        name, amount = f"{row.kind}:{row.id}", row.amount_ms - row.taken_back_ms
+        if not amount:
+            continue
         if amount > 0:
             grant = Grant(name, amount, row.valid_from, row.valid_to, _COMES[row.kind], row.priority)
             grants[row.namespace_id].append(grant)

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, aliased
 from timekeeper.ledger import effect
 from timekeeper.records import PostingKind
 from timekeeper.store import namespaces, seals
-from timekeeper.store.models import BudgetGrant, Namespace, Transaction, Workload
+from timekeeper.store.models import BudgetGrant, IntervalCorrection, Namespace, Transaction, Workload
 
 _ENDS = ("charge", "over-budget", "expiry")
 _undone = aliased(Transaction)
@@ -44,6 +44,8 @@ class Charged:
     charged: int
     over_budget: int
     corrections: int
+    corrected: bool
+    """Whether somebody put its interval right."""
 
 
 def totals(session: Session, namespace: int, spans: Sequence[tuple[int, int]]) -> list[list[Total]]:
@@ -115,6 +117,7 @@ def charged(
             func.sum(Transaction.amount_ms),
             func.sum(over),
             func.sum(case((Transaction.corrects_at.is_not(None), Transaction.amount_ms), else_=0)),
+            select(IntervalCorrection.id).where(IntervalCorrection.pod_uid == Transaction.subject).exists(),
         )
         .outerjoin(_undone, _undone.id == Transaction.reverses)
         .outerjoin(Workload, Workload.pod_uid == Transaction.subject)
@@ -131,8 +134,8 @@ def charged(
         .limit(limit)
         .execution_options(yield_per=1000)
     )
-    for uid, name, total, beyond, corrections in session.execute(query):
-        yield Charged(uid, name or "", int(total) - int(beyond), int(beyond), int(corrections))
+    for uid, name, total, beyond, corrections, corrected in session.execute(query):
+        yield Charged(uid, name or "", int(total) - int(beyond), int(beyond), int(corrections), bool(corrected))
 
 
 _LONG = 10_000

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,8 +14,17 @@ from timekeeper import timeline
 from timekeeper.allowances import State
 from timekeeper.ledger import Booked, difference
 from timekeeper.records import Claim, Forest, Posting
-from timekeeper.store import acts, audit, bookings, memberships, namespaces, prices, seals, second_opinion, workloads
-from timekeeper.store.memberships import IN_FORCE, Tree
+from timekeeper.store import (
+    acts,
+    audit,
+    bookings,
+    corrections,
+    memberships,
+    namespaces,
+    seals,
+    second_opinion,
+)
+from timekeeper.store.memberships import Tree
 from timekeeper.store.models import Account, Entry, Transaction
 from timekeeper.store.namespaces import Known
 
@@ -49,6 +58,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
             *_transfers(session),
             *audit.broken(session),
             *acts.differences(session),
+            *corrections.broken(session),
         ]
         known = {place.id: place for place in places}
         checked: set[int] = set()
@@ -106,16 +116,16 @@ def _transfers(session: Session) -> Iterator[str]:
 
 
 def _refunds(session: Session, place: Known) -> Iterator[str]:
-    refunded: Counter[str] = Counter()
-    for row in namespaces.grants(session, place.id, "refund"):
-        refunded[row.counterpart] += row.amount_ms
-    pods = workloads.by_uid(session, refunded)
-    book = prices.read(session)
-    for uid, amount in refunded.items():
-        pod = pods.get(uid)
-        gross = 0 if pod is None else book.claim(uid, pod.started_at, pod.ended_at, pod.shares).gross(IN_FORCE)
-        if amount > gross:
-            yield f"namespace {place.name} ({place.uid}): pod {uid} was refunded {amount} of a charge of {gross}"
+    """Yield the pods that were refunded more than what the ledger charges them, reversals and corrections taken off."""
+    found = namespaces.refunds(session, [place.id])
+    charged = bookings.booked_by_pod(session, sorted(found))
+    for uid, rows in found.items():
+        net = charged.get(uid, (0, 0))[0]
+        given, wanted = sum(row.amount_ms - row.taken_back_ms for row in rows), sum(row.amount_ms for row in rows)
+        if given > net:
+            yield f"{_where(place)}: pod {uid} was refunded {given}, and its net charge is {net}"
+        elif given != min(wanted, net):
+            yield f"{_where(place)}: of {wanted} for pod {uid}, refunds of {given} stand, and {min(wanted, net)} should"
 
 
 def _balances(session: Session, place: Known) -> Iterator[str]:

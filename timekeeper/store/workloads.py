@@ -42,12 +42,17 @@ def add(session: Session, rows: list[dict[str, Any]]) -> None:
 
 
 def close(session: Session, ends: list[dict[str, Any]]) -> None:
-    """Note the ends (`uid`, `end`, `source`, `flags`) of workloads; an end that stands is never moved."""
+    """Note the ends (`uid`, `end`, `source`, `flags`, and when: `now`) of workloads; what has ended keeps its end."""
     table = Workload.__table__
     statement = (
         update(Workload)
         .where(table.c.pod_uid == bindparam("uid"), table.c.ended_at.is_(None))
-        .values(ended_at=bindparam("end"), end_source=bindparam("source"), flags=bindparam("flags"))
+        .values(
+            ended_at=bindparam("end"),
+            end_source=bindparam("source"),
+            flags=bindparam("flags"),
+            closed_at=bindparam("now"),
+        )
     )
     if ends:
         session.connection().execute(statement, ends)
@@ -65,6 +70,12 @@ def hold_end(session: Session, workload: Workload, latest: int) -> None:
     flags = {*filter(None, workload.flags.split(",")), "clock-skew"}
     values = {"ended_at": max(latest, workload.started_at), "flags": ",".join(sorted(flags))}
     session.execute(update(Workload).where(Workload.pod_uid == workload.pod_uid).values(values))
+
+
+def correct(session: Session, uid: str, start: int, end: int | None, flags: str) -> None:
+    """Have a workload hold another interval, because somebody put it right."""
+    values = {"started_at": start, "ended_at": end, "flags": flags}
+    session.execute(update(Workload).where(Workload.pod_uid == uid).values(values))
 
 
 def heard(session: Session, uid: str, now: int) -> None:

@@ -173,3 +173,28 @@ def test_a_grant_of_later_is_listed_and_withdrawn(run: Run) -> None:
         run(kind, "grant", name, "1h")
         now = run(kind, "grants", name)[0]["id"]
         assert "has begun" in run(kind, "withdraw", name, str(now), code=1)
+
+
+def test_an_interval_is_corrected_and_an_account_named_by_its_uid(run: Run, world: Service) -> None:
+    closing = Closing("uid-p", T0 + 1_200_000, "finished")
+    world.books.apply([opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    assert isinstance(world.clock, ManualClock)
+    world.clock.advance(1_200_000)
+    assert run("budget", "correct", "team", "uid-p", "--end", "2026-01-01T00:10:00Z", "--key", "k")["usedMs"] == 600_000
+    (row,) = run("budget", "corrections", "team")
+    assert (row["podUid"], row["end"], row["endBefore"]) == (
+        "uid-p", "2026-01-01T00:10:00.000Z", "2026-01-01T00:20:00.000Z",
+    )  # fmt: skip
+    assert "2026-01-01T00:10:00.000Z" in run("budget", "corrections", "team", code=-1)
+    assert "name a start, an end, or both" in run("budget", "correct", "team", "uid-p", code=1)
+    world.controller.namespaces.on_list([{"metadata": {"name": "team", "uid": "another"}}])
+    assert "had no pod" in run("budget", "refund", "team", "1m", "uid-p", code=1)
+    old = ("--uid", "uid-team")
+    run("budget", "refund", "team", "1m", "uid-p", *old)
+    run("budget", "adjust", "team", "1m", *old)
+    assert run("budget", "get", "team", *old)["gone"] is True
+    assert run("budget", "statement", "team", *old)["workloads"][0]["intervalCorrected"] is True
+    assert "uid-p" in run("budget", "statement", "team", *old, "-o", "csv", code=-1)
+    assert run("budget", "grants", "team", *old) == []
+    assert [b["uid"] for b in run("budget", "list")] == ["uid-team"]
+    assert "--uid uid-team" in run("budget", "list", code=-1)

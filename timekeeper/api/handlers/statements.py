@@ -140,6 +140,7 @@ def statement(**path: str) -> Response:
                     charged_ms=row.charged,
                     over_budget_ms=row.over_budget,
                     corrections_ms=row.corrections,
+                    interval_corrected=row.corrected,
                 )
                 for row in rows[:limit]
                 if not children

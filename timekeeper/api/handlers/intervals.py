@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods' intervals that are put right by hand, once per Idempotency-Key."""
+
+from __future__ import annotations
+
+from flask import Response
+
+from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
+from timekeeper import corrections
+from timekeeper.api import requests
+from timekeeper.api.handlers import budgets, movements
+from timekeeper.api.holders import holder
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas import IntervalBody
+from timekeeper.api.service import service
+from timekeeper.corrections import Wanted
+from timekeeper.store import corrections as store
+
+
+def listed(namespace: str) -> Response:
+    """Return a page of corrected intervals."""
+    it = service()
+    whose = holder(it, namespace)
+    whose.allow("get", "intervals")
+    limit, before = requests.limit(), requests.cursor(int)
+    with it.books.database.reading() as session:
+        known = whose.find(session)
+        rows = store.page(session, known.id, before, limit + 1) if known else []
+    items = [
+        IntervalCorrection(
+            id=row.id,
+            pod_uid=row.pod_uid,
+            start=format_instant(row.started_at),
+            end=None if row.ended_at is None else format_instant(row.ended_at),
+            start_before=format_instant(row.started_before),
+            end_before=None if row.ended_before is None else format_instant(row.ended_before),
+            reason=row.reason,
+            actor=row.actor,
+            booked_at=format_instant(row.booked_at),
+        )
+        for row in rows[:limit]
+    ]
+    more = requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
+    return requests.answer(IntervalCorrectionList(items=items, next_cursor=more))
+
+
+def correct(namespace: str) -> Response:
+    """Put a pod's interval right; return the budget as it stands then."""
+    it = service()
+    whose = holder(it, namespace)
+    caller = whose.allow("create", "intervals")
+    given = requests.body(IntervalBody)
+    if given.start is None and given.end is None:
+        raise Problem(
+            422, "body-invalid", "start: name a start, an end, or both; for example 2026-11-30T12:00:00Z", "start"
+        )
+    order = movements.order_of(it, caller, 0, given.reason)
+    start, end = (
+        None if value is None else requests.instant(value, field)
+        for field, value in (("start", given.start), ("end", given.end))
+    )
+    wanted = Wanted(given.pod_uid, start, end, given.reason, order.key, order.body, order.actor, order.now)
+    return budgets.changed(whose, made=corrections.correct(it.books, whose.require, wanted))

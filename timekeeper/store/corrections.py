@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods' intervals that somebody put right: what they were before, who did it and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from timekeeper.store.models import IntervalCorrection, Workload
+
+
+def add(session: Session, values: dict[str, Any]) -> int:
+    """Append a correction; return its id."""
+    return session.execute(insert(IntervalCorrection).values(values).returning(IntervalCorrection.id)).scalar_one()
+
+
+def under(session: Session, namespace: int, key: str) -> IntervalCorrection | None:
+    """Return the correction that was booked under an idempotency key."""
+    query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
+    return session.scalars(query.where(IntervalCorrection.idempotency_key == key)).one_or_none()
+
+
+def page(session: Session, namespace: int, before: int | None, limit: int) -> list[IntervalCorrection]:
+    """Return a namespace's corrections, newest first, from the one before an id on."""
+    query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
+    if before is not None:
+        query = query.where(IntervalCorrection.id < before)
+    return list(session.scalars(query.order_by(IntervalCorrection.id.desc()).limit(limit)))
+
+
+def newest(session: Session, namespace: int) -> dict[str, IntervalCorrection]:
+    """Return the newest correction of each of a namespace's pods that has one, by the pod's UID."""
+    query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
+    return {row.pod_uid: row for row in session.scalars(query.order_by(IntervalCorrection.id))}
+
+
+def of_pod(session: Session, uid: str) -> list[IntervalCorrection]:
+    """Return a pod's corrections, oldest first."""
+    query = select(IntervalCorrection).where(IntervalCorrection.pod_uid == uid)
+    return list(session.scalars(query.order_by(IntervalCorrection.id)))
+
+
+def broken(session: Session) -> Iterator[str]:
+    """Yield the pods whose interval is not that of their last correction, or whose corrections do not follow."""
+    query = select(IntervalCorrection, Workload).join(Workload, Workload.pod_uid == IntervalCorrection.pod_uid)
+    rows: dict[str, list[tuple[IntervalCorrection, Workload]]] = {}
+    for row, pod in session.execute(query.order_by(IntervalCorrection.id)):
+        rows.setdefault(pod.pod_uid, []).append((row, pod))
+    for uid, mine in rows.items():
+        (last, pod), told = mine[-1], f"pod {uid}: its interval is not what its corrections say"
+        # A pod that ran when its start was corrected may have ended since.
+        if pod.started_at != last.started_at or last.ended_at not in (None, pod.ended_at):
+            yield told
+        for (one, _), (following, _) in pairwise(mine):
+            if following.started_before != one.started_at or one.ended_at not in (None, following.ended_before):
+                yield told
