@@ -15,10 +15,10 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
+from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.units import format_instant
 from timekeeper.books import Books
-from timekeeper.counters import CLOCK_SKEW_MS
 from timekeeper.store import corrections, namespaces, workloads
 from timekeeper.store.models import Workload
 from timekeeper.store.namespaces import Known

@@ -13,7 +13,7 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "threshold",
-        sa.Column("namespace_id", sa.BigInteger(), nullable=False),
+        sa.Column("namespace_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("period_start", sa.BigInteger(), nullable=False),
         sa.Column("percent", sa.BigInteger(), nullable=False),
         sa.Column("told_at", sa.BigInteger(), nullable=False),

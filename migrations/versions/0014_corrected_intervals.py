@@ -17,7 +17,7 @@ def upgrade() -> None:
     op.create_table(
         "interval_correction",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("namespace_id", sa.BigInteger(), nullable=False),
+        sa.Column("namespace_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("pod_uid", sa.String(length=64), nullable=False),
         sa.Column("started_at", sa.BigInteger(), nullable=False),
         sa.Column("ended_at", sa.BigInteger(), nullable=True),

@@ -27,7 +27,7 @@ _WRONG = {
         WHERE w.pod_uid IS NULL OR c.started_at < w.started_at OR c.due > COALESCE(w.ended_at, c.due)""",
     "transaction {}: it charges a pod for time that is charged already": """SELECT id FROM (SELECT id, started_at,
         LAG(due) OVER (PARTITION BY subject ORDER BY due, id) AS past FROM charges) c WHERE started_at < past""",
-    "pod {}: its interval lies outside its life": "SELECT pod_uid FROM workload WHERE ended_at < started_at",
+    "pod {}: outside its life": "SELECT pod_uid FROM workload WHERE started_at < created_at OR ended_at > closed_at + 300000",
 }
 _RULES = """SELECT effective_at, LEAD(effective_at, 1, 4611686018427387904) OVER (ORDER BY effective_at, id),
     rollover_ms, amount_ms + credit_ms FROM budget_rule WHERE namespace_id = :key ORDER BY effective_at, id"""
