@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second opinion of a ledger, by sums alone: it shares nothing with the code that keeps it, on purpose.
-
-In each period that brought something no more is charged than amount, rollover, grants and credit; no pod pays twice.
-"""
+"""A second opinion of a ledger, by sums alone: it shares nothing with the code that keeps it, on purpose."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -27,7 +24,8 @@ _WRONG = {
         WHERE w.pod_uid IS NULL OR c.started_at < w.started_at OR c.due > COALESCE(w.ended_at, c.due)""",
     "transaction {}: it charges a pod for time that is charged already": """SELECT id FROM (SELECT id, started_at,
         LAG(due) OVER (PARTITION BY subject ORDER BY due, id) AS past FROM charges) c WHERE started_at < past""",
-    "pod {}: outside its life": "SELECT pod_uid FROM workload WHERE started_at < created_at OR ended_at > closed_at + 300000",
+    "pod {}: its interval is outside its life": """SELECT pod_uid FROM workload WHERE started_at < created_at
+        OR ended_at > closed_at + 300000""",  # five minutes: by so much clocks may differ
 }
 _RULES = """SELECT effective_at, LEAD(effective_at, 1, 4611686018427387904) OVER (ORDER BY effective_at, id),
     rollover_ms, amount_ms + credit_ms FROM budget_rule WHERE namespace_id = :key ORDER BY effective_at, id"""
@@ -37,7 +35,7 @@ _MOVED = "SELECT due, kind, subject, amount_ms FROM stands WHERE namespace_id = 
 
 
 def opinion(session: Session) -> Iterator[str]:
-    """Yield what cannot be right of a ledger, whatever its time lines say."""
+    """Yield what cannot be right, such as a period charged beyond its amount, rollover, grants and credit."""
     for told, query in _WRONG.items():
         yield from (told.format(key) for (key,) in session.execute(text(_BOOKED + query)))
     for key, name in session.execute(text("SELECT id, name FROM namespace ORDER BY id")).all():

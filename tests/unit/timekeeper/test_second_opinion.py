@@ -90,8 +90,14 @@ CHARGE = "SELECT min(id) FROM txn WHERE kind = 'charge' AND subject = 'b'"
             ("UPDATE budget_grant SET valid_to = 2, valid_from = 1 WHERE kind = 'grant'",),
             "budget team (2)",
         ),
-        (("UPDATE workload SET created_at = started_at + 1 WHERE pod_uid = 'a'",), "pod a: outside its life"),
-        (("UPDATE workload SET closed_at = ended_at - 300001 WHERE pod_uid = 'a'",), "pod a: outside its life"),
+        (
+            ("UPDATE workload SET created_at = started_at + 1 WHERE pod_uid = 'a'",),
+            "pod a: its interval is outside its life",
+        ),
+        (
+            ("UPDATE workload SET closed_at = ended_at - 300001 WHERE pod_uid = 'a'",),
+            "pod a: its interval is outside its life",
+        ),
     ],
 )
 def test_planted_defects_are_found(ledger: Books, damage: tuple[str, ...], told: str) -> None:
