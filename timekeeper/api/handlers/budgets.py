@@ -16,7 +16,7 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import BudgetList
 from timekeeper import reservations, views
 from timekeeper.api import requests
-from timekeeper.api.holders import Holder, holder
+from timekeeper.api.holders import Holder, NamespaceHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import BudgetBody, BudgetPatch, EntryList, LedgerEntry, StatusBody
 from timekeeper.api.service import Service, service
@@ -134,7 +134,7 @@ def _anchor(text: str, period: str) -> int:
 def put(namespace: str) -> Response:
     """Give a namespace a budget of its own."""
     it = service()
-    whose = holder(it, namespace)
+    whose = NamespaceHolder(it, requests.namespace(namespace))
     caller = whose.allow("update")
     return _set(whose, rule_of(it, requests.body(BudgetBody)), caller)
 
@@ -142,13 +142,13 @@ def put(namespace: str) -> Response:
 def patch(namespace: str) -> Response:
     """Give a namespace a budget of its own that differs from its budget in what the body names."""
     it = service()
-    whose = holder(it, namespace)
+    whose = NamespaceHolder(it, requests.namespace(namespace))
     caller = whose.allow("update")
     given = requests.body(BudgetPatch)
     return answer(whose) if given == BudgetPatch() else _set(whose, patched(it, given), caller)
 
 
-def _set(whose: Holder, change: Change, caller: Caller) -> Response:
+def _set(whose: NamespaceHolder, change: Change, caller: Caller) -> Response:
     it, wanted = whose.it, requests.if_match()
     if wanted is not None and whose.position() is None:
         if wanted.isdisjoint({whose.current()[1], ANY_VERSION}):

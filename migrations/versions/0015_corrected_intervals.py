@@ -4,8 +4,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0014"
-down_revision = "0013"
+revision = "0015"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 
@@ -49,7 +49,7 @@ def downgrade() -> None:
     taken = connection.execute(sa.text("SELECT count(*) FROM budget_grant WHERE taken_back_ms <> 0")).scalar_one()
     if corrected or taken:
         raise RuntimeError(
-            f"{corrected} intervals were corrected and {taken} refunds limited, of which revision 0013 knows nothing"
+            f"{corrected} intervals were corrected and {taken} refunds limited, of which revision 0014 knows nothing"
         )
     op.drop_table("interval_correction")
     op.drop_column("budget_grant", "taken_back_ms")
