@@ -26,7 +26,7 @@ def mixed(core: int, seed: int, *more: str, limit: int = 100, vclass: str = "in-
 
 
 def split(chance: random.Random, parts: int) -> list[int]:
-    """Requests that add up to 100."""
+    """Choose requests that add up to 100."""
     cuts = sorted(chance.sample(range(1, 20), parts - 1))
     return [5 * (b - a) for a, b in zip([0, *cuts], [*cuts, 20], strict=True)]
 
@@ -53,7 +53,7 @@ def ceilings(seed: int) -> str:
 
 
 def pauses(seed: int) -> str:
-    """One rests now and then: the other, who never does, has at least its request, and the GPU is used."""
+    """Let one rest now and then: the other, who never does, has at least its request, and the GPU is used."""
     chance = random.Random(seed)
     core = chance.randrange(20, 60)
     got = together([mixed(core, chance.randrange(10**6), "--pauses"), mixed(100 - core, chance.randrange(10**6))],
