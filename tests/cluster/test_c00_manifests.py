@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from cluster.harness import cluster as clusters
 from cluster.harness import control_groups
 from cluster.harness.install import ROOT
 from cluster.harness.site import Site
+
+from slicekeeper import manifests
 
 
 def _render(site: Site, overlay: str) -> str:
@@ -28,6 +31,19 @@ def test_the_rendered_file_is_up_to_date(site: Site) -> None:
 def test_an_overlay_is_accepted_by_the_api_server(site: Site, overlay: str) -> None:
     objects = [o for o in yaml.safe_load_all(_render(site, overlay)) if "cert-manager.io" not in o["apiVersion"]]
     site.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+
+def test_renamed_resources_are_accepted_by_the_api_server(site: Site, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ROOT / "manifests", tmp_path / "manifests"))
+    config = folder / "base/config/config.yaml"
+    names = (
+        "{core: gpu.example/percent, seat: gpu.example/seat, device: [nvidia.com/gpu, 'gpu.example/slice-*', 'a.b/*']}"
+    )
+    config.write_text(f"{config.read_text()}resources: {names}\n")
+    manifests.write(folder)
+    rendered = site.kubectl("kustomize", str(folder / "overlays/default"))
+    assert "gpu.example/percent" in rendered
+    site.kubectl("apply", "--dry-run=server", "-f", "-", stdin=rendered)
 
 
 @pytest.mark.parametrize("overlay", ["default", "playground", "postgresql"])
