@@ -16,7 +16,7 @@ from timekeeper_service import serving
 
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
-from slicekeeper.kube.client import NAMESPACES, PODS
+from slicekeeper.kube.client import PODS
 from timekeeper import hierarchy
 from timekeeper.api.app import MAX_BODY_BYTES, routed
 from timekeeper.records import Rule
@@ -103,7 +103,8 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
     with serving(tmp_path, database_url, ManualClock(history.T0)) as (service, cluster):
-        service.controller.namespaces.on_list(cluster.store.collection(NAMESPACES)[0])
+        there = [{"metadata": {"name": name, "uid": f"uid-{name}"}} for name in ("team", "other")]
+        service.controller.namespaces.on_list(there)  # whose accounts the history has
         books = service.books
         history.STEPS[0](books)
         hierarchy.put_parent(books, "lab", "team", Rule(history.T0, 1, "day", "UTC"), actor="me", if_match=None)
