@@ -24,7 +24,7 @@ LIBRARIES = (
 )  # fmt: skip
 SOURCE = """\
 Types: deb
-URIs: http://deb.debian.org/debian
+URIs: {mirror}
 Suites: sid
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
@@ -67,6 +67,20 @@ def interpreter(version: str) -> Path:
     return from_debian(version)
 
 
+def mirror() -> str:
+    """Return where this machine has its Debian packages from.
+
+    Raises Unavailable.
+    """
+    fields = run(
+        "apt-get", "indextargets", "--format", "$(SUITE) $(REPO_URI)", "Created-By: Packages", "Origin: Debian"
+    )
+    found = [address for suite, address in map(str.split, fields.splitlines()) if "security" not in suite]
+    if not found:
+        raise Unavailable("it is neither on the PATH nor among pyenv's, and apt-get knows no Debian mirror")
+    return found[0]
+
+
 def from_debian(version: str) -> Path:
     """Unpack Debian's interpreter with the C library that it was built for, which may be newer than the system's."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None or shutil.which("dpkg") is None:
@@ -74,7 +88,7 @@ def from_debian(version: str) -> Path:
     home, apt = CACHE / version, CACHE / "apt"
     for folder in ("lists/partial", "archives/partial", "debs"):
         (apt / folder).mkdir(parents=True, exist_ok=True)
-    (apt / "sid.sources").write_text(SOURCE, "utf-8")
+    (apt / "sid.sources").write_text(SOURCE.format(mirror=mirror()), "utf-8")
     (apt / "status").touch()
     options = [
         "-oDir::Etc::SourceParts=-", f"-oDir::Etc::SourceList={apt / 'sid.sources'}", f"-oDir::State={apt}",
