@@ -332,25 +332,32 @@ static void publish(struct ar_sched *s) {
   }
 }
 
-/* Time by which background work holds up in-budget seats is taken from its allowance. */
+/* Time by which background work holds up in-budget seats is taken from its allowances. The span counts
+ * as it was seen when it began: whoever begins to wait rings, so a wait begins with a span. */
 static void interfere(struct ar_sched *s, uint64_t span) {
-  bool held_up = false, behind = false;
-  for (int i = 0; i < s->count; i++) {
-    const struct ar_member *m = s->member[i];
-    held_up |= m->share.vclass == VC_IN_BUDGET && m->seen.waiting && i != s->holder;
-    behind |= m->share.vclass == VC_BACKGROUND && m->share.present;
-  }
+  bool behind = false;
+  for (int i = 0; i < s->count; i++)
+    behind |= s->member[i]->share.vclass == VC_BACKGROUND && s->member[i]->share.present;
   if (behind) {
     s->interference += (int64_t)(span * INTERFERENCE_PERMILLE / VC_PERMILLE);
     s->allowance += (int64_t)(span * ALLOWANCE_PERMILLE / VC_PERMILLE);
   }
-  if (s->holder >= 0 && s->member[s->holder]->share.vclass == VC_BACKGROUND && held_up) {
+  if (s->held_up) {
     s->interference -= (int64_t)span;
     s->allowance -= (int64_t)span;
   }
   if (s->allowance > (int64_t)ALLOWANCE_MAX_NS) s->allowance = (int64_t)ALLOWANCE_MAX_NS;
   if (s->interference > (int64_t)INTERFERENCE_MAX_NS)
     s->interference = (int64_t)INTERFERENCE_MAX_NS;
+}
+
+static bool held_up(const struct ar_sched *s) {
+  if (s->holder < 0 || s->member[s->holder]->share.vclass != VC_BACKGROUND) return false;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_member *m = s->member[i];
+    if (m->share.vclass == VC_IN_BUDGET && m->seen.waiting && i != s->holder) return true;
+  }
+  return false;
 }
 
 static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
@@ -385,6 +392,7 @@ uint64_t ar_sched_step(struct ar_sched *s, uint64_t now) {
   s->at = now;
   look(s, now);
   decide(s, now);
+  s->held_up = held_up(s);
   publish(s);
   return soonest(s, now);
 }

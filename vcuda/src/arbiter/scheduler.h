@@ -46,6 +46,7 @@ struct ar_sched {
   int count;
   int holder; /* whose gate is open, or who still drains; -1: nobody */
   bool draining, reconsider;
+  bool held_up; /* background holds the GPU, and an in-budget seat waits */
   uint64_t at, in_budget_at;
   int64_t interference, allowance;
   uint64_t quantum;
