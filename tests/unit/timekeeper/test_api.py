@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+from databases import Databases
 from flask import Flask
 from openings import opening
 from prometheus_client import generate_latest
@@ -32,7 +34,7 @@ from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
 from timekeeper.books import Closing, Opening
 from timekeeper.identity import Caller
-from timekeeper.store import migrate
+from timekeeper.store import migrate, namespaces
 from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
@@ -94,13 +96,45 @@ def names_pods() -> Any:
     return PODS
 
 
-@pytest.fixture
-def world(tmp_path: Path, database_url: str) -> Iterator[World]:
+@contextmanager
+def new_world(folder: Path, database_url: str) -> Iterator[World]:
     clock = ManualClock(T0)
-    with serving(tmp_path, database_url, clock) as (service, cluster):
+    with serving(folder, database_url, clock) as (service, cluster):
         for name in ("team", "other"):
             service.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
         yield World(clock, service, cluster, routed(service))
+
+
+@pytest.fixture
+def world(tmp_path: Path, database_url: str) -> Iterator[World]:
+    with new_world(tmp_path, database_url) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator[World]:
+    """A world that all tests of refusals share: nothing happened in it, and nothing may."""
+    with databases.migrated() as url, new_world(tmp_path_factory.mktemp("untouched"), url) as made:
+        yield made
+        with made.service.books.database.reading() as session:
+            assert namespaces.everyone(session) == []
+
+
+@dataclass
+class OnePod:
+    world: World
+    token: str
+
+
+@pytest.fixture(scope="module")
+def one_pod(tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator[OnePod]:
+    """A world that all tests share that are refused although a pod runs; at the end it has that pod and no more."""
+    with databases.migrated() as url, new_world(tmp_path_factory.mktemp("one-pod"), url) as made:
+        yield OnePod(made, made.pod("a"))
+        (workload,) = made.get("/api/v1/workloads")["items"]
+        assert workload["podName"] == "a-pod"
+        assert made.get("/api/v1/budgets/team")["source"] == "policy"
+        assert verify(made.service.books.database.engine, carry=False).differences == []
 
 
 def test_a_namespace_runs_out_and_a_grant_gives_it_more(world: World) -> None:
@@ -532,18 +566,18 @@ def fill(path: str) -> str:
 
 
 @pytest.mark.parametrize("route", WITH_IDENTITY, ids=lambda r: f"{r.method} {r.path}")
-def test_every_endpoint_wants_to_know_who_asks(world: World, route: Any) -> None:
+def test_every_endpoint_wants_to_know_who_asks(untouched: World, route: Any) -> None:
     for header in ("", "Bearer ", "Basic b3BlcmF0b3I=", "Bearer nobody", "Bearer operator-token2"):
-        answer = world.call(route.method, fill(route.path), {}, {"Authorization": header})
+        answer = untouched.call(route.method, fill(route.path), {}, {"Authorization": header})
         assert (answer.status_code, answer.json["code"]) == (401, "unauthenticated")
         assert answer.content_type == "application/problem+json"
         assert answer.json["type"] == "urn:slicekeeper:problem:unauthenticated"
 
 
 @pytest.mark.parametrize("route", WITH_IDENTITY, ids=lambda r: f"{r.method} {r.path}")
-def test_a_pods_token_may_only_report(world: World, route: Any) -> None:
-    token = world.pod("a")
-    answer = world.call(route.method, fill(route.path), {}, {"Authorization": f"Bearer {token}"})
+def test_a_pods_token_may_only_report(one_pod: OnePod, route: Any) -> None:
+    header = {"Authorization": f"Bearer {one_pod.token}"}
+    answer = one_pod.world.call(route.method, fill(route.path), {}, header)
     reports = route.path.endswith(("/report", "/reports"))
     assert answer.status_code == (422 if reports else 403), answer.data
 
@@ -562,11 +596,10 @@ def test_a_pods_token_may_only_report(world: World, route: Any) -> None:
         (b" " * (5 << 20), 413, "body-too-large"),
     ],
 )
-def test_every_body_is_checked(world: World, route: Any, body: Any, status: int, code: str) -> None:
-    world.pod("a")
-    answer = world.call(route.method, fill(route.path), body, {"Idempotency-Key": "k"})
+def test_every_body_is_checked(one_pod: OnePod, route: Any, body: Any, status: int, code: str) -> None:
+    answer = one_pod.world.call(route.method, fill(route.path), body, {"Idempotency-Key": "k"})
     assert (answer.status_code, answer.json["code"]) == (status, code)
-    assert world.get("/api/v1/budgets/team")["amountMs"] == 150 * 60_000
+    assert one_pod.world.get("/api/v1/budgets/team")["amountMs"] == 150 * 60_000
 
 
 GOOD_BUDGET = {"amountMs": 1, "period": "day", "timeZone": "UTC"}
@@ -618,12 +651,12 @@ GOOD_TRANSFER = {"to": "other", "amountMs": 1, "reason": "r"}
     ],
 )  # fmt: skip
 def test_wrong_values_are_named_and_nothing_is_half_done(
-    world: World, method: str, path: str, body: Any, status: int, code: str, field: str
+    untouched: World, method: str, path: str, body: Any, status: int, code: str, field: str
 ) -> None:
-    answer = world.call(method, f"/api/v1/budgets/team{path}", body, {"Idempotency-Key": "k"})
+    answer = untouched.call(method, f"/api/v1/budgets/team{path}", body, {"Idempotency-Key": "k"})
     assert (answer.status_code, answer.json["code"], answer.json.get("field", "")) == (status, code, field)
-    assert world.get("/api/v1/budgets/team/grants")["items"] == []
-    assert world.get("/api/v1/budgets/team")["source"] == "policy"
+    assert untouched.get("/api/v1/budgets/team/grants")["items"] == []
+    assert untouched.get("/api/v1/budgets/team")["source"] == "policy"
 
 
 @pytest.mark.parametrize(
@@ -666,8 +699,8 @@ def test_wrong_values_are_named_and_nothing_is_half_done(
         ("GET", "/readyz", 503, None),
     ],
 )
-def test_refusals(world: World, method: str, path: str, status: int, code: str | None) -> None:
-    answer = world.call(method, path, GOOD_BUDGET if method == "PUT" else None)
+def test_refusals(untouched: World, method: str, path: str, status: int, code: str | None) -> None:
+    answer = untouched.call(method, path, GOOD_BUDGET if method == "PUT" else None)
     assert answer.status_code == status
     assert answer.json.get("code") == code
 
