@@ -21,8 +21,10 @@ static struct vc_lock guard;
 static uint64_t mine;  /* what this process holds; the slot's copy can be garbled by the tenant */
 static uint64_t small; /* bytes of requests below SMALL */
 
-static uint64_t exported, let_go; /* parts of mine, see abi.h */
-static uint32_t released;         /* the last serial that was acted upon */
+/* Parts of mine, see abi.h. What is atomic is read without the guard too. */
+static uint64_t exported;
+static _Atomic uint64_t let_go;
+static _Atomic uint32_t released; /* the last serial that was acted upon */
 
 struct sum {
   uint64_t charged, pending;

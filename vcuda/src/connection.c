@@ -34,6 +34,7 @@ _Atomic uint32_t *_Atomic vc_gate = &closed_gate;
 
 static struct vc_lock guard;
 static _Atomic int owner; /* the process that is connected; a forked child is not */
+static _Atomic int last_seen; /* the process that asked last: without a handler, a child's sign */
 static int socket_fd = -1;
 static ino_t socket_inode;
 static int slot_index = -1;
@@ -161,19 +162,17 @@ static bool still_ours(void) {
          file.st_ino == socket_inode;
 }
 
-static void forget_parent(void) {
+/* A parent without a seat, or one that was just taking it, can have held any of the locks too. */
+void vc_seat_forked(void) {
+  atomic_store(&guard.word, 0);
+  if (atomic_exchange(&owner, 0)) waited = false;
+  atomic_store(&last_seen, 0);
   if (still_ours()) close(socket_fd);
   socket_fd = -1;
   slot_index = -1;
-  waited = false;
   next_try = pause_ns = 0;
   atomic_store(&vc_gate, &closed_gate);
   vc_life.forget();
-}
-
-void vc_seat_forked(void) {
-  atomic_store(&guard.word, 0);
-  if (atomic_exchange(&owner, 0)) forget_parent();
 }
 
 /* With the guard held: connect, the first time with patience, for a container's first process can
@@ -197,17 +196,14 @@ static bool first_connect(void) {
 bool vc_seat_ready(void) {
   int me = (int)syscall(SYS_getpid);
   if (VC_LIKELY(atomic_load_explicit(&owner, memory_order_acquire) == me)) return true;
-  /* A child forked while another thread held a lock inherits it held. */
-  static _Atomic int last_seen;
   int before = atomic_exchange(&last_seen, me);
-  if (before && before != me) atomic_store(&guard.word, 0);
+  if (before && before != me) {
+    vc_seat_forked();
+    atomic_store(&last_seen, me);
+  }
   vc_lock(&guard);
   bool ready = atomic_load(&owner) == me;
   if (!ready) {
-    if (atomic_load(&owner)) {
-      forget_parent();
-      atomic_store(&owner, 0);
-    }
     ready = first_connect() && vc_life.start();
     if (ready) atomic_store_explicit(&owner, me, memory_order_release);
   }

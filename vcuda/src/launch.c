@@ -373,6 +373,6 @@ void vc_launch_capture(int change) {
 void vc_launch_reset(void) {
   atomic_store(&waiting, 0);
   atomic_store(&blocked, 0);
+  vc_flight_reset(); /* before the streams: one that is taken out tells it */
   vc_stream_reset();
-  vc_flight_reset();
 }

@@ -8,6 +8,7 @@
 #include "keeper.h"
 #include "launch.h"
 #include "memory.h"
+#include "nvml.h"
 #include "overhead.h"
 #include "pool.h"
 #include "table.h"
@@ -20,6 +21,7 @@ static void forget_parent(void) {
   vc_vmm_reset();
   vc_pools_reset();
   vc_launch_reset();
+  vc_nvml_reset();
 }
 
 /* A child of a fork has one thread, and whatever lock another held is held for good. musl has no

@@ -10,9 +10,9 @@
 
 struct vc_meter {
   struct vc_lock lock;
-  uint64_t charged;
-  uint64_t pending;      /* of it, for calls that are under way */
-  _Atomic uint32_t turn; /* counts what may have made a reading old */
+  _Atomic uint64_t charged; /* written under the lock, read by anyone */
+  uint64_t pending;         /* of it, for calls that are under way */
+  _Atomic uint32_t turn;    /* counts what may have made a reading old */
 };
 
 /* What the driver has reserved at this moment. */

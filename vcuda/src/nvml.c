@@ -226,9 +226,10 @@ static uint64_t busy_of_all(void) {
   return sum;
 }
 
+static struct vc_lock guard;
+
 /* The part of the time since the last look in which the seat had work on the GPU. */
 static unsigned own_rate(void) {
-  static struct vc_lock guard;
   static uint64_t at, busy;
   static unsigned rate;
   uint64_t now = vc_now(), used = busy_of_all();
@@ -251,4 +252,8 @@ VC_NVML_HOOK(nvmlDeviceGetUtilizationRates)(void *device, struct rates *out) {
   out->gpu = own_rate();
   if (out->memory > out->gpu) out->memory = out->gpu;
   return r;
+}
+
+void vc_nvml_reset(void) {
+  atomic_store(&guard.word, 0);
 }

@@ -4,5 +4,6 @@
 
 /* The hook of this name, or what was found where there is none. */
 void *vc_nvml_hook(const char *name, void *found);
+void vc_nvml_reset(void);
 
 #endif

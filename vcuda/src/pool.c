@@ -10,13 +10,15 @@
 #include <stdlib.h>
 
 #define TRIES 8
+/* cuda.h has a name for it since 13: CU_MEMPOOL_ATTR_LOCATION_TYPE. */
+#define LOCATION_TYPE ((CUmemPool_attribute)12)
 
 struct pool {
   struct pool *next;
   _Atomic(CUmemoryPool) handle; /* NULL: this place can be taken again */
   struct vc_meter meter;
   uint64_t promised; /* bytes of requests under way */
-  bool on_host;
+  _Atomic bool on_host;
   _Atomic bool doomed; /* destroyed by the program, but still in use */
   _Atomic bool burying;
 };
@@ -56,7 +58,7 @@ static struct pool *find_or_add(CUmemoryPool handle) {
   struct pool *p = find(handle);
   if (p) return p;
   int type = CU_MEM_LOCATION_TYPE_DEVICE;
-  if (VC_CALL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) != CUDA_SUCCESS)
+  if (VC_CALL(cuMemPoolGetAttribute)(handle, LOCATION_TYPE, &type) != CUDA_SUCCESS)
     type = CU_MEM_LOCATION_TYPE_DEVICE;
   vc_lock(&guard);
   p = find(handle);

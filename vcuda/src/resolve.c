@@ -41,6 +41,12 @@ vc_dlsym_t *vc_resolve_dlsym(void) {
   return found;
 }
 
+/* At the start, before there is a second thread: the search holds a lock of the loader, and the C
+ * library does not free that one in a forked child. */
+__attribute__((constructor)) static void resolve_early(void) {
+  vc_resolve_dlsym();
+}
+
 void *vc_resolve_symbol(const char *library, const char *symbol) {
   vc_dlsym_t *look_up = vc_resolve_dlsym();
   void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);

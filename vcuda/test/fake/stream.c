@@ -22,6 +22,14 @@ static __thread struct CUstream_st own_stream[OWN];
 static _Atomic int global_captures;
 static __thread CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
+/* A child of a fork inherits a lock that another thread held. */
+static void after_fork(void) {
+  pthread_mutex_init(&guard, NULL);
+}
+__attribute__((constructor)) static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, after_fork);
+}
+
 static bool alive(CUcontext ctx, unsigned life) {
   return ctx && !ctx->dead && ctx->life == life;
 }

@@ -3,6 +3,8 @@
  * What programs do with their processes that has nothing to do with a GPU:
  *
  *   host forks            children forked while other threads are in the middle of every call
+ *   host strays           the same in a program that has no seat, by calls that need none
+ *   host starts           the same while another thread takes the seat
  *   host stacks           a thread with a stack of 16 KiB
  *   host nulls            calls with missing arguments
  *   host unmaps COUNT     so many mappings, made and taken away; prints the seconds it took
@@ -87,20 +89,67 @@ static void in_child(void) {
   _exit(0);
 }
 
-static int forks(void) {
+/* Whether a child forked now hangs. */
+static int one_child(void) {
+  int status;
+  pid_t child = fork();
+  if (!child) in_child();
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
+}
+
+static int forks_beside(void *(*work)(void *), int children) {
   pthread_t t[3];
-  int status, hung = 0;
-  set_up();
-  for (int i = 0; i < 3; i++) pthread_create(&t[i], NULL, busy, NULL);
-  for (int i = 0; i < 150; i++) {
-    pid_t child = fork();
-    if (!child) in_child();
-    waitpid(child, &status, 0);
-    hung += WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
+  int hung = 0;
+  for (int i = 0; i < 3; i++) pthread_create(&t[i], NULL, work, NULL);
+  for (int i = 0; i < children; i++) {
+    hung += one_child();
     usleep(300);
   }
   over = 1;
   for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
+  return hung;
+}
+
+static int forks(void) {
+  set_up();
+  return forks_beside(busy, 150);
+}
+
+static void *stray(void *unused) {
+  while (!over) cuMemFree_v2(12345);
+  return unused;
+}
+
+static void *take_seat(void *unused) {
+  cuDevicePrimaryCtxRetain(&context, 0);
+  return unused;
+}
+
+/* Each in a process of its own, for a seat is taken once. Its children take it as well. */
+static int starts(void) {
+  int hung = 0;
+  for (int i = 0; i < 60; i++) {
+    int status;
+    pid_t first = fork();
+    if (!first) {
+      pthread_t t;
+      must(cuInit(0), "init");
+      pthread_create(&t, NULL, take_seat, NULL);
+      usleep((useconds_t)(i % 20) * 50);
+      pid_t child = fork();
+      if (!child) {
+        alarm(10);
+        cuDevicePrimaryCtxRetain(&context, 0);
+        _exit(0);
+      }
+      waitpid(child, &status, 0);
+      pthread_join(t, NULL);
+      _exit(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM);
+    }
+    waitpid(first, &status, 0);
+    hung += !WIFEXITED(status) || WEXITSTATUS(status);
+  }
   return hung;
 }
 
@@ -175,6 +224,8 @@ static int unmaps(long count) {
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   int bad = !strcmp(what, "forks")    ? forks()
+            : !strcmp(what, "strays") ? forks_beside(stray, 300)
+            : !strcmp(what, "starts") ? starts()
             : !strcmp(what, "stacks") ? stacks()
             : !strcmp(what, "nulls")  ? nulls()
                                       : unmaps(argc > 2 ? atol(argv[2]) : 1000);

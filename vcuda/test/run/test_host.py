@@ -20,8 +20,17 @@ def comes_back(what: str) -> None:
 
 
 case("host: children forked in the middle of calls hold no lock", lambda: comes_back("forks"))
+case("host: children forked while the seat is taken hold no lock", lambda: comes_back("starts"))
 case("host: a stack of 16 KiB is enough", lambda: comes_back("stacks"))
 case("host: missing arguments are the driver's to refuse", lambda: comes_back("nulls"))
+
+
+@case("host: children of a program without a seat hold no lock")
+def seatless() -> None:
+    with Node(virtual=False) as node:
+        strays = Seat(50, program=[HOST, "strays"], env={"LD_PRELOAD": str(BUILD / "libvcuda.so")})
+        answer = result(node.bare(strays), 100)
+    check(answer["bad"] == 0, str(answer))
 
 
 @case("host: 16,000 mappings, made and taken away")
