@@ -257,8 +257,9 @@ class Books:
                 continue
             end = max(closing.end, workload.started_at)
             flags = sorted({*filter(None, workload.flags.split(",")), *closing.flags})
+            seen = max(now, end - CLOCK_SKEW_MS)  # whoever saw it over had a clock that showed as much
             ends.append(
-                {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "now": now}
+                {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "seen": seen}
             )
             dirty[workload.namespace_id] = min(end, dirty.get(workload.namespace_id, end))
             if closing.source == ORPHAN:

@@ -42,7 +42,7 @@ def add(session: Session, rows: list[dict[str, Any]]) -> None:
 
 
 def close(session: Session, ends: list[dict[str, Any]]) -> None:
-    """Note the ends (`uid`, `end`, `source`, `flags`, and when: `now`) of workloads; what has ended keeps its end."""
+    """Note the ends of workloads: `uid`, `end`, `source`, `flags`, and `seen` (when). An end that stands stays."""
     table = Workload.__table__
     statement = (
         update(Workload)
@@ -51,7 +51,7 @@ def close(session: Session, ends: list[dict[str, Any]]) -> None:
             ended_at=bindparam("end"),
             end_source=bindparam("source"),
             flags=bindparam("flags"),
-            closed_at=bindparam("now"),
+            closed_at=bindparam("seen"),
         )
     )
     if ends:
@@ -68,7 +68,8 @@ def ended_after(session: Session, cluster: str, at: int) -> list[Workload]:
 def hold_end(session: Session, workload: Workload, latest: int) -> None:
     """Have a workload end at an instant, or when it began if that is later; its flags tell that clocks differed."""
     flags = {*filter(None, workload.flags.split(",")), "clock-skew"}
-    values = {"ended_at": max(latest, workload.started_at), "flags": ",".join(sorted(flags))}
+    end = max(latest, workload.started_at)
+    values = {"ended_at": end, "flags": ",".join(sorted(flags)), "closed_at": max(end, workload.closed_at or 0)}
     session.execute(update(Workload).where(Workload.pod_uid == workload.pod_uid).values(values))
 
 
