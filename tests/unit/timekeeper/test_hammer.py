@@ -9,6 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from openings import opening
+from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
@@ -18,10 +19,11 @@ from timekeeper.books import Books, Closing
 from timekeeper.holds import Hold
 from timekeeper.identity import OPERATOR
 from timekeeper.movements import BALANCE_INSUFFICIENT, Order, Place
-from timekeeper.store import bookings, watermarks
+from timekeeper.store import bookings, namespaces, watermarks
 from timekeeper.store import reservations as store
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
+from timekeeper.store.namespaces import Known
 from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
@@ -76,6 +78,10 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
         books.database.close()
 
 
+def find_team(session: Session) -> Known | None:
+    return namespaces.find(session, "default", "uid-team")
+
+
 def watch(books: Books, team: int, done: threading.Event, broken: list[str]) -> None:
     """Look again and again whether what is set aside is covered by what is left, in one snapshot."""
     while not done.wait(0.01):
@@ -116,7 +122,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
                 elif kind == "by-hand":
                     row, _ = reservations.open_by_hand(books, TEAM, order, expires_at=END + 1)
                     if chance.random() < 0.5:
-                        reservations.release(books, "team", row.id, actor="me", now=NOW)
+                        reservations.release(books, find_team, "team", row.id, actor="me", now=NOW)
                         amount = 0
                 elif reservations.open_for_pod(books, TEAM, uid, uid, Hold(amount, amount), NOW):
                     books.apply([opening(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END)
