@@ -153,6 +153,12 @@ class Connection(ASGIProtocol):
             self._refuse(400, "Content-Length is not a length")
             return False
 
+    def _will_close(self, request: Any, response_requires_close: bool) -> bool:
+        """Announce that the connection ends with an answer that goes out before the whole body has come."""
+        receiver = self._body_receiver
+        unread = receiver is not None and not receiver._complete
+        return unread or bool(super()._will_close(request, response_requires_close))  # type: ignore[misc]
+
     def _is_websocket_upgrade(self, _request: Any) -> bool:
         return False  # no part speaks it, and its handshake would outlive the limits here
 

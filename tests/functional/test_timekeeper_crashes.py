@@ -25,7 +25,7 @@ def site(tmp_path: Path, database_url: str) -> Iterator[Site]:
         yield made
 
 
-def test_whoever_sends_too_much_is_told_so_on_a_connection_that_goes_on(site: Site) -> None:
+def test_whoever_sends_too_much_is_told_so_and_may_go_on(site: Site) -> None:
     site.start()
     until(site.ready, "the server is ready")
     place, good = site.url.removeprefix("https://"), b'{"amountMs": 1, "reason": "r"}'

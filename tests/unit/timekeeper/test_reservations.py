@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import pytest
 from openings import opening
+from sqlalchemy.orm import Session
 
 from slicekeeper import names
 from slicekeeper.errors import Conflict, NotFound
@@ -20,11 +21,12 @@ from timekeeper.books import Books, Closing
 from timekeeper.holds import Hold, hold_of, span_of
 from timekeeper.movements import Order, Place
 from timekeeper.records import Rule
-from timekeeper.store import audit
+from timekeeper.store import audit, namespaces
 from timekeeper.store import reservations as store
 from timekeeper.store.database import Database
 from timekeeper.store.engine import make_engine
 from timekeeper.store.models import Reservation
+from timekeeper.store.namespaces import Known
 from timekeeper.store.prices import PriceBook
 
 T0 = 1_767_225_600_000
@@ -41,6 +43,10 @@ def books(database_url: str) -> Iterator[Books]:
 
 def order(amount: int, key: str = "k", now: int = T0) -> Order:
     return Order(amount, "why", key, str(amount).encode(), "me", now)
+
+
+def find_team(session: Session) -> Known | None:
+    return namespaces.find(session, "default", "uid-team")
 
 
 def held(books: Books, now: int) -> int:
@@ -143,20 +149,20 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
         reservations.open_by_hand(books, TEAM, order(50_000), expires_at=T0 + 60_000)
     with pytest.raises(Conflict, match="the 40000 that team has free"):
         reservations.open_by_hand(books, TEAM, order(40_001, "k2"), expires_at=T0 + 60_000)
-    assert reservations.release(books, "team", first.id, actor="me", now=T0 + 1).outcome == "released"
-    assert reservations.release(books, "team", first.id, actor="me", now=T0 + 2).ended_at == T0 + 1
+    assert reservations.release(books, find_team, "team", first.id, actor="me", now=T0 + 1).outcome == "released"
+    assert reservations.release(books, find_team, "team", first.id, actor="me", now=T0 + 2).ended_at == T0 + 1
     assert held(books, T0 + 2) == 0
     short, _ = reservations.open_by_hand(books, TEAM, order(100_000, "k3", T0 + 2), expires_at=T0 + 10_000)
     assert held(books, T0 + 9_999) == 100_000
     assert held(books, T0 + 10_000) == 0
     assert reservations.outcome_of(short, T0 + 10_000) == "expired"
     with pytest.raises(NotFound):
-        reservations.release(books, "team", 999, actor="me", now=T0)
+        reservations.release(books, find_team, "team", 999, actor="me", now=T0)
     assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0 + 20_000)
     with books.database.reading() as session:
         row: Reservation = store.page(session, books.require("team").known.id, None, 1)[0]
     with pytest.raises(Conflict, match="ends with the pod"):
-        reservations.release(books, "team", row.id, actor="me", now=T0)
+        reservations.release(books, find_team, "team", row.id, actor="me", now=T0)
 
 
 def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Books) -> None:
