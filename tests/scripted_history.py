@@ -116,6 +116,9 @@ STEPS: tuple[Step, ...] = (
     tell(T0 + 20_000, ends={"a": T0 + 7_777}),
     lambda books: books.settle([p.known.id for p in books.positions()], T0 + 25_000),  # team has run out
     lambda books: movements.adjust(books, OTHER, order("adjust", -500, T0 + 26_000)),
+    lambda books: movements.grant(
+        books, OTHER, order("expires-unused", 5_000, T0 + 27_000), valid_from=T0 + 27_000, valid_to=T0 + 29_000
+    ),
     lambda books: movements.refund(books, TEAM, order("refund", 1_000, T0 + 30_000), pod_uid="a"),
     lambda books: books.set_budget(
         "uid-other", "other", POLICY, Rule(T0 + 31_000, 9_000, "day", "Europe/Berlin", 100, 50),
