@@ -241,12 +241,15 @@ class Line:
         return not (state.exhausted and self.rule.amount)  # else the next period restores it, at its very start
 
     def skip_idle_periods(self, to: int) -> None:
-        """Pass over periods in which nothing can happen, so that a year of idle hours costs one step."""
+        """Pass over periods in which nothing can happen, up to the one just before an instant.
+
+        So a year of idle hours costs one step. What begins at the instant itself may follow another rule.
+        """
         state, end = self.state, self.state.period.expires
         if end is None or end >= to:
             return
-        start, bucket = period_bucket(self.rule, to)
-        if start is not None and start > end:
+        start, bucket = period_bucket(self.rule, to - 1)
+        if start is not None:
             state.period_start, state.period = start, bucket
             state.used = state.over = state.granted = 0
             state.cut = state.counts_since = start

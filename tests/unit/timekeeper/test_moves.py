@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from databases import Databases
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openings import opening
 
@@ -134,6 +134,25 @@ steps = st.lists(
 
 @settings(max_examples=12, deadline=None)
 @given(steps, st.sampled_from([1, 2, 256]), st.sampled_from([0, 1_000, 600_000]))
+@example(
+    steps=[
+        ("move", "red", None),
+        ("next hour", 1, None),
+        ("end", 5, 7),
+        ("move", "lab", "school"),
+        ("move", "lab", "school"),
+        ("next hour", 0, None),
+        ("next hour", -1, None),
+        ("pass", 219_812, None),
+        ("adjust", "lab", 925),
+        ("adjust", "lab", MINUTE),
+        ("move", "lab", "school"),
+        ("next hour", -1, None),
+        ("pod", "red", 152),
+    ],
+    every=1,
+    lag=0,
+)  # at a midnight, an anchor had the team's budget in a later hour
 def test_any_moves_end_in_what_the_records_say(databases: Databases, steps: Any, every: int, lag: int) -> None:
     with databases.migrated() as url, pytest.MonkeyPatch.context() as patch:
         patch.setattr(books_module, "ANCHOR_EVERY", every)

@@ -100,6 +100,7 @@ def test_it_does_not_matter_when_anybody_looked(records: Records, until: int, lo
 def test_settling_goes_on_from_any_anchor(records: Records, until: int) -> None:
     whole = advance(begin(records, until), records, until, every=1, settled=until)
     for anchor in whole.anchors:
+        assert anchor == advance(begin(records, until), records, anchor.at).state
         rest = advance(anchor, records, until)
         assert rest.state == whole.state
         assert sorted(rest.postings) == sorted(p for p in whole.postings if p.at > anchor.at)
@@ -180,6 +181,12 @@ def test_idle_periods_cost_nothing_and_leave_nothing_in_the_ledger() -> None:
     records = Records([Claim("a", 10, 20, 1, 1), Claim("b", 400_010, 400_020, 1, 1)], [Rule(0, 15, "hour", "UTC")])
     outcome = advance(begin(records, 500_000), records, 500_000)
     assert Counter(p.kind for p in outcome.postings) == {"charge": 2, "allowance": 2, "expiry": 2}
+
+
+def test_a_rule_that_begins_with_a_period_after_idle_ones_is_followed_alike_whenever_anybody_looked() -> None:
+    records = Records([], [Rule(0, 5, "hour", "UTC"), Rule(163, 5, "day", "UTC", used="anew")], opened=10)
+    looked = advance(advance(begin(records, 170), records, 130).state, records, 170)
+    assert looked.state == advance(begin(records, 170), records, 170).state
 
 
 def test_debt_is_taken_from_the_next_allowance_only_where_it_is_carried() -> None:

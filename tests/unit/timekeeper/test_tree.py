@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from timeline_oracle import ForestOracle, forests, short_bounds
 
 from timekeeper import allowances
-from timekeeper.records import Forest, Posting, Records
+from timekeeper.records import Forest, Link, Posting, Records, Rule
 from timekeeper.timeline import Outcome, advance, begin_all, chain, run_outs
 
 
@@ -83,8 +83,21 @@ def test_settling_goes_on_from_any_anchor(forest: Forest, until: int) -> None:
         rest = advance(begin_all(forest, until) | anchor, forest, until)
         assert rest.states == outcome.states
         at = next(iter(anchor.values())).at
+        then = advance(begin_all(forest, until), forest, at).states
+        assert anchor == {key: then[key] for key in anchor}
         for key, mine in rest.postings.items():
             assert sorted(mine) == sorted(p for p in outcome.postings[key] if p.at > at)
+
+
+def test_an_anchor_where_one_period_ends_has_the_others_of_that_instant() -> None:
+    """Nothing happens in any budget; the first one's hours are passed over up to the end, beyond the second's day."""
+    rules = {1: Rule(0, 5, "hour", "UTC"), 2: Rule(0, 5, "day", "UTC")}
+    forest = Forest({key: Records([], [rule], opened=10) for key, rule in rules.items()}, [Link(1, 2, 20)])
+    for anchor in advance(begin_all(forest, 180), forest, 180, every=1, settled=180).anchors:
+        at = anchor[1].at
+        assert anchor == advance(begin_all(forest, 180), forest, at).states
+        assert all(state.period.expires is None or state.period.expires > at for state in anchor.values())
+        assert all(state.period_start is None or state.period_start <= at for state in anchor.values())
 
 
 @settings(max_examples=60, deadline=None)
