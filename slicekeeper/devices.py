@@ -9,9 +9,10 @@ four), and memory in eighths of what its GPU has.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final
 
 PRODUCT: Final = "nvidia.com/gpu.product"
@@ -41,11 +42,25 @@ class Part:
 WHOLE: Final = Part(Fraction(1), Fraction(1))
 
 
-def is_named(resource: object, patterns: Iterable[str]) -> bool:
+def is_named(resource: object, patterns: tuple[str, ...]) -> bool:
     """Whether one of `patterns` stands for a resource: by its name, or by its beginning before a `*`."""
-    return isinstance(resource, str) and any(
-        resource.startswith(pattern[:-1]) if pattern.endswith("*") else resource == pattern for pattern in patterns
-    )
+    whole, beginnings = _sorted_out(patterns)
+    return isinstance(resource, str) and (resource in whole or resource.startswith(beginnings))
+
+
+def any_named(resources: Collection[str], patterns: tuple[str, ...]) -> bool:
+    """Whether patterns stand for any of several resources."""
+    whole, beginnings = _sorted_out(patterns)
+    if not whole.isdisjoint(resources):
+        return True
+    return bool(beginnings) and any(resource.startswith(beginnings) for resource in resources)
+
+
+@lru_cache(maxsize=64)  # patterns come from the settings alone: a handful of tuples in a process's life
+def _sorted_out(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the whole names among patterns, and the beginnings."""
+    beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+    return frozenset(pattern for pattern in patterns if not pattern.endswith("*")), beginnings
 
 
 def labels_of(node: Mapping[str, Any]) -> dict[str, str]:

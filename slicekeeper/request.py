@@ -10,16 +10,15 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.devices import is_named
+from slicekeeper.devices import any_named, is_named
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.settings import Resources
-from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity
+from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
 
 MAX_GPUS: Final = 64
 """No node carries more; a larger count is a mistake in the unit."""
@@ -30,6 +29,8 @@ MAX_BLOCKS: Final = 1 << 20
 _CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {CORES_PER_GPU} for whole GPUs"
 _SHOWN: Final = 80
 _UUID: Final = "GPU-8f6e1a52-3b0c-4d9e-a1f7-5c2d90e4b6a8"
+_KIND_OF_LIST: Final = (("initContainers", ""), ("containers", "app"), ("ephemeralContainers", "ephemeral"))
+_WISHES: Final = frozenset(names.USER_ANNOTATIONS)
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
@@ -122,13 +123,10 @@ def is_native_sidecar(container: Mapping[str, Any]) -> bool:
 
 def containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Yield `(field path, kind, container)` of every container: kind is `init`, `sidecar`, `app`, `ephemeral`."""
-    for key in ("initContainers", "containers", "ephemeralContainers"):
+    for key, kind in _KIND_OF_LIST:
         for index, entry in enumerate(as_list(spec.get(key))):
             container = as_map(entry)
-            kind = {"containers": "app", "ephemeralContainers": "ephemeral"}.get(
-                key, "sidecar" if is_native_sidecar(container) else "init"
-            )
-            yield f"spec.{key}[{index}]", kind, container
+            yield f"spec.{key}[{index}]", kind or ("sidecar" if is_native_sidecar(container) else "init"), container
 
 
 def container_name(container: Mapping[str, Any]) -> str:
@@ -142,32 +140,24 @@ def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     return as_map(as_map(pod.get("metadata")).get("annotations"))
 
 
-def asks_for(pod: Mapping[str, Any], resources: Iterable[str]) -> bool:
+def asks_for(pod: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
     """Whether any container names one of `resources`, in requests or limits, with any value at all.
 
     A name that ends in `*` stands for all that begin so.
     """
-    wanted = tuple(resources)
-    return any(_names_any(container, wanted) for _, _, container in containers(as_map(pod.get("spec"))))
+    spec = as_map(pod.get("spec"))
+    return any(_names_any(as_map(entry), resources) for key, _ in _KIND_OF_LIST for entry in as_list(spec.get(key)))
 
 
 def _names_any(container: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
     declared = as_map(container.get("resources"))
     limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
-    return any(
-        resource in limits
-        or resource in requests
-        or (resource.endswith("*") and any(is_named(name, (resource,)) for name in (*limits, *requests)))
-        for resource in resources
-    )
+    return any_named(limits, resources) or any_named(requests, resources)
 
 
 def is_zero(quantity: object) -> bool:
     """Whether a resource's amount is 0, however it is written."""
-    try:
-        return parse_quantity(quantity) == 0
-    except ValueError:
-        return False
+    return whole_quantity(quantity) == 0
 
 
 def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CORES_PER_GPU) -> PodRequest:
@@ -315,45 +305,40 @@ class _Reader:
         limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
         if resource not in limits and resource not in requests:
             return None
-        example = f"{resource}: {example}"
-        where = f"{path}.resources.limits[{resource}]"
         if resource not in limits:
             self.refuse(
-                "limit-missing", name, where, None,
-                "an extended resource is asked for in limits; requests alone are not enough", example,
+                "limit-missing", name, f"{path}.resources.limits[{resource}]", None,
+                "an extended resource is asked for in limits; requests alone are not enough", f"{resource}: {example}",
             )  # fmt: skip
             return None
         value = limits[resource]
         maximum = MAX_BLOCKS if resource == self.resources.memory else 10**6
-        try:
-            amount = parse_quantity(value)
-        except ValueError:
-            amount = parse_quantity(-1)
-        if amount.denominator != 1 or not 0 < amount <= maximum:
+        amount = whole_quantity(value)
+        if amount is None or not 0 < amount <= maximum:
+            example = f"{resource}: {example}"
             rule = f"it must be a whole number from 1 to {maximum}"
             if resource == self.resources.core:
                 rule = _CORE_RULE
             elif resource == self.resources.memory:
                 rule = f"memory counts blocks of {MIB_PER_BLOCK} MiB, in whole numbers from 1 to {maximum}"
-                example = self.in_blocks(amount, example)
-            self.refuse("quantity-invalid", name, where, value, rule, example)
+                example = self.in_blocks(value, example)
+            self.refuse("quantity-invalid", name, f"{path}.resources.limits[{resource}]", value, rule, example)
             return None
-        if resource in requests:
-            try:
-                same = parse_quantity(requests[resource]) == amount
-            except ValueError:
-                same = False
-            if not same:
-                self.refuse(
-                    "request-differs", name, f"{path}.resources.requests[{resource}]", requests[resource],
-                    f"requests and limits of an extended resource must be equal (limits say {amount})",
-                    f"{resource}: {amount} in both",
-                )  # fmt: skip
-                return None
-        return int(amount)
+        if resource in requests and whole_quantity(requests[resource]) != amount:
+            self.refuse(
+                "request-differs", name, f"{path}.resources.requests[{resource}]", requests[resource],
+                f"requests and limits of an extended resource must be equal (limits say {amount})",
+                f"{resource}: {amount} in both",
+            )  # fmt: skip
+            return None
+        return amount
 
-    def in_blocks(self, amount: Fraction, example: str) -> str:
+    def in_blocks(self, value: object, example: str) -> str:
         """Return the example in blocks for an amount that was plainly meant in bytes."""
+        try:
+            amount = parse_quantity(value)
+        except ValueError:
+            return example
         blocks = -(-amount // (MIB_PER_BLOCK << 20))
         if amount < 1 << 20 or blocks > MAX_BLOCKS:
             return example
@@ -365,8 +350,6 @@ class _Reader:
             return request
         own = names.limit_annotation(request.container)
         key = own if own in annotations else names.CORE_LIMIT
-        where = f"metadata.annotations[{key}]"
-        example = f'{key}: "{self.ceiling}"'
         if request.core > self.ceiling:
             self.refuse(
                 "core-above-ceiling", request.container,
@@ -378,6 +361,8 @@ class _Reader:
         if key not in annotations:
             return request
         value = annotations[key]
+        where = f"metadata.annotations[{key}]"
+        example = f'{key}: "{self.ceiling}"'
         if not (isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 3):
             self.refuse(
                 "limit-invalid", request.container, where, value,
@@ -411,6 +396,9 @@ class _Reader:
             )  # fmt: skip
 
     def wishes(self, annotations: Mapping[str, Any], requests: tuple[GpuRequest, ...]) -> dict[str, Any]:
+        """Return the pod-wide wishes that a PodRequest has other than by default."""
+        if _WISHES.isdisjoint(annotations):
+            return {}
         sharing = self.choice(annotations, names.SHARING, names.SHARING_MODES, "adaptive")
         if sharing == "shared" and any(not r.is_fraction for r in requests):
             self.refuse(

@@ -53,6 +53,17 @@ def parse_quantity(value: object) -> Fraction:
     return -number if sign == "-" else number
 
 
+def whole_quantity(value: object) -> int | None:
+    """Return a Kubernetes quantity that is a whole number; None if it is another one, or none at all."""
+    if type(value) is str and len(value) <= 40 and value.isascii() and value.isdigit():  # as the API server sends it
+        return int(value)
+    try:
+        amount = parse_quantity(value)
+    except ValueError:
+        return None
+    return amount.numerator if amount.denominator == 1 else None
+
+
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?", re.ASCII)
 _DURATION_MS: Final = (86_400_000, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, 1)
 

@@ -69,6 +69,9 @@ class Cluster:
         self.without_device = msgspec.structs.replace(settings.resources, device=())
         """For namespaces that ignore NVIDIA's plugin: no container asks for a resource without a name."""
         self.ours = (settings.resources.core, settings.resources.memory)
+        self.asked = (*self.ours, *settings.resources.devices)
+        self.plugin_devices = ("nvidia.com/*", *settings.resources.devices)
+        """Of NVIDIA's plugin, those that the settings do not name included."""
         self._default_classes = settings.classes
         self._settings = settings
         self._sidecars: dict[SidecarPolicy, dict[str, Any]] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.devices import is_named
+from slicekeeper.devices import any_named, is_named
 from slicekeeper.errors import Violation
 from slicekeeper.request import GpuRequest, annotations_of, as_list, as_map, is_zero, show
 from webhook.facts import Cluster
@@ -29,8 +29,8 @@ _OTHER_VARIABLES: Final = (
 )  # fmt: skip
 """By which the runtime gives devices too. NVIDIA_DRIVER_CAPABILITIES gives none by itself."""
 
-_MOUNTS: Final = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
-_PLUGINS: Final = "nvidia.com/"
+_FOLDER: Final = "nvidia-container-devices"
+_MOUNTS: Final = (f"/var/run/{_FOLDER}", f"/run/{_FOLDER}")
 _RUNTIME_ANNOTATIONS: Final = ("io.kubernetes.cri-o.Devices",)
 
 
@@ -38,9 +38,9 @@ def holds_device(container: Mapping[str, Any], cluster: Cluster) -> bool:
     """Whether a container gets GPUs of NVIDIA's plugin, those that the settings do not name included."""
     declared = as_map(container.get("resources"))
     amounts = {**as_map(declared.get("requests")), **as_map(declared.get("limits"))}
-    return any(
-        (name.startswith(_PLUGINS) or is_named(name, cluster.resources.devices)) and not is_zero(amount)
-        for name, amount in amounts.items()
+    devices = cluster.plugin_devices
+    return any_named(amounts, devices) and any(
+        is_named(name, devices) and not is_zero(amount) for name, amount in amounts.items()
     )
 
 
@@ -69,12 +69,12 @@ def of_container(
     """Yield what would show a container other GPUs than it holds."""
     held = gpu is None and holds_device(container, cluster)
     for index, entry in enumerate(as_list(container.get("env"))):
-        where = f"{path}.env[{index}]"
-        if entry.get("name") == VISIBLE_DEVICES:
-            yield from _visible_devices(where, name, entry, gpu, held=held)
-        elif entry.get("name") in _OTHER_VARIABLES and (entry.get("value") or entry.get("valueFrom")):
+        variable = entry.get("name")
+        if variable == VISIBLE_DEVICES:
+            yield from _visible_devices(f"{path}.env[{index}]", name, entry, gpu, held=held)
+        elif variable in _OTHER_VARIABLES and (entry.get("value") or entry.get("valueFrom")):
             yield Violation(
-                "reserved-env", name, where, show(entry["name"]),
+                "reserved-env", name, f"{path}.env[{index}]", show(variable),
                 "NVIDIA's runtime gives devices for the variable; a GPU pod gets those that it asked for",
                 "no such variable",
             )  # fmt: skip
@@ -91,6 +91,8 @@ def of_container(
 
 
 def _is_device(target: str) -> bool:
+    if _FOLDER not in target:
+        return False
     plain = posixpath.normpath("/" + target.strip().lstrip("/"))
     return any(plain == root or plain.startswith(root + "/") for root in _MOUNTS)
 

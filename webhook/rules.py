@@ -86,7 +86,7 @@ def is_gpu_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
 
 
 def _asked(case: Case, cluster: Cluster) -> tuple[str, ...]:
-    return cluster.ours if case.policy.nvidia_gpu == "ignored" else (*cluster.ours, *cluster.resources.devices)
+    return cluster.ours if case.policy.nvidia_gpu == "ignored" else cluster.asked
 
 
 def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[PodRequest | None, list[Violation]]:
@@ -313,17 +313,16 @@ def _env(
 ) -> Iterator[Violation]:
     for index, entry in enumerate(as_list(container.get("env"))):
         variable = entry.get("name")
-        where = f"{path}.env[{index}]"
         if variable == PRELOAD:
             indirect = entry.get("valueFrom")
             if preload and gpu is not None and gpu.is_fraction and indirect:
                 yield Violation(
-                    "preload-not-literal", name, f"{where}.valueFrom", show(indirect),
+                    "preload-not-literal", name, f"{path}.env[{index}].valueFrom", show(indirect),
                     f"the limiter is put before your {PRELOAD}, which needs a literal value", "value: /opt/lib/own.so",
                 )  # fmt: skip
         elif variable.startswith(names.ENV_PREFIX):
             yield Violation(
-                "reserved-env", name, where, show(variable),
+                "reserved-env", name, f"{path}.env[{index}]", show(variable),
                 f"variables that begin with {names.ENV_PREFIX} are reserved", "no such variable",
             )  # fmt: skip
 

@@ -25,6 +25,7 @@ _CONTAINER: Final = (
     ("name", str), ("env", list), ("envFrom", list), ("resources", dict), ("securityContext", dict),
     ("volumeMounts", list), ("command", list),
 )  # fmt: skip
+_TEXT: Final = (str, type(None))
 _CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 
 
@@ -63,7 +64,7 @@ def _container(container: Mapping[str, Any], path: str) -> Iterator[Violation]:
                 yield _wrong(f"{path}.env[{index}]", entry, dict)
             elif not isinstance(entry.get("name"), str):
                 yield _wrong(f"{path}.env[{index}].name", entry.get("name"), str)
-            elif not isinstance(entry.get("value"), str | None):
+            elif not isinstance(entry.get("value", ""), _TEXT):
                 yield _wrong(f"{path}.env[{index}].value", entry.get("value"), str)
 
 

@@ -126,11 +126,15 @@ def covers(theirs: object, ours: object) -> bool:
         if not isinstance(theirs, list):
             return False
         if ours and isinstance(ours[0], dict) and "name" in ours[0]:
-            return all(_covered_by_name(theirs, entry) for entry in ours)
+            return _covers_by_name(theirs, ours)
         return len(theirs) == len(ours) and all(map(covers, theirs, ours))
     return False
 
 
-def _covered_by_name(theirs: list[Any], ours: Mapping[str, Any]) -> bool:
-    same = [entry for entry in theirs if isinstance(entry, dict) and entry.get("name") == ours["name"]]
-    return bool(same) and all(covers(entry, ours) for entry in same)
+def _covers_by_name(theirs: list[Any], ours: list[Mapping[str, Any]]) -> bool:
+    named: dict[str, list[Mapping[str, Any]]] = {entry["name"]: [] for entry in ours}
+    for entry in theirs:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if isinstance(name, str) and name in named:
+            named[name].append(entry)
+    return all(named[entry["name"]] and all(covers(same, entry) for same in named[entry["name"]]) for entry in ours)
