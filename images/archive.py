@@ -64,6 +64,7 @@ def images(wheel: Path, parts: list[str], named: Images) -> list[Image]:
             (
                 runtime,
                 layers.dependencies(cache(), wheel, known[part]["extras"], ROOT / "constraints.txt"),
+                *([layers.programs(cache(), wanted)] if (wanted := known[part].get("programs")) else []),
                 layers.part(cache(), wheel, known[part]["packages"], every),
             ),
             ("/usr/local/bin/slicekeeper",),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three layers of an image: the interpreter of this machine, one part's dependencies, one part's code.
+"""The layers of an image: the interpreter of this machine, one part's dependencies, its C programs, its code.
 
 Each is kept under a name that its inputs decide, so that a change of the code makes only the last layer anew.
 Files lie where `python:3.11-slim` has them too; bytecode is written in, because the root is read-only.
@@ -25,6 +25,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
+from images import programs as native
 from images.oci import write_layer
 
 VERSION: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -98,6 +99,15 @@ def dependencies(cache: Path, wheel: Path, extras: list[str], constraints: Path)
         _compile(site)
 
     return _layer(cache, key, fill)
+
+
+def programs(cache: Path, wanted: list[str]) -> Path:
+    """Return the layer with some of vcuda's programs, built by this machine's compiler."""
+    root = native.ROOT / "vcuda"
+    sources = [root / "Makefile", *(f for name in ("include", "src", "test/fake") for f in (root / name).rglob("*.*"))]
+    texts = [file.read_text() for file in sorted(sources) if file.suffix in ("", ".c", ".h", ".py", ".def")]
+    key = _key("programs", Path(native.__file__).read_text(), *wanted, *texts)
+    return _layer(cache, key, lambda tree: native.copy(wanted, tree))
 
 
 def part(cache: Path, wheel: Path, packages: list[str], every: set[str]) -> Path:

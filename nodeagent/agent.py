@@ -11,6 +11,7 @@ from typing import Final
 from prometheus_client import Gauge, make_wsgi_app
 
 from nodeagent.cdi import SeatFiles
+from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
 from nodeagent.plugin import PodResources, SeatPlugin
@@ -51,6 +52,9 @@ class Agent:
         self._publisher = Publisher(
             self._client, mine.node_name, source, settings.resources, mine.reconcile_seconds, address
         )
+        self._gpus = GpuWatch(
+            source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, self._ill
+        )
         self._stopping = False
 
     def run(self, stop: threading.Event) -> None:
@@ -63,8 +67,10 @@ class Agent:
         self._plugin.start()  # first: kubelet fails what it is given before
         self._publisher.start()
         self._pods.start()
+        self._gpus.start()
         stop.wait()
         self._linger()
+        self._gpus.stop()
         self._plugin.stop()
         self._pods.stop()
 
@@ -93,4 +99,10 @@ class Agent:
         tell(
             self._client, self._clock, pod,
             kind="Warning", reason="SeatRefused", action="Start", note=why, reporter=REPORTER,
+        )  # fmt: skip
+
+    def _ill(self, pod: Object, why: str) -> None:
+        tell(
+            self._client, self._clock, pod,
+            kind="Warning", reason="GpuUnhealthy", action="Withdraw", note=why, reporter=REPORTER,
         )  # fmt: skip

@@ -6,16 +6,17 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import click
 import msgspec
 
 from nodeagent.agent import Agent
-from nodeagent.gpus import parse_fake
+from nodeagent.fake import install
+from nodeagent.nvml import NvmlGpus
 from slicekeeper import log
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import SystemClock
-from slicekeeper.errors import SettingsError
 
 
 @click.group()
@@ -24,7 +25,7 @@ def nodeagent() -> None:
 
 
 @nodeagent.command()
-@click.option("--fake-gpus", default="", metavar="N[:MODEL]", help="Make up GPUs instead of looking for real ones.")
+@click.option("--fake-gpus", default="", metavar="N[:MODEL]", help="Make up GPUs: the fake driver instead of NVIDIA's.")
 @click.option("--node-name", default="", help="The Node it speaks for. Default: the setting, else the host's name.")
 @click.pass_obj
 def run(context: Context, fake_gpus: str, node_name: str) -> None:
@@ -32,12 +33,12 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
     node = node_name or settings.node_agent.node_name or socket.gethostname()
-    fake = fake_gpus or settings.node_agent.fake_gpus
-    if not fake:
-        raise SettingsError("nodeAgent.fakeGpus is empty: this release knows made-up GPUs only, for example 4")
     mine = msgspec.structs.replace(settings.node_agent, node_name=node)
     settings = msgspec.structs.replace(settings, node_agent=mine)
+    run_dir = Path(mine.run_dir)
+    if fake := fake_gpus or mine.fake_gpus:
+        install(fake, node, Path(mine.programs_dir), run_dir)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    Agent(settings, SystemClock(), parse_fake(fake, node)).run(stop)
+    Agent(settings, SystemClock(), NvmlGpus(run_dir / "withdrawn")).run(stop)

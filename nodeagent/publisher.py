@@ -65,6 +65,7 @@ class Publisher:
         self._address = address
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self.published = threading.Event()
         """Set once the node has shown what we publish."""
 
@@ -75,12 +76,17 @@ class Publisher:
     def stop(self) -> None:
         """Stop; what is published stays, so running pods keep their capacity, but nobody is to be asked any more."""
         self._stop.set()
+        self._wake.set()
         if self._address:
             self._address = agent_address.STOPPING
             try:
                 self.reconcile()
             except ServiceError as error:
                 log.warning("node %s does not say that its agent stops: %s", self._node, error)
+
+    def changed(self) -> None:
+        """Publish now: the GPUs are other than they were."""
+        self._wake.set()
 
     def reconcile(self) -> bool:
         """Publish if the node shows something else; return whether it did.
@@ -99,8 +105,9 @@ class Publisher:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            self._wake.clear()
             try:
                 self.reconcile()
             except ServiceError as error:
                 log.warning("GPUs of node %s not published: %s", self._node, error)
-            self._stop.wait(self._pause)
+            self._wake.wait(self._pause)

@@ -306,7 +306,10 @@ class NodeAgentSettings(Section, frozen=True):
     """The agent on each GPU node."""
 
     node_name: Annotated[str, about("Name of the Node object it speaks for.")] = ""
-    fake_gpus: Annotated[str, about("GPUs to make up instead of looking for real ones: N or N:MODEL.")] = ""
+    fake_gpus: Annotated[str, about("GPUs to make up by the fake driver: N or N:MODEL.")] = ""
+    programs_dir: Annotated[str, about("Where the arbiter, the limiter and the fake driver lie.")] = (
+        "/usr/local/slicekeeper/lib"
+    )
     seats: Annotated[int, Meta(ge=1, le=1024), about("Seats on offer: the most GPU containers on the node.")] = 256
     reconcile_seconds: Annotated[Positive, about("How often the node's published GPUs are looked at.")] = 5.0
     plugin_dir: Annotated[str, about("kubelet's folder of device plugin sockets.")] = "/var/lib/kubelet/device-plugins"

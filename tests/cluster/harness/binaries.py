@@ -38,6 +38,8 @@ DEBIAN = {
     "mount": "mount",
     "busybox": "busybox-static",
     "gcc": "gcc",
+    "make": "make",
+    "/usr/include/stdio.h": "libc6-dev",
     "/usr/lib/cni/bridge": "containernetworking-plugins",
 }
 """Program, and the Debian package that has it."""

@@ -23,7 +23,6 @@ import yaml
 
 from certificates.keeper import Keeper
 from certificates.publisher import Publisher as TrustPublisher
-from nodeagent.gpus import FakeGpus
 from nodeagent.node_pods import NodePods
 from nodeagent.publisher import Publisher as GpuPublisher
 from scheduler.app import Scheduler
@@ -32,6 +31,7 @@ from scheduler.pods import read_pod
 from slicekeeper import inventory, names, released
 from slicekeeper.clock import ManualClock
 from slicekeeper.errors import Forbidden, NotFound
+from slicekeeper.inventory import Gpu
 from slicekeeper.kube.client import Object, Resource
 from slicekeeper.kube.events import tell
 from slicekeeper.kube.eviction import evict
@@ -286,7 +286,7 @@ def run_scheduler(server: Server) -> None:
 
 def run_nodeagent(server: Server) -> None:
     client: Any = server
-    publisher = GpuPublisher(client, "n", FakeGpus("n", 2), Resources(), 1.0)
+    publisher = GpuPublisher(client, "n", mock.Mock(gpus=lambda: [Gpu("GPU-1", "A10", 1024)]), Resources(), 1.0)
     attempt(publisher.reconcile)
     pods = NodePods(client, "n", lambda _: None)
     attempt(lambda: follow(pods._watch))

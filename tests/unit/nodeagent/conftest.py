@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vcuda_programs import built
 
 from nodeagent.cdi import SeatFiles
-from nodeagent.gpus import FakeGpus
+from nodeagent.fake import install
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.seats import Seats
 from nodeagent.store import SeatStore
 from slicekeeper import names
 from slicekeeper.errors import Unavailable
+from slicekeeper.inventory import Gpu
 from slicekeeper.settings import Resources
 
 _SPEC = importlib.util.spec_from_file_location("fake_kubelet", Path(__file__).with_name("fake_kubelet.py"))
@@ -26,7 +30,47 @@ _MODULE = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_MODULE)
 FakeKubelet = _MODULE.FakeKubelet
 
-GPUS = FakeGpus("node-1", 2)
+
+class Made:
+    """GPUs that exist by name only, for what asks no driver."""
+
+    def __init__(self, count: int) -> None:
+        self.known = [Gpu(f"GPU-{index}", "A100-SXM4-80GB", 81920) for index in range(count)]
+
+    def gpus(self) -> list[Gpu]:
+        return list(self.known)
+
+    def troubles(self) -> dict[str, str]:
+        return {}
+
+    def look(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def edits(self, uuids: tuple[str, ...]) -> dict[str, Any]:
+        return {}
+
+
+GPUS = Made(2)
+
+
+class _Health(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("xid", "xids", "pending", "failed", "mig", "lost")),
+        ("ecc", ctypes.c_uint64),
+    )
+
+
+class Driver:
+    """What a test does to the fake driver's GPUs."""
+
+    def __init__(self, library: ctypes.CDLL, folder: Path) -> None:
+        self.library, self.folder = library, folder
+
+    def xid(self, gpu: int, number: int) -> None:
+        self.library.skfXid(gpu, number)
+
+    def health(self, gpu: int, **values: int) -> None:
+        self.library.skfHealth(gpu, ctypes.byref(_Health(**values)))
 
 
 class Pods:
@@ -106,3 +150,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 def fake_kubelet() -> type[Any]:
     """The fake kubelet's class: a folder of tests is no package to import it from."""
     return FakeKubelet  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def made() -> type[Made]:
+    """GPUs of no driver."""
+    return Made
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """The fake driver with four GPUs, in place of NVIDIA's for this whole process."""
+    folder = tmp_path_factory.mktemp("driver")
+    install("4:A100-SXM4-40GB", "node-1", built(), folder)
+    return Driver(ctypes.CDLL("libnvidia-ml.so.1"), folder)

@@ -14,7 +14,6 @@ import pytest
 from small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
 
 from nodeagent.agent import Agent
-from nodeagent.gpus import parse_fake
 from slicekeeper import agent_address
 from slicekeeper.clock import SystemClock
 from slicekeeper.kube.client import NODES, PODS
@@ -24,7 +23,7 @@ from slicekeeper.settings import KubernetesSettings, Settings
 class Running:
     """An agent in a thread."""
 
-    def __init__(self, small: SmallCluster, folder: Path) -> None:
+    def __init__(self, small: SmallCluster, folder: Path, source: Any) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -36,7 +35,7 @@ class Running:
         )  # fmt: skip
         settings = Settings(kubernetes=KubernetesSettings(server=small.server.url), node_agent=mine)
         self.small, self.port, self.stop = small, port, threading.Event()
-        self.agent = Agent(settings, SystemClock(), parse_fake("1", "node-1"))
+        self.agent = Agent(settings, SystemClock(), source)
         self.thread = threading.Thread(target=self.agent.run, args=(self.stop,), daemon=True)
         self.thread.start()
 
@@ -56,7 +55,7 @@ class Running:
 
 
 def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_pods(
-    fake_kubelet: type[Any], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    fake_kubelet: type[Any], made: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.agent.LINGER_SECONDS", 0.5)
     monkeypatch.setattr("nodeagent.agent.LONGEST_LINGER_SECONDS", 300.0)
@@ -66,7 +65,7 @@ def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_p
     kubelet = fake_kubelet(folder / "plugins")
     with small_cluster() as small:
         small.client.create(NODES, {"metadata": {"name": "node-1"}, "status": {}})
-        one = Running(small, folder)
+        one = Running(small, folder, made(1))
         wait_for(lambda: one.ready() == (503, "seats not registered with kubelet\n"), "it waits for kubelet")
         for _ in range(2):
             kubelet.start()

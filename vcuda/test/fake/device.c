@@ -19,13 +19,6 @@ static struct {
 static int visible[FK_GPUS], visible_count;
 static bool initialised;
 
-static void uuid_of(int gpu, unsigned char *out) {
-  static const unsigned char base[16] = {0x5c, 0x1c, 0xe0, 0xee, 0xfa, 0x4e, 0x40, 0x00,
-                                         0x80, 0x00, 0x46, 0x41, 0x4b, 0x45, 0x00, 0x00};
-  memcpy(out, base, 16);
-  out[15] = (unsigned char)gpu;
-}
-
 /* CUDA_VISIBLE_DEVICES takes indices and UUIDs; the first word that is neither ends the list. */
 static void choose_visible(void) {
   const char *list = getenv("CUDA_VISIBLE_DEVICES");
@@ -78,13 +71,13 @@ FK_API(cuDeviceGet, (CUdevice * device, int ordinal)) {
 }
 
 FK_API(cuDeviceGetName, (char *name, int size, CUdevice device)) {
-  snprintf(name, (size_t)size, "Fake GPU %d", visible[device]);
+  fk_name(visible[device], name, (size_t)size);
   return CUDA_SUCCESS;
 }
 
 FK_API(cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice device)) {
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
-  uuid_of(visible[device], (unsigned char *)uuid->bytes);
+  fk_uuid(visible[device], (unsigned char *)uuid->bytes);
   return CUDA_SUCCESS;
 }
 

@@ -103,6 +103,14 @@ struct fk_actor {
   uint64_t key, until;
 };
 
+/* How a GPU is, beside what runs on it. */
+struct fk_health {
+  uint32_t xid, xids; /* the last Xid, and how many there were */
+  uint32_t remap_pending, remap_failed;
+  uint32_t mig, lost;
+  uint64_t ecc;
+};
+
 struct fk_world {
   uint32_t magic, version;
   _Atomic uint32_t ready;
@@ -115,6 +123,9 @@ struct fk_world {
   uint32_t actors; /* slots in use lie below this */
   struct fk_actor actor[FK_ACTORS];
   struct fk_gpu gpu[FK_GPUS];
+  struct fk_health health[FK_GPUS];
+  uint64_t node; /* 48 bits that the UUIDs begin with, so that no two machines share one */
+  char name[64]; /* its GPUs' model */
 };
 
 struct fk_proc {
@@ -142,6 +153,8 @@ void fk_attach(void);
 bool fk_over(void); /* the driver has been torn down */
 const char *fk_setting(const char *name);
 uint64_t fk_bytes(const char *text, uint64_t fallback);
+void fk_uuid(int gpu, unsigned char out[16]);
+void fk_name(int gpu, char *out, size_t size);
 
 /* engine.c; all with the lock held */
 int fk_queue_open(int gpu);

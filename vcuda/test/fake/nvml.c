@@ -104,7 +104,11 @@ NVML_API(nvmlDeviceGetIndex, (void *device, unsigned *index)) {
 }
 
 NVML_API(nvmlDeviceGetUUID, (void *device, char *text, unsigned size)) {
-  snprintf(text, size, "GPU-5c1ce0ee-fa4e-4000-8000-46414b4500%02x", index_of(device));
+  unsigned char u[16];
+  fk_uuid(index_of(device), u);
+  snprintf(text, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0],
+           u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+           u[15]);
   return NVML_OK;
 }
 
@@ -118,7 +122,7 @@ NVML_API(nvmlDeviceGetHandleByUUID, (const char *uuid, void **device)) {
 }
 
 NVML_API(nvmlDeviceGetName, (void *device, char *text, unsigned size)) {
-  snprintf(text, size, "Fake GPU %d", index_of(device));
+  fk_name(index_of(device), text, size);
   return NVML_OK;
 }
 
@@ -228,8 +232,8 @@ NVML_API(nvmlDeviceGetCudaComputeCapability, (void *device, int *major, int *min
   return NVML_OK;
 }
 NVML_API(nvmlDeviceGetMigMode, (void *device, unsigned *current, unsigned *pending)) {
-  (void)device, (void)current, (void)pending;
-  return NVML_UNSUPPORTED;
+  *current = *pending = fk_world()->health[index_of(device)].mig;
+  return *current ? NVML_OK : NVML_UNSUPPORTED;
 }
 NVML_API(nvmlDeviceGetMaxMigDeviceCount, (void *device, unsigned *count)) {
   (void)device;

@@ -60,6 +60,28 @@ static uint64_t monotonic(void) {
   return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
+/* SLICEKEEPER_FAKE_NODE: any text; the same text makes the same UUIDs. */
+static uint64_t node_of(const char *text) {
+  uint64_t hash = 14695981039346656037u;
+  if (!text || !*text) return 0x5c1ce0eefa4e;
+  for (; *text; text++) hash = (hash ^ (uint8_t)*text) * 1099511628211u;
+  return (hash ^ hash >> 48) & 0xffffffffffff;
+}
+
+void fk_uuid(int gpu, unsigned char out[16]) {
+  static const unsigned char tail[] = {0x40, 0x00, 0x80, 0x00, 0x46, 0x41, 0x4b, 0x45, 0x00};
+  for (int i = 0; i < 6; i++) out[i] = (unsigned char)(fk_world()->node >> (40 - 8 * i));
+  memcpy(out + 6, tail, sizeof tail);
+  out[15] = (unsigned char)gpu;
+}
+
+void fk_name(int gpu, char *out, size_t size) {
+  if (*fk_world()->name)
+    snprintf(out, size, "%s", fk_world()->name);
+  else
+    snprintf(out, size, "Fake GPU %d", gpu);
+}
+
 static void set_up(struct fk_world *w) {
   pthread_mutexattr_t attr;
   pthread_mutexattr_init(&attr);
@@ -74,6 +96,8 @@ static void set_up(struct fk_world *w) {
   w->gpus = (uint32_t)fk_bytes(fk_setting("GPUS"), 1);
   if (w->gpus < 1 || w->gpus > FK_GPUS) w->gpus = 1;
   w->context_bytes = fk_bytes(fk_setting("CONTEXT"), 0);
+  w->node = node_of(fk_setting("NODE"));
+  snprintf(w->name, sizeof w->name, "%s", fk_setting("MODEL") ? fk_setting("MODEL") : "");
   for (uint32_t i = 0; i < w->gpus; i++) {
     w->gpu[i].mem_total = fk_bytes(fk_setting("MEMORY"), 16ull << 30);
     w->gpu[i].at = w->virtual_time ? w->now : monotonic();

@@ -1,37 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up GPUs, and how they are published."""
+"""How GPUs are published."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from nodeagent.gpus import DEFAULT_MODEL, MODELS, fake_uuid, parse_fake
 from nodeagent.publisher import Publisher, wanted
 from slicekeeper import agent_address, inventory, names
-from slicekeeper.errors import SettingsError, Unavailable
+from slicekeeper.errors import Unavailable
 from slicekeeper.inventory import Gpu
 from slicekeeper.settings import Resources
-
-
-def test_a_count_and_a_model_make_gpus() -> None:
-    gpus = parse_fake("3:H200", "node-1").gpus()
-    assert [gpu.model for gpu in gpus] == ["H200"] * 3
-    assert [gpu.memory_mib for gpu in gpus] == [MODELS["H200"]] * 3
-    assert len({gpu.uuid for gpu in gpus}) == 3
-    assert parse_fake("1", "node-1").gpus()[0].model == DEFAULT_MODEL
-
-
-def test_a_gpu_keeps_its_uuid_and_shares_it_with_no_other_node() -> None:
-    assert fake_uuid("node-1", 0) == fake_uuid("node-1", 0)
-    assert len({fake_uuid(node, index) for node in ("a", "b") for index in range(8)}) == 16
-
-
-@pytest.mark.parametrize("text", ["", "0", "65", "-1", "x", "2:Voodoo", "1000", "²"])
-def test_nonsense_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"fakeGpus.*(for example|known)"):
-        parse_fake(text, "node-1")
 
 
 def test_an_unhealthy_gpu_is_capacity_but_not_allocatable() -> None:
@@ -62,8 +40,8 @@ class _Api:
             self.node["status"].setdefault(key, {}).update(value)
 
 
-def test_it_publishes_once_and_again_when_the_node_is_created_anew() -> None:
-    api, source = _Api(), parse_fake("2", "node-1")
+def test_it_publishes_once_and_again_when_the_node_is_created_anew(made: Any) -> None:
+    api, source = _Api(), made(2)
     publisher = Publisher(api, "node-1", source, Resources(), 1.0)  # type: ignore[arg-type]
     assert publisher.reconcile()
     assert not publisher.reconcile()
@@ -73,9 +51,9 @@ def test_it_publishes_once_and_again_when_the_node_is_created_anew() -> None:
     assert api.patches == 2
 
 
-def test_it_says_where_it_is_asked_and_that_it_stops() -> None:
+def test_it_says_where_it_is_asked_and_that_it_stops(made: Any) -> None:
     api = _Api()
-    publisher = Publisher(api, "node-1", parse_fake("1", "node-1"), Resources(), 1.0, "[fd00::1]:8446")  # type: ignore[arg-type]
+    publisher = Publisher(api, "node-1", made(1), Resources(), 1.0, "[fd00::1]:8446")  # type: ignore[arg-type]
     publisher.reconcile()
     assert agent_address.of_node(api.node) == "[fd00::1]:8446"
     assert not publisher.reconcile()
@@ -84,19 +62,19 @@ def test_it_says_where_it_is_asked_and_that_it_stops() -> None:
     assert not publisher.reconcile(), "what is under way does not take it back"
 
 
-def test_one_that_is_not_asked_takes_an_address_away_and_leaves_nothing_when_it_stops() -> None:
+def test_one_that_is_not_asked_takes_an_address_away_and_leaves_nothing_when_it_stops(made: Any) -> None:
     api = _Api()
     api.node["metadata"]["annotations"] = {names.NODE_AGENT: "10.0.0.1:8446"}
-    publisher = Publisher(api, "node-1", parse_fake("1", "node-1"), Resources(), 1.0)  # type: ignore[arg-type]
+    publisher = Publisher(api, "node-1", made(1), Resources(), 1.0)  # type: ignore[arg-type]
     assert publisher.reconcile()
     assert not agent_address.of_node(api.node)
     publisher.stop()
     assert not agent_address.of_node(api.node)
 
 
-def test_it_stops_without_an_api_server_too() -> None:
+def test_it_stops_without_an_api_server_too(made: Any) -> None:
     api = _Api()
-    publisher = Publisher(api, "node-1", parse_fake("1", "node-1"), Resources(), 1.0, "10.0.0.1:8446")  # type: ignore[arg-type]
+    publisher = Publisher(api, "node-1", made(1), Resources(), 1.0, "10.0.0.1:8446")  # type: ignore[arg-type]
     publisher.reconcile()
     api.down = True
     publisher.stop()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the C programs that a part's image carries: `python images/programs.py PART FOLDER`, for the Containerfile.
+
+They lie in one folder, as the arbiter looks for the others beside itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FOLDER: Final = "usr/local/slicekeeper/lib"
+
+
+def copy(programs: list[str], tree: Path) -> None:
+    """Build some of vcuda's programs, and put them where an image has them."""
+    command = ["make", "-C", str(ROOT / "vcuda"), f"PYTHON={sys.executable}", *(f"build/{name}" for name in programs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+    for name in programs:
+        target = tree / FOLDER / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / "vcuda/build" / name, target)
+        target.chmod(0o755)
+
+
+def main() -> None:
+    """Put the programs of one part below a folder, which is made if the part has none."""
+    if len(sys.argv) != 3:
+        raise SystemExit("usage: programs.py PART FOLDER")
+    recipes = tomllib.loads((ROOT / "images/recipes.toml").read_text())
+    tree = Path(sys.argv[2])
+    (tree / FOLDER).mkdir(parents=True, exist_ok=True)
+    copy(recipes[sys.argv[1]].get("programs", []), tree)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made-up GPUs: the fake driver of `vcuda/` in place of the machine's, for everything that asks a driver here.
+
+The fake `libnvidia-ml.so.1` is loaded before anybody asks for that name, so the loader gives it to all who do, and
+no line beyond this module knows that the GPUs are not real.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from slicekeeper.errors import SettingsError
+
+MODELS: Final[dict[str, int]] = {
+    "Tesla-T4": 15360,
+    "Tesla-V100-SXM2-32GB": 32768,
+    "A10": 23040,
+    "A100-SXM4-40GB": 40960,
+    "A100-SXM4-80GB": 81920,
+    "H100-SXM5-80GB": 81920,
+    "H200": 143360,
+}
+"""Models that can be made up, with their memory in MiB."""
+
+DEFAULT_MODEL: Final = "A100-SXM4-80GB"
+MAX_GPUS: Final = 8
+"""More do not fit into the fake driver's world."""
+
+LIBRARY: Final = "fake/libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True)
+class FakeGpus:
+    """So many GPUs of one model."""
+
+    count: int
+    model: str
+
+    def environ(self, node: str, world: Path) -> dict[str, str]:
+        """Return the variables by which the fake driver makes them; `world` is the file that all processes share.
+
+        The UUIDs are the same at every start of the same node.
+        """
+        prefix = "SLICEKEEPER_FAKE_"
+        return {
+            f"{prefix}WORLD": str(world),
+            f"{prefix}GPUS": str(self.count),
+            f"{prefix}MEMORY": f"{MODELS[self.model]}M",
+            f"{prefix}MODEL": self.model,
+            f"{prefix}NODE": node,
+        }
+
+
+def parse(text: str) -> FakeGpus:
+    """Return what `N` or `N:MODEL` describes.
+
+    Raises SettingsError naming what is allowed.
+    """
+    count, _, model = text.partition(":")
+    if not (count.isascii() and count.isdecimal() and len(count) <= 3):
+        raise SettingsError(f"nodeAgent.fakeGpus is {text!r}: it must be N or N:MODEL, for example 4:{DEFAULT_MODEL}")
+    if not 1 <= int(count) <= MAX_GPUS:
+        raise SettingsError(f"nodeAgent.fakeGpus is {text!r}: there can be 1 to {MAX_GPUS} of them, for example 4")
+    if model and model not in MODELS:
+        raise SettingsError(f"nodeAgent.fakeGpus: unknown model {model!r}; known: {', '.join(MODELS)}")
+    return FakeGpus(int(count), model or DEFAULT_MODEL)
+
+
+def install(text: str, node: str, programs: Path, run_dir: Path) -> None:
+    """Let this process and those that it starts find the fake driver where they look for NVIDIA's.
+
+    Raises SettingsError if the fake driver is not there.
+    """
+    wanted = parse(text)
+    library = programs / LIBRARY
+    if not library.exists():
+        raise SettingsError(
+            f"nodeAgent.fakeGpus is {text!r} and there is no fake driver at {library}: `make -C vcuda` builds it into "
+            "vcuda/build; name that folder by nodeAgent.programsDir"
+        )
+    # A world of another kind of GPU, left by earlier settings, stays aside.
+    world = run_dir / "fake" / f"{wanted.count}-{wanted.model}"
+    world.parent.mkdir(parents=True, exist_ok=True)
+    os.environ.update(wanted.environ(node, world))
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches the GPUs' health: one that fails is withdrawn at once, and the pods that hold it are told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from nodeagent.booking import holds, may_start
+from nodeagent.gpus import GpuSource
+from nodeagent.node_pods import NodePods
+from slicekeeper import threads
+from slicekeeper.kube.client import Object
+from slicekeeper.settings import Resources
+
+log = logging.getLogger(__name__)
+
+
+class GpuWatch:
+    """Looks at the GPUs again and again, in a daemon thread."""
+
+    def __init__(
+        self,
+        source: GpuSource,
+        pods: NodePods,
+        resources: Resources,
+        pause_seconds: float,
+        changed: Callable[[], None],
+        ill: Callable[[Object, str], None],
+    ) -> None:
+        self._source = source
+        self._pods = pods
+        self._resources = resources
+        self._pause = pause_seconds
+        self._changed = changed
+        self._ill = ill
+        self._stop = threading.Event()
+        self._seen = source.gpus()
+        self._told: set[tuple[str, str]] = set()
+
+    def start(self) -> None:
+        """Start looking."""
+        threads.keep("gpu-watch", self._run, self._stop.is_set)
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._stop.set()
+
+    def look(self) -> None:
+        """Wait for news and look once; tell who must know."""
+        self._source.look(self._pause)
+        gpus = self._source.gpus()
+        troubles = self._source.troubles()
+        if gpus != self._seen:
+            well_before = {gpu.uuid for gpu in self._seen if gpu.healthy}
+            for uuid, why in troubles.items():
+                if uuid in well_before:
+                    log.warning("GPU %s is withdrawn: %s", uuid, why)
+            self._seen = gpus
+            self._changed()
+        self._tell(dict(troubles))
+
+    def _tell(self, troubles: dict[str, str]) -> None:
+        """Write one event for each pod on a GPU that fails, also for pods that the watch shows only later."""
+        there = set()
+        for pod in self._pods.all() if troubles else []:
+            held = {uuid for hold in holds(pod, self._resources).values() for uuid in hold.gpus}
+            for uuid in sorted(held & troubles.keys()):
+                key = (pod["metadata"]["uid"], uuid)
+                there.add(key)
+                if key not in self._told and may_start(pod):
+                    self._ill(pod, f"GPU {uuid}, which this pod holds, gets no new pods: {troubles[uuid]}")
+        self._told = there
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.look()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a GPU may get new slices, judged from what the driver tells of it. What it does not tell counts as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109, 137})
+"""Xids that a program brings about by its own mistakes; the GPU is as good as before.
+
+Graphics engine exception, page fault, reset channel, preemptive clean-up, video engine exception, context switch
+time-out, fabric fault of a program's own NVLink access.
+"""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the driver says; None: it does not say."""
+
+    lost: bool = False
+    mig: bool | None = None
+    rows: tuple[int, int] | None = None
+    """Whether a remapping of rows waits for a reset, and whether one has failed."""
+    uncorrected: int | None = None
+    """Memory errors since the last reset that could not be corrected."""
+
+
+def judge(told: Told) -> str:
+    """Return why the GPU must get no new slice, empty if nothing speaks against it."""
+    if told.lost:
+        return "the driver has lost it, or asks for a reset"
+    if told.mig:
+        return "it is in MIG mode, and its instances are given out by NVIDIA's plugin"
+    if told.rows is not None:
+        # Errors that were remapped are over and done with, so they are not counted once more.
+        pending, failed = told.rows
+        if failed:
+            return "a row of its memory could not be remapped"
+        return "rows of its memory wait for its next reset to be remapped" if pending else ""
+    if told.uncorrected:
+        return f"its memory had {told.uncorrected} errors that could not be corrected"
+    return ""
+
+
+def judge_xid(xid: int) -> str:
+    """Return why a GPU with this Xid must get no new slice, empty if it may."""
+    return "" if xid in APPLICATION_XIDS else f"the driver reported Xid {xid}"

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine's GPUs, as NVIDIA's management library tells of them.
+
+A driver may refuse every single answer: a GPU without ECC, one that shares the host's memory, a virtual machine, an
+older library. A refused answer is None and never an error. A GPU that an Xid has condemned stays withdrawn until
+somebody removes its file in the folder of withdrawn GPUs, or the machine boots.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pynvml
+
+from nodeagent.health import Told, judge, judge_xid
+from nodeagent.store import replace_file
+from slicekeeper.inventory import Gpu
+
+log = logging.getLogger(__name__)
+
+_MIB: Final = 1 << 20
+UNKNOWN: Final = 2**64 - 1
+"""NVML's word for a number that is not available."""
+
+_LOST: Final = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
+_CLOSED: Final = (pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+
+@dataclass
+class _Device:
+    handle: Any
+    gpu: Gpu
+    bus: tuple[int, int, int] | None
+
+
+def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the library's answer, None where it has none."""
+    try:
+        answer = function(*arguments)
+    except pynvml.NVMLError:
+        return None
+    return None if answer == UNKNOWN else answer
+
+
+class NvmlGpus:
+    """The GPUs that NVML lists; none while there is no driver, which may come later."""
+
+    def __init__(self, withdrawn: Path) -> None:
+        self._withdrawn = withdrawn
+        self._withdrawn.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._devices: list[_Device] = []
+        self._troubles: dict[str, str] = {}
+        self._events: Any = None
+        self._open = False
+        self._told = ""
+        self._pause = threading.Event()
+        self._refresh()
+
+    def gpus(self) -> list[Gpu]:
+        """Return the GPUs as they were last seen, in NVML's order."""
+        with self._lock:
+            return [
+                msgspec.structs.replace(device.gpu, healthy=device.gpu.uuid not in self._troubles)
+                for device in self._devices
+            ]
+
+    def troubles(self) -> Mapping[str, str]:
+        """Return by UUID why a GPU must get no new slice."""
+        with self._lock:
+            return dict(self._troubles)
+
+    def look(self, seconds: float) -> None:
+        """Wait for an Xid, at most so long, and look at the GPUs again."""
+        self._wait(seconds)
+        self._refresh()
+
+    def edits(self, uuids: tuple[str, ...]) -> dict[str, Any]:  # noqa: ARG002 - devices are not given out yet
+        """Return no edit."""
+        return {}
+
+    def _wait(self, seconds: float) -> None:
+        if self._events is None:
+            self._pause.wait(seconds)
+            return
+        try:
+            event = pynvml.nvmlEventSetWait_v2(self._events, int(seconds * 1000))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                self._pause.wait(seconds)
+            return
+        why = judge_xid(event.eventData)
+        uuid = ask(pynvml.nvmlDeviceGetUUID, event.device)
+        log.warning("GPU %s: Xid %d%s", uuid, event.eventData, "" if why else ", of a program's own making")
+        if why and uuid:
+            try:
+                replace_file(self._withdrawn / uuid, f"{why}\n".encode(), mode=0o644)
+            except OSError as error:
+                log.error("GPU %s is not withdrawn for Xid %d: %s", uuid, event.eventData, error)
+
+    def _refresh(self) -> None:
+        if not self._open and not self._begin():
+            return
+        troubles = {}
+        for device in self._devices:
+            if why := self._trouble(device):
+                troubles[device.gpu.uuid] = why
+        with self._lock:
+            self._troubles = troubles
+
+    def _begin(self) -> bool:
+        try:
+            pynvml.nvmlInit()
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            if self._told != str(error):
+                log.warning("no GPU is published: NVML does not answer: %s", error)
+                self._told = str(error)
+            return False
+        self._told = ""
+        found = [device for index in range(count) if (device := _describe(index)) is not None]
+        by_bus = {device.bus: device.gpu.uuid for device in found if device.bus is not None}
+        for device in found:
+            device.gpu = msgspec.structs.replace(device.gpu, links=_links(device.handle, by_bus))
+        self._events = _register(found)
+        with self._lock:
+            self._devices = found
+            self._open = True
+        driver = ask(pynvml.nvmlSystemGetDriverVersion)
+        log.info("driver %s: GPUs %s", driver, ", ".join(device.gpu.uuid for device in found) or "none")
+        return True
+
+    def _trouble(self, device: _Device) -> str:
+        with suppress(OSError):
+            return (self._withdrawn / device.gpu.uuid).read_text().strip() or "an operator withdrew it"
+        told = _told(device.handle)
+        if told is None:
+            # The driver was taken away under us, as for its upgrade: the next look begins anew.
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+            self._open, self._events = False, None
+            return "the driver does not answer"
+        return judge(told)
+
+
+def _describe(index: int) -> _Device | None:
+    handle = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+    uuid = ask(pynvml.nvmlDeviceGetUUID, handle) if handle is not None else None
+    if not uuid:
+        log.warning("GPU %d is left out: the driver does not say which one it is", index)
+        return None
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    total = memory.total if memory is not None and memory.total not in (0, UNKNOWN) else _host_memory()
+    info = ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    bus = (info.domain, info.bus, info.device) if info is not None else None
+    model = ask(pynvml.nvmlDeviceGetName, handle) or "unknown"
+    return _Device(handle, Gpu(uuid, model, total // _MIB, numa_node=_numa_node(bus)), bus)
+
+
+def _host_memory() -> int:
+    """Return the machine's memory: a GPU that does not tell its own shares it."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _numa_node(bus: tuple[int, int, int] | None) -> int:
+    if bus is not None:
+        domain, number, device = bus
+        with suppress(OSError, ValueError):
+            folder = Path("/sys/bus/pci/devices") / f"{domain:04x}:{number:02x}:{device:02x}.0"
+            return int((folder / "numa_node").read_text())
+    return -1
+
+
+def _links(handle: Any, by_bus: Mapping[tuple[int, int, int], str]) -> dict[str, int]:
+    """Return how many NVLinks lead straight to each other GPU."""
+    found: dict[str, int] = {}
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        active = ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if active is None:
+            break
+        info = ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link) if active else None
+        other = by_bus.get((info.domain, info.bus, info.device)) if info is not None else None
+        if other is not None:
+            found[other] = found.get(other, 0) + 1
+    return found
+
+
+def _register(devices: list[_Device]) -> Any:
+    """Return the set of events that Xids come by, None where the driver tells of none."""
+    events = ask(pynvml.nvmlEventSetCreate)
+    heard = False
+    for device in devices if events is not None else []:
+        types = ask(pynvml.nvmlDeviceGetSupportedEventTypes, device.handle) or 0
+        if not types & pynvml.nvmlEventTypeXidCriticalError:
+            continue
+        try:
+            pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            heard = True
+        except pynvml.NVMLError as error:
+            log.warning("GPU %s: no Xid will be heard: %s", device.gpu.uuid, error)
+    return events if heard else None
+
+
+def _told(handle: Any) -> Told | None:
+    """Return what the driver says of a GPU now; None: there is no driver to say anything."""
+    lost, uncorrected = False, None
+    try:
+        uncorrected = pynvml.nvmlDeviceGetTotalEccErrors(
+            handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        )
+    except pynvml.NVMLError as error:
+        if error.value in _CLOSED:
+            return None
+        lost = error.value in _LOST
+    rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+    mig = ask(pynvml.nvmlDeviceGetMigMode, handle)
+    return Told(
+        lost=lost,
+        mig=None if mig is None else bool(mig[0]),
+        rows=None if rows is None else (rows[2], rows[3]),
+        uncorrected=None if uncorrected == UNKNOWN else uncorrected,
+    )

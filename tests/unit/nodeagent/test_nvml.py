@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs as NVML tells of them, asked of the fake driver's own library."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_cluster import small_cluster, wait_for
+
+from nodeagent.fake import DEFAULT_MODEL, MODELS, parse
+from nodeagent.gpu_watch import GpuWatch
+from nodeagent.health import Told, judge, judge_xid
+from nodeagent.nvml import NvmlGpus
+from nodeagent.publisher import Publisher
+from slicekeeper import inventory, names
+from slicekeeper.errors import SettingsError
+from slicekeeper.kube.client import NODES
+from slicekeeper.settings import Resources
+
+
+@pytest.fixture
+def gpus(driver: Any, tmp_path: Path) -> Iterator[NvmlGpus]:
+    yield NvmlGpus(tmp_path / "withdrawn")
+    for gpu in range(4):
+        driver.health(gpu)
+
+
+def ill(gpus: NvmlGpus) -> dict[int, str]:
+    gpus.look(0.01)
+    known = [gpu.uuid for gpu in gpus.gpus()]
+    assert [gpu.healthy for gpu in gpus.gpus()] == [uuid not in gpus.troubles() for uuid in known]
+    return {known.index(uuid): why for uuid, why in gpus.troubles().items()}
+
+
+def test_the_library_tells_of_every_gpu(gpus: NvmlGpus) -> None:
+    found = gpus.gpus()
+    assert [(gpu.model, gpu.memory_mib) for gpu in found] == [("A100-SXM4-40GB", 40960)] * 4
+    assert len({gpu.uuid for gpu in found}) == 4
+    assert all(gpu.healthy and not gpu.links for gpu in found)
+
+
+def test_links_lead_from_each_gpu_to_each_other(
+    gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SLICEKEEPER_FAKE_NVLINKS", "2")
+    found = NvmlGpus(tmp_path / "linked").gpus()
+    for gpu in found:
+        assert gpu.links == {other.uuid: 2 for other in found if other is not gpu}
+
+
+@pytest.mark.parametrize("refuses", ["plain", "bare", "unknown", "silent"])
+def test_what_a_driver_refuses_to_tell_stops_nothing(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refuses: str
+) -> None:
+    monkeypatch.setenv("SLICEKEEPER_FAKE_NVML", refuses)
+    gpus = NvmlGpus(tmp_path)
+    gpus.look(0.01)
+    assert [gpu.healthy for gpu in gpus.gpus()] == [True] * 4
+    memory = {gpu.memory_mib for gpu in gpus.gpus()}
+    assert (memory == {40960}) == (refuses != "bare"), "one that does not tell its memory shares the machine's"
+    assert min(memory) > 0
+
+
+def test_a_gpu_that_fails_is_withdrawn_until_it_is_well(gpus: NvmlGpus, driver: Any) -> None:
+    driver.health(0, ecc=3)
+    driver.health(1, failed=1)
+    driver.health(2, lost=1)
+    driver.health(3, mig=1)
+    told = ill(gpus)
+    assert "3 errors" in told[0]
+    assert "could not be remapped" in told[1]
+    assert "lost" in told[2]
+    assert "MIG" in told[3]
+    for gpu in range(4):
+        driver.health(gpu)
+    driver.health(1, pending=1)
+    assert list(ill(gpus)) == [1]
+
+
+def test_an_xid_withdraws_at_once_and_for_the_next_agent_too(gpus: NvmlGpus, driver: Any, tmp_path: Path) -> None:
+    first = gpus.gpus()[0].uuid
+    waiting = threading.Thread(target=gpus.look, args=(60,))
+    waiting.start()
+    driver.xid(0, 79)
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert gpus.troubles() == {first: "the driver reported Xid 79"}
+    after = NvmlGpus(tmp_path / "withdrawn")
+    assert after.troubles() == gpus.troubles()
+    (tmp_path / "withdrawn" / first).unlink()
+    assert ill(after) == {}
+
+
+def test_an_xid_of_a_programs_own_making_withdraws_nothing(gpus: NvmlGpus, driver: Any) -> None:
+    driver.xid(1, 31)
+    assert ill(gpus) == {}
+
+
+def test_an_operator_withdraws_a_gpu_by_a_file(gpus: NvmlGpus, tmp_path: Path) -> None:
+    (tmp_path / "withdrawn" / gpus.gpus()[2].uuid).touch()
+    assert ill(gpus) == {2: "an operator withdrew it"}
+
+
+def test_remapped_rows_count_and_not_the_errors_that_led_to_them() -> None:
+    assert judge(Told(rows=(0, 0), uncorrected=5)) == ""
+    assert judge(Told(uncorrected=5))
+    assert judge(Told()) == ""
+    assert not judge_xid(13)
+    assert judge_xid(48)
+
+
+def test_a_failing_gpu_leaves_the_node_and_its_pods_are_told(gpus: NvmlGpus, driver: Any) -> None:
+    first, second = (gpu.uuid for gpu in gpus.gpus()[:2])
+
+    class Pods:
+        def all(self) -> list[Any]:
+            limits = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "4"}
+            return [
+                {"metadata": {"namespace": "team", "name": name, "uid": name,
+                              "annotations": {names.gpu_annotation("train"): uuid}},
+                 "spec": {"containers": [{"name": "train", "resources": {"limits": limits}}]}, "status": {}}
+                for name, uuid in (("one", first), ("two", second))
+            ]  # fmt: skip
+
+    told = []
+    with small_cluster() as small:
+        small.client.create(NODES, {"metadata": {"name": "node-1"}, "status": {}})
+        publisher = Publisher(small.client, "node-1", gpus, Resources(), 600.0)
+        watch = GpuWatch(
+            gpus, Pods(), Resources(), 600.0, publisher.changed,  # type: ignore[arg-type]
+            lambda pod, why: told.append((pod["metadata"]["name"], why)),
+        )  # fmt: skip
+        publisher.start()
+        assert publisher.published.wait(30)
+        looking = threading.Thread(target=watch.look)
+        looking.start()
+        driver.xid(0, 48)
+        looking.join(30)
+
+        def seen() -> bool:
+            node = small.client.get(NODES, "node-1")
+            healthy = {gpu.uuid: gpu.healthy for gpu in inventory.of_node(node)}
+            return (
+                not healthy[first] and healthy[second] and node["status"]["allocatable"] != node["status"]["capacity"]
+            )
+
+        wait_for(seen, "the node shows it long before the next comparison")
+        publisher.stop()
+    assert told == [("one", f"GPU {first}, which this pod holds, gets no new pods: the driver reported Xid 48")]
+    watch._source.look = lambda _: None  # type: ignore[method-assign]
+    watch.look()
+    assert len(told) == 1, "a pod is told once"
+
+
+def test_a_count_and_a_model_make_gpus() -> None:
+    assert (parse("3:H200").count, parse("3:H200").model) == (3, "H200")
+    assert parse("1").model == DEFAULT_MODEL
+    environ = [parse("2").environ(node, Path("/w")) for node in ("a", "b")]
+    assert environ[0] != environ[1]
+    assert environ[0]["SLICEKEEPER_FAKE_MEMORY"] == f"{MODELS[DEFAULT_MODEL]}M"
+
+
+@pytest.mark.parametrize("text", ["", "0", "9", "-1", "x", "2:Voodoo", "1000", "²"])
+def test_nonsense_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"fakeGpus.*(for example|known)"):
+        parse(text)
