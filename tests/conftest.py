@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How properties are searched: judged by what they find, never by how long a shared machine takes for an example.
 
-A counterexample must not be lost: it is kept in `build/counterexamples`, with the command that finds it again.
+A counterexample must not be lost: it is kept in `build/counterexamples`, with the command that finds it again. That
+collects what this run did, for Hypothesis draws from the constants of all modules that are loaded.
 Shrinking is bounded, because Hypothesis's own bound of five minutes for each failure is a third of the unit suite.
 """
 
@@ -12,8 +13,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, core, settings
 from hypothesis.internal.conjecture import engine
+from hypothesis.vendor.pretty import RepresentationPrinter
 
 SHRINKING_SECONDS = 30
 
@@ -30,6 +32,12 @@ settings.register_profile(
 settings.load_profile("project")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Have a counterexample printed with its values: schemathesis, once loaded, has Hypothesis leave them out."""
+    core.RepresentationPrinter = RepresentationPrinter  # type: ignore[misc]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -39,7 +47,10 @@ def pytest_runtest_makereport(
     told = "\n".join([report.longreprtext, *(text for _, text in report.sections)])
     if report.failed and "@reproduce_failure" in told:  # `print_blob` has it printed
         seed = item.config.getoption("--hypothesis-seed")
-        again = f"pytest '{item.nodeid}'" + ("" if seed is None else f" --hypothesis-seed={seed}")
+        name = getattr(item, "originalname", item.name)
+        again = f"pytest {' '.join(item.config.args)} -k {name}" + (
+            "" if seed is None else f" --hypothesis-seed={seed}"
+        )
         kept = keep(item.config.rootpath, item.nodeid, f"{again}\n\n{told}\n")
         report.sections.append(("Counterexample", f"kept in {kept}; find it again by\n{again}"))
     return report
