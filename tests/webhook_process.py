@@ -90,6 +90,10 @@ class FakeTimekeeper:
         self.not_modified = 0
         self.server: ThreadingHTTPServer | None = None
 
+    @property
+    def client(self) -> dict[str, Any]:
+        return {"url": f"http://127.0.0.1:{self.port}"}
+
     def start(self) -> None:
         outer = self
 
@@ -131,9 +135,9 @@ class FakeTimekeeper:
 
 
 class Webhook:
-    """The process, and requests to it."""
+    """The process, and requests to it; `client` says where it finds its timekeeper."""
 
-    def __init__(self, folder: Path, timekeeper: FakeTimekeeper) -> None:
+    def __init__(self, folder: Path, client: dict[str, Any], **more: Any) -> None:
         self.port, self.metrics_port = free_port(), free_port()
         self.folder = folder
         config = {
@@ -144,8 +148,9 @@ class Webhook:
                 "refreshSeconds": 0.1,
                 "staleSeconds": 5,
                 "flipGraceSeconds": 5,
+                **more,
             },
-            "timekeeperClient": {"url": f"http://127.0.0.1:{timekeeper.port}", "timeoutSeconds": 2},
+            "timekeeperClient": {"timeoutSeconds": 2, **client},
             "policy": {"file": str(folder / "policy.yaml"), "reloadSeconds": 0.1},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")

@@ -9,13 +9,11 @@ connections ahead of need and does not expect them to be closed.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from gunicorn.asgi.parser import LimitRequestHeaders
 from gunicorn.asgi.protocol import ASGIProtocol
-
-if TYPE_CHECKING:
-    from slicekeeper.serving.door import Door
 
 HEAD_BYTES: Final = 32 << 10
 """Most bytes of a head as a whole. gunicorn bounds lines and their number, which together would be 800 KiB."""
@@ -46,7 +44,8 @@ class Connection(ASGIProtocol):
     _current_request: Any
     _request_ready: asyncio.Event | None
 
-    def __init__(self, worker: Any, door: Door, address: str) -> None:
+    def __init__(self, worker: Any, address: str, request_seconds: float, forget: Callable[[Connection], None]) -> None:
+        """Begin with the handshake; `forget` is called once the connection is gone."""
         super().__init__(worker)
         self.address = address
         self.busy = False
@@ -57,9 +56,10 @@ class Connection(ASGIProtocol):
         """When it last became idle, by the loop's clock."""
         self.welcome: asyncio.Task[None] | None = None
         """The handshake, while it lasts."""
-        self._door = door
+        self._forget = forget
+        self._request_seconds = request_seconds
         self._loop: asyncio.AbstractEventLoop = worker.loop
-        self._left = door.request_seconds
+        self._left = request_seconds
         self._since = 0.0
         self._clock: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -121,7 +121,7 @@ class Connection(ASGIProtocol):
         """Tidy up, and wake the task that waits for a request: gunicorn would leave it for three seconds."""
         self._stop_clock()
         self._stop_stalled()
-        self._door.forget(self)
+        self._forget(self)
         super().connection_lost(exc)
         if self._request_ready is not None:
             self._request_ready.set()
@@ -136,7 +136,7 @@ class Connection(ASGIProtocol):
 
     def _on_message_complete(self) -> None:
         self._stop_clock()
-        self._left = self._door.request_seconds
+        self._left = self._request_seconds
         self.busy = self.proven = True
         super()._on_message_complete()  # type: ignore[misc]
 

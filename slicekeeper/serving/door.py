@@ -43,7 +43,7 @@ class Door:
     """The listening sockets of one event loop, and the connections that came through them."""
 
     def __init__(self, worker: Any, limits: ServingSettings, context: ssl.SSLContext | None) -> None:
-        self.request_seconds = limits.request_seconds
+        self._request_seconds = limits.request_seconds
         self._worker = worker
         self._loop: asyncio.AbstractEventLoop = worker.loop
         self._context = context
@@ -81,7 +81,7 @@ class Door:
     def __len__(self) -> int:
         return self._count
 
-    def forget(self, connection: Connection) -> None:
+    def _forget(self, connection: Connection) -> None:
         """Note that a connection is gone."""
         crowd = self._by_address.get(connection.address, set())
         if connection in crowd:
@@ -107,7 +107,7 @@ class Door:
                 client.close()
                 continue
             client.setblocking(False)
-            connection = Connection(self._worker, self, address)
+            connection = Connection(self._worker, address, self._request_seconds, self._forget)
             self._by_address.setdefault(address, set()).add(connection)
             self._count += 1
             connection.welcome = self._loop.create_task(self._welcome(client, connection))
@@ -129,14 +129,16 @@ class Door:
         if not idle:
             return False
         victim = min(idle, key=lambda c: (-len(self._by_address[c.address]), c.proven, c.used_at))
-        self.forget(victim)
+        self._forget(victim)
         victim.give_way()
         return True
 
     async def _welcome(self, client: socket.socket, connection: Connection) -> None:
         """See a client through its handshake."""
         tls = {} if self._context is None else {
-            "ssl": self._context, "ssl_handshake_timeout": self.request_seconds, "ssl_shutdown_timeout": LINGER_SECONDS,
+            "ssl": self._context,
+            "ssl_handshake_timeout": self._request_seconds,
+            "ssl_shutdown_timeout": LINGER_SECONDS,
         }  # fmt: skip
         try:
             await self._loop.connect_accepted_socket(lambda: connection, client, **tls)  # type: ignore[arg-type]

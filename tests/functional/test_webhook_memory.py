@@ -49,7 +49,7 @@ def webhook(tmp_path: Path, group: ControlGroup, many_files: None) -> Iterator[W
     timekeeper.start()
     Authority(tmp_path).issue()
     (tmp_path / "policy.yaml").write_text("default: {}\n", "utf-8")
-    server = Webhook(tmp_path, timekeeper)
+    server = Webhook(tmp_path, timekeeper.client)
     group.add(server.process.pid)  # at once: what it starts belongs to the group, too
 
     def up() -> bool:

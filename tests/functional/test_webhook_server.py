@@ -35,7 +35,7 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 def webhook(tmp_path: Path, timekeeper: FakeTimekeeper, authority: Authority) -> Iterator[Webhook]:
     (tmp_path / "policy.yaml").write_text("default: {}\n", "utf-8")
-    server = Webhook(tmp_path, timekeeper)
+    server = Webhook(tmp_path, timekeeper.client)
 
     def up() -> bool:
         assert server.process.poll() is None, (tmp_path / "log").read_text("utf-8")
