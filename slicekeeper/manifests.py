@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of the installation's manifests the settings decide: written into them, and compared with what is installed.
 
-Four things: the images, the resources that the webhook is asked about, those of the node guard, and those that
-kube-scheduler asks its extender about. The manifests are text with comments that kustomize and people read, so only
-these places are rewritten. Each is known by its shape and not by the names in it: a second change works as the first.
+The images; the resources that the webhook is asked about, those of the node guard, and those that kube-scheduler asks
+its extender about; the namespaces that webhooks and guards leave alone; the two PriorityClasses; and the audience of
+the tokens by which the webhook speaks to the timekeeper. The manifests are text with comments that kustomize and people
+read, so only these places are rewritten. Each is known by its shape and not by the names in it: a second change works
+as the first.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,8 +18,13 @@ from typing import Final
 
 import yaml
 
+from slicekeeper import names
 from slicekeeper.errors import SettingsError
-from slicekeeper.settings import PARTS, Resources, Settings, check_keys, convert, load
+from slicekeeper.patterns import is_pattern
+from slicekeeper.settings import PARTS, Classes, Resources, Settings, check_keys, convert, load
+
+HOME: Final = "slicekeeper-system"
+"""The namespace that the manifests install into."""
 
 CONFIG_MAP: Final = "slicekeeper-config"
 CONFIG_KEY: Final = "config.yaml"
@@ -30,6 +38,27 @@ ASKS: Final = re.compile(
 
 AMOUNTS: Final = re.compile(r"\[(?P<names>[^\]]*)\]\.exists\(amount,")
 """In CEL: a node's capacity of one of our resources."""
+
+NAMESPACES: Final = re.compile(r"request\.namespace\s+in\s+\[(?P<names>[^\]]*)\]")
+"""In CEL: a request concerns a namespace that is never touched."""
+
+LOWER: Final = re.compile(
+    r"(?P<before>priority\.orValue\(0\)\s+<\s+|pods\s+of\s+a\s+priority\s+below\s+)(?P<value>-?\d+)"
+)
+"""In CEL and in its message: a pod's priority is below that of GPU pods in budget."""
+
+_SELECTOR: Final = re.compile(
+    r"^(?P<before> *- key: kubernetes\.io/metadata\.name\n *operator: NotIn\n(?P<indent> *)values:)"
+    r"(?: \[(?P<flow>[^\]]*)\]\n|\n(?P<block>(?:(?P=indent) *- \S+\n)+))",
+    re.M,
+)
+_CLASS: Final = re.compile(r"^kind: PriorityClass$", re.M)
+_CLASS_STATE: Final = re.compile(
+    rf"{re.escape(names.BUDGET_STATE)}: (?P<state>{names.IN_BUDGET}|{names.OVER_BUDGET})\b"
+)
+_AUDIENCE: Final = re.compile(r"(?P<before>serviceAccountToken:\s+\{?\s*audience: )(?P<audience>\"[^\"]*\"|[^\s,}]+)")
+_PLAIN: Final = re.compile(r"[A-Za-z][-\w./]*(?::[-\w./]+)*")
+"""What needs no quotes in YAML."""
 
 _MANAGED: Final = re.compile(
     r"^(?P<indent> *)managedResources:\n(?:(?P=indent) *- \{name: \S+, ignoredByScheduler: false\}(?:\n|\Z))+", re.M
@@ -52,8 +81,17 @@ def names_of(resources: Resources) -> tuple[str, ...]:
     return (resources.core, resources.memory, resources.seat, *resources.devices)
 
 
+def left_alone(settings: Settings, home: str = HOME) -> tuple[str, ...]:
+    """Return the namespaces by name that nothing is asked about: exempt ones, and that of the parts themselves.
+
+    Names alone, because a selector has no patterns: what a pattern exempts, the webhook is asked about and lets pass.
+    """
+    exempt = (name for name in settings.policy.exempt_namespaces if not is_pattern(name))
+    return tuple(dict.fromkeys((*exempt, home)))
+
+
 def found(shape: re.Pattern[str], text: str) -> Iterator[tuple[str, ...]]:
-    """Return the resources of each place of one shape (`ASKS`, `AMOUNTS`)."""
+    """Return the names in each place of one shape (`ASKS`, `AMOUNTS`, `NAMESPACES`)."""
     return map(_names_in, shape.finditer(text))
 
 
@@ -64,6 +102,12 @@ def render(text: str, settings: Settings) -> str:
     text = ASKS.sub(lambda match: _like(match, names_of(resources), asks(resources)), text)
     text = AMOUNTS.sub(lambda match: _like(match, amounts, f"{_listed(amounts)}.exists(amount,"), text)
     text = _MANAGED.sub(lambda match: _managed(match["indent"], resources), text)
+    spared = left_alone(settings)
+    text = NAMESPACES.sub(lambda match: _like(match, spared, f"request.namespace in {_listed(spared)}"), text)
+    text = _SELECTOR.sub(lambda match: _selector(match, spared), text)
+    text = LOWER.sub(lambda match: f"{match['before']}{settings.classes.in_budget.value}", text)
+    text = "".join(_class(part, settings.classes) for part in re.split(r"(^---\n)", text, flags=re.M))
+    text = _AUDIENCE.sub(lambda match: f"{match['before']}{_scalar(settings.timekeeper.audience)}", text)
     text = _PROFILE.sub(lambda match: f"{match['before']}{settings.webhook.scheduler_name}", text)
     return _IMAGE.sub(lambda match: f"{match['before']}{settings.images.of(match['part'])}", text)
 
@@ -123,6 +167,35 @@ def _managed(indent: str, resources: Resources) -> str:
         f"{indent}  - {{name: {name}, ignoredByScheduler: false}}\n" for name in (resources.core, resources.memory)
     ]
     return f"{indent}managedResources:\n{''.join(lines)}"
+
+
+def _selector(match: re.Match[str], wanted: tuple[str, ...]) -> str:
+    there = (
+        re.findall(r"[^\s,]+", match["flow"]) if match["flow"] is not None else re.findall(r"- (\S+)", match["block"])
+    )
+    if set(there) == set(wanted):
+        return match[0]
+    if match["flow"] is not None:
+        return f"{match['before']} [{', '.join(wanted)}]\n"
+    indent = match["block"].partition("-")[0]
+    return "".join((match["before"], "\n", *(f"{indent}- {name}\n" for name in wanted)))
+
+
+def _class(text: str, classes: Classes) -> str:
+    """Return one object's text; a PriorityClass of ours, which is known by its label, as the settings have it."""
+    state = _CLASS_STATE.search(text)
+    if state is None or not _CLASS.search(text):
+        return text
+    known = classes.in_budget if state["state"] == names.IN_BUDGET else classes.over_budget
+    for key, value in (
+        ("  name", _scalar(known.name)), ("value", known.value), ("preemptionPolicy", known.preemption_policy),
+    ):  # fmt: skip
+        text = re.sub(rf"^{key}: .+$", f"{key}: {value}", text, flags=re.M)
+    return text
+
+
+def _scalar(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def _names_in(match: re.Match[str]) -> tuple[str, ...]:

@@ -58,6 +58,17 @@ _GUARD_NAMES: Final = (
     "slicekeeper-certificates",
     "slicekeeper-records",
 )
+_RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
+_FORMER: Final = tuple(
+    (Resource(_RBAC, plural, namespaced=False), name)
+    for plural, name in (
+        ("clusterrolebindings", "slicekeeper-kube-scheduler"),
+        ("clusterrolebindings", "slicekeeper-certificate-authority"),
+        ("clusterroles", "slicekeeper-certificate-authority"),
+    )
+)
+"""What earlier manifests had and `kubectl apply` of the present ones leaves there."""
+
 _INSTALL: Final = "kubectl apply -k manifests/overlays/default"
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
 _OURS: Final = "app.kubernetes.io/part-of=slicekeeper"
@@ -99,7 +110,8 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
         )
     workloads = _workloads(client, namespace)
     own, told = installed.settings_of(client, namespace, workloads, settings, context.loaded.origin)
-    settings = msgspec.structs.replace(settings, resources=own.resources)
+    policy = msgspec.structs.replace(settings.policy, exempt_namespaces=own.policy.exempt_namespaces)
+    settings = msgspec.structs.replace(settings, resources=own.resources, policy=policy)
     if open_glass:
         now = clock.from_settings(settings.clock).now_ms()
         findings = [Finding(*left) for left in break_glass.let_go(client, namespace, now)]
@@ -166,13 +178,24 @@ def _missing(
     for name, found in workloads.items():
         yield from _not_ready(name, found, namespace)
     for known in (settings.classes.in_budget, settings.classes.over_budget):
-        if _get(client, PRIORITY_CLASSES, known.name) is None:
+        there = _get(client, PRIORITY_CLASSES, known.name)
+        if there is None:
             yield Finding(f"PriorityClass {known.name} is missing", _INSTALL)
+        else:
+            yield from (Finding(*difference) for difference in installed.class_differences(there, known))
     yield from _admission(client, namespace)
     webhooks = {kind.plural: found for kind in _CONFIGURATIONS if (found := _get(client, kind, "slicekeeper"))}
-    guard, there = _get(client, _GUARDS[0], "slicekeeper-nodes"), {k: v for k, v in workloads.items() if v is not None}
-    for difference in installed.differences(client, namespace, settings, there, webhooks, guard):
+    guards = {name: guard for name in _GUARD_NAMES if (guard := _get(client, _GUARDS[0], name))}
+    running = {name: workload for name, workload in workloads.items() if workload is not None}
+    for difference in installed.differences(client, namespace, settings, running, webhooks, guards):
         yield Finding(*difference)
+    for resource, name in _FORMER:
+        if _get(client, resource, name) is not None:
+            kind = resource.plural.removesuffix("s")
+            yield Finding(
+                f"{kind} {name} is left from an older release, and gives more rights than are needed now",
+                f"kubectl delete {kind} {name}",
+            )
     nodes, _ = client.list(NODES)
     if not any(inventory.of_node(node) for node in nodes):
         yield Finding("no node shows GPUs", "label GPU nodes slicekeeper.io/gpus=true and look at the node agent's log")

@@ -63,7 +63,7 @@ def _text(value: object) -> str:
 @click.argument("path", type=click.Path(path_type=Path, exists=True), default="manifests")
 @click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
 def write_manifests(path: Path, dry: bool) -> None:
-    """Write images and resources' names from the manifests' own settings into the manifests.
+    """Write what the manifests' own settings decide into the manifests: images, names, classes and so on.
 
     PATH is the folder `manifests`, whose settings are in base/config/config.yaml, or one rendered file.
     """

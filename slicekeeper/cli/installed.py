@@ -13,9 +13,11 @@ from slicekeeper import manifests
 from slicekeeper.cli.config import value_of
 from slicekeeper.errors import NotFound, SettingsError
 from slicekeeper.kube.client import ACCESS_REVIEWS, CONFIG_MAPS, KubeClient, Object
-from slicekeeper.settings import PARTS, UNSET_REGISTRY, Settings, keys
+from slicekeeper.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings, keys
 
-COMPARED: Final = ("resources.", "images.", "webhook.schedulerName")
+COMPARED: Final = (
+    "resources.", "images.", "webhook.schedulerName", "policy.exemptNamespaces", "classes.", "timekeeper.audience",
+)  # fmt: skip
 """Settings that are in the manifests too."""
 
 RENDER: Final = "slicekeeper config manifests, then apply the overlay"
@@ -53,10 +55,10 @@ def settings_of(
 
 def differences(
     client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object],
-    webhooks: Mapping[str, Object], nodes: Object | None,
+    webhooks: Mapping[str, Object], guards: Mapping[str, Object],
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
-    """Yield where the installed images, webhooks, node guard and kube-scheduler are not as the settings say."""
-    resources = settings.resources
+    """Yield where the installed images, webhooks, guards, tokens and kube-scheduler are not as the settings say."""
+    resources, spared = settings.resources, manifests.left_alone(settings, namespace)
     yield from _images(workloads, settings)
     for plural, configuration in webhooks.items():
         for hook in configuration.get("webhooks") or []:
@@ -64,15 +66,61 @@ def differences(
             if text:
                 what = f"{plural} slicekeeper, webhook {hook.get('name')}, is asked about"
                 yield from _compared(what, manifests.found(manifests.ASKS, text), manifests.names_of(resources))
-    spec = (nodes or {}).get("spec")
-    if spec:
-        text = " ".join(_strings(spec))
-        yield from _compared(
-            "guard slicekeeper-nodes guards the capacity of", manifests.found(manifests.AMOUNTS, text),
-            (resources.core, resources.memory),
-        )  # fmt: skip
+                what = f"{plural} slicekeeper, webhook {hook.get('name')}, leaves out"
+                yield from _compared(what, [_left_out(hook)], spared)
+    for name, shape, what, wanted in (
+        ("slicekeeper-nodes", manifests.AMOUNTS, "guards the capacity of", (resources.core, resources.memory)),
+        ("slicekeeper-scheduler", manifests.NAMESPACES, "keeps the scheduler from pods of", spared),
+        ("slicekeeper-other-namespaces", manifests.NAMESPACES, "keeps evictions from pods of", spared),
+    ):
+        text = _text_of(guards, name)
+        if text:
+            yield from _compared(f"guard {name} {what}", manifests.found(shape, text), wanted)
+    lowest = settings.classes.in_budget.value
+    for match in manifests.LOWER.finditer(_text_of(guards, "slicekeeper-scheduler")):
+        if int(match["value"]) != lowest:
+            told = f"guard slicekeeper-scheduler compares priorities with {match['value']}"
+            yield f"{told}, and the settings say classes.inBudget.value {lowest}", RENDER
+            break
+    yield from _tokens(workloads, settings)
     yield from _scheduler(client, namespace, settings, workloads)
     yield from _rights(client, namespace, settings, workloads)
+
+
+def class_differences(installed: Object, settings: PriorityClassSettings) -> Iterator[tuple[str, str]]:
+    """Yield how an installed PriorityClass differs from the settings' one of its name; neither field can be changed."""
+    for key, ours in (("value", settings.value), ("preemptionPolicy", settings.preemption_policy)):
+        if installed.get(key) != ours:
+            yield (
+                f"PriorityClass {settings.name} has {key} {installed.get(key)}, and the settings say {ours}",
+                f"kubectl delete priorityclass {settings.name}; {RENDER}",
+            )
+
+
+def _left_out(hook: Object) -> tuple[str, ...]:
+    """Return the namespaces that a webhook is not asked about."""
+    expressions = (hook.get("namespaceSelector") or {}).get("matchExpressions") or []
+    return tuple(
+        name
+        for one in expressions
+        if one.get("key") == "kubernetes.io/metadata.name" and one.get("operator") == "NotIn"
+        for name in one.get("values") or []
+    )
+
+
+def _text_of(guards: Mapping[str, Object], name: str) -> str:
+    return " ".join(_strings((guards.get(name) or {}).get("spec") or {}))
+
+
+def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield parts whose tokens are for another audience than the timekeeper takes them for."""
+    for name, workload in workloads.items():
+        for volume in _pod_of(workload).get("volumes") or []:
+            for source in (volume.get("projected") or {}).get("sources") or []:
+                audience = (source.get("serviceAccountToken") or {}).get("audience")
+                if audience and audience != settings.timekeeper.audience:
+                    told = f"{name} has a token for the audience {audience}"
+                    yield f"{told}, and timekeeper.audience is {settings.timekeeper.audience}", RENDER
 
 
 def _rights(

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from slicekeeper import inventory, names, released
 from slicekeeper.cli import check as module
 from slicekeeper.cli.main import cli
+from slicekeeper.settings import Classes
 
 ROOT = Path(__file__).parents[3]
 DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
@@ -24,6 +25,8 @@ ALL_DEPLOYMENTS = "/apis/apps/v1/deployments"
 AGENTS = "/apis/apps/v1/namespaces/slicekeeper-system/daemonsets/nodeagent"
 TRUSTED = "/api/v1/namespaces/slicekeeper-system/configmaps/slicekeeper-ca.crt"
 RECORDS = "/api/v1/namespaces/slicekeeper-system/configmaps"
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 
@@ -84,8 +87,9 @@ class Server:
             self.objects[ALL_DEPLOYMENTS].append(self.objects[f"{DEPLOYMENTS}/{part}"])
         self.objects[AGENTS] = {"status": {"desiredNumberScheduled": 2, "numberReady": 2}}
         self.objects[TRUSTED] = {"data": {"ca.crt": "x"}}
-        for name in ("gpu-default-priority", "gpu-lower-priority"):
-            self.objects[f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}"] = {"metadata": {"name": name}}
+        for known in (Classes().in_budget, Classes().over_budget):
+            made = {"metadata": {"name": known.name}, "value": known.value, "preemptionPolicy": known.preemption_policy}
+            self.objects[f"{PRIORITY_CLASSES}/{known.name}"] = made
         for kind in ("mutating", "validating"):
             hooks = {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]}
             self.objects[f"{ADMISSION}/{kind}webhookconfigurations/slicekeeper"] = hooks
@@ -113,6 +117,8 @@ class Server:
                 self.objects[ALL_DEPLOYMENTS].append(obj)
             elif obj["kind"] == "ConfigMap":
                 self.objects[f"/api/v1{in_ours}"] = obj
+            elif obj["kind"] == "PriorityClass":
+                self.objects[f"{PRIORITY_CLASSES}/{name}"] = obj
             elif obj["apiVersion"].startswith("admissionregistration"):
                 self.objects[f"{ADMISSION}/{plural}/{name}"] = obj
 
@@ -164,7 +170,7 @@ def test_a_whole_installation_is_in_order(server: Server) -> None:
     ("path", "told"),
     [
         (f"{DEPLOYMENTS}/webhook", "deployment webhook is missing"),
-        ("/apis/scheduling.k8s.io/v1/priorityclasses/gpu-lower-priority", "PriorityClass gpu-lower-priority is miss"),
+        (f"{PRIORITY_CLASSES}/gpu-lower-priority", "PriorityClass gpu-lower-priority is miss"),
         (f"{ADMISSION}/validatingwebhookconfigurations/slicekeeper", "validatingwebhookconfigurations slicekeeper is"),
         (
             f"{ADMISSION}/validatingadmissionpolicybindings/slicekeeper-bindings",
@@ -389,6 +395,48 @@ def test_another_schedulers_name_is_told(server: Server) -> None:
         "configmap slicekeeper-kube-scheduler has the scheduler scheduler, and webhook.schedulerName is "
         "slicekeeper-scheduler"
     ]
+
+
+def test_namespaces_classes_and_audience_that_are_not_the_settings_are_named_place_by_place(server: Server) -> None:
+    changed = (
+        "    policy:\n      exemptNamespaces: [kube-system, kube-public, infra, 'infra-*']\n",
+        "    timekeeper:\n      audience: budgets\n",
+    )
+
+    def change(text: str) -> str:
+        text = with_registry(text).replace("preemptionPolicy: Never\nvalue: -100", "preemptionPolicy: Never\nvalue: -5")
+        for one in changed:
+            text = text.replace(f"{one.partition(chr(10))[0]}\n", one, 1)
+        return text.replace("    webhook:\n", f"    {IN_BUDGET}\n    webhook:\n", 1)
+
+    server.install_manifests(change)
+    told = problems(check(server, "-o", "json"))
+    differs = "kube-node-lease, which the settings do not name, but not infra"
+    for place in (
+        "mutatingwebhookconfigurations slicekeeper, webhook pods.mutate.slicekeeper.io, leaves out",
+        "validatingwebhookconfigurations slicekeeper, webhook cronjobs.validate.slicekeeper.io, leaves out",
+        "guard slicekeeper-scheduler keeps the scheduler from pods of",
+        "guard slicekeeper-other-namespaces keeps evictions from pods of",
+    ):
+        assert f"{place} {differs}" in told
+    assert (
+        "guard slicekeeper-scheduler compares priorities with 0, and the settings say classes.inBudget.value 7" in told
+    )
+    assert "PriorityClass gpu-default-priority has value 0, and the settings say 7" in told
+    assert "PriorityClass gpu-lower-priority has value -5, and the settings say -100" in told
+    assert "deployment webhook has a token for the audience timekeeper, and timekeeper.audience is budgets" in told
+    assert len(told) == len(set(told))
+
+
+IN_BUDGET = "classes: {inBudget: {name: gpu-default-priority, value: 7, preemptionPolicy: PreemptLowerPriority}}"
+
+
+def test_what_is_left_from_an_older_release_is_named_with_the_command_that_removes_it(server: Server) -> None:
+    server.install()
+    server.objects[f"{RIGHTS}/clusterrolebindings/slicekeeper-kube-scheduler"] = {"metadata": {}}
+    [found] = json.loads(check(server, "-o", "json").stdout)
+    assert "clusterrolebinding slicekeeper-kube-scheduler is left from an older release" in found["problem"]
+    assert found["remedy"] == "kubectl delete clusterrolebinding slicekeeper-kube-scheduler"
 
 
 def test_records_that_wait_for_the_timekeeper_are_named(server: Server) -> None:

@@ -29,6 +29,20 @@ resources:
   device: [nvidia.com/gpu, "gpu.example/slice-*", "other.example/*"]
 webhook: {schedulerName: gpu-scheduler}
 """
+DECIDED = """\
+policy: {exemptNamespaces: [kube-system, infra, "infra-*"]}
+timekeeper: {audience: budgets.example}
+classes:
+  inBudget: {name: gpu-first, value: 1000, preemptionPolicy: Never}
+  overBudget: {name: gpu-lower-priority, value: -20, preemptionPolicy: PreemptLowerPriority}
+"""
+UNDECIDED = """\
+policy: {exemptNamespaces: [kube-system, kube-public, kube-node-lease, slicekeeper-system]}
+timekeeper: {audience: timekeeper}
+classes:
+  inBudget: {name: gpu-default-priority, value: 0, preemptionPolicy: PreemptLowerPriority}
+  overBudget: {name: gpu-lower-priority, value: -100, preemptionPolicy: Never}
+"""
 OLD = re.compile(r"tencent\.com/vcuda-(core|memory)(?!-limit)|slicekeeper\.io/seat|nvidia\.com/mig-|gpu\.shared")
 
 
@@ -77,6 +91,55 @@ def test_renamed_resources_hold_everywhere(folder: Path) -> None:
     assert [r["name"] for r in scheduler["extenders"][0]["managedResources"]] == [resources.core, resources.memory]
     assert all(r["ignoredByScheduler"] is False for r in scheduler["extenders"][0]["managedResources"])
     assert scheduler["profiles"] == [{"schedulerName": "gpu-scheduler"}]
+
+
+def test_namespaces_classes_and_audience_hold_everywhere(folder: Path) -> None:
+    before = texts(folder)
+    configure(folder, DECIDED)
+    assert {file.name for file in manifests.write(folder)} == {
+        "admission.yaml", "guards.yaml", "priority-classes.yaml", "webhook.yaml",
+    }  # fmt: skip
+    after = texts(folder)
+    spared = ["kube-system", "infra", "slicekeeper-system"]  # our own always, and no pattern
+    hooks = [hook for one in yaml.safe_load_all(after["base/admission.yaml"]) for hook in one["webhooks"]]
+    for hook in hooks:
+        assert hook["namespaceSelector"]["matchExpressions"][0]["values"] == spared
+    guards = after["base/guards.yaml"]
+    assert list(manifests.found(manifests.NAMESPACES, guards)) == [tuple(spared)] * 2
+    assert [match["value"] for match in manifests.LOWER.finditer(guards)] == ["1000", "1000"]
+    made = {one["metadata"]["name"]: one for one in yaml.safe_load_all(after["base/priority-classes.yaml"])}
+    assert {name: (one["value"], one["preemptionPolicy"]) for name, one in made.items()} == {
+        "gpu-first": (1000, "Never"), "gpu-lower-priority": (-20, "PreemptLowerPriority"),
+    }  # fmt: skip
+    assert "audience: budgets.example," in after["base/webhook.yaml"]
+    configure(folder, UNDECIDED)
+    manifests.write(folder)
+    assert texts(folder) == before
+
+
+def test_a_rendered_file_follows_in_its_own_shape(tmp_path: Path) -> None:
+    file = tmp_path / "all.yaml"
+    text = (ROOT / "install.yaml").read_text()
+    config = yaml.safe_load((ROOT / "base/config/config.yaml").read_text())
+    for section, values in yaml.safe_load(DECIDED).items():
+        config[section] = {**config.get(section, {}), **values}
+    objects = [obj for obj in yaml.safe_load_all(text) if obj]
+    [kept] = [obj for obj in objects if obj["metadata"]["name"].startswith("slicekeeper-config")]
+    old = text.partition("  config.yaml: |\n")[2].partition("\nkind: ConfigMap")[0]
+    assert kept["data"]["config.yaml"].splitlines()[0] in old
+    new = "".join(f"    {line}\n" for line in yaml.safe_dump(config).splitlines())
+    file.write_text(text.replace(old, new.rstrip("\n"), 1))
+    assert manifests.write(file) == [file]
+    made = [obj for obj in yaml.safe_load_all(file.read_text()) if obj]
+    hooks = [hook for obj in made for hook in obj.get("webhooks") or []]
+    lists = [hook["namespaceSelector"]["matchExpressions"][0]["values"] for hook in hooks]
+    assert lists == [["kube-system", "infra", "slicekeeper-system"]] * len(hooks)
+    assert len(hooks) >= 6
+    assert {obj["metadata"]["name"] for obj in made if obj["kind"] == "PriorityClass"} == {
+        "gpu-first", "gpu-lower-priority",
+    }  # fmt: skip
+    assert "audience: budgets.example\n" in file.read_text()
+    assert manifests.write(file) == []
 
 
 def test_names_are_changed_again_and_back(folder: Path) -> None:
