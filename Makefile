@@ -51,7 +51,7 @@ unit: $(VENV)/.ready ## Unit tests and golden pairs; SEED=… repeats a search f
 	$(BIN)/pytest -n logical --maxprocesses 4 --hypothesis-seed=$(SEED) tests/unit tests/golden $(ARGS)
 
 .PHONY: test-pythons
-test-pythons: $(VENV)/.ready ## Unit suite and local mode on each supported Python, 3.11 to 3.14
+test-pythons: $(VENV)/.ready ## Unit suite, with few examples and on SQLite, and local mode on each supported Python, 3.11 to 3.14
 	$(BIN)/python tests/pythons.py $(ARGS)
 
 .PHONY: functional

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, core, settings
@@ -30,6 +31,20 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("project")
+settings.register_profile("few", settings.get_profile("project"), max_examples=5)
+
+
+@pytest.hookimpl(trylast=True)  # after Hypothesis has marked them
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the profile `few` hold for properties that say themselves how many examples they want, too."""
+    if settings.get_current_profile_name() != "few":
+        return
+    for item in items:
+        if item.get_closest_marker("hypothesis") and isinstance(item, pytest.Function):
+            test: Any = getattr(item.obj, "__func__", item.obj)
+            wanted = test._hypothesis_internal_use_settings
+            most = min(wanted.max_examples, settings.default.max_examples)
+            test._hypothesis_internal_use_settings = settings(wanted, max_examples=most)
 
 
 @pytest.hookimpl(tryfirst=True)

