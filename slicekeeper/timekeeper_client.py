@@ -159,9 +159,10 @@ class TimekeeperClient:
         _, _, data = self._http.request("GET", url, query={**interval, "format": "csv"})
         return data.decode()
 
-    def workloads(self, namespace: str = "") -> Iterator[Workload]:
-        """Yield every pod that the ledger knows, newest first."""
-        for page in self._pages("/api/v1/workloads", WorkloadList, {"namespace": namespace} if namespace else {}):
+    def workloads(self, namespace: str = "", uid: str = "") -> Iterator[Workload]:
+        """Yield every pod that the ledger knows, newest first; those of one namespace if it is named."""
+        query = {key: value for key, value in (("namespace", namespace), ("uid", uid)) if value}
+        for page in self._pages("/api/v1/workloads", WorkloadList, query):
             yield from page.items
 
     def _pages(self, url: str, kind: type[P], query: Mapping[str, str] | None = None) -> Iterator[P]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from slicekeeper import inventory, names
+from slicekeeper.cli.accounts import uid_option
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
@@ -23,13 +24,16 @@ _SELECTOR = names.MANAGED_SELECTOR
 
 @click.command()
 @click.option("-n", "--namespace", default="", help="Only this namespace.")
+@uid_option
 @output_option()
 @click.pass_obj
-def pods(context: Context, namespace: str, output: str) -> None:
+def pods(context: Context, namespace: str, uid: str, output: str) -> None:
     """Show GPU pods: budget state, class, GPU, and time charged."""
     settings = context.loaded.settings
     objects, _ = KubeClient(settings.kubernetes).list(PODS, namespace=namespace, label_selector=_SELECTOR)
-    known = {w.pod_uid: w for w in TimekeeperClient(settings.timekeeper_client).workloads(namespace)}
+    known = {w.pod_uid: w for w in TimekeeperClient(settings.timekeeper_client).workloads(namespace, uid)}
+    if uid:  # the pods that are there belong to the namespace that is there
+        objects = [pod for pod in objects if pod["metadata"]["uid"] in known]
     rows = [_pod_row(pod, known.pop(pod["metadata"]["uid"], None), settings) for pod in objects]
     rows += [_gone_row(workload) for workload in known.values()]
     rows.sort(key=lambda row: (row["namespace"], row["name"]))

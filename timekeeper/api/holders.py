@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from flask import request
 from sqlalchemy.orm import Session
 
 from slicekeeper.errors import NotFound
@@ -13,6 +14,7 @@ from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.wire.timekeeper import Budget, Parent
 from timekeeper import reservations, views
 from timekeeper.api import requests
+from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
 from timekeeper.books import Position, version_of
 from timekeeper.identity import Caller
@@ -165,3 +167,16 @@ def holder(it: Service, namespace: str = "", parent: str = "") -> NamespaceHolde
     if parent:
         return ParentHolder(it, requests.parent(parent))
     return NamespaceHolder(it, requests.namespace(namespace), requests.plain("uid", 64))
+
+
+def named(it: Service) -> NamespaceHolder | None:
+    """Return which namespace the query names; None: none, so all are meant.
+
+    Raises Problem where that can be no namespace's name, or where a UID stands alone.
+    """
+    uid = requests.plain("uid", 64)
+    if name := request.args.get("namespace", ""):
+        return NamespaceHolder(it, requests.namespace(name), uid)
+    if uid:
+        raise Problem(422, "query-invalid", "uid: name the namespace too, as in namespace=team&uid=…", "uid")
+    return None

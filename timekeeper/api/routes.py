@@ -153,7 +153,7 @@ ROUTES: tuple[Route, ...] = (
           wire.Statement, query=(*_UID, "from", "to", "format", *_PAGE), problems=(404,)),
     Route("POST", "/api/v1/reports", reports.taken, "One pod's usage counters", wire.ReportAnswer, wire.ReportBatch),
     Route("GET", "/api/v1/workloads", workloads.listed, "Pods as the ledger has them, newest first",
-          wire.WorkloadList, query=("namespace", *_PAGE)),
+          wire.WorkloadList, query=("namespace", *_UID, *_PAGE), problems=(404,)),
     Route("GET", "/api/v1/usage", usage.listed, "GPU time held, used and not observed, by time", schemas.UsageList,
           query=("namespace", "podUid", "model", "groupBy", "bucket", "timeZone", "from", "to", *_PAGE)),
     Route("GET", "/api/v1/usage/{namespace}", workloads.usage, "Charges and usage of this period", schemas.Usage),

@@ -94,18 +94,18 @@ def open_ones(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
 
 
 def page(
-    session: Session, cluster: str, namespace: str, before: tuple[int, str] | None, limit: int
+    session: Session, cluster: str, namespace: int | None, before: tuple[int, str] | None, limit: int
 ) -> list[tuple[Workload, str]]:
-    """Return workloads with their namespaces' names, latest start first, from the one before a place on."""
-    if not namespace:
+    """Return a namespace's workloads, or a cluster's, latest start first, from the one before a place on.
+
+    Each comes with its namespace's name.
+    """
+    if namespace is None:
         mine = _page(before, limit).join(Namespace, Namespace.id == Workload.namespace_id)
-        pods = list(session.scalars(mine.where(Namespace.cluster == cluster)))
+        mine = mine.where(Namespace.cluster == cluster)
     else:
-        # One that was made anew has the same name. Each has an index that gives its next ones.
-        keys = select(Namespace.id).where(Namespace.cluster == cluster, Namespace.name == namespace)
-        found = [pod for key in session.scalars(keys)
-                 for pod in session.scalars(_page(before, limit).where(Workload.namespace_id == key))]  # fmt: skip
-        pods = sorted(found, key=lambda pod: (pod.started_at, pod.pod_uid), reverse=True)[:limit]
+        mine = _page(before, limit).where(Workload.namespace_id == namespace)
+    pods = list(session.scalars(mine))
     names = namespace_names(session, {pod.namespace_id for pod in pods})
     return [(pod, names[pod.namespace_id]) for pod in pods]
 

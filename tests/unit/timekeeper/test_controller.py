@@ -103,7 +103,7 @@ class Stage:
 
     def known(self) -> int:
         with self.books.database.reading() as session:
-            return len(workloads.page(session, "default", "", None, 100))
+            return len(workloads.page(session, "default", None, None, 100))
 
 
 @pytest.fixture

@@ -120,6 +120,20 @@ def test_the_old_account_is_listed_stated_and_refunded_by_its_uid(world: World) 
     assert lines[-1].balance_ms == world.get(f"{BASE}?uid=old")["balanceMs"]
 
 
+def test_pods_are_those_of_one_account(world: World) -> None:
+    def pods(query: str) -> list[str]:
+        return [pod["podUid"] for pod in world.get(f"/api/v1/workloads{query}")["items"]]
+
+    assert pods("?namespace=team") == []
+    world.run("c", "new", 60_000)
+    assert pods("?namespace=team") == pods("?namespace=team&uid=new") == ["c"]
+    assert pods("?namespace=team&uid=old") == ["b", "a"]
+    assert pods("") == ["c", "b", "a"]
+    for query, status, code in (("uid=old", 422, "query-invalid"), ("namespace=team&uid=x", 404, "namespace-unknown")):
+        refused = world.call("GET", f"/api/v1/workloads?{query}")
+        assert (refused.status_code, refused.json["code"], refused.json["field"]) == (status, code, "uid")
+
+
 def test_the_last_account_of_a_name_that_nobody_has_is_still_found_by_the_name(world: World) -> None:
     world.service.controller.namespaces.on_list([])
     assert (world.get(BASE)["uid"], world.get(BASE)["gone"]) == ("old", True)
@@ -151,10 +165,12 @@ def test_rights_in_the_new_namespace_open_no_account_of_the_old_one(
     assert world.call("GET", f"{BASE}/statement").status_code == 200
     assert world.call("GET", f"{BASE}/statement?uid=new").status_code == 200
     body = {"podUid": "a", "amountMs": 1, "reason": "r"}
+    assert world.call("GET", "/api/v1/workloads?namespace=team").status_code == 200
     for answer in (world.call("GET", f"{BASE}/statement?uid=old"), world.call("GET", f"{BASE}?uid=old"),
+                   world.call("GET", "/api/v1/workloads?namespace=team&uid=old"),
                    world.call("POST", f"{BASE}/refunds?uid=old", body)):  # fmt: skip
         assert (answer.status_code, answer.json["code"]) == (403, "forbidden")
-    assert asked[2:] == [("get", "", "statement"), ("get", "", ""), ("create", "", "refunds")]
+    assert asked[3:] == [("get", "", "statement"), ("get", "", ""), ("list", "", ""), ("create", "", "refunds")]
 
 
 def test_what_changes_the_rule_of_a_budget_takes_no_uid(world: World) -> None:

@@ -74,7 +74,7 @@ def test_what_is_charged_of_an_end_in_the_future_grows_until_then_and_is_booked(
 
     def charged(now: int) -> int:
         with books.database.reading() as session:
-            rows = workloads.page(session, "default", "team", None, 10)
+            rows = workloads.page(session, "default", None, None, 10)
         return workload_views(books, rows, now)[0].charged_ms
 
     assert [charged(T0 + at) for at in (10_000, 20_000, 30_000, 40_000)] == [10_000, 20_000, 30_000, 30_000]

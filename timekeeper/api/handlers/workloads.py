@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from flask import Response, request
+from flask import Response
 
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
 from timekeeper import views
 from timekeeper.api import requests
-from timekeeper.api.holders import NamespaceHolder
+from timekeeper.api.holders import NamespaceHolder, named
 from timekeeper.api.schemas import Usage
 from timekeeper.api.service import service
 from timekeeper.store import workloads
@@ -18,11 +18,18 @@ from timekeeper.store import workloads
 def listed() -> Response:
     """Return a page of workloads, newest first."""
     it = service()
-    name = requests.namespace(request.args["namespace"]) if request.args.get("namespace") else ""
-    it.allow("list", name)
+    whose = named(it)
+    if whose is None:
+        it.allow("list", "")
+    else:
+        whose.allow("list")
     limit, before = requests.limit(), requests.cursor(tuple[int, str])
     with it.books.database.reading() as session:
-        rows = workloads.page(session, it.books.cluster, name, before, limit + 1)
+        known = None if whose is None else whose.find(session)
+        rows = []
+        if whose is None or known is not None:
+            key = None if known is None else known.id
+            rows = workloads.page(session, it.books.cluster, key, before, limit + 1)
     now = it.clock.now_ms()
     items = views.workload_views(it.books, rows[:limit], now)
     last = rows[limit - 1][0] if len(rows) > limit else None
