@@ -56,7 +56,7 @@ test-pythons: $(VENV)/.ready ## Unit suite, with few examples and on SQLite, and
 
 .PHONY: functional
 functional: $(VENV)/.ready ## Parts as processes, local mode, the built wheel
-	$(BIN)/pytest tests/functional $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile tests/functional $(ARGS)
 
 .PHONY: vcuda-test
 vcuda-test: ## The limiter and the arbiter on the fake driver
