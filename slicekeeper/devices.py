@@ -48,12 +48,12 @@ def is_named(resource: object, patterns: tuple[str, ...]) -> bool:
     return isinstance(resource, str) and (resource in whole or resource.startswith(beginnings))
 
 
-def any_named(resources: Collection[str], patterns: tuple[str, ...]) -> bool:
+def any_named(resources: Collection[object], patterns: tuple[str, ...]) -> bool:
     """Whether patterns stand for any of several resources."""
     whole, beginnings = _sorted_out(patterns)
     if not whole.isdisjoint(resources):
         return True
-    return bool(beginnings) and any(resource.startswith(beginnings) for resource in resources)
+    return bool(beginnings) and any(is_named(resource, patterns) for resource in resources)
 
 
 @lru_cache(maxsize=64)  # patterns come from the settings alone: a handful of tuples in a process's life

@@ -58,10 +58,12 @@ def webhook(tmp_path: Path, group: ControlGroup, many_files: None) -> Iterator[W
             return "fresh" in server.get("/readyz") and len(server.workers()) == 2
         return False
 
-    eventually(up)
-    yield server
-    server.stop()
-    timekeeper.stop()
+    try:
+        eventually(up, 120)
+        yield server
+    finally:
+        server.stop()
+        timekeeper.stop()
 
 
 def test_crowds_of_connections_end_no_worker(webhook: Webhook, group: ControlGroup) -> None:

@@ -43,10 +43,12 @@ def webhook(tmp_path: Path, timekeeper: FakeTimekeeper, authority: Authority) ->
             return "fresh" in server.get("/readyz") and len(server.workers()) == 2
         return False
 
-    eventually(up)
-    yield server
-    if server.process.poll() is None:
-        assert server.stop() == 0
+    try:
+        eventually(up, 120)
+        yield server
+    finally:
+        if server.process.poll() is None:
+            assert server.stop() == 0
 
 
 def test_a_pod_is_mutated_and_then_validated_by_any_worker(webhook: Webhook) -> None:

@@ -14,7 +14,7 @@ GPU_MIB = 81920
 """Memory of the playground's GPUs."""
 
 
-def charge_of(pod: Object) -> int:
+def charge_of(pod: Object, core: str = CORE, memory: str = MEMORY) -> int:
     """Return the GPU-milliseconds of a pod that has ended, each GPU container of which held one GPU or a share of one.
 
     It held them until its last container had ended, whichever that was.
@@ -22,12 +22,12 @@ def charge_of(pod: Object) -> int:
     per_gpu: dict[str, list[Fraction]] = {}
     for container in pod["spec"]["containers"]:
         limits = container["resources"].get("limits", {})
-        if CORE not in limits:
+        if core not in limits:
             continue
         gpu = pod["metadata"]["annotations"][f"gpu.slicekeeper.io/{container['name']}"]
         share = per_gpu.setdefault(gpu, [Fraction(0), Fraction(0)])
-        share[0] += Fraction(int(limits[CORE]), 100)
-        share[1] += Fraction(int(limits.get(MEMORY, 0)) * 256, GPU_MIB)
+        share[0] += Fraction(int(limits[core]), 100)
+        share[1] += Fraction(int(limits.get(memory, 0)) * 256, GPU_MIB)
     begin = _instant(pod["metadata"]["annotations"]["slicekeeper.io/bound-at"])
     statuses = [*pod["status"].get("initContainerStatuses", ()), *pod["status"]["containerStatuses"]]
     ends = [_instant(status["state"]["terminated"]["finishedAt"]) for status in statuses]

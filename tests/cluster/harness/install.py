@@ -43,26 +43,26 @@ def give_storage(cluster: Cluster, kubectl: Kubectl) -> None:
 
 
 @cache
-def _named() -> Path:
-    """Return a copy of the checkout's manifests for our registry, made as users make it."""
+def _named(more: str) -> Path:
+    """Return a copy of the checkout's manifests for our registry and with more settings, made as users make it."""
     copy = Path(tempfile.mkdtemp(prefix="slicekeeper-manifests-"))
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     for folder in ("manifests", "tests/cluster"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.py", "build", "__pycache__"))
     config = copy / "manifests/base/config/config.yaml"
-    config.write_text(f"{config.read_text()}images: {{registry: {IMAGES.registry}}}\n")
+    config.write_text(f"{config.read_text()}images: {{registry: {IMAGES.registry}}}\n{more}")
     manifests.write(copy / "manifests")
     return copy
 
 
-def named(overlay: Path) -> str:
+def named(overlay: Path, more: str = "") -> str:
     """Return an overlay of the checkout as it is installed here."""
-    return str(_named() / overlay.relative_to(ROOT))
+    return str(_named(more) / overlay.relative_to(ROOT))
 
 
-def install(kubectl: Kubectl, overlay: Path = SUITE) -> None:
-    """Install with one command, and wait until everything is ready."""
-    kubectl("apply", "-k", named(overlay))
+def install(kubectl: Kubectl, overlay: Path = SUITE, more: str = "") -> None:
+    """Install with one command, and wait until everything is ready; `more` are lines of settings."""
+    kubectl("apply", "-k", named(overlay, more))
     for workload in WORKLOADS:
         kubectl(
             "rollout",

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from slicekeeper.devices import Part, is_named, model_of, part_of
+from slicekeeper.devices import Part, any_named, is_named, model_of, part_of
 from slicekeeper.errors import RequestRefused, SettingsError
 from slicekeeper.request import asks_for, parse_pod
 from slicekeeper.settings import Resources, Settings, load
@@ -95,6 +95,8 @@ def test_a_plain_name_is_one_device_and_no_more() -> None:
     assert settings.resources.devices == ("nvidia.com/gpu",)
     assert not asks_for(pod(**{"mig-1g.10gb": 1}), settings.resources.devices)
     assert asks_for(pod(**{"mig-1g.10gb": 1}), Settings().resources.devices)
+    assert any_named(["cpu", 1, "nvidia.com/mig-1g.10gb"], Settings().resources.devices)
+    assert not any_named(["cpu", 1, "nvidia.com/MIG"], Settings().resources.devices)
     assert Resources(device="nvidia.com/gpu").devices == ("nvidia.com/gpu",)
 
 

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resources by other names, changed as users change them: in the settings, from there into the manifests, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.harness import install
+from cluster.harness.charges import charge_of
+from cluster.harness.kubectl import Object, Refused, wait_for
+from cluster.harness.site import Site, job, plain_container
+
+from slicekeeper import inventory
+
+CORE, MEMORY, SEAT = "gpu.example/percent", "gpu.example/blocks", "gpu.example/seat"
+SETTINGS = f"resources: {{core: {CORE}, memory: {MEMORY}, seat: {SEAT}}}\n"
+
+
+@pytest.fixture
+def renamed(site: Site) -> Iterator[None]:
+    install.install(site.kubectl, more=SETTINGS)
+    try:
+        yield
+    finally:
+        install.install(site.kubectl)
+
+
+def asking(script: str, **amounts: str) -> Object:
+    limits = {f"gpu.example/{name}": amount for name, amount in amounts.items()}
+    return {**plain_container("train", script), "resources": {"limits": limits}}
+
+
+def test_pods_that_ask_by_other_names_get_their_slice_and_are_charged(site: Site, renamed: None) -> None:
+    def shown() -> bool:
+        nodes = [node for node in site.kubectl.list("nodes") if inventory.of_node(node)]
+        return any(all(int(n["status"]["allocatable"].get(r, 0)) for r in (CORE, MEMORY, SEAT)) for n in nodes)
+
+    wait_for("amounts by the new names", shown, seconds=60)
+    wait_for("nothing to be said", lambda: site.check() == (0, "nothing is missing, nothing is unmetered\n"))
+    team = site.namespace()
+    with pytest.raises(Refused, match=MEMORY):
+        site.kubectl.create(job("without-memory", asking("true", percent="25")), namespace=team)
+    site.kubectl.create(
+        job("train", asking("cat /run/slicekeeper/seat.json", percent="25", blocks="64")), namespace=team
+    )
+    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=90s", timeout=100)
+    [done] = site.pods(team)
+    assert done["spec"]["containers"][0]["resources"]["limits"][SEAT] == "1"
+    [closed] = wait_for(
+        "closed interval", lambda: [w for w in site.workloads(team).values() if w.state == "closed"], seconds=30
+    )
+    assert closed.charged_ms == charge_of(done, CORE, MEMORY)
