@@ -58,22 +58,35 @@ struct CUfunc_st {
 };
 
 struct CUgraph_st {
-  unsigned nodes, room;
-  struct CUgraphNode_st **node;
+  struct fk_nodes *nodes;
+  struct fk_condition *conditions; /* handles that were made for it */
+  bool conditional;                /* the body of a conditional node */
 };
 
 struct CUgraphNode_st {
   CUgraphNodeType type;
+  CUcontext ctx; /* a kernel's; NULL: the one in which the graph is launched */
   uint64_t work;
   uint32_t width;
   CUdeviceptr pointer;
   size_t bytes;
-  CUgraph child;
+  CUgraph *body; /* a child graph, or the graphs that a conditional node chooses from */
+  unsigned bodies;
+  struct fk_condition *condition;
+  CUgraphConditionalNodeType choice;
+  unsigned times; /* a kernel that ends the loop of its condition: after so many rounds */
+};
+
+struct fk_step {
+  CUcontext ctx;
+  uint64_t work;
+  uint32_t width;
 };
 
 struct CUgraphExec_st {
-  uint64_t work, bytes;
-  uint32_t width;
+  struct fk_step *step;
+  unsigned steps;
+  uint64_t bytes;
   unsigned reserved; /* the trim after which it was, 0 for never */
 };
 
@@ -85,6 +98,8 @@ struct CUstream_st *fk_stream_of(CUstream stream, bool own);
 struct CUstream_st *fk_stream(CUstream stream);
 /* Queue work of a kernel, or with none a point in the stream. */
 void fk_push(struct CUstream_st *stream, uint64_t work, uint32_t width);
+/* The same, in another context maybe: the stream waits for it. */
+CUresult fk_push_in(struct CUstream_st *stream, CUcontext ctx, uint64_t work, uint32_t width);
 void fk_streams_forget(CUcontext ctx);
 uint32_t fk_width(CUfunction f, uint64_t blocks, unsigned threads);
 /* A call that a capture elsewhere forbids; it breaks that capture. */

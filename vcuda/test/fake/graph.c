@@ -1,10 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs: a list of nodes; an executable graph is the sum of their work. */
+/*
+ * Graphs: a list of nodes, in the order in which they were added. An executable graph is a list of
+ * steps; nodes that follow each other in one context are one step.
+ *
+ * A conditional node goes by the value that its handle has when the graph is launched. Kernels run
+ * nothing here, but the arguments of one named "loop" say how often a WHILE comes round: the handle,
+ * and the number of times that the body runs (unsigned int).
+ */
 #define _GNU_SOURCE
 #include "api.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#define STEPS_MAX 65536
+
+struct fk_condition {
+  unsigned value;
+  struct fk_condition *next;
+};
 
 static struct {
   CUcontext ctx;
@@ -12,44 +26,106 @@ static struct {
 } graph_memory[FK_GPUS];
 static unsigned trims = 1;
 
+/* ---- graphs share what they hold until one of them changes ---- */
+
+struct fk_nodes {
+  unsigned users, count, room;
+  struct CUgraphNode_st **node;
+};
+
+static CUgraph sharing(struct fk_nodes *nodes) {
+  CUgraph graph = calloc(1, sizeof *graph);
+  graph->nodes = nodes;
+  nodes->users++;
+  return graph;
+}
+
 FK_API(cuGraphCreate, (CUgraph * out, unsigned flags)) {
   (void)flags;
-  *out = calloc(1, sizeof **out);
+  *out = sharing(calloc(1, sizeof(struct fk_nodes)));
   return CUDA_SUCCESS;
 }
 
+static void let_go(struct fk_nodes *nodes) {
+  if (--nodes->users) return;
+  for (unsigned i = 0; i < nodes->count; i++) {
+    struct CUgraphNode_st *n = nodes->node[i];
+    for (unsigned k = 0; k < n->bodies; k++) cuGraphDestroy(n->body[k]);
+    free(n->body);
+    free(n);
+  }
+  free(nodes->node);
+  free(nodes);
+}
+
 FK_API(cuGraphDestroy, (CUgraph graph)) {
-  for (unsigned i = 0; i < graph->nodes; i++) free(graph->node[i]);
-  free(graph->node);
+  let_go(graph->nodes);
+  for (struct fk_condition *c = graph->conditions, *next; c; c = next) {
+    next = c->next;
+    free(c);
+  }
   free(graph);
   return CUDA_SUCCESS;
 }
 
-struct CUgraphNode_st *fk_node_add(CUgraph graph, CUgraphNodeType type) {
-  if (graph->nodes == graph->room) {
-    graph->room = graph->room ? 2 * graph->room : 16;
-    graph->node = realloc(graph->node, graph->room * sizeof *graph->node);
+static struct CUgraphNode_st *append(struct fk_nodes *nodes, struct CUgraphNode_st like) {
+  if (nodes->count == nodes->room) {
+    nodes->room = nodes->room ? 2 * nodes->room : 16;
+    nodes->node = realloc(nodes->node, nodes->room * sizeof *nodes->node);
   }
-  struct CUgraphNode_st *n = calloc(1, sizeof *n);
-  n->type = type;
-  graph->node[graph->nodes++] = n;
-  return n;
+  struct CUgraphNode_st *n = malloc(sizeof *n);
+  *n = like;
+  return nodes->node[nodes->count++] = n;
 }
 
-static uint64_t kernel_work(CUfunction f, CUkernel kernel, void **params) {
-  CUfunction known = f ? f : (CUfunction)kernel;
-  return known->from_argument && params ? *(uint64_t *)params[0] : known->fixed_ns;
+/* The node's own graphs: new ones, or sharing what those of another node hold. */
+static void bodies(struct CUgraphNode_st *n, unsigned count, const CUgraph *like) {
+  n->bodies = count;
+  n->body = calloc(count ? count : 1, sizeof *n->body);
+  for (unsigned i = 0; i < count; i++)
+    n->body[i] = sharing(like ? like[i]->nodes : calloc(1, sizeof(struct fk_nodes)));
+}
+
+static void become_own(CUgraph graph) {
+  struct fk_nodes *shared = graph->nodes;
+  if (shared->users == 1) return;
+  struct fk_nodes *own = calloc(1, sizeof *own);
+  for (unsigned i = 0; i < shared->count; i++) {
+    struct CUgraphNode_st *n = append(own, *shared->node[i]);
+    bodies(n, n->bodies, shared->node[i]->body);
+  }
+  own->users = 1;
+  let_go(shared);
+  graph->nodes = own;
+}
+
+struct CUgraphNode_st *fk_node_add(CUgraph graph, CUgraphNodeType type) {
+  become_own(graph);
+  return append(graph->nodes, (struct CUgraphNode_st){.type = type});
+}
+
+/* ---- nodes ---- */
+
+static CUresult kernel_node(CUgraphNode *out, CUgraph graph, const CUDA_KERNEL_NODE_PARAMS *p) {
+  CUfunction f = p->func ? p->func : (CUfunction)p->kern;
+  if (!f) return CUDA_ERROR_INVALID_VALUE;
+  struct CUgraphNode_st *n = fk_node_add(graph, CU_GRAPH_NODE_TYPE_KERNEL);
+  n->ctx = p->ctx ? p->ctx : fk_current();
+  n->work = f->from_argument && p->kernelParams ? *(uint64_t *)p->kernelParams[0] : f->fixed_ns;
+  n->width = fk_width(f, (uint64_t)p->gridDimX * p->gridDimY * p->gridDimZ,
+                      p->blockDimX * p->blockDimY * p->blockDimZ);
+  if (!strcmp(f->name, "loop") && p->kernelParams) {
+    n->condition = *(struct fk_condition **)p->kernelParams[0];
+    n->times = *(unsigned *)p->kernelParams[1];
+  }
+  *out = n;
+  return CUDA_SUCCESS;
 }
 
 FK_API(cuGraphAddKernelNode_v2, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after,
                                  size_t count, const CUDA_KERNEL_NODE_PARAMS *p)) {
   (void)after, (void)count;
-  *out = fk_node_add(graph, CU_GRAPH_NODE_TYPE_KERNEL);
-  (*out)->work = kernel_work(p->func, p->kern, p->kernelParams);
-  (*out)->width = fk_width(p->func ? p->func : (CUfunction)p->kern,
-                           (uint64_t)p->gridDimX * p->gridDimY * p->gridDimZ,
-                           p->blockDimX * p->blockDimY * p->blockDimZ);
-  return CUDA_SUCCESS;
+  return kernel_node(out, graph, p);
 }
 
 FK_API(cuGraphAddEmptyNode,
@@ -59,20 +135,49 @@ FK_API(cuGraphAddEmptyNode,
   return CUDA_SUCCESS;
 }
 
+/* The node holds a clone; a graph with conditional nodes cannot be a child. */
 FK_API(cuGraphAddChildGraphNode,
        (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, size_t count, CUgraph child)) {
   (void)after, (void)count;
+  if (child->conditions) return CUDA_ERROR_NOT_SUPPORTED;
   *out = fk_node_add(graph, CU_GRAPH_NODE_TYPE_GRAPH);
-  (*out)->child = child;
+  bodies(*out, 1, &child);
   return CUDA_SUCCESS;
 }
 
 FK_API(cuGraphChildGraphNodeGetGraph, (CUgraphNode node, CUgraph *out)) {
-  *out = node->child;
+  *out = node->body[0];
   return CUDA_SUCCESS;
 }
 
+FK_API(cuGraphConditionalHandleCreate, (CUgraphConditionalHandle * out, CUgraph graph,
+                                        CUcontext ctx, unsigned value, unsigned flags)) {
+  (void)ctx;
+  struct fk_condition *c = calloc(1, sizeof *c);
+  c->value = flags & CU_GRAPH_COND_ASSIGN_DEFAULT ? value : 0;
+  c->next = graph->conditions;
+  graph->conditions = c;
+  *out = (CUgraphConditionalHandle)(uintptr_t)c;
+  return CUDA_SUCCESS;
+}
+
+static CUresult conditional_node(CUgraphNode *out, CUgraph graph, CUDA_CONDITIONAL_NODE_PARAMS *p) {
+  unsigned most = p->type == CU_GRAPH_COND_TYPE_WHILE ? 1
+                  : p->type == CU_GRAPH_COND_TYPE_IF  ? 2
+                                                      : UINT16_MAX;
+  if (!p->handle || !p->size || p->size > most) return CUDA_ERROR_INVALID_VALUE;
+  struct CUgraphNode_st *n = *out = fk_node_add(graph, CU_GRAPH_NODE_TYPE_CONDITIONAL);
+  n->condition = (struct fk_condition *)(uintptr_t)p->handle;
+  n->choice = p->type;
+  bodies(n, p->size, NULL);
+  for (unsigned i = 0; i < n->bodies; i++) n->body[i]->conditional = true;
+  p->phGraph_out = n->body;
+  return CUDA_SUCCESS;
+}
+
+/* Only kernels, child graphs, copies and conditional nodes may lie in a conditional node. */
 CUresult fk_graph_alloc(CUgraphNode *out, CUgraph graph, size_t bytes, CUdeviceptr *pointer) {
+  if (graph->conditional) return CUDA_ERROR_NOT_SUPPORTED;
   struct CUgraphNode_st *n = fk_node_add(graph, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
   n->bytes = bytes;
   n->pointer = *pointer = (CUdeviceptr)fk_map(bytes);
@@ -102,23 +207,49 @@ FK_API(cuGraphMemAllocNodeGetParams, (CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARA
   return CUDA_SUCCESS;
 }
 
+static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNodeParams *p) {
+  switch (p->type) {
+  case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    return fk_graph_alloc(out, graph, p->alloc.bytesize, &p->alloc.dptr);
+  case CU_GRAPH_NODE_TYPE_KERNEL: {
+    const CUDA_KERNEL_NODE_PARAMS_v3 *k = &p->kernel;
+    CUDA_KERNEL_NODE_PARAMS kernel = {.func = k->func,
+                                      .gridDimX = k->gridDimX,
+                                      .gridDimY = k->gridDimY,
+                                      .gridDimZ = k->gridDimZ,
+                                      .blockDimX = k->blockDimX,
+                                      .blockDimY = k->blockDimY,
+                                      .blockDimZ = k->blockDimZ,
+                                      .kernelParams = k->kernelParams,
+                                      .kern = k->kern,
+                                      .ctx = k->ctx};
+    return kernel_node(out, graph, &kernel);
+  }
+  case CU_GRAPH_NODE_TYPE_GRAPH:
+    return cuGraphAddChildGraphNode(out, graph, NULL, 0, p->graph.graph);
+  case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+    return conditional_node(out, graph, &p->conditional);
+  default:
+    *out = fk_node_add(graph, p->type);
+    return CUDA_SUCCESS;
+  }
+}
+
 FK_API(cuGraphAddNode, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, size_t count,
                         CUgraphNodeParams *p)) {
   (void)after, (void)count;
-  if (p->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-    return fk_graph_alloc(out, graph, p->alloc.bytesize, &p->alloc.dptr);
-  *out = fk_node_add(graph, p->type);
-  (*out)->width = FK_WHOLE;
-  if (p->type == CU_GRAPH_NODE_TYPE_KERNEL)
-    (*out)->work = kernel_work(p->kernel.func, p->kernel.kern, p->kernel.kernelParams);
-  if (p->type == CU_GRAPH_NODE_TYPE_GRAPH) (*out)->child = p->graph.graph;
-  return CUDA_SUCCESS;
+  return add(out, graph, p);
+}
+FK_API(cuGraphAddNode_v2, (CUgraphNode * out, CUgraph graph, const CUgraphNode *after,
+                           const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *p)) {
+  (void)after, (void)edges, (void)count;
+  return add(out, graph, p);
 }
 
 FK_API(cuGraphGetNodes, (CUgraph graph, CUgraphNode *nodes, size_t *count)) {
   size_t room = *count;
-  *count = graph->nodes;
-  for (size_t i = 0; nodes && i < room && i < graph->nodes; i++) nodes[i] = graph->node[i];
+  *count = graph->nodes->count;
+  for (size_t i = 0; nodes && i < room && i < *count; i++) nodes[i] = graph->nodes->node[i];
   return CUDA_SUCCESS;
 }
 
@@ -127,23 +258,76 @@ FK_API(cuGraphNodeGetType, (CUgraphNode node, CUgraphNodeType *type)) {
   return CUDA_SUCCESS;
 }
 
-static void sum(CUgraph graph, uint64_t *work, uint64_t *bytes, uint32_t *width) {
-  for (unsigned i = 0; i < graph->nodes; i++) {
-    struct CUgraphNode_st *n = graph->node[i];
-    *work += n->work;
-    if (n->width > *width) *width = n->width;
-    if (n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-      *bytes += (n->bytes + VC_GRANULE - 1) / VC_GRANULE * VC_GRANULE;
-    if (n->child) sum(n->child, work, bytes, width);
+/* ---- executable graphs ---- */
+
+static struct fk_step *step_of(CUgraphExec exec, CUcontext ctx) {
+  struct fk_step *last = exec->steps ? &exec->step[exec->steps - 1] : NULL;
+  if (last && last->ctx == ctx) return last;
+  if (exec->steps == STEPS_MAX) return NULL;
+  if (!(exec->steps & (exec->steps - 1))) /* full: it grows by powers of two */
+    exec->step = realloc(exec->step, (exec->steps ? 2 * exec->steps : 1) * sizeof *exec->step);
+  exec->step[exec->steps] = (struct fk_step){.ctx = ctx};
+  return &exec->step[exec->steps++];
+}
+
+static bool unroll(CUgraphExec exec, CUgraph graph);
+
+/* How often the body of a WHILE runs; 0 if no kernel of the body says so. */
+static unsigned times(CUgraph body, const struct fk_condition *condition) {
+  for (unsigned i = 0; i < body->nodes->count; i++) {
+    const struct CUgraphNode_st *n = body->nodes->node[i];
+    if (n->type == CU_GRAPH_NODE_TYPE_KERNEL && n->condition == condition) return n->times;
   }
+  return 0;
+}
+
+static bool unroll_conditional(CUgraphExec exec, const struct CUgraphNode_st *n) {
+  unsigned value = n->condition->value;
+  unsigned which = n->choice == CU_GRAPH_COND_TYPE_SWITCH ? value : !value;
+  if (n->choice == CU_GRAPH_COND_TYPE_WHILE && value) {
+    unsigned rounds = times(n->body[0], n->condition);
+    for (unsigned i = 0; i < rounds; i++)
+      if (!unroll(exec, n->body[0])) return false;
+    return rounds; /* else it would never end */
+  }
+  return which >= n->bodies || unroll(exec, n->body[which]);
+}
+
+static bool unroll_node(CUgraphExec exec, const struct CUgraphNode_st *n) {
+  if (n->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return unroll_conditional(exec, n);
+  if (n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) exec->bytes += fk_granules(n->bytes);
+  for (unsigned i = 0; i < n->bodies; i++)
+    if (!unroll(exec, n->body[i])) return false;
+  if (!n->work) return true;
+  struct fk_step *step = step_of(exec, n->ctx);
+  if (!step) return false;
+  step->work += n->work;
+  if (n->width > step->width) step->width = n->width;
+  return true;
+}
+
+static bool unroll(CUgraphExec exec, CUgraph graph) {
+  for (unsigned i = 0; i < graph->nodes->count; i++)
+    if (!unroll_node(exec, graph->nodes->node[i])) return false;
+  return true;
+}
+
+FK_API(cuGraphExecDestroy, (CUgraphExec exec)) {
+  free(exec->step);
+  free(exec);
+  return CUDA_SUCCESS;
 }
 
 FK_API(cuGraphInstantiateWithFlags, (CUgraphExec * out, CUgraph graph, unsigned long long flags)) {
   FK_ENTER("cuGraphInstantiateWithFlags");
   /* Only the form with parameters has a stream to upload in. */
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) return CUDA_ERROR_INVALID_VALUE;
-  *out = calloc(1, sizeof **out);
-  sum(graph, &(*out)->work, &(*out)->bytes, &(*out)->width);
+  CUgraphExec exec = calloc(1, sizeof *exec);
+  if (!unroll(exec, graph)) {
+    cuGraphExecDestroy(exec);
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  *out = exec;
   return CUDA_SUCCESS;
 }
 FK_API(cuGraphInstantiateWithParams,
@@ -167,11 +351,6 @@ FK_API(cuGraphInstantiate_v2,
 FK_API(cuGraphInstantiate,
        (CUgraphExec * out, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) {
   return cuGraphInstantiate_v2(out, graph, bad, log, size);
-}
-
-FK_API(cuGraphExecDestroy, (CUgraphExec exec)) {
-  free(exec);
-  return CUDA_SUCCESS;
 }
 
 /* Graph memory stays reserved on the device until it is trimmed. */
@@ -200,13 +379,21 @@ FK_API(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream)) {
 static CUresult launch(CUgraphExec exec, struct CUstream_st *s) {
   if (!s) return CUDA_ERROR_INVALID_CONTEXT;
   if (s->capture) {
-    struct CUgraphNode_st *n = fk_node_add(s->capture, CU_GRAPH_NODE_TYPE_GRAPH);
-    n->work = exec->work;
-    n->width = exec->width;
+    for (unsigned i = 0; i < exec->steps; i++) {
+      struct CUgraphNode_st *n = fk_node_add(s->capture, CU_GRAPH_NODE_TYPE_KERNEL);
+      n->ctx = exec->step[i].ctx;
+      n->work = exec->step[i].work;
+      n->width = exec->step[i].width;
+    }
     return CUDA_SUCCESS;
   }
   if (!reserve(s->ctx, exec)) return CUDA_ERROR_OUT_OF_MEMORY;
-  fk_push(s, exec->work, exec->width);
+  if (!exec->steps) fk_push(s, 0, 0);
+  for (unsigned i = 0; i < exec->steps; i++) {
+    const struct fk_step *step = &exec->step[i];
+    CUresult r = fk_push_in(s, step->ctx, step->work, step->width);
+    if (r != CUDA_SUCCESS) return r;
+  }
   return CUDA_SUCCESS;
 }
 
@@ -237,47 +424,4 @@ FK_API(cuDeviceGetGraphMemAttribute,
   (void)attribute;
   *(uint64_t *)value = graph_memory[ctx ? ctx->gpu : device].reserved;
   return CUDA_SUCCESS;
-}
-
-/* ---- capture ---- */
-
-static CUresult begin(struct CUstream_st *s, CUstreamCaptureMode mode, bool legacy) {
-  if (legacy || !s || s->capture) return CUDA_ERROR_ILLEGAL_STATE;
-  CUresult r = cuGraphCreate(&s->capture, 0);
-  if (r == CUDA_SUCCESS) fk_capture_began(s, mode);
-  return r;
-}
-FK_API(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode)) {
-  return begin(fk_stream_of(stream, false), mode, !stream || stream == CU_STREAM_LEGACY);
-}
-FK_API(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMode mode)) {
-  return begin(fk_stream_of(stream, true), mode, stream == CU_STREAM_LEGACY);
-}
-FK_API(cuStreamBeginCapture, (CUstream stream)) {
-  return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
-}
-static CUresult end(struct CUstream_st *s, CUgraph *out) {
-  if (!s || !s->capture || s->joined) return CUDA_ERROR_ILLEGAL_STATE;
-  bool invalid = s->invalid;
-  *out = invalid ? NULL : s->capture;
-  fk_capture_ended(s);
-  return invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-}
-FK_API(cuStreamEndCapture, (CUstream stream, CUgraph *out)) {
-  return end(fk_stream_of(stream, false), out);
-}
-FK_API(cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *out)) {
-  return end(fk_stream_of(stream, true), out);
-}
-static CUresult capturing(struct CUstream_st *s, CUstreamCaptureStatus *status) {
-  *status = !s || !s->capture ? CU_STREAM_CAPTURE_STATUS_NONE
-            : s->invalid      ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                              : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  return CUDA_SUCCESS;
-}
-FK_API(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status)) {
-  return capturing(fk_stream_of(stream, false), status);
-}
-FK_API(cuStreamIsCapturing_ptsz, (CUstream stream, CUstreamCaptureStatus *status)) {
-  return capturing(fk_stream_of(stream, true), status);
 }

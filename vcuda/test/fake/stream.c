@@ -90,6 +90,32 @@ void fk_push(struct CUstream_st *s, uint64_t work, uint32_t width) {
   fk_unlock();
 }
 
+static struct fk_place at_end(struct CUstream_st *s, struct fk_op op) {
+  fk_submit(s->ctx->gpu, s->slot, op);
+  return fk_last(s->ctx->gpu, s->slot);
+}
+
+/* What runs in another context does so in a stream of its own there. */
+CUresult fk_push_in(struct CUstream_st *s, CUcontext ctx, uint64_t work, uint32_t width) {
+  if (!ctx || ctx == s->ctx || ctx->gpu != s->ctx->gpu) {
+    fk_push(s, work, width);
+    return CUDA_SUCCESS;
+  }
+  if (ctx->dead) return CUDA_ERROR_INVALID_CONTEXT;
+  struct CUstream_st there = {.ctx = ctx};
+  fk_lock();
+  there.slot = fk_stream_open(ctx->gpu, ctx->queue, false, false, s->priority);
+  struct fk_place before = fk_last(s->ctx->gpu, s->slot);
+  if (there.slot) {
+    at_end(&there, (struct fk_op){.kind = FK_AFTER, .after = before});
+    struct fk_op kernel = {.kind = FK_KERNEL, .left = work * 1000, .width = width};
+    at_end(s, (struct fk_op){.kind = FK_AFTER, .after = at_end(&there, kernel)});
+    fk_stream_close(ctx->gpu, there.slot);
+  }
+  fk_unlock();
+  return there.slot ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* The context goes; its default streams went with its queue. */
 void fk_streams_forget(CUcontext ctx) {
   pthread_mutex_lock(&guard);

@@ -6,8 +6,8 @@
  *
  * It goes from phase to phase: kernels of 10 us to 100 ms, of one length, of two in turn or of any, by
  * name or by argument, wide or narrow, on up to four streams of either of two contexts, single or in
- * graphs with children, with events between streams, host functions and waits on memory, and
- * synchronised seldom or often. With --pauses it also rests on the CPU, for up to 300 ms at a time;
+ * graphs with children, loops and kernels of both contexts, with events between streams, host functions
+ * and waits on memory, and synchronised seldom or often. With --pauses it also rests on the CPU, for up to 300 ms at a time;
  * without, it wants the GPU all the time.
  */
 #define _GNU_SOURCE
@@ -19,12 +19,13 @@
 
 #define STREAMS 4
 #define NAMED 9
+#define GRAPH_US 12000 /* of each of the up to eight kernels in a graph */
 
 static const unsigned named_us[NAMED] = {10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000};
 
 struct place {
   CUcontext context;
-  CUfunction named[NAMED], narrow, spin;
+  CUfunction named[NAMED], narrow, spin, loop;
   CUstream stream[STREAMS + 1]; /* the last one is the default stream */
   CUevent event;
 };
@@ -61,6 +62,7 @@ static void set_up(struct place *p, CUcontext context) {
   }
   must(cuModuleGetFunction(&p->narrow, module, "spin_200us_w25"), "function");
   must(cuModuleGetFunction(&p->spin, module, "spin"), "function");
+  must(cuModuleGetFunction(&p->loop, module, "loop"), "function");
   for (int i = 0; i < STREAMS; i++)
     must(cuStreamCreate(&p->stream[i], i % 2 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT), "stream");
   must(cuEventCreate(&p->event, CU_EVENT_DISABLE_TIMING), "event");
@@ -73,15 +75,61 @@ static void launch(CUfunction f, CUstream stream, unsigned us) {
   launches++;
 }
 
-static CUgraphExec make_graph(struct place *p, CUfunction f, unsigned us, int count) {
-  CUgraph graph, child;
-  CUgraphNode node;
-  CUgraphExec exec;
-  must(cuGraphCreate(&graph, 0), "graph");
+static CUgraph capture(struct place *p, CUfunction f, unsigned us, int count) {
+  CUgraph graph;
+  must(cuCtxSetCurrent(p->context), "context");
   must(cuStreamBeginCapture(p->stream[0], CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
   for (int i = 0; i < count; i++) launch(f, p->stream[0], us);
-  must(cuStreamEndCapture(p->stream[0], &child), "end of capture");
+  must(cuStreamEndCapture(p->stream[0], &graph), "end of capture");
+  return graph;
+}
+
+static void add_child(CUgraph graph, CUgraph child) {
+  CUgraphNode node;
   must(cuGraphAddChildGraphNode(&node, graph, NULL, 0, child), "child");
+  must(cuGraphDestroy(child), "destroy");
+}
+
+/* A loop whose body is one kernel, and the one that counts. */
+static void add_loop(CUgraph graph, struct place *p, CUfunction f, unsigned us, unsigned count) {
+  CUgraphNodeParams c = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
+  CUgraphNode node;
+  unsigned long ns = us * 1000ul;
+  must(cuGraphConditionalHandleCreate(&c.conditional.handle, graph, p->context, 1,
+                                      CU_GRAPH_COND_ASSIGN_DEFAULT),
+       "handle");
+  c.conditional.type = CU_GRAPH_COND_TYPE_WHILE;
+  c.conditional.size = 1;
+  c.conditional.ctx = p->context;
+  must(cuGraphAddNode(&node, graph, NULL, NULL, 0, &c), "conditional");
+  void *arguments[] = {&ns}, *counted[] = {&c.conditional.handle, &count};
+  CUDA_KERNEL_NODE_PARAMS kernel = {
+      .func = f, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32, .blockDimY = 1,
+      .blockDimZ = 1, .kernelParams = arguments, .ctx = p->context};
+  must(cuGraphAddKernelNode(&node, c.conditional.phGraph_out[0], NULL, 0, &kernel), "kernel");
+  kernel.func = p->loop;
+  kernel.kernelParams = counted;
+  must(cuGraphAddKernelNode(&node, c.conditional.phGraph_out[0], NULL, 0, &kernel), "loop");
+}
+
+/* Kernels in a child graph, in a loop, or of both contexts. */
+static CUgraphExec make_graph(struct place *p, CUfunction f, unsigned us, int count) {
+  struct place *other = &places[p == &places[0]];
+  CUgraph graph;
+  CUgraphExec exec;
+  must(cuGraphCreate(&graph, 0), "graph");
+  switch (chance(3)) {
+  case 0:
+    add_child(graph, capture(p, f, us, count));
+    break;
+  case 1:
+    add_loop(graph, p, f, us, (unsigned)count);
+    break;
+  default:
+    add_child(graph, capture(p, f, us, (count + 1) / 2));
+    add_child(graph, capture(other, other->spin, us, count / 2));
+  }
+  must(cuCtxSetCurrent(p->context), "context");
   must(cuGraphInstantiate(&exec, graph, 0), "instantiate");
   must(cuGraphDestroy(graph), "destroy");
   return exec;
@@ -121,7 +169,10 @@ static void phase(unsigned long until) {
   CUgraphExec exec = NULL;
   must(cuCtxSetCurrent(p->context), "context");
   CUfunction f = narrow ? p->narrow : by_name ? p->named[name] : p->spin;
-  if (graphs) exec = make_graph(p, f, one < 12000 ? one : 12000, count);
+  /* A graph is one launch: it takes no longer than the longest kernel. */
+  if (graphs)
+    exec = make_graph(p, by_name && named_us[name] > GRAPH_US ? p->spin : f,
+                      one < GRAPH_US ? one : GRAPH_US, count);
   for (unsigned i = 0; fake_now() < until; i++) {
     CUstream stream = p->stream[(streams + i) % streams];
     unsigned us = pattern == 0 ? one : pattern == 1 ? (i % 2 ? one : two) : pattern == 2 ? length()

@@ -23,6 +23,9 @@
 
 #include "program.h"
 
+/* So many blocks as fill the GPU: there are limiters that count them. */
+#define FILLED 132 * 8, 1, 1, 256, 1, 1
+
 #define KINDS 8
 #define STREAMS 8
 
@@ -119,17 +122,14 @@ static void options(int argc, char **argv) {
 }
 
 static void launch(int i) {
-  must(cuLaunchKernel(kernel[i % o.kernels], 1, 1, 1, 32, 1, 1, 0, stream[i % o.streams], NULL,
-                      NULL),
-       "launch");
+  must(cuLaunchKernel(kernel[i % o.kernels], FILLED, 0, stream[i % o.streams], NULL, NULL), "launch");
 }
 
 static void make_graph(void) {
   CUgraph g;
   must(cuStreamBeginCapture(stream[0], CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
   for (int i = 0; i < o.batch; i++)
-    must(cuLaunchKernel(kernel[i % o.kernels], 1, 1, 1, 32, 1, 1, 0, stream[0], NULL, NULL),
-         "node");
+    must(cuLaunchKernel(kernel[i % o.kernels], FILLED, 0, stream[0], NULL, NULL), "node");
   must(cuStreamEndCapture(stream[0], &g), "end of capture");
   must(cuGraphInstantiate(&graph, g, 0), "instantiate");
   must(cuGraphDestroy(g), "destroy");

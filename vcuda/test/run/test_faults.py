@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults: one tenant misbehaves, the other must not notice. In real time: the clock must go on."""
+"""Faults: one tenant misbehaves, the others must not notice.
+
+In real time, which goes on whatever a tenant does, all must come to their end; what share each gets then
+is the busy machine's doing too, and is measured in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +18,26 @@ from harness import BUILD, Node, Seat, result
 
 FAULT = str(BUILD / "fake" / "fault")
 GOOD = ["--kernel-us", "2000"]
-SLACK = 12.0  # points; these runs share the machine's processors with whatever else runs
+SLACK = 12.0  # points, in real time: these runs share the machine's processors with whatever else runs
 
 
-def beside(kind: str, seconds: float = 3.0) -> tuple[dict[str, Any], dict[str, Any]]:
+def beside(kind: str, seconds: float = 3.0) -> None:
     """Run a good tenant with half the GPU beside one that does `kind`."""
     with Node(virtual=False) as node:
         bad = node.run(Seat(50, program=[FAULT, kind, str(seconds)], name="bad"))
         good = node.run(Seat(50, args=[*GOOD, "--seconds", str(seconds)], name="good"))
-        answer = result(good, 60)
-        noise = result(bad, 60)
+        check(result(good, 60)["busy_ns"] > 0, "the other tenant got nothing")
+        check(result(bad, 60)["clean"] == 1, "the host process was changed")
         deadline = time.monotonic() + 5
         while node.seats() and time.monotonic() < deadline:
             time.sleep(0.02)
         check(not node.seats(), f"seats were left behind: {node.seats()}")
         check(node.arbiter and node.arbiter.poll() is None, "the arbiter died")
-    return answer, noise
-
-
-def bounded(kind: str) -> None:
-    good, bad = beside(kind)
-    share = 100 * good["busy_ns"] / good["wall_ns"]
-    check(share > 50 - SLACK, f"the other tenant got {share:.1f} % of its 50 %")
-    check(bad["clean"] == 1, "the host process was changed")
 
 
 for kind in ("garbage-page", "garbage-socket", "close-all", "clear-env", "fork", "exec",
              "no-cleanup", "threads", "signal"):  # fmt: skip
-    case(f"faults: {kind}", patiently(lambda kind=kind: bounded(kind)))
+    case(f"faults: {kind}", lambda kind=kind: beside(kind))
 
 
 POINTS = 2.0
@@ -69,7 +65,7 @@ def exactly(kind: str, seconds: float = 5.0) -> str:
 
 for kind in ("garbage-page", "garbage-socket", "close-all", "clear-env", "fork", "exec", "no-cleanup",
              "threads", "signal", "killed", "stopped"):  # fmt: skip
-    # Sixteen threads that ask every 10 us cost 11 s of processor time in a second of virtual time.
+    # Sixteen threads cost much processor time in virtual time.
     case(f"faults, to two points: {kind}", lambda kind=kind: exactly(kind, 2.0 if kind == "threads" else 5.0))
 
 
@@ -96,7 +92,10 @@ def restarted_exactly() -> str:
         time.sleep(0.7)
         node.start()
         check(set(node.seats()) == set(cores), f"seats after the restart: {set(node.seats())}")
-        time.sleep(0.3)
+        deadline = time.monotonic() + 20
+        while not all(s["grants"] for s in node.seats().values()):
+            check(time.monotonic() < deadline, f"not all are back: {node.seats()}")
+            time.sleep(0.02)
         after = window(node, 10)
         got = [result(p, 60) for p in tenants]
     whole = [100 * g["busy_ns"] / g["wall_ns"] for g in got]

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Capture: what is launched in a stream becomes a graph's nodes. */
+#define _GNU_SOURCE
+#include "api.h"
+
+static CUresult begin(struct CUstream_st *s, CUstreamCaptureMode mode, bool legacy) {
+  if (legacy || !s || s->capture) return CUDA_ERROR_ILLEGAL_STATE;
+  CUresult r = cuGraphCreate(&s->capture, 0);
+  if (r == CUDA_SUCCESS) fk_capture_began(s, mode);
+  return r;
+}
+FK_API(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode)) {
+  return begin(fk_stream_of(stream, false), mode, !stream || stream == CU_STREAM_LEGACY);
+}
+FK_API(cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMode mode)) {
+  return begin(fk_stream_of(stream, true), mode, stream == CU_STREAM_LEGACY);
+}
+FK_API(cuStreamBeginCapture, (CUstream stream)) {
+  return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+static CUresult end(struct CUstream_st *s, CUgraph *out) {
+  if (!s || !s->capture || s->joined) return CUDA_ERROR_ILLEGAL_STATE;
+  bool invalid = s->invalid;
+  *out = invalid ? NULL : s->capture;
+  fk_capture_ended(s);
+  return invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+FK_API(cuStreamEndCapture, (CUstream stream, CUgraph *out)) {
+  return end(fk_stream_of(stream, false), out);
+}
+FK_API(cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *out)) {
+  return end(fk_stream_of(stream, true), out);
+}
+static CUresult capturing(struct CUstream_st *s, CUstreamCaptureStatus *status) {
+  *status = !s || !s->capture ? CU_STREAM_CAPTURE_STATUS_NONE
+            : s->invalid      ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                              : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  return CUDA_SUCCESS;
+}
+FK_API(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status)) {
+  return capturing(fk_stream_of(stream, false), status);
+}
+FK_API(cuStreamIsCapturing_ptsz, (CUstream stream, CUstreamCaptureStatus *status)) {
+  return capturing(fk_stream_of(stream, true), status);
+}
