@@ -3,13 +3,14 @@
 """Measure the limiter on the fake GPU; every table is printed as Markdown.
 
     bench.py launch [--peer PATH]   what a launch costs, bare, limited, and under a peer's library
+    bench.py shares [--peer PATH]   shares and ceilings in real time, also under a peer's library
     bench.py pair [--seconds N]     in-budget beside background: the fixed pair
     bench.py sweep [--seconds N]    the pair over duty cycles and kernel lengths, unlimited beside it
     bench.py rules [--seconds N]    our rule, KubeGPU's and Gemini's on the same tenants
     bench.py races [--rounds N]     sixteen processes against a memory cap
     bench.py react [--rounds N]     how soon a change of class takes effect
 
-All but launch and react run in the fake GPU's virtual time, so the machine's load does not show.
+All but launch, shares and react run in the fake GPU's virtual time, so the machine's load does not show.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -48,6 +50,15 @@ def training(duty: int = 75) -> Row:
     return kernels(1000, "--batch", "15", "--sync", "--host-us", str(host))
 
 
+def peer_env(library: str, core: int, folder: str) -> dict[str, str]:
+    """Preload another limiter, with HAMi-core's settings for so much of the GPU's time and 1 GiB of its memory."""
+    return {
+        "LD_PRELOAD": library, "CUDA_DEVICE_SM_LIMIT": str(core), "GPU_CORE_UTILIZATION_POLICY": "force",
+        "CUDA_DEVICE_MEMORY_LIMIT": "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{folder}/cache-{core}",
+        "LIBCUDA_LOG_LEVEL": "0",
+    }  # fmt: skip
+
+
 def launch(options: argparse.Namespace) -> None:
     program = BUILD / "fake" / "launch"
     subprocess.run(["gcc", "-O2", f"-I{headers.fetch('13')}", "-o", str(program),
@@ -55,12 +66,12 @@ def launch(options: argparse.Namespace) -> None:
                    check=True)  # fmt: skip
     kinds = ["bare", "limited", *(["peer"] if options.peer else [])]
     got: dict[str, list[dict[str, float]]] = {k: [] for k in kinds}
-    with Node(virtual=False) as node:
+    with tempfile.TemporaryDirectory() as folder, Node(virtual=False) as node:
         for _ in range(options.rounds or 5):
             for kind in kinds:
                 seat = Seat(50, program=[str(program)])
                 if kind == "peer":
-                    seat.env = {"LD_PRELOAD": options.peer}
+                    seat.env = peer_env(options.peer, 50, folder)
                 got[kind].append(result(node.run(seat) if kind == "limited" else node.bare(seat)))
     bare = {f: min(r[f] for r in got["bare"]) for f in ("open_ns", "fenced_ns")}
     rows = []
@@ -70,6 +81,30 @@ def launch(options: argparse.Namespace) -> None:
         rows.append([kind, f"{open_ns:.1f}", f"{open_ns - bare['open_ns']:+.1f}", f"{fenced:.1f}",
                      f"{more:+.1f}", f"{more / 40:.2f} %"])  # fmt: skip
     table(["library", "open gate, ns", "more", "with fences, ns", "more", "of a launch of 4 us"], rows)
+
+
+CEILINGS = {
+    "20 alone": [(20, 1000)],
+    "20/20/20, kernels of 0.3, 3 and 30 ms": [(20, 300), (20, 3000), (20, 30000)],
+    "40/60, kernels of 1 ms": [(40, 1000), (60, 1000)],
+    "30/70, 50 ms beside 1 ms": [(30, 50000), (70, 1000)],
+}
+
+
+def shares(options: argparse.Namespace) -> None:
+    """Seats whose request is their ceiling, for a peer may know ceilings only."""
+    rows = []
+    for name, seats in CEILINGS.items():
+        for kind in ["limited", *(["peer"] if options.peer else [])]:
+            peer = kind == "peer"
+            with tempfile.TemporaryDirectory() as folder:
+                chosen = [Seat(core, core, args=kernels(us), env=peer_env(options.peer, core, folder) if peer else {})
+                          for core, us in seats]  # fmt: skip
+                got = together(chosen, options.seconds, bare=peer, virtual=False)
+            points = [r["share"] for r in got]
+            off = max(abs(p - core) for p, (core, _) in zip(points, seats, strict=True))
+            rows.append([name, kind, " / ".join(f"{p:.1f}" for p in points), f"{off:.1f}"])
+    table(["seats, % of the GPU", "library", "shares, % of the GPU", "points off"], rows)
 
 
 def speeds(duty: int, us: int, seconds: float) -> tuple[float, float, float, float]:
@@ -175,7 +210,7 @@ def react(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["launch", "pair", "sweep", "rules", "races", "react"])
+    parser.add_argument("what", choices=["launch", "shares", "pair", "sweep", "rules", "races", "react"])
     parser.add_argument("--peer", help="another limiter's library, to be preloaded in the same run")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=0)

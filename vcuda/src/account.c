@@ -186,6 +186,13 @@ void vc_let_go(uint64_t bytes) {
   vc_unlock(&guard);
 }
 
+void vc_give_back(const struct vc_item *item) {
+  if (item->extra & VC_EXPORTED)
+    vc_let_go(item->bytes);
+  else
+    vc_give(item->bytes);
+}
+
 void vc_account_tend(void) {
   const struct vc_policy *policy = atomic_load(&vc_seat.policy);
   const struct vc_slot *slot = atomic_load(&vc_seat.slot);

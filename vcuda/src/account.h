@@ -3,7 +3,7 @@
 #ifndef VC_ACCOUNT_H
 #define VC_ACCOUNT_H
 
-#include "os.h"
+#include "table.h"
 
 /* Take bytes from the container's cap; false when they do not fit. */
 bool vc_reserve(uint64_t bytes);
@@ -17,6 +17,8 @@ void vc_give(uint64_t bytes);
  * charged until the arbiter has seen that the driver does not hold them either. */
 void vc_export(uint64_t bytes);
 void vc_let_go(uint64_t bytes);
+/* The bytes of an entry that is gone from the table and from the driver. */
+void vc_give_back(const struct vc_item *item);
 /* Look for the arbiter's word on what was let go of. */
 void vc_account_tend(void);
 /* What the container's processes hold together, and what they may hold. */

@@ -6,7 +6,6 @@
  */
 #define _GNU_SOURCE
 #include "connection.h"
-#include "account.h"
 #include "hook.h"
 
 #include <errno.h>
@@ -134,7 +133,7 @@ static bool shake_hands(int fd, int previous) {
     if (pages[i] >= 0) close(pages[i]);
   if (!ok) return false;
   slot_index = welcome.slot;
-  vc_account_move(&vc_seat.usage->slot[slot_index]);
+  vc_life.seated(&vc_seat.usage->slot[slot_index]);
   adopt_clock(vc_seat.policy);
   return true;
 }

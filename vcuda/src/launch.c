@@ -4,7 +4,8 @@
 
 #define GATE_LOOK_NS (20 * VC_MS)
 #define FENCE_NS (500 * VC_US) /* a fence covers about so much work when nobody else waits */
-#define POLL_NS (10 * VC_US)
+#define POLL_NS (2 * VC_US)
+#define POLL_OTHERS_NS (50 * VC_US) /* other threads' work: they ask the driver */
 #define POLL_MAX_NS (200 * VC_US)
 #define ALONE_NS (10 * VC_MS)
 #define QUIET_NS (4 * VC_MS)
@@ -12,7 +13,7 @@
 #define PAIR_NS (10 * VC_MS)
 #define FEW_NS (200 * VC_US)
 #define FEW_MOST_NS (20 * VC_MS)
-#define CROWD 32u /* launches in flight while others want the GPU: what is expected can be wrong */
+#define CROWD 16u /* launches in flight while others are seated: what is expected can be wrong */
 /* A launch waits no longer than this for those before it. The driver promises that launches return,
  * and a program may count on that to let go of what the GPU waits for. */
 #define PATIENCE_NS (2 * VC_S)
@@ -82,7 +83,7 @@ static uint64_t expected(const struct vc_duration *d, uint64_t depth) {
 static bool fits(const struct vc_duration *d, struct load load, uint64_t depth) {
   uint64_t each = expected(d, depth);
   if (!depth || !load.launches) return true;
-  if (depth < QUIET_NS && load.launches >= CROWD) return false;
+  if (depth < ALONE_NS && load.launches >= CROWD) return false;
   if (load.ns + each <= depth) return true;
   if (!vc_duration_known(d)) return depth >= ALONE_NS && load.launches < 2;
   if (depth < SHARED_NS) return false;
@@ -97,31 +98,64 @@ static uint32_t step(const struct vc_duration *d, struct load load, uint64_t dep
   uint64_t room = depth > load.ns ? depth - load.ns : 0;
   uint64_t least = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
   uint64_t count = (depth && room < least ? room : least) / d->longest;
-  if (depth && depth < QUIET_NS && count > CROWD / 4) count = CROWD / 4;
+  if (depth && depth < ALONE_NS && count > CROWD / 4) count = CROWD / 4;
   return count < 1 ? 1 : count > VC_STEP_MAX ? VC_STEP_MAX : (uint32_t)count;
 }
 
+/* The longer it has taken, the longer the next step. */
+static uint64_t nap(uint64_t begin, uint64_t now, uint64_t least) {
+  uint64_t step = now > begin ? (now - begin) / 32 : 0;
+  return step < least ? least : step > POLL_MAX_NS ? POLL_MAX_NS : step;
+}
+
 /* When to ask again: when what is oldest is expected to end, and before that, for what is expected can
- * be wrong, in steps that grow with the time it has taken. */
-static uint64_t ask_at(const struct vc_stream *s, uint64_t now) {
-  uint64_t nap = POLL_NS;
-  if (s->lane.head != s->lane.tail) {
-    const struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
-    uint64_t begin = n->since > s->last_done ? n->since : s->last_done;
-    uint64_t whole = n->duration ? n->duration->mean * n->launches : n->ns;
-    uint64_t end = begin + whole - whole / 16; /* asked just before, it is measured exactly */
-    if (now > begin && (now - begin) / 32 > nap) nap = (now - begin) / 32;
-    if (nap > POLL_MAX_NS) nap = POLL_MAX_NS;
-    if (end > now && end < now + nap) return end + 1;
-  }
-  return now + nap;
+ * be wrong. */
+static uint64_t ask_at(const struct vc_stream *s, uint64_t since, uint64_t now) {
+  if (s->lane.head == s->lane.tail) return now + nap(since, now, POLL_NS);
+  const struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
+  uint64_t begin = n->since > s->last_done ? n->since : s->last_done;
+  uint64_t whole = n->duration ? n->duration->mean * n->launches : n->ns;
+  uint64_t end = begin + whole - whole / 16; /* asked just before, it is measured exactly */
+  uint64_t at = now + nap(begin, now, POLL_NS);
+  return end > now && end < at ? end + 1 : at;
+}
+
+/* Other threads ask for what is theirs. */
+static uint64_t ask_others_at(uint64_t since, uint64_t now) {
+  return now + nap(since, now, POLL_OTHERS_NS);
 }
 
 /* ---- the gate ---- */
 
-/* Wait for the gate; meanwhile see what this thread has in flight come to its end, for whoever comes
- * next waits for it. False when the seat was taken away. */
-static bool wait_gate(struct vc_stream *s) {
+struct watch {
+  uint64_t since, now, until;
+  bool landed;
+};
+
+static void watch_one(struct vc_stream *s, uint64_t of) {
+  struct watch *w = (struct watch *)(uintptr_t)of;
+  if (!s->shown) return;
+  vc_lock(&s->lock);
+  bool was = s->shown;
+  if (vc_lane_covers(&s->lane) != s->lane.fenced) vc_stream_fence(s, false, w->now);
+  vc_stream_poll(s, w->now);
+  w->landed |= was && !s->shown;
+  uint64_t at = s->lane.head != s->lane.tail || s->refused ? ask_at(s, w->since, w->now) : w->until;
+  if (at < w->until) w->until = at;
+  vc_unlock(&s->lock);
+}
+
+/* See what this thread has in flight come to its end, in whatever stream. Return when to look again. */
+static uint64_t watch(uint64_t since, uint64_t now, uint64_t until) {
+  struct watch w = {since, now, until, false};
+  vc_stream_own(watch_one, (uint64_t)(uintptr_t)&w);
+  if (w.landed && !gate_open()) vc_seat_ring();
+  return w.until;
+}
+
+/* Wait for the gate; whoever comes next waits for what this thread has in flight. False when the seat
+ * was taken away. */
+static bool wait_gate(void) {
   uint64_t start = vc_now(), now = start;
   bool ok = true;
   atomic_fetch_add(&waiting, 1);
@@ -133,15 +167,7 @@ static bool wait_gate(struct vc_stream *s) {
     if (seen & 1) break;
     ok = atomic_load(&vc_seat.policy->confirmed);
     if (!ok) break;
-    vc_lock(&s->lock);
-    bool was = s->shown;
-    if (vc_lane_covers(&s->lane) != s->lane.fenced) vc_stream_fence(s, false, now);
-    vc_stream_poll(s, now);
-    uint64_t until = s->shown ? ask_at(s, now) : now + GATE_LOOK_NS;
-    bool landed = was && !s->shown;
-    vc_unlock(&s->lock);
-    if (landed) vc_seat_ring();
-    vc_wait(gate, seen, vc_seat.policy->gate_key, until);
+    vc_wait(gate, seen, vc_seat.policy->gate_key, watch(start, now, now + GATE_LOOK_NS));
     now = vc_now();
   }
   atomic_fetch_add(&waited, vc_now() - start);
@@ -150,22 +176,26 @@ static bool wait_gate(struct vc_stream *s) {
   return ok;
 }
 
+static bool has_room(struct vc_stream *s, struct vc_duration *d, bool *stuck) {
+  vc_lock(&s->lock);
+  vc_stream_fold(s);
+  struct load load = in_flight();
+  *stuck = vc_lane_state(&s->lane) == VC_BLOCKED;
+  if (*stuck) load = (struct load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
+  bool room = fits(d, load, vc_flight_depth());
+  vc_unlock(&s->lock);
+  return room;
+}
+
 /* Until what is in flight leaves room. Bounded: the program may be about to let go of something that
  * a stream waits for. */
 static bool wait_room(struct vc_stream *s, struct vc_duration *d, uint64_t *waited_since) {
-  uint64_t now = vc_now(), depth = vc_flight_depth();
-  vc_lock(&s->lock);
-  vc_stream_fold(s);
-  vc_stream_poll(s, now);
-  struct load load = in_flight();
-  bool stuck = vc_lane_state(&s->lane) == VC_BLOCKED;
-  if (stuck) load = (struct load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
-  bool room = fits(d, load, depth);
-  uint64_t until = ask_at(s, now);
-  if (!room && vc_lane_covers(&s->lane) != s->lane.fenced) vc_stream_fence(s, false, now);
-  vc_unlock(&s->lock);
-  if (room) return true;
+  bool stuck;
+  if (has_room(s, d, &stuck)) return true;
+  uint64_t now = vc_now();
   if (!*waited_since) *waited_since = now;
+  uint64_t until = watch(*waited_since, now, ask_others_at(*waited_since, now));
+  if (has_room(s, d, &stuck)) return true;
   uint64_t patience = stuck || vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
   if (now - *waited_since > patience) return true;
   _Atomic uint32_t *gate = atomic_load(&vc_gate);
@@ -248,7 +278,7 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
     if (open && wait_room(s, t->duration, &since)) break;
     vc_lane_abandon(&s->lane);
     if (open) continue;
-    if (!wait_gate(s)) return CUDA_ERROR_SYSTEM_NOT_READY;
+    if (!wait_gate()) return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   vc_lock(&s->lock);
   prepare(t, s, kind);

@@ -34,4 +34,4 @@ __attribute__((constructor)) static void watch_forks(void) {
   if (__register_atfork) __register_atfork(NULL, NULL, vc_seat_forked, &__dso_handle);
 }
 
-const struct vc_life vc_life = {.start = vc_keeper_start, .forget = forget_parent};
+const struct vc_life vc_life = {.start = vc_keeper_start, .seated = vc_account_move, .forget = forget_parent};

@@ -25,22 +25,15 @@ CUresult vc_memory_end(CUresult result, enum vc_kind kind, uint64_t key, uint64_
   return result;
 }
 
-void vc_memory_release(const struct vc_item *item) {
-  if (item->extra & VC_EXPORTED)
-    vc_let_go(item->bytes);
-  else
-    vc_give(item->bytes);
-}
-
 static void settle_free(CUresult result, const struct vc_item *item) {
   if (result == CUDA_SUCCESS)
-    vc_memory_release(item);
+    vc_give_back(item);
   else
     vc_table_put(*item);
 }
 
 void vc_memory_forget(CUcontext context) {
-  if (context) vc_table_sweep(context, vc_memory_release);
+  if (context) vc_table_sweep(context, vc_give_back);
   vc_pools_settle();
 }
 

@@ -9,8 +9,6 @@
 bool vc_memory_begin(uint64_t bytes);
 /* After it: note what the key holds, or give the bytes back. */
 CUresult vc_memory_end(CUresult result, enum vc_kind kind, uint64_t key, uint64_t bytes);
-/* The bytes of an entry that is gone from the table and from the driver. */
-void vc_memory_release(const struct vc_item *item);
 /* Everything that dies with a context. */
 void vc_memory_forget(CUcontext context);
 /* What was mapped into a sparse array, which is gone. */

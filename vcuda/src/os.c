@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define SPIN_NS (20 * VC_US)
+
 const struct vc_clock *vc_clock;
 
 uint64_t vc_machine_now(void) {
@@ -24,14 +26,18 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t ns) {
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
-/* Until the word is no longer what was seen, or the deadline; may return early. */
+/* Until the word is no longer what was seen, or the deadline; may return early. The kernel's timers are
+ * late by about SPIN_NS, so what is shorter is spun. */
 void vc_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t deadline) {
   if (vc_clock) {
     vc_clock->wait(word, seen, key, deadline);
     return;
   }
   uint64_t now = vc_machine_now();
-  if (deadline > now) futex_wait(word, seen, deadline - now);
+  if (deadline > now + SPIN_NS)
+    futex_wait(word, seen, deadline - now);
+  else
+    while (atomic_load(word) == seen && vc_machine_now() < deadline) continue;
 }
 
 void vc_wake(_Atomic uint32_t *word, uint64_t key) {

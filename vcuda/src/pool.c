@@ -4,12 +4,12 @@
 #include "connection.h"
 #include "hook.h"
 #include "launch.h"
-#include "memory.h"
 #include "meter.h"
 
 #include <stdlib.h>
 
 #define TRIES 8
+#define ASKED_MS 1000
 /* cuda.h has a name for it since 13: CU_MEMPOOL_ATTR_LOCATION_TYPE. */
 #define LOCATION_TYPE ((CUmemPool_attribute)12)
 
@@ -21,6 +21,7 @@ struct pool {
   _Atomic bool on_host;
   _Atomic bool doomed; /* destroyed by the program, but still in use */
   _Atomic bool burying;
+  _Atomic uint32_t asking; /* threads that ask the driver about it just now */
 };
 
 /* Places are never freed, so that the list can be read without a lock. */
@@ -31,14 +32,18 @@ static _Atomic uint32_t doomed;
 typedef CUresult alloc_t(CUdeviceptr *, size_t, CUstream);
 typedef CUresult alloc_from_t(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 
-static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute name) {
+/* What the driver says of a pool; 0 once it is gone. */
+static uint64_t ask(struct pool *p, CUmemPool_attribute name) {
   cuuint64_t value = 0;
-  VC_CALL(cuMemPoolGetAttribute)(pool, name, &value);
+  atomic_fetch_add(&p->asking, 1);
+  CUmemoryPool handle = p->handle;
+  if (handle) VC_CALL(cuMemPoolGetAttribute)(handle, name, &value);
+  atomic_fetch_sub(&p->asking, 1);
   return value;
 }
 
 static uint64_t reserved(void *pool) {
-  return attribute(((struct pool *)pool)->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  return ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
 }
 
 static bool lies_on_host(CUmemLocationType type) {
@@ -93,6 +98,7 @@ static void bury(struct pool *p) {
       /* The place first: the handle can be a new pool's at once. */
       atomic_store(&p->doomed, false);
       p->handle = NULL;
+      for (int i = 0; i < ASKED_MS && atomic_load(&p->asking); i++) vc_machine_sleep(VC_MS);
       VC_CALL(cuMemPoolDestroy)(handle);
       atomic_fetch_sub(&doomed, 1);
     }
@@ -123,7 +129,7 @@ static uint64_t promise(struct pool *p, uint64_t bytes) {
   uint64_t growth = vc_granules(bytes);
   for (int i = 0; i < TRIES; i++) {
     uint32_t turn = atomic_load(&p->meter.turn);
-    uint64_t has = reserved(p), used = attribute(p->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    uint64_t has = reserved(p), used = ask(p, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
     uint64_t room = has > used ? has - used : 0;
     vc_lock(&p->meter.lock);
     bool fresh = turn == atomic_load(&p->meter.turn);
@@ -219,7 +225,7 @@ static CUresult free_async(CUdeviceptr address, CUresult (*real)(CUdeviceptr, CU
   bool plain = vc_table_take(VC_PLAIN, address, &item);
   CUresult r = real(address, stream);
   if (plain && r != CUDA_SUCCESS) vc_table_put(item);
-  if (plain && r == CUDA_SUCCESS) vc_memory_release(&item);
+  if (plain && r == CUDA_SUCCESS) vc_give_back(&item);
   if (!plain && atomic_load_explicit(&doomed, memory_order_relaxed)) vc_pools_settle();
   return r;
 }

@@ -215,7 +215,9 @@ static uint64_t reached(struct vc_stream *s, uint64_t now) {
   struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
   uint64_t begin = n->since > s->last_done ? n->since : s->last_done;
   uint64_t least = s->open_at > begin ? s->open_at : begin;
-  uint64_t then = begin + n->ns < least ? least : begin + n->ns > now ? now : begin + n->ns;
+  /* It ended between the two looks: when it was expected to, else in the middle. */
+  uint64_t then = begin + n->ns;
+  if (then < least || then > now) then = least + (now - least) / 2;
   if (!n->since) {
     /* Launches of the fast path, it is not known since when. */
   } else if (n->duration && n->launches && now > begin) {
@@ -311,6 +313,10 @@ bool vc_stream_try(struct vc_stream *s) {
 void vc_stream_mine(void (*visit)(struct vc_stream *), const CUstream *handle, CUcontext context) {
   for (struct vc_stream *s = mine; s; s = s->mine)
     if (handle ? s->handle == *handle : s->context == context) visit(s);
+}
+
+void vc_stream_own(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument) {
+  for (struct vc_stream *s = mine; s; s = s->mine) visit(s, argument);
 }
 
 void vc_stream_each(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument) {

@@ -70,6 +70,8 @@ void vc_stream_drained(struct vc_stream *s, uint64_t upto, uint64_t now);
 bool vc_stream_try(struct vc_stream *s);
 /* Visit this thread's lanes in one stream, or in a context. */
 void vc_stream_mine(void (*visit)(struct vc_stream *), const CUstream *handle, CUcontext context);
+/* Visit all lanes of this thread. */
+void vc_stream_own(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument);
 /* Visit every stream of the process, without a lock. */
 void vc_stream_each(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument);
 /* The driver is about to destroy a stream, or a context: what is in flight stays known by its

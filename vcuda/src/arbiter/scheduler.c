@@ -16,8 +16,9 @@
 #define ALIVE_NS (50 * MS)      /* a process that gave no sign for so long is stopped */
 #define WINDOW_NS (1000 * MS)   /* within it a seat gets its request, however it pauses */
 #define DEBT_MAX_NS (100 * MS)  /* what it used while nobody else was owed is held against it */
-#define CEILING_BURST_NS (40 * MS)
+#define CEILING_BURST_NS (40 * MS) /* what a seat that rests saves up below its ceiling */
 #define CEILING_START_NS (1 * MS)
+#define CEILING_START_MAX_NS (50 * MS)
 #define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
 #define HUNGRY_NS (100 * MS)
 /* How long background may hold up in-budget work: in all, and with launches known to be long. */
@@ -145,6 +146,14 @@ static void charge_all(const struct ar_sched *s, uint64_t now) {
     charge(s, s->member[i], s->holder == i, active, now);
 }
 
+/* How much of an amount may be saved up below the ceiling. What others keep a seat from, it catches up
+ * with, as with its request; the average since it began to wait is not above the ceiling. */
+static int64_t below_ceiling(const struct ar_member *m, int64_t amount) {
+  int64_t most = (int64_t)(m->seen.waiting ? WINDOW_NS * m->share.limit / VC_PERMILLE : CEILING_BURST_NS);
+  int64_t room = most > m->ceiling ? most - m->ceiling : 0;
+  return amount < room ? amount : room;
+}
+
 static void accrue(struct ar_member *m, uint64_t span, uint64_t now) {
   int64_t most = (int64_t)(WINDOW_NS * m->share.request / VC_PERMILLE);
   window(m, 0, now);
@@ -152,12 +161,11 @@ static void accrue(struct ar_member *m, uint64_t span, uint64_t now) {
   if (m->seen.connected) m->share.credit += (int64_t)(span * m->share.request / VC_PERMILLE);
   if (m->share.vclass != VC_IN_BUDGET) m->share.credit = 0; /* nothing is owed to background */
   if (m->share.credit > most) m->share.credit = most;
-  m->ceiling += (int64_t)(span * m->share.limit / VC_PERMILLE);
-  if (m->ceiling > (int64_t)CEILING_BURST_NS) m->ceiling = (int64_t)CEILING_BURST_NS;
+  m->ceiling += below_ceiling(m, (int64_t)(span * m->share.limit / VC_PERMILLE));
   /* A long launch may begin when half of it is due, so that it ends as much above as it began below. */
-  uint64_t start = m->seen.unit / 2 < CEILING_START_NS   ? CEILING_START_NS
-                   : m->seen.unit / 2 > CEILING_BURST_NS ? CEILING_BURST_NS
-                                                         : m->seen.unit / 2;
+  uint64_t start = m->seen.unit / 2;
+  if (start < CEILING_START_NS) start = CEILING_START_NS;
+  if (start > CEILING_START_MAX_NS) start = CEILING_START_MAX_NS;
   if (m->ceiling <= 0) m->ceiling_shut = true;
   if (m->ceiling >= (int64_t)start) m->ceiling_shut = false;
 }

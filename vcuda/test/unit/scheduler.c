@@ -84,6 +84,33 @@ static void stopped_holder(void) {
 }
 
 /* Whatever a page says, shares of the others hold and arithmetic does not overflow. */
+/* What others keep a seat from counts on below its ceiling, for a second; what it rests does not. */
+static void below_its_ceiling(void) {
+  struct ar_sched s;
+  struct ar_member a = member(400, VC_IN_BUDGET), b = member(400, VC_IN_BUDGET);
+  uint64_t now = 1000 * MS;
+  a.share.limit = 400;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  ar_sched_step(&s, now);
+  for (int i = 0; i < 500; i++) ar_sched_step(&s, now += MS);
+  CHECK(a.ceiling == 40 * MS);
+  b.seen.active = true; /* a long kernel */
+  b.seen.waiting = true;
+  ar_sched_step(&s, now += MS);
+  CHECK(b.open);
+  a.seen.waiting = true;
+  for (int i = 0; i < 500; i++) ar_sched_step(&s, now += MS);
+  CHECK(a.ceiling == (40 + 500 * 400 / 1000) * MS);
+  a.seen.waiting = false; /* saved up is saved up */
+  ar_sched_step(&s, now += MS);
+  CHECK(a.ceiling == (40 + 500 * 400 / 1000) * MS);
+  a.seen.waiting = true;
+  for (int i = 0; i < 1000; i++) ar_sched_step(&s, now += MS);
+  CHECK(a.ceiling <= (int64_t)(400 * MS) && a.ceiling > (int64_t)(390 * MS));
+  ar_sched_free(&s);
+}
+
 static void garbage(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
@@ -115,6 +142,7 @@ int main(void) {
   hand_over();
   background_gives_way();
   stopped_holder();
+  below_its_ceiling();
   garbage();
   return 0;
 }
