@@ -452,6 +452,8 @@ def load(file: Path | None, environ: Mapping[str, str]) -> Loaded:
 
 
 _OTHER_VARIABLES = (names.ENV_PREFIX + "CONFIG", names.ENV_PREFIX + "HOME", names.ENV_PREFIX + "CACHE")
+_IN_CONTAINERS = re.compile(names.ENV_PREFIX + "(SEAT|FAKE_.*)")
+"""What a container with a slice has in its environment: the limiter's seat, the fake driver's variables."""
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
 
 
@@ -459,7 +461,7 @@ def _check_variable(variable: str, known: Mapping[str, Key]) -> None:
     """Refuse a variable with our prefix that is no setting; Kubernetes' own service links are none of ours."""
     if not variable.startswith(names.ENV_PREFIX) or variable in _OTHER_VARIABLES:
         return
-    if _SERVICE_LINK.fullmatch(variable):
+    if _IN_CONTAINERS.fullmatch(variable) or _SERVICE_LINK.fullmatch(variable):
         return
     near = difflib.get_close_matches(variable, known, 1, 0.5)
     remedy = f"did you mean {near[0]}?" if near else "see `slicekeeper config show`"

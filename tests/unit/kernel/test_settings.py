@@ -64,6 +64,10 @@ def test_unknown_variable_is_refused_but_kubernetes_service_links_are_not() -> N
     )
 
 
+def test_variables_of_a_container_with_a_slice_are_no_settings() -> None:
+    assert load(None, {"SLICEKEEPER_SEAT": "/run/seat", "SLICEKEEPER_FAKE_WORLD": "/w"}) == load(None, {})
+
+
 def test_bad_variable_is_named_by_its_key() -> None:
     with pytest.raises(SettingsError, match="webhook.workers"):
         load(None, {"SLICEKEEPER_WEBHOOK_WORKERS": "many"})

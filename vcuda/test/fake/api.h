@@ -19,6 +19,16 @@
     if (fault) return (CUresult)fault;                                                             \
   } while (0)
 
+/* A lock of this file's that a child of a fork finds free, though another thread held it. */
+#define FK_GUARD(name)                                                                             \
+  static pthread_mutex_t name = PTHREAD_MUTEX_INITIALIZER;                                         \
+  static void name##_after_fork(void) {                                                            \
+    pthread_mutex_init(&name, NULL);                                                               \
+  }                                                                                                \
+  __attribute__((constructor)) static void name##_watch_forks(void) {                              \
+    pthread_atfork(NULL, NULL, name##_after_fork);                                                 \
+  }
+
 struct CUctx_st {
   int gpu, queue;
   bool primary;

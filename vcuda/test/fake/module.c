@@ -35,14 +35,7 @@ struct CUmod_st {
 };
 
 static struct CUmod_st *loaded;
-static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-
-static void after_fork(void) {
-  pthread_mutex_init(&guard, NULL);
-}
-__attribute__((constructor)) static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, after_fork);
-}
+FK_GUARD(guard)
 
 static bool take(CUcontext ctx, uint64_t bytes) {
   if (!bytes) return true;

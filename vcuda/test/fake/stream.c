@@ -17,18 +17,10 @@
 
 static struct CUstream_st legacy_stream[FK_GPUS][FK_CTXS];
 static struct CUstream_st *streams;
-static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+FK_GUARD(guard)
 static __thread struct CUstream_st own_stream[OWN];
 static _Atomic int global_captures;
 static __thread CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-
-/* A child of a fork inherits a lock that another thread held. */
-static void after_fork(void) {
-  pthread_mutex_init(&guard, NULL);
-}
-__attribute__((constructor)) static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, after_fork);
-}
 
 static bool alive(CUcontext ctx, unsigned life) {
   return ctx && !ctx->dead && ctx->life == life;

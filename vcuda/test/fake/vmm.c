@@ -33,14 +33,7 @@ struct CUarray_st {
 };
 
 static struct mapping *mappings;
-static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-
-static void after_fork(void) {
-  pthread_mutex_init(&guard, NULL);
-}
-__attribute__((constructor)) static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, after_fork);
-}
+FK_GUARD(guard)
 
 static bool take(CUcontext ctx, uint64_t bytes) {
   fk_lock();
