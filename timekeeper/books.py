@@ -269,10 +269,10 @@ class Books:
 
     def _note_orphan(self, session: Session, workload: Workload, end: int, now: int) -> None:
         """Say which interval was closed although no record of the pod tells its end."""
-        name = workloads.namespace_names(session, [workload.namespace_id])[workload.namespace_id]
+        known = namespaces.named(session, [workload.namespace_id])[workload.namespace_id]
         detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}
-        log.warning("pod %s/%s (%s) is gone, its record too: closed", name, workload.pod_name, workload.pod_uid)
-        self.note(session, actor="timekeeper", action="orphan-closed", namespace=name, detail=detail, now=now)
+        log.warning("pod %s/%s (%s) is gone, its record too: closed", known.name, workload.pod_name, workload.pod_uid)
+        self.note(session, actor="timekeeper", action="orphan-closed", about=known, detail=detail, now=now)
 
     def ensure(self, session: Session, uid: str, name: str, policy: NamespacePolicy, now: int) -> Known:
         """Return a namespace's account, made where there is none; or a team's or an organisation's.
@@ -380,9 +380,9 @@ class Books:
         def change(session: Session) -> None:
             dirty: dict[int, int | None] = dict.fromkeys(namespaces.settled_after(session, self.cluster, latest))
             for workload in workloads.ended_after(session, self.cluster, latest):
-                name = workloads.namespace_names(session, [workload.namespace_id])[workload.namespace_id]
+                known = namespaces.named(session, [workload.namespace_id])[workload.namespace_id]
                 detail = {"podUid": workload.pod_uid, "toldMs": workload.ended_at, "endMs": latest}
-                self.note(session, actor="timekeeper", action="end-held", namespace=name, detail=detail, now=now)
+                self.note(session, actor="timekeeper", action="end-held", about=known, detail=detail, now=now)
                 workloads.hold_end(session, workload, latest)
                 dirty[workload.namespace_id] = latest
             self.settle_all(session, dirty, now)
@@ -429,7 +429,7 @@ class Books:
         if row.status == "closed":
             raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")
         self._rule(session, place, rule, row.status, actor=actor, source="own")
-        self.note(session, actor=actor, action="budget", namespace=place.title, detail=told_of(rule), now=rule.since)
+        self.note(session, actor=actor, action="budget", about=place, detail=told_of(rule), now=rule.since)
 
     def set_status(
         self, uid: str, name: str, policy: NamespacePolicy, status: Status, *, reason: str, actor: str, now: int
@@ -458,7 +458,7 @@ class Books:
         rule = replace(row.rule, since=since, open=status == "active", used="counts")
         self._rule(session, place, rule, status, actor=actor, source=row.source)
         detail = {"status": status, "reason": reason}
-        self.note(session, actor=actor, action="status", namespace=place.title, detail=detail, now=since)
+        self.note(session, actor=actor, action="status", about=place, detail=detail, now=since)
 
     def _rule(self, session: Session, place: Known, rule: Rule, status: Status, *, actor: str, source: str) -> None:
         namespaces.add_rule(session, place.id, rule, source=source, actor=actor, now=rule.since, status=status)
@@ -497,17 +497,18 @@ class Books:
                 touched = mine.intersection(namespaces.touched_by(session, since))
                 self.settle_all(session, dict.fromkeys(touched, since), now)
                 detail = {"debt": debts.word(self._carry), "effectiveAt": since}
-                self.note(session, actor="settings", action="debt", namespace="", detail=detail, now=now)
+                self.note(session, actor="settings", action="debt", about=None, detail=detail, now=now)
 
         self.database.write(change)
 
     def note(
-        self, session: Session, *, actor: str, action: str, namespace: str, detail: dict[str, Any], now: int
+        self, session: Session, *, actor: str, action: str, about: Known | None, detail: Mapping[str, Any], now: int
     ) -> None:
-        """Put into the audit log what somebody does in this transaction."""
-        audit.append(
-            session, cluster=self.cluster, actor=actor, action=action, namespace=namespace, detail=detail, now=now
-        )
+        """Put into the audit log what is done in this transaction; `about` None: it concerns all."""
+        if about is not None and about.kind == "namespace":
+            detail = {**detail, audit.UID: about.uid}  # a name may be used again, the UID never
+        title = "" if about is None else about.title
+        audit.append(session, cluster=self.cluster, actor=actor, action=action, namespace=title, detail=detail, now=now)
 
     def note_thresholds(
         self, known: Known, period: int, used: int, limit: int, percents: Collection[int], now: int
@@ -519,9 +520,7 @@ class Books:
             thresholds.note(session, known.id, period, news, now)
             for percent in news:
                 detail = {"percent": percent, "usedMs": used, "limitMs": limit, "periodStartMs": period}
-                self.note(
-                    session, actor="timekeeper", action="threshold", namespace=known.title, detail=detail, now=now
-                )
+                self.note(session, actor="timekeeper", action="threshold", about=known, detail=detail, now=now)
 
         self.database.write(change)
 

@@ -78,7 +78,7 @@ def correct(books: Books, find: Callable[[Session], Known], wanted: Wanted) -> b
         detail = {"id": row, "podUid": pod.pod_uid, "startMs": start, "startedMs": was[0], "reason": wanted.reason}
         if end is not None and was[1] is not None:
             detail |= {"endMs": end, "endedMs": was[1]}
-        books.note(session, actor=wanted.actor, action="interval", namespace=known.title, detail=detail, now=wanted.now)
+        books.note(session, actor=wanted.actor, action="interval", about=known, detail=detail, now=wanted.now)
         books.settle_in(session, known.id, min(at for at in turns if at is not None), wanted.now)
         return True
 

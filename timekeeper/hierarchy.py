@@ -43,7 +43,7 @@ def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, i
                 session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor
             )  # fmt: skip
             books.settle_in(session, known.id, rule.since, rule.since)
-            books.note(session, actor=actor, action=kind, namespace=known.title, detail=told_of(rule), now=rule.since)
+            books.note(session, actor=actor, action=kind, about=known, detail=told_of(rule), now=rule.since)
             return True
         _same_kind(known, kind)
         books.change_budget(session, known, rule, actor=actor, if_match=if_match)
@@ -106,7 +106,7 @@ def _put_under(
     namespaces.touch(session, child.id)
     books.settle_in(session, child.id, since, since)
     detail = {"parent": above or "", "effectiveAt": since, "reason": reason}
-    books.note(session, actor=actor, action="parent", namespace=child.title, detail=detail, now=now)
+    books.note(session, actor=actor, action="parent", about=child, detail=detail, now=now)
     return True
 
 

@@ -105,7 +105,7 @@ def withdraw(
             )  # fmt: skip
         namespaces.withdraw_grant(session, key, now)
         detail = {"id": key, "amountMs": row.amount_ms, "reason": reason}
-        books.note(session, actor=actor, action="withdraw", namespace=known.title, detail=detail, now=now)
+        books.note(session, actor=actor, action="withdraw", about=known, detail=detail, now=now)
         books.settle_in(session, known.id, row.valid_from, now)
         _still_covered(books, session, known, now)
 
@@ -214,7 +214,7 @@ def set_price(
             raise Conflict(f"{model} has the rate {there.rate} from that instant on: name another", 409, "rate-exists")
         prices.add(session, model, rate, at, "rest", now=at if since is None else now)
         detail = {"model": model, "rate": str(rate), "effectiveAt": at, "reason": reason}
-        books.note(session, actor=actor, action="rate", namespace="", detail=detail, now=now)
+        books.note(session, actor=actor, action="rate", about=None, detail=detail, now=now)
         settled = max(now, at) if since is None else now
         books.settle_all(session, dict.fromkeys(namespaces.touched_by(session, at), at), settled)
         return at, True
@@ -307,5 +307,5 @@ def _append(
     }
     row = namespaces.add_grant(session, values)
     detail = {"id": row, "amountMs": given, "reason": order.reason, "counterpart": counterpart}
-    books.note(session, actor=order.actor, action=kind, namespace=known.title, detail=detail, now=order.now)
+    books.note(session, actor=order.actor, action=kind, about=known, detail=detail, now=order.now)
     books.settle_in(session, known.id, since, order.now)

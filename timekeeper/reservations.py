@@ -116,11 +116,10 @@ def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: int) -> Non
 
     def change(session: Session) -> None:
         for row, paid in store.exceeded(session, pods):
-            namespace, name = pods[str(row.pod_uid)]
+            known = namespaces.named(session, [row.namespace_id])[row.namespace_id]
+            _, name = pods[str(row.pod_uid)]
             detail = {"podUid": row.pod_uid, "podName": name, "amountMs": row.amount_ms, "paidMs": paid}
-            books.note(
-                session, actor=CONTROLLER, action="reservation-exceeded", namespace=namespace, detail=detail, now=now
-            )
+            books.note(session, actor=CONTROLLER, action="reservation-exceeded", about=known, detail=detail, now=now)
         store.end_pods(session, pods, now)
 
     books.database.write(change)
@@ -168,7 +167,7 @@ def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -
             ),
         )  # fmt: skip
         detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}
-        books.note(session, actor=order.actor, action="reservation", namespace=known.name, detail=detail, now=order.now)
+        books.note(session, actor=order.actor, action="reservation", about=known, detail=detail, now=order.now)
         return row, True
 
     row, made = books.database.write(change)
@@ -201,7 +200,7 @@ def release(
         if row.ended_at is None and row.expires_at is not None and now < row.expires_at:
             store.release(session, key, now)
             detail = {"id": key, "amountMs": row.amount_ms}
-            books.note(session, actor=actor, action="release", namespace=name, detail=detail, now=now)
+            books.note(session, actor=actor, action="release", about=known, detail=detail, now=now)
 
     books.database.write(change)
     return _read(books, key)

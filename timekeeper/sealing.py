@@ -99,7 +99,7 @@ def seal(books: Books, place: Known, until: int, *, reason: str, actor: str, now
         if until > seals.until(session, place.id):
             _seal(books, session, place.id, until, actor=actor, now=now)
             detail = {"until": until, "reason": reason}
-            books.note(session, actor=actor, action="seal", namespace=place.title, detail=detail, now=now)
+            books.note(session, actor=actor, action="seal", about=place, detail=detail, now=now)
 
     books.database.write(change)
 

@@ -142,7 +142,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/api/v1/rates", rates.put, "Set a GPU model's price from an instant on", schemas.GpuRate,
           schemas.RateBody, status=(200, 201), problems=(409,)),
     Route("GET", "/api/v1/audit", rates.audited, "Who did what and why, in order", schemas.AuditList,
-          query=("namespace", "parent", *_PAGE), problems=(404,)),
+          query=("namespace", *_UID, "parent", *_PAGE), problems=(404,)),
     Route("GET", f"{_NS}/entries", budgets.entries, "Ledger entries, in the order of booking", schemas.EntryList,
           query=(*_UID, *_PAGE), problems=(404,)),
     Route("GET", f"{_NS}/periods", statements.periods, "Periods, newest first", schemas.PeriodList,

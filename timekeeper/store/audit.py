@@ -19,6 +19,9 @@ from timekeeper.store.models import AuditRecord
 
 FIRST: Final = "0" * 64
 
+UID: Final = "namespaceUid"
+"""Where the detail of a record has the UID of the namespace that it is about."""
+
 
 def append(
     session: Session, *, cluster: str, actor: str, action: str, namespace: str, detail: Mapping[str, Any], now: int
@@ -38,11 +41,20 @@ def _hash(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
-def page(session: Session, cluster: str, namespace: str, after: int, limit: int) -> list[AuditRecord]:
-    """Return a cluster's records in their order, of one namespace where it is named, from the one after an id on."""
+def page(
+    session: Session, cluster: str, title: str, after: int, limit: int, *, uid: str | None = None
+) -> list[AuditRecord]:
+    """Return a cluster's records in their order, from the one after an id on; of one budget if its title is given.
+
+    `uid` tells namespaces apart that had one name. Older records have none, and are those of all of them.
+    """
     query = select(AuditRecord).where(AuditRecord.cluster == cluster, AuditRecord.id > after)
-    if namespace:
-        query = query.where(AuditRecord.namespace == namespace)
+    if title:
+        query = query.where(AuditRecord.namespace == title)
+    if uid is not None:
+        mine = msgspec.json.encode({UID: uid}).decode()[1:-1]  # no text in the detail has its quotes unescaped
+        some = AuditRecord.detail.contains(f'"{UID}":"', autoescape=True)
+        query = query.where(AuditRecord.detail.contains(mine, autoescape=True) | ~some)
     return list(session.scalars(query.order_by(AuditRecord.id).limit(limit)))
 
 

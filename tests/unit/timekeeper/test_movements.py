@@ -330,8 +330,9 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
         books.database.write(lambda s, number=number: s.execute(delete(AuditRecord).where(AuditRecord.id == number)))
         assert "not in the audit log" in "\n".join(verify(books.database.engine, carry=False).differences)
         books.database.write(lambda s, cut=cut: s.execute(insert(AuditRecord).values(**cut)))
+    team = books.require("team").known
     forged = {"amountMs": 1, "counterpart": "", "id": 77, "reason": "r"}
-    books.database.write(lambda s: books.note(s, actor="me", action="grant", namespace="team", detail=forged, now=T0))
+    books.database.write(lambda s: books.note(s, actor="me", action="grant", about=team, detail=forged, now=T0))
     (told,) = verify(books.database.engine, carry=False).differences
     assert "audit record 8: the grant that it tells of is not there" in told
     books.database.close()

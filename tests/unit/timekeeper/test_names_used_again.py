@@ -134,6 +134,24 @@ def test_pods_are_those_of_one_account(world: World) -> None:
         assert (refused.status_code, refused.json["code"], refused.json["field"]) == (status, code, "uid")
 
 
+def test_the_audit_log_is_that_of_one_account(world: World) -> None:
+    def told(query: str) -> list[tuple[str, str]]:
+        return [(one["action"], one["detail"]["reason"]) for one in world.get(f"/api/v1/audit?{query}")["items"]]
+
+    forged = '"namespaceUid":"new"'
+    for uid, reason in (("old", forged), ("new", "n")):
+        body = {"amountMs": 5, "reason": reason}
+        assert told("namespace=team") == []
+        assert world.call("POST", f"{BASE}/adjustments?uid={uid}" if uid == "old" else f"{BASE}/adjustments",
+                          body, uid).status_code == 201  # fmt: skip
+    assert told("namespace=team") == told("namespace=team&uid=new") == [("adjustment", "n")]
+    assert told("namespace=team&uid=old") == [("adjustment", forged)]
+    assert told("") == [("adjustment", forged), ("adjustment", "n")]
+    for query, status in (("uid=old", 422), ("namespace=team&uid=x", 404)):
+        refused = world.call("GET", f"/api/v1/audit?{query}")
+        assert (refused.status_code, refused.json["field"]) == (status, "uid")
+
+
 def test_the_last_account_of_a_name_that_nobody_has_is_still_found_by_the_name(world: World) -> None:
     world.service.controller.namespaces.on_list([])
     assert (world.get(BASE)["uid"], world.get(BASE)["gone"]) == ("old", True)

@@ -196,7 +196,8 @@ def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
     with books.database.reading() as session:
         (told,) = audit.page(session, "default", "team", 0, 10)
     assert told.action == "reservation-exceeded"
-    assert json.loads(told.detail) == {"podUid": "q", "podName": "q", "amountMs": 20_000, "paidMs": 25_000}
+    wanted = {"podUid": "q", "podName": "q", "amountMs": 20_000, "paidMs": 25_000}
+    assert json.loads(told.detail) == {**wanted, "namespaceUid": "uid-team"}
 
 
 def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:

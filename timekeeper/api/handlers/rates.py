@@ -10,6 +10,7 @@ from slicekeeper.namespace_policy import parse_rate
 from slicekeeper.units import format_instant
 from timekeeper import movements
 from timekeeper.api import requests
+from timekeeper.api.holders import named
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import AuditEntry, AuditList, GpuRate, GpuRateList, RateBody
 from timekeeper.api.service import service
@@ -64,16 +65,21 @@ def put() -> Response:
 def audited() -> Response:
     """Return a page of the audit log, of one namespace or parent where it is named."""
     it = service()
-    named, above = request.args.get("namespace", ""), request.args.get("parent", "")
-    if named and above:
+    whose, above = named(it), request.args.get("parent", "")
+    if whose and above:
         raise Problem(422, "query-invalid", "parent: name either a namespace or a parent", "parent")
-    name = requests.namespace(named) if named else ""
-    it.allow("list", name, "audit")
-    limit, after = requests.limit(), requests.cursor(int)
+    if whose is None:
+        it.allow("list", "", "audit")
+    else:
+        whose.allow("list", "audit")
+    limit, after = requests.limit(), requests.cursor(int) or 0
     with it.books.database.reading() as session:
-        if above:
-            name = namespaces.require_parent(session, it.books.cluster, requests.parent(above)).title
-        rows = audit.page(session, it.books.cluster, name, after or 0, limit + 1)
+        rows = []
+        if whose is None:
+            parent = namespaces.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
+            rows = audit.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
+        elif known := whose.find(session):
+            rows = audit.page(session, it.books.cluster, known.title, after, limit + 1, uid=known.uid)
     items = [
         AuditEntry(
             id=row.id, at=format_instant(row.at), actor=row.actor, action=row.action, namespace=row.namespace,
