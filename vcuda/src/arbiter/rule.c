@@ -27,12 +27,12 @@ static int64_t least_excess(const struct ar_share *s) {
   return -s->excess;
 }
 
-/* May this background seat start now? Short work fits into any gap, and any work into a long one, as
- * long as in-budget seats were not made to wait for more than is allowed; longer work in a short gap
- * has a smaller allowance of its own. */
+/* May this background seat start now? Short work fits into any gap, and any work into a long one or one
+ * that will be long enough, as long as in-budget seats were not made to wait for more than is allowed;
+ * other work has a smaller allowance of its own. */
 static bool may_start(const struct ar_view *v, const struct ar_share *s) {
   if (v->interference > 0) return true;
-  return v->allowance > 0 && (!v->in_budget_busy || s->residual <= AR_SHORT_NS);
+  return v->allowance > 0 && (!v->in_budget_busy || s->residual <= AR_SHORT_NS || s->fits);
 }
 
 /*

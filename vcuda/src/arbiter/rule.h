@@ -23,6 +23,7 @@ struct ar_share {
   uint64_t window_used; /* in the last AR_WINDOW_NS */
   bool has_history;
   uint64_t residual; /* how long it keeps the GPU after its gate is closed */
+  bool fits;         /* it will have left the GPU before in-budget work comes back, as far as is known */
 };
 
 #define AR_WINDOW_NS 10000000000ull

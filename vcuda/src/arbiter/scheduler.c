@@ -188,6 +188,7 @@ static bool held_by(const struct ar_sched *s, int i) {
 }
 
 static void look(struct ar_sched *s, uint64_t now) {
+  bool busy = false;
   for (int i = 0; i < s->count; i++) {
     struct ar_member *m = s->member[i];
     if (m->seen.active) m->last_active = now;
@@ -202,8 +203,9 @@ static void look(struct ar_sched *s, uint64_t now) {
     m->share.eligible = m->share.present && (!limited(m) || !m->ceiling_shut);
     if (m->share.present && !m->was_present) join(s, m);
     m->was_present = m->share.present;
-    if (m->share.present && m->share.vclass == VC_IN_BUDGET) s->in_budget_at = now;
+    busy |= m->share.present && m->share.vclass == VC_IN_BUDGET;
   }
+  ar_pauses_see(&s->in_budget, busy, now);
 }
 
 /* ---- what is decided ---- */
@@ -232,12 +234,21 @@ static bool others_want(const struct ar_sched *s, int me) {
   return false;
 }
 
+/* When a background seat has to stop to be gone before in-budget work comes back; 0: not known. */
+static uint64_t latest(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
+  uint64_t end = ar_pauses_end(&s->in_budget, now), needs = DEPTH_BEHIND_NS;
+  if (m->share.residual > needs) needs = m->share.residual;
+  if (m->seen.unit > needs) needs = m->seen.unit;
+  return end > needs ? end + AR_SHORT_NS - needs : 0;
+}
+
 static struct ar_view view(const struct ar_sched *s, struct ar_share *copy, uint64_t now) {
-  struct ar_view v = {copy, s->count, now - s->in_budget_at < RECENT_NS && s->in_budget_at,
+  struct ar_view v = {copy, s->count, s->in_budget.since && now - s->in_budget.since < RECENT_NS,
                       s->interference, s->allowance, false};
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *m = s->member[i];
     copy[i] = m->share;
+    copy[i].fits = latest(s, m, now) > now;
     if (m->share.vclass == VC_BACKGROUND && m->share.eligible && now - m->served_at > HUNGRY_NS)
       v.background_hungry = true;
   }
@@ -290,12 +301,14 @@ static void lose(struct ar_member *m) {
 static bool must_leave(const struct ar_sched *s, uint64_t now) {
   struct ar_member *m = s->member[s->holder];
   if (!m->seen.connected || (limited(m) && m->ceiling_shut)) return true;
-  if (!others_want(s, s->holder)) return false;
+  bool background = m->share.vclass == VC_BACKGROUND;
+  if (!others_want(s, s->holder))
+    return background && ar_pauses_end(&s->in_budget, now) && pick(s, now) != s->holder;
   if (idle(m, now)) {
     if (m->seen.waiting) lose(m);
     return true;
   }
-  bool behind = m->share.vclass == VC_BACKGROUND && now - s->in_budget_at < IDLE_NS;
+  bool behind = background && now - s->in_budget.since < IDLE_NS;
   bool due = now - m->opened_at >= s->quantum;
   if (!due && !behind && !s->reconsider) return false;
   return pick(s, now) != s->holder;
@@ -380,6 +393,7 @@ static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
     if (s->draining) AT(now + 250 * US);
     if (m->contended && !s->draining) AT(m->opened_at + s->quantum);
     if (limited(m)) AT(now + 1 * MS);
+    if (m->open && m->share.vclass == VC_BACKGROUND && latest(s, m, now) > now) AT(latest(s, m, now));
     if (m->open && m->contended && !m->seen.active && !m->seen.waiting)
       AT(m->last_active + IDLE_NS);
     if (m->open && m->contended && m->seen.waiting) AT(m->given_at + WAKE_NS);

@@ -7,6 +7,7 @@
 #ifndef AR_SCHEDULER_H
 #define AR_SCHEDULER_H
 
+#include "pauses.h"
 #include "rule.h"
 
 #define AR_BUCKETS 100
@@ -47,7 +48,8 @@ struct ar_sched {
   int holder; /* whose gate is open, or who still drains; -1: nobody */
   bool draining, reconsider;
   bool held_up; /* background holds the GPU, and an in-budget seat waits */
-  uint64_t at, in_budget_at;
+  struct ar_pauses in_budget;
+  uint64_t at;
   int64_t interference, allowance;
   uint64_t quantum;
 };

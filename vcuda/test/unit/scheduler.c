@@ -83,7 +83,6 @@ static void stopped_holder(void) {
   ar_sched_free(&s);
 }
 
-/* Whatever a page says, shares of the others hold and arithmetic does not overflow. */
 /* What others keep a seat from counts on below its ceiling, for a second; what it rests does not. */
 static void below_its_ceiling(void) {
   struct ar_sched s;
@@ -111,6 +110,44 @@ static void below_its_ceiling(void) {
   ar_sched_free(&s);
 }
 
+/* In-budget work rests 45 ms after each 15: long background work learns how much fits in between. */
+static void within_pauses(void) {
+  struct ar_sched s;
+  struct ar_member a = member(500, VC_IN_BUDGET), b = member(100, VC_BACKGROUND);
+  uint64_t now = 1000 * MS, began = 0;
+  int ran = 0, late = 0;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  b.seen.unit = 10 * MS;
+  for (int step = 0; step < 20; step++) {
+    for (int tick = 0; tick < 600; tick++) {
+      bool resting = tick >= 150;
+      if (!resting) a.seen.waiting = !(a.seen.active = a.open);
+      if (resting && (a.seen.active || a.seen.waiting)) {
+        a.seen.active = a.seen.waiting = false;
+        a.seen.idle_since = now;
+      }
+      bool begins = b.open && !b.seen.active;
+      if (begins) began = now;
+      if (begins) ran += step >= 10;
+      if (b.seen.active && now - began >= b.seen.unit) {
+        b.seen.active = false;
+        b.seen.idle_since = now;
+        begins = b.open && (began = now);
+        ran += begins && step >= 10;
+      }
+      b.seen.active |= begins;
+      b.seen.waiting = !b.seen.active;
+      late += step >= 10 && a.seen.waiting;
+      ar_sched_step(&s, now += MS / 10);
+    }
+  }
+  CHECK(ran >= 30); /* three of the four that there is room for at most, in each of ten pauses */
+  CHECK(late <= 10 * 600 * 2 / 100);
+  ar_sched_free(&s);
+}
+
+/* Whatever a page says, shares of the others hold and arithmetic does not overflow. */
 static void garbage(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
@@ -143,6 +180,7 @@ int main(void) {
   background_gives_way();
   stopped_holder();
   below_its_ceiling();
+  within_pauses();
   garbage();
   return 0;
 }

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pauses.h"
+
+/* One pause that was longer is chance, two are a habit. */
+#define HABIT 2
+
+void ar_pauses_see(struct ar_pauses *p, bool busy, uint64_t now) {
+  if (busy && p->paused) p->length[p->next++ % AR_PAUSES] = now - p->since;
+  if (busy) p->since = now;
+  p->paused = !busy && p->since;
+}
+
+uint64_t ar_pauses_end(const struct ar_pauses *p, uint64_t now) {
+  uint64_t lasted = now - p->since, shortest = UINT64_MAX;
+  int longer = 0;
+  if (!p->paused) return 0;
+  for (int i = 0; i < AR_PAUSES; i++) {
+    if (p->length[i] <= lasted) continue;
+    longer++;
+    if (p->length[i] < shortest) shortest = p->length[i];
+  }
+  return longer < HABIT ? 0 : p->since + shortest;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How long the in-budget work of a GPU pauses, learned from its last pauses. */
+#ifndef AR_PAUSES_H
+#define AR_PAUSES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define AR_PAUSES 16
+
+struct ar_pauses {
+  uint64_t length[AR_PAUSES];
+  unsigned next;
+  uint64_t since; /* when in-budget work was last seen; 0: never */
+  bool paused;
+};
+
+/* Is there in-budget work now? */
+void ar_pauses_see(struct ar_pauses *pauses, bool busy, uint64_t now);
+/* When the pause that lasts now will end, if it is like the shortest of those that lasted longer than it
+ * has so far; 0: there were too few of them to tell. */
+uint64_t ar_pauses_end(const struct ar_pauses *pauses, uint64_t now);
+
+#endif
