@@ -15,6 +15,8 @@ from typing import Any, Final
 
 Receive = Callable[[], Awaitable[Any]]
 
+_NO_ROOM: Final = "too many large requests are under way; try again"
+
 _DIGITS: Final = 18
 """A length of more digits is too large, whatever they are."""
 
@@ -93,20 +95,21 @@ class Bodies:
                     held.kept = not self._revocable
                     yield body
                 finally:
-                    del self._held[held]
-                    self._total -= held.size
+                    self._let_go(held)
                     # Now, and not when a traceback that refers to it happens to be collected.
                     with suppress(BufferError):
                         body.clear()
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            raise NoRoom("too many large requests are under way; try again") from error
+            raise NoRoom(_NO_ROOM) from error
 
     async def _gather(self, held: _Held, body: bytearray, receive: Receive, message: Any) -> None:
         while True:
             if message["type"] != "http.request":
                 raise BodyLate("the body did not come in time")
+            if held not in self._held:
+                raise NoRoom(_NO_ROOM)
             body += message.get("body", b"")
             if len(body) > self._most:
                 raise self._too_large()
@@ -124,8 +127,14 @@ class Bodies:
             sums[one.address] += 0 if one.kept else one.size
         address = sums.most_common(1)[0][0]
         largest = max((one for one in self._held if one.address == address and not one.kept), key=lambda one: one.size)
-        if not largest.timeout.expired():
-            largest.timeout.reschedule(asyncio.get_running_loop().time())
+        # Once for each: a timeout that is set again waits again, and would never end while others send.
+        self._let_go(largest)
+        largest.timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _let_go(self, held: _Held) -> None:
+        if held in self._held:
+            del self._held[held]
+            self._total -= held.size
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than the {self._most} bytes that are read")
