@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 CASES: list[tuple[str, Callable[[], Any]]] = []
@@ -30,8 +34,15 @@ def check(truth: object, what: str) -> None:
         raise AssertionError(what)
 
 
+ALONE: set[Callable[[], Any]] = set()
+"""Cases that are measured in real time."""
+
+
 def patiently(body: Callable[[], Any], tries: int = 3) -> Callable[[], Any]:
-    """For what is measured in real time: a busy machine may spoil one try, a defect spoils all."""
+    """For what is measured in real time: no other case runs beside it.
+
+    A busy machine may spoil one try, a defect spoils all.
+    """
 
     def again() -> Any:
         for left in range(tries - 1, -1, -1):
@@ -42,31 +53,36 @@ def patiently(body: Callable[[], Any], tries: int = 3) -> Callable[[], Any]:
                     raise
         return None
 
+    ALONE.add(again)
     return again
 
 
+def run(number: int) -> str:
+    """Run a case, print what came of it, and return the verdict."""
+    name, body = CASES[number]
+    start = time.monotonic()
+    try:
+        note = body()
+        verdict = "ok"
+    except Skip as reason:
+        verdict, note = "skipped", reason
+    except Exception as error:  # noqa: BLE001 - whatever a case raises, the next one runs
+        verdict, note = "FAILED", error
+        if not isinstance(error, (AssertionError, subprocess.CalledProcessError)):
+            traceback.print_exc()
+    took = time.monotonic() - start
+    print(f"{verdict:8}{took:6.1f} s  {name}{f' ({note})' if note else ''}", flush=True)
+    return verdict
+
+
 def main(pattern: str = "") -> tuple[int, int, int]:
-    """Run every case; returns how many passed, failed and were skipped."""
-    passed = failed = skipped = 0
-    for name, body in CASES:
-        if pattern not in name:
-            continue
-        start = time.monotonic()
-        try:
-            note = body()
-            passed += 1
-            verdict = "ok"
-        except Skip as reason:
-            skipped += 1
-            verdict, note = "skipped", reason
-        except Exception as error:  # noqa: BLE001 - whatever a case raises, the next one runs
-            failed += 1
-            verdict, note = "FAILED", error
-            if not isinstance(error, (AssertionError, subprocess.CalledProcessError)):
-                traceback.print_exc()
-        took = time.monotonic() - start
-        print(f"{verdict:8}{took:6.1f} s  {name}{f' ({note})' if note else ''}", flush=True)
-    return passed, failed, skipped
+    """Run every case, as many side by side as there are processors; returns how many passed, failed, were skipped."""
+    chosen = [number for number, (name, _) in enumerate(CASES) if pattern in name]
+    alone = [number for number in chosen if CASES[number][1] in ALONE]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool:
+        verdicts = list(pool.map(run, [number for number in chosen if number not in alone]))
+    counts = Counter([*verdicts, *map(run, alone)])
+    return counts["ok"], counts["FAILED"], counts["skipped"]
 
 
 def report(counts: tuple[int, int, int]) -> None:
