@@ -10,6 +10,7 @@ from typing import Final
 
 from prometheus_client import Gauge, make_wsgi_app
 
+from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
@@ -17,6 +18,7 @@ from nodeagent.node_pods import NodePods
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.publisher import Publisher
 from nodeagent.seats import Seats
+from nodeagent.shares import Shares
 from nodeagent.store import SeatStore
 from slicekeeper import agent_address, probes
 from slicekeeper.clock import Clock
@@ -42,9 +44,13 @@ class Agent:
         self._client = KubeClient(settings.kubernetes)
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source)
-        self._pods = NodePods(self._client, mine.node_name, self._gone)
+        required = settings.webhook.injection == "limiter"  # else containers run without, and so without an arbiter
+        self._shares = Shares(Arbiter(Path(mine.run_dir)), self._store, settings.resources, required=required)
+        self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
-        self._seats = Seats(self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused)
+        self._seats = Seats(
+            self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused, self._shares
+        )
         ids = [f"seat-{number:04}" for number in range(mine.seats)]
         self._plugin = SeatPlugin(Path(mine.plugin_dir), settings.resources.seat, ids, self._seats)
         port = int(mine.metrics_bind.rpartition(":")[2] or 0)
@@ -68,9 +74,11 @@ class Agent:
         self._publisher.start()
         self._pods.start()
         self._gpus.start()
+        self._shares.start(self._pods)
         stop.wait()
         self._linger()
         self._gpus.stop()
+        self._shares.stop()
         self._plugin.stop()
         self._pods.stop()
 
@@ -89,6 +97,7 @@ class Agent:
             "GPUs not published": self._publisher.published.is_set(),
             "pods of the node not listed": self._pods.synced,
             "seats not registered with kubelet": self._plugin.registered.is_set(),
+            "the arbiter does not answer": self._shares.ready,
         }
         return ", ".join(text for text, ready in parts.items() if not ready)
 

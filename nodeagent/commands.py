@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper nodeagent run`."""
+"""`slicekeeper nodeagent run` and `slicekeeper nodeagent arbiter`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import click
 import msgspec
 
 from nodeagent.agent import Agent
+from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.fake import install
 from nodeagent.nvml import NvmlGpus
 from slicekeeper import log
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import SystemClock
+from slicekeeper.settings import Settings
 
 
 @click.group()
@@ -24,21 +26,50 @@ def nodeagent() -> None:
     """Run the agent of a GPU node."""
 
 
+_FAKE = click.option(
+    "--fake-gpus", default="", metavar="N[:MODEL]", help="Make up GPUs: the fake driver instead of NVIDIA's."
+)
+_NODE = click.option(
+    "--node-name", default="", help="The Node it speaks for. Default: the setting, else the host's name."
+)
+
+
 @nodeagent.command()
-@click.option("--fake-gpus", default="", metavar="N[:MODEL]", help="Make up GPUs: the fake driver instead of NVIDIA's.")
-@click.option("--node-name", default="", help="The Node it speaks for. Default: the setting, else the host's name.")
+@_FAKE
+@_NODE
 @click.pass_obj
 def run(context: Context, fake_gpus: str, node_name: str) -> None:
     """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
+    settings = _begin(context, fake_gpus, node_name)
+    gpus = NvmlGpus(Path(settings.node_agent.run_dir) / "withdrawn")
+    Agent(settings, SystemClock(), gpus).run(_until_told())
+
+
+@nodeagent.command()
+@_FAKE
+@_NODE
+@click.pass_obj
+def arbiter(context: Context, fake_gpus: str, node_name: str) -> None:
+    """Keep this node's arbiter running, until SIGTERM; it needs the node's own process IDs."""
+    mine = _begin(context, fake_gpus, node_name).node_agent
+    options = ["--rule", mine.rule, *(["--fake"] if mine.fake_gpus else [])]
+    ArbiterKeeper(Path(mine.programs_dir) / "arbiter", Path(mine.run_dir), options).run(_until_told())
+
+
+def _begin(context: Context, fake_gpus: str, node_name: str) -> Settings:
+    """Return the settings with what the command line says; from here on a fake driver is in NVIDIA's place."""
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
-    node = node_name or settings.node_agent.node_name or socket.gethostname()
-    mine = msgspec.structs.replace(settings.node_agent, node_name=node)
-    settings = msgspec.structs.replace(settings, node_agent=mine)
-    run_dir = Path(mine.run_dir)
-    if fake := fake_gpus or mine.fake_gpus:
-        install(fake, node, Path(mine.programs_dir), run_dir)
+    mine = settings.node_agent
+    node, fake = node_name or mine.node_name or socket.gethostname(), fake_gpus or mine.fake_gpus
+    if fake:
+        install(fake, node, Path(mine.programs_dir), Path(mine.run_dir))
+    mine = msgspec.structs.replace(mine, node_name=node, fake_gpus=fake)
+    return msgspec.structs.replace(settings, node_agent=mine)
+
+
+def _until_told() -> threading.Event:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    Agent(settings, SystemClock(), NvmlGpus(run_dir / "withdrawn")).run(stop)
+    return stop

@@ -17,10 +17,13 @@ Key = tuple[str, str]
 class NodePods:
     """Pods that were bound to the node, as the watch last showed them."""
 
-    def __init__(self, client: KubeClient, node: str, on_gone: Callable[[set[str]], None]) -> None:
+    def __init__(
+        self, client: KubeClient, node: str, on_gone: Callable[[set[str]], None], on_change: Callable[[], None]
+    ) -> None:
         self._client = client
         self._node = node
         self._on_gone = on_gone
+        self._on_change = on_change
         self._pods: dict[Key, Object] = {}
         self._ahead: dict[str, Object] = {}
         """By UID, pods that were asked for and that the watch has not shown yet."""
@@ -84,6 +87,7 @@ class NodePods:
                 self._ahead.pop(pod["metadata"]["uid"], None)
             self._changed.notify_all()
             left = self._uids()
+        self._on_change()
         self._on_gone(left)
 
     def on_event(self, kind: str, obj: Object) -> None:
@@ -96,6 +100,7 @@ class NodePods:
                 self._pods[_key(obj)] = obj
             self._changed.notify_all()
             left = self._uids()
+        self._on_change()
         if kind == "DELETED":
             self._on_gone(left)
 

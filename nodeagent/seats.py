@@ -16,10 +16,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from nodeagent.arbiter import ArbiterAway, ArbiterRefused
 from nodeagent.booking import Hold, SeatRefused, check, holds, may_start
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
+from nodeagent.shares import Shares
 from nodeagent.store import Seat, SeatStore
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import Object
@@ -46,6 +48,7 @@ class Seats:
         resources: Resources,
         owners: Callable[[str], list[Owner]],
         refused: Callable[[Object, str], None],
+        shares: Shares,
     ) -> None:
         self._store = store
         self._files = files
@@ -54,6 +57,7 @@ class Seats:
         self._resources = resources
         self._owners = owners
         self._refused = refused
+        self._shares = shares
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def restore(self) -> None:
@@ -71,6 +75,7 @@ class Seats:
             before = self._store.put(seat)
             if before is not None:
                 self._files.remove(before)  # kubelet gives an id anew only when its last container is gone
+                self._shares.changed()
         return self._files.device(seat)
 
     def start(self, seat_id: str) -> Seat:
@@ -85,6 +90,10 @@ class Seats:
             if not seat.taken:
                 seat = self._take(seat)
             self._files.write(seat)
+            try:
+                self._shares.give(seat)
+            except (ArbiterAway, ArbiterRefused) as error:
+                raise SeatRefused(f"{error}; kubelet tries again") from error
         return seat
 
     def keep_only(self, uids: set[str]) -> None:
@@ -94,6 +103,7 @@ class Seats:
                 with self._locks[seat.id]:
                     if self._store.drop(seat):
                         self._files.remove(seat)
+                        self._shares.changed()
                         log.info("seat %s of pod %s/%s is free", seat.id, seat.namespace, seat.pod)
 
     def _take(self, seat: Seat) -> Seat:
@@ -122,6 +132,7 @@ class Seats:
             core=hold.core,
             memory_mib=hold.memory_mib,
         )
+        seat = self._shares.said(pod, seat)
         self._store.put(seat)
         log.info(
             "seat %s goes to %s/%s, container %s, in %d ms",

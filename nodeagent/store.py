@@ -28,6 +28,9 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     gpus: tuple[str, ...] = ()
     core: int = 0
     memory_mib: int = 0
+    limit: int = 0
+    """A fraction's ceiling and class, as its pod last said."""
+    background: bool = False
 
     @property
     def name(self) -> str:
@@ -67,10 +70,18 @@ class SeatStore:
             self._seats[seat.id] = seat
         return before
 
-    def drop(self, seat: Seat) -> bool:
-        """Forget a seat if it is still this one; return whether it was."""
+    def change(self, before: Seat, now: Seat) -> None:
+        """Remember what its pod says now, if the seat is still this one. A crash may lose it: the pod says it again."""
         with self._lock:
-            if self._seats.get(seat.id) != seat:
+            if self._seats.get(before.id) == before:
+                replace_file(self._folder / f"{now.id}.json", msgspec.json.encode(now))
+                self._seats[now.id] = now
+
+    def drop(self, seat: Seat) -> bool:
+        """Forget a seat if it is still this one, whatever its pod says of it; return whether it was."""
+        with self._lock:
+            known = self._seats.get(seat.id)
+            if known is None or (known.name, known.uid) != (seat.name, seat.uid):
                 return False
             (self._folder / f"{seat.id}.json").unlink(missing_ok=True)
             del self._seats[seat.id]

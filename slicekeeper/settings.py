@@ -310,6 +310,9 @@ class NodeAgentSettings(Section, frozen=True):
     programs_dir: Annotated[str, about("Where the arbiter, the limiter and the fake driver lie.")] = (
         "/usr/local/slicekeeper/lib"
     )
+    rule: Annotated[
+        Literal["slicekeeper", "kubegpu", "gemini"], about("By which rule the arbiter shares time that is left over.")
+    ] = "slicekeeper"
     seats: Annotated[int, Meta(ge=1, le=1024), about("Seats on offer: the most GPU containers on the node.")] = 256
     reconcile_seconds: Annotated[Positive, about("How often the node's published GPUs are looked at.")] = 5.0
     plugin_dir: Annotated[str, about("kubelet's folder of device plugin sockets.")] = "/var/lib/kubelet/device-plugins"

@@ -164,9 +164,9 @@ def _stays(thing: _Left) -> Finding:
 
 
 def _workloads(client: KubeClient, namespace: str) -> dict[str, Object | None]:
-    """Return our Deployments and the DaemonSet by their names; None for one that is missing."""
+    """Return our Deployments and DaemonSets by their names; None for one that is missing."""
     found = {f"deployment {part}": _get(client, DEPLOYMENTS, part, namespace) for part in _PARTS}
-    return found | {"daemonset nodeagent": _get(client, DAEMON_SETS, "nodeagent", namespace)}
+    return found | {f"daemonset {part}": _get(client, DAEMON_SETS, part, namespace) for part in ("nodeagent", "arbiter")}
 
 
 def _missing(

@@ -21,7 +21,7 @@ NAMESPACE = "slicekeeper-system"
 PLAYGROUND = ROOT / "manifests/overlays/playground"
 SUITE = ROOT / "tests/cluster/overlay"
 WORKLOADS = ("deployment/certificates", "deployment/timekeeper", "deployment/webhook", "deployment/scheduler",
-             "daemonset/nodeagent")  # fmt: skip
+             "daemonset/nodeagent", "daemonset/arbiter")  # fmt: skip
 ROLLOUT_SECONDS = 120
 IMAGES = Images(registry="slicekeeper.test")
 """The images as the node has them: a name of its own, so that `slicekeeper check` finds a whole installation."""

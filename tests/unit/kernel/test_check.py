@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[3]
 DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
 ALL_DEPLOYMENTS = "/apis/apps/v1/deployments"
 AGENTS = "/apis/apps/v1/namespaces/slicekeeper-system/daemonsets/nodeagent"
+ARBITERS = "/apis/apps/v1/namespaces/slicekeeper-system/daemonsets/arbiter"
 TRUSTED = "/api/v1/namespaces/slicekeeper-system/configmaps/slicekeeper-ca.crt"
 RECORDS = "/api/v1/namespaces/slicekeeper-system/configmaps"
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -85,7 +86,8 @@ class Server:
             metadata = {"name": part, "namespace": "slicekeeper-system", "labels": {"app.kubernetes.io/part-of": "x"}}
             self.objects[f"{DEPLOYMENTS}/{part}"] = {"metadata": metadata, "status": {"readyReplicas": 1}}
             self.objects[ALL_DEPLOYMENTS].append(self.objects[f"{DEPLOYMENTS}/{part}"])
-        self.objects[AGENTS] = {"status": {"desiredNumberScheduled": 2, "numberReady": 2}}
+        for agents in (AGENTS, ARBITERS):
+            self.objects[agents] = {"status": {"desiredNumberScheduled": 2, "numberReady": 2}}
         self.objects[TRUSTED] = {"data": {"ca.crt": "x"}}
         for known in (Classes().in_budget, Classes().over_budget):
             made = {"metadata": {"name": known.name}, "value": known.value, "preemptionPolicy": known.preemption_policy}
@@ -178,6 +180,7 @@ def test_a_whole_installation_is_in_order(server: Server) -> None:
         ),
         (f"{ADMISSION}/validatingadmissionpolicies/slicekeeper-nodes", "guard slicekeeper-nodes is missing"),
         (AGENTS, "daemonset nodeagent is missing"),
+        (ARBITERS, "daemonset arbiter is missing"),
     ],
 )
 def test_what_is_missing_is_named_with_its_remedy(server: Server, path: str, told: str) -> None:

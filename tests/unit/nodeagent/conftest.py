@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,13 @@ from typing import Any
 import pytest
 from vcuda_programs import built
 
+from nodeagent.arbiter import Arbiter, ArbiterAway, Telemetry
+from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.cdi import SeatFiles
 from nodeagent.fake import install
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.seats import Seats
+from nodeagent.shares import Shares
 from nodeagent.store import SeatStore
 from slicekeeper import names
 from slicekeeper.errors import Unavailable
@@ -63,14 +68,39 @@ class _Health(ctypes.Structure):
 class Driver:
     """What a test does to the fake driver's GPUs."""
 
-    def __init__(self, library: ctypes.CDLL, folder: Path) -> None:
-        self.library, self.folder = library, folder
+    def __init__(self, library: ctypes.CDLL, folder: Path, environ: dict[str, str]) -> None:
+        self.library, self.folder, self.environ = library, folder, environ
 
     def xid(self, gpu: int, number: int) -> None:
         self.library.skfXid(gpu, number)
 
     def health(self, gpu: int, **values: int) -> None:
         self.library.skfHealth(gpu, ctypes.byref(_Health(**values)))
+
+
+class Running:
+    """An arbiter and its keeper."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.arbiter = Arbiter(folder)
+
+    def start(self) -> None:
+        self._told = threading.Event()
+        keeper = ArbiterKeeper(built() / "arbiter", self.folder, ["--fake"])
+        self._thread = threading.Thread(target=keeper.run, args=(self._told,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._told.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def read(self) -> Telemetry | None:
+        try:
+            return self.arbiter.read()
+        except ArbiterAway:
+            return None
 
 
 class Pods:
@@ -124,9 +154,11 @@ class Bench:
         self.store = SeatStore(self.folder / "state")
         files = SeatFiles(self.folder / "cdi", self.folder / "run", "slicekeeper.io/seat", GPUS)
         owners = PodResources(self.folder / "plugins/pods.sock", "slicekeeper.io/seat").owners
+        shares = Shares(Arbiter(self.folder / "run"), self.store, Resources(), required=False)
         self.seats = Seats(
-            self.store, files, self.pods, GPUS, Resources(), owners, lambda _pod, why: self.refused.append(why)
-        )  # type: ignore[arg-type]
+            self.store, files, self.pods, GPUS, Resources(), owners,  # type: ignore[arg-type]
+            lambda _pod, why: self.refused.append(why), shares,
+        )  # fmt: skip
         self.seats.restore()
         ids = [f"seat-{number:04}" for number in range(4)]
         self.plugin = SeatPlugin(self.folder / "plugins", "slicekeeper.io/seat", ids, self.seats)
@@ -163,4 +195,19 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """The fake driver with four GPUs, in place of NVIDIA's for this whole process."""
     folder = tmp_path_factory.mktemp("driver")
     install("4:A100-SXM4-40GB", "node-1", built(), folder)
-    return Driver(ctypes.CDLL("libnvidia-ml.so.1"), folder)
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    library.nvmlInit_v2()  # here the driver reads its variables, which no other test is to see
+    prefix = "SLICEKEEPER_FAKE_"
+    return Driver(library, folder, {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(prefix)})
+
+
+@pytest.fixture
+def arbiter(driver: Driver, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The real arbiter over the fake driver, kept by its keeper."""
+    for name, value in driver.environ.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path_factory.mktemp("r")
+    running = Running(folder)
+    running.start()
+    yield running
+    running.stop()

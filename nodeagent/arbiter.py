@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speaks with the node's arbiter: one line of JSON asked, one answered, on a socket in the folder that both know.
+
+Each call has a connection of its own, so an arbiter that was restarted is found again without anything to remember.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from slicekeeper.errors import SlicekeeperError
+
+ANSWER_SECONDS: Final = 2.0
+
+SOCKET: Final = "control.sock"
+
+
+class ArbiterAway(SlicekeeperError):
+    """No arbiter answers."""
+
+    code = "arbiter-away"
+
+
+class ArbiterRefused(SlicekeeperError):
+    """The arbiter does not do what it was asked; the message is its own."""
+
+    code = "arbiter-refused"
+
+
+class ArbiterGpu(msgspec.Struct, frozen=True):
+    """A GPU as the arbiter counts them."""
+
+    gpu: int
+    uuid: str
+    memory: int = 0
+    name: str = ""
+
+
+class ArbiterSeat(msgspec.Struct, frozen=True, rename={"vclass": "class"}):
+    """A seat's policy in force, and its counters; times in nanoseconds, memory in bytes."""
+
+    seat: str
+    gpu: int
+    core: int
+    limit: int
+    memory_limit: int
+    vclass: str
+    processes: int = 0
+    wall_ns: int = 0
+    busy_ns: int = 0
+    charged_ns: int = 0
+    granted_ns: int = 0
+    waited_ns: int = 0
+    launches: int = 0
+    memory: int = 0
+    memory_peak: int = 0
+    memory_overhead: int = 0
+
+
+class Telemetry(msgspec.Struct, frozen=True):
+    """What the arbiter knows now. Fields that a newer one adds are passed over."""
+
+    pid: int
+    gpus: list[ArbiterGpu]
+    seats: list[ArbiterSeat]
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    ok: bool
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a seat may have of its GPU."""
+
+    uuid: str
+    core: int
+    limit: int
+    memory: int
+    """In bytes."""
+    background: bool
+    cgroup: str
+    """A part of the control group's path of every process that belongs to the seat."""
+
+    @property
+    def vclass(self) -> str:
+        """Return the class in the arbiter's words."""
+        return "background" if self.background else "in-budget"
+
+    def holds(self, seat: ArbiterSeat) -> bool:
+        """Whether a seat of the arbiter is as this policy says."""
+        return (seat.core, seat.limit, seat.memory_limit, seat.vclass) == (
+            self.core, self.limit, self.memory, self.vclass,
+        )  # fmt: skip
+
+
+_T = TypeVar("_T")
+
+
+class Arbiter:
+    """The arbiter that serves a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = str(folder / SOCKET)
+
+    def read(self) -> Telemetry:
+        """Return its telemetry. Raises ArbiterAway."""
+        return self._ask({"op": "read"}, Telemetry)
+
+    def set(self, name: str, gpu: int, policy: Policy) -> None:
+        """Make a seat, or change it. Raises ArbiterAway or ArbiterRefused."""
+        asked = {
+            "op": "set", "seat": name, "gpu": gpu, "core": policy.core, "limit": policy.limit,
+            "memory": policy.memory, "class": policy.vclass, "cgroup": policy.cgroup,
+        }  # fmt: skip
+        self._ask(asked, _Answer)
+
+    def drop(self, name: str) -> None:
+        """Take a seat away. Raises ArbiterAway or ArbiterRefused."""
+        self._ask({"op": "drop", "seat": name}, _Answer)
+
+    def _ask(self, request: dict[str, Any], kind: type[_T]) -> _T:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(ANSWER_SECONDS)
+                connection.connect(self._path)
+                connection.sendall(msgspec.json.encode(request) + b"\n")
+                with connection.makefile("rb") as answer:
+                    line = answer.readline()
+            said = msgspec.json.decode(line, type=_Answer)
+            if not said.ok:
+                raise ArbiterRefused(f"the arbiter refuses: {said.error}")
+            return msgspec.json.decode(line, type=kind)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ArbiterAway(f"the node's arbiter does not answer: {error}") from error

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the node's one arbiter running. It runs in a pod beside the agent's, so that neither takes the other along.
+
+While another arbiter serves the folder, as an older release's does during an upgrade, this one waits for its end and
+then takes over at once: seats and their processes are kept in the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.02
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 5.0
+SETTLED_SECONDS: Final = 10.0
+"""One that lived so long was well: its end is the first of a new count."""
+END_SECONDS: Final = 5.0
+
+
+class ArbiterKeeper:
+    """Starts the arbiter, and starts it again whenever it ends."""
+
+    def __init__(self, program: Path, folder: Path, options: Sequence[str]) -> None:
+        self._command = [str(program), "serve", "--dir", str(folder), *options]
+        self._folder = folder
+
+    def run(self, stop: threading.Event) -> None:
+        """Run until `stop`, then end the arbiter too."""
+        pause = FIRST_PAUSE_SECONDS
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while self._wait_for_the_place(stop):
+            began = time.monotonic()
+            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)  # noqa: S603 - our own program
+            log.info("arbiter %d serves %s", process.pid, self._folder)
+            while process.poll() is None and not stop.wait(LOOK_SECONDS):
+                pass
+            if stop.is_set():
+                _end(process)
+                return
+            if time.monotonic() - began > SETTLED_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            log.error("the arbiter ended by itself (exit %d); the next one starts in %.2f s", process.returncode, pause)
+            stop.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _wait_for_the_place(self, stop: threading.Event) -> bool:
+        """Return whether the folder is ours to serve; False when told to stop meanwhile."""
+        told = False
+        while not stop.is_set():
+            if self._is_free():
+                return True
+            if not told:
+                log.info("another arbiter serves %s; this one takes over when it ends", self._folder)
+                told = True
+            stop.wait(LOOK_SECONDS)
+        return False
+
+    def _is_free(self) -> bool:
+        with (self._folder / "lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps what the arbiter holds for each fraction what the pods' annotations say, while their containers run.
+
+The arbiter is compared again and again with what ought to be, and at once when a pod changes. What a pod last said
+is remembered with its seat, so it holds while the API server is away, over restarts, and after a reboot.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, Policy
+from nodeagent.store import Seat, SeatStore
+from slicekeeper import names, threads
+from slicekeeper.errors import RequestRefused
+from slicekeeper.kube.client import Object
+from slicekeeper.request import annotations_of, parse_pod
+from slicekeeper.settings import Resources
+from slicekeeper.units import CORES_PER_GPU
+
+log = logging.getLogger(__name__)
+
+COMPARE_SECONDS: Final = 1.0
+"""Longest time for which an arbiter that lost a seat goes without it."""
+
+_MIB: Final = 1 << 20
+
+
+class KnownPods(Protocol):
+    """The node's pods."""
+
+    def all(self) -> list[Object]:
+        """Return every pod that is known."""
+
+
+class Shares:
+    """The fractions of the node, as the arbiter has to hold them."""
+
+    def __init__(self, arbiter: Arbiter, store: SeatStore, resources: Resources, *, required: bool) -> None:
+        self._arbiter = arbiter
+        self._store = store
+        self._resources = resources
+        self._required = required
+        self._pods: KnownPods | None = None
+        self._dirty = threading.Event()
+        self._stop = threading.Event()
+        self._away = "it was not asked yet"
+        self._refused: dict[str, str] = {}
+
+    def start(self, pods: KnownPods) -> None:
+        """Start comparing, in a daemon thread."""
+        self._pods = pods
+        threads.keep("shares", self._run, self._stop.is_set)
+
+    def stop(self) -> None:
+        """Stop comparing; the arbiter goes on with what it holds."""
+        self._stop.set()
+        self._dirty.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether containers can be given what they need of the arbiter."""
+        return not (self._required and self._away)
+
+    def changed(self) -> None:
+        """Compare now: a pod or a seat is other than it was."""
+        self._dirty.set()
+
+    def said(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
+        """Return a seat with what its pod says now of ceiling and class."""
+        if seat.core >= CORES_PER_GPU:
+            return seat
+        annotations = annotations_of(pod)
+        background = (
+            annotations.get(names.BUDGET_STATE) == names.OVER_BUDGET
+            or annotations.get(names.GPU_CLASS) == names.BACKGROUND
+        )
+        try:
+            requests = {request.container: request for request in parse_pod(pod, self._resources).requests}
+        except RequestRefused:
+            requests = {}
+        limit = seat.limit
+        if seat.container in requests:
+            limit = requests[seat.container].limit or CORES_PER_GPU
+        return msgspec.structs.replace(seat, limit=max(limit, seat.core), background=background)
+
+    def give(self, seat: Seat) -> None:
+        """Let the arbiter hold a seat before its container starts; a whole GPU has nothing to be held to.
+
+        Raises ArbiterAway or ArbiterRefused where no container may run without it.
+        """
+        if seat.core >= CORES_PER_GPU:
+            return
+        try:
+            gpus = {gpu.uuid: gpu.gpu for gpu in self._arbiter.read().gpus}
+            self._set(seat, gpus)
+        except (ArbiterAway, ArbiterRefused):
+            if self._required:
+                raise
+
+    def compare(self) -> None:
+        """Bring the arbiter to what ought to be. Raises ArbiterAway."""
+        told = self._arbiter.read()
+        held = {seat.seat: seat for seat in told.seats}
+        gpus = {gpu.uuid: gpu.gpu for gpu in told.gpus}
+        # Read after the arbiter was: a seat that is given meanwhile is in both.
+        wanted = {seat.name: seat for seat in self._store.all() if seat.taken and seat.core < CORES_PER_GPU}
+        pods = {pod["metadata"]["uid"]: pod for pod in self._pods.all()} if self._pods is not None else {}
+        for seat in wanted.values():
+            now = self.said(pods[seat.uid], seat) if seat.uid in pods else seat
+            self._bring(seat, now, held.get(seat.name), gpus)
+        for name in held.keys() - wanted.keys():
+            try:
+                self._arbiter.drop(name)
+            except ArbiterRefused as error:
+                log.info("seat %s is not dropped: %s", name, error)
+
+    def _bring(self, before: Seat, now: Seat, held: ArbiterSeat | None, gpus: Mapping[str, int]) -> None:
+        if held is None or not policy(now).holds(held):
+            try:
+                self._set(now, gpus)
+                log.info("seat %s: %s, %d to %d%%", now.name, policy(now).vclass, now.core, now.limit)
+                self._refused.pop(now.name, None)
+            except ArbiterRefused as error:
+                if self._refused.get(now.name) != str(error):
+                    log.error("seat %s is not held: %s", now.name, error)
+                    self._refused[now.name] = str(error)
+        if now != before:
+            self._store.change(before, now)
+
+    def _set(self, seat: Seat, gpus: Mapping[str, int]) -> None:
+        wanted = policy(seat)
+        if wanted.uuid not in gpus:
+            raise ArbiterRefused(f"the arbiter does not know GPU {wanted.uuid}")
+        self._arbiter.set(seat.name, gpus[wanted.uuid], wanted)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._dirty.wait(COMPARE_SECONDS)
+            self._dirty.clear()
+            try:
+                self.compare()
+                if self._away:
+                    log.info("the arbiter answers")
+                self._away = "it was not asked yet"
+            except ArbiterAway as error:
+                if self._required and self._away != str(error):
+                    log.warning("shares are not held: %s", error)
+                self._away = str(error)
+
+
+def policy(seat: Seat) -> Policy:
+    """Return what the arbiter has to hold for a fraction.
+
+    A pod's UID is in its control groups' paths, with dashes or with underscores between its parts; its last part has
+    neither.
+    """
+    return Policy(
+        uuid=seat.gpus[0],
+        core=seat.core,
+        limit=seat.limit or CORES_PER_GPU,
+        memory=seat.memory_mib * _MIB,
+        background=seat.background,
+        cgroup=seat.uid.rpartition("-")[2],
+    )

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the real arbiter holds for fractions, as their pods' annotations change and as it is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_cluster import wait_for
+from vcuda_programs import built
+
+from nodeagent import shares as module
+from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused
+from nodeagent.nvml import NvmlGpus
+from nodeagent.shares import Shares, policy
+from nodeagent.store import Seat, SeatStore
+from slicekeeper import names
+from slicekeeper.settings import Resources
+
+GIB = 1 << 30
+
+
+class Bench:
+    """One agent's shares, without the rest of it."""
+
+    def __init__(self, running: Any, folder: Path) -> None:
+        self.running, self.folder = running, folder
+        self.pods: list[dict[str, Any]] = []
+        wait_for(running.read, "the arbiter answers")
+        self.gpu = NvmlGpus(folder / "withdrawn").gpus()[1].uuid
+        self.agent()
+
+    def agent(self) -> None:
+        """Start as another process would: only the folders are the same."""
+        self.store = SeatStore(self.folder / "state")
+        self.shares = Shares(Arbiter(self.running.folder), self.store, Resources(), required=True)
+
+    def all(self) -> list[dict[str, Any]]:
+        return list(self.pods)
+
+    def seat(self, number: int, core: int = 40, limit: str = "70", **annotations: str) -> Seat:
+        """Start a container as `Seats` does."""
+        uid = f"c0ffee00-0000-4000-8000-00000000000{number}"
+        limits = {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "8"}
+        pod = {
+            "metadata": {"namespace": "team", "name": f"p{number}", "uid": uid,
+                         "annotations": {names.CORE_LIMIT: limit, **annotations}},
+            "spec": {"containers": [{"name": "train", "resources": {"limits": limits}}]},
+            "status": {"phase": "Running"},
+        }  # fmt: skip
+        self.pods.append(pod)
+        seat = self.shares.said(
+            pod,
+            Seat(id=f"seat-000{number}", nonce="ab", namespace="team", pod=f"p{number}", uid=uid, container="train",
+                 gpus=(self.gpu,), core=core, memory_mib=2048),
+        )  # fmt: skip
+        self.store.put(seat)
+        self.shares.give(seat)
+        return seat
+
+    def held(self) -> dict[str, tuple[int, int, int, str]]:
+        told = self.running.read()
+        if told is None:
+            return {}
+        return {s.seat: (s.gpu, s.core, s.limit, s.vclass) for s in told.seats}
+
+
+@pytest.fixture
+def bench(arbiter: Any, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(arbiter, tmp_path)
+    yield made
+    made.shares.stop()
+
+
+def test_a_fraction_is_held_before_its_container_starts(bench: Bench) -> None:
+    seat = bench.seat(1)
+    assert bench.held() == {"seat-0001-ab": (1, 40, 70, "in-budget")}
+    told = bench.running.read().seats[0]
+    assert (told.memory_limit, told.processes) == (2 * GIB, 0)
+    assert (bench.running.folder / "seats" / seat.name / "seat.sock").is_socket()
+
+
+def test_a_whole_gpu_has_no_seat_at_the_arbiter(bench: Bench) -> None:
+    bench.shares.give(Seat(id="seat-0009", nonce="ab", uid="u", gpus=(bench.gpu,), core=100))
+    assert bench.held() == {}
+
+
+def test_a_process_in_the_seat_meets_its_caps(bench: Bench, driver: Any) -> None:
+    seat = bench.seat(1)
+    build = built()
+    environ = {
+        **os.environ, **driver.environ, "LD_PRELOAD": str(build / "libvcuda.so"), "CUDA_VISIBLE_DEVICES": bench.gpu,
+        "LD_LIBRARY_PATH": str(build / "fake"),
+        "SLICEKEEPER_SEAT": str(bench.running.folder / "seats" / seat.name / "seat.sock"),
+    }  # fmt: skip
+    asked = "import ctypes;c=ctypes.CDLL('libcuda.so.1');c.cuInit(0);n=ctypes.c_size_t();" \
+            "c.cuDeviceTotalMem_v2(ctypes.byref(n),0);print(n.value)"  # fmt: skip
+    done = subprocess.run(
+        ["python3", "-c", asked], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == str(2 * GIB), done.stderr
+
+
+def test_a_change_of_budget_or_ceiling_reaches_the_arbiter_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMPARE_SECONDS", 600.0)
+    for number in (1, 2):
+        bench.seat(number)
+    bench.shares.start(bench)
+    annotations = bench.pods[0]["metadata"]["annotations"]
+    for state, limit, expected in (
+        (names.OVER_BUDGET, "70", (70, "background")),
+        (names.OVER_BUDGET, "50", (50, "background")),
+        (names.IN_BUDGET, "90", (90, "in-budget")),
+    ):
+        annotations |= {names.BUDGET_STATE: state, names.CORE_LIMIT: limit}
+        bench.shares.changed()
+        wait_for(lambda want=expected: bench.held()["seat-0001-ab"][2:] == want, "the arbiter has it")
+        assert bench.held()["seat-0002-ab"][2:] == (70, "in-budget"), "the other stays as it was"
+    annotations |= {names.CORE_LIMIT: "nonsense", names.GPU_CLASS: names.BACKGROUND}
+    bench.shares.changed()
+    wait_for(
+        lambda: bench.held()["seat-0001-ab"][2:] == (90, "background"), "what cannot be read keeps the last ceiling"
+    )
+
+
+def test_the_last_policy_holds_while_nobody_tells_of_the_pods(bench: Bench) -> None:
+    bench.seat(1)
+    bench.pods[0]["metadata"]["annotations"][names.BUDGET_STATE] = names.OVER_BUDGET
+    bench.shares.start(bench)
+    wait_for(lambda: bench.held()["seat-0001-ab"][3] == "background", "the arbiter has it")
+    wait_for(lambda: bench.store.get("seat-0001").background, "and the next agent will")
+    bench.shares.stop()
+    bench.pods.clear()
+    bench.agent()
+    bench.shares.start(bench)
+    bench.running.stop()
+    shutil.rmtree(bench.running.folder / "state")  # as a reboot does
+    bench.running.start()
+    wait_for(lambda: bench.held() == {"seat-0001-ab": (1, 40, 70, "background")}, "it is what it was")
+
+
+def test_a_pod_that_is_gone_leaves_no_seat(bench: Bench) -> None:
+    seats = [bench.seat(number) for number in (1, 2)]
+    bench.store.drop(seats[0])
+    bench.shares.compare()
+    assert list(bench.held()) == ["seat-0002-ab"]
+
+
+def test_an_arbiter_that_is_killed_comes_back_with_its_seats(bench: Bench) -> None:
+    bench.seat(1)
+    before = bench.held()
+    pid = bench.running.read().pid
+    for _ in range(3):
+        os.kill(pid, signal.SIGKILL)
+        told = wait_for(lambda old=pid: (t := bench.running.read()) and t.pid != old and t, "another one answers")
+        pid = told.pid
+        assert bench.held() == before
+
+
+def test_a_second_keeper_waits_and_takes_over(bench: Bench) -> None:
+    bench.seat(1)
+    before, pid = bench.held(), bench.running.read().pid
+    other = type(bench.running)(bench.running.folder)
+    other.start()
+    bench.shares.compare()
+    assert bench.running.read().pid == pid
+    bench.running.stop()
+    wait_for(lambda: (told := bench.running.read()) and told.pid != pid, "the other one answers")
+    assert bench.held() == before
+    bench.running.start()
+    other.stop()
+
+
+def test_without_an_arbiter_nothing_starts_where_the_limiter_is_injected(bench: Bench) -> None:
+    seat = bench.seat(1)
+    bench.running.stop()
+    with pytest.raises(ArbiterAway, match="does not answer"):
+        bench.shares.give(seat)
+    Shares(Arbiter(bench.running.folder), bench.store, Resources(), required=False).give(seat)
+    bench.running.start()
+    wait_for(bench.running.read, "the arbiter answers")
+    with pytest.raises(ArbiterRefused, match="does not know GPU"):
+        bench.shares.give(Seat(id="seat-0005", nonce="ab", uid="u", gpus=("GPU-none",), core=10, memory_mib=1))
+    with pytest.raises(ArbiterRefused, match="memory must be given"):
+        bench.shares.give(Seat(id="seat-0005", nonce="ab", uid="u", gpus=(bench.gpu,), core=10))
+
+
+def test_a_control_group_is_known_by_what_both_drivers_write_of_a_uid() -> None:
+    uid = "12345678-1234-4234-8234-0123456789ab"
+    part = policy(Seat(id="s", nonce="n", uid=uid, gpus=("g",), core=1)).cgroup
+    for path in (f"/kubepods/burstable/pod{uid}/c", f"/kubepods-pod{uid.replace('-', '_')}.slice/c"):
+        assert part in path
