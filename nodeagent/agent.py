@@ -8,17 +8,19 @@ import time
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import Gauge, make_wsgi_app
+from prometheus_client import REGISTRY, Gauge, make_wsgi_app
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
+from nodeagent.metrics import ShareMetrics
 from nodeagent.node_pods import NodePods
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.publisher import Publisher
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares
+from nodeagent.shipped import limiter
 from nodeagent.store import SeatStore
 from slicekeeper import agent_address, probes
 from slicekeeper.clock import Clock
@@ -43,9 +45,12 @@ class Agent:
         self._clock = clock
         self._client = KubeClient(settings.kubernetes)
         self._store = SeatStore(Path(mine.state_dir) / "seats")
-        files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source)
-        required = settings.webhook.injection == "limiter"  # else containers run without, and so without an arbiter
-        self._shares = Shares(Arbiter(Path(mine.run_dir)), self._store, settings.resources, required=required)
+        mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
+        files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
+        limits = settings.webhook.injection == "limiter"
+        arbiter = Arbiter(Path(mine.run_dir))
+        self._metrics = ShareMetrics(arbiter, self._store, source, mine.node_name)
+        self._shares = Shares(arbiter, self._store, settings.resources, limits=limits)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         self._seats = Seats(
@@ -68,6 +73,7 @@ class Agent:
         self._seats.restore()
         taken = Gauge("slicekeeper_node_seats_taken", "Seats that a container owns.")
         taken.set_function(lambda: float(sum(seat.taken for seat in self._store.all())))
+        REGISTRY.register(self._metrics)
         if self._bind:
             probes.serve(self._bind, self._limits, ready=self._not_ready, more={"/metrics": make_wsgi_app()})
         self._plugin.start()  # first: kubelet fails what it is given before

@@ -14,7 +14,7 @@ from typing import Any
 from slicekeeper import names
 from slicekeeper.errors import RequestRefused, SlicekeeperError
 from slicekeeper.inventory import Gpu
-from slicekeeper.request import annotations_of, parse_pod
+from slicekeeper.request import annotations_of, as_list, as_map, container_name, containers, parse_pod
 from slicekeeper.settings import Resources
 from slicekeeper.tenure import has_ended
 from slicekeeper.units import CORES_PER_GPU
@@ -35,6 +35,8 @@ class Hold:
     core: int
     memory_mib: int
     """On each GPU; 0 for a whole GPU without a stated amount, which holds all of it."""
+    limited: bool = False
+    """Whether the webhook has it loaded with the limiter, as it does with fractions in namespaces that it enforces."""
 
 
 def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, Hold]:
@@ -44,14 +46,27 @@ def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, Hold]:
         requests = parse_pod(pod, resources).requests
     except RequestRefused:
         return {}
+    limited = _limited(pod)
     found = {}
     for request in requests:
         chosen = annotations.get(names.gpu_annotation(request.container), "")
         gpus = tuple(filter(None, chosen.split(","))) if isinstance(chosen, str) else ()
         if gpus:
             core = request.core if request.is_fraction else CORES_PER_GPU
-            found[request.container] = Hold(request.container, gpus, core, request.memory_mib // len(gpus))
+            memory = request.memory_mib // len(gpus)
+            found[request.container] = Hold(request.container, gpus, core, memory, request.container in limited)
     return found
+
+
+def _limited(pod: Mapping[str, Any]) -> set[str]:
+    """Return the containers whose LD_PRELOAD names the limiter."""
+    return {
+        container_name(container)
+        for _, _, container in containers(as_map(pod.get("spec")))
+        for entry in map(as_map, as_list(container.get("env")))
+        if entry.get("name") == "LD_PRELOAD"
+        and names.LIBRARY_PATH in str(entry.get("value")).replace(" ", ":").split(":")
+    }
 
 
 def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: list[Gpu], resources: Resources) -> None:

@@ -8,16 +8,16 @@ Hence a spec is written once and never changed; what changes during a container'
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from nodeagent.gpus import GpuSource
+from nodeagent.host_cdi import Edits, joined
+from nodeagent.shipped import mount
 from nodeagent.store import Seat, replace_file
-
-CDI_VERSION: Final = "0.6.0"
-"""The oldest that has all we write, so containerd 1.7 takes it."""
 
 IN_CONTAINER: Final = "/run/slicekeeper"
 
@@ -25,11 +25,14 @@ IN_CONTAINER: Final = "/run/slicekeeper"
 class SeatFiles:
     """The files of all seats of the node."""
 
-    def __init__(self, cdi_dir: Path, run_dir: Path, kind: str, source: GpuSource) -> None:
+    def __init__(
+        self, cdi_dir: Path, run_dir: Path, kind: str, source: GpuSource, limiter: Sequence[dict[str, Any]] = ()
+    ) -> None:
         self._cdi_dir = cdi_dir
         self._run_dir = run_dir / "seats"
         self._kind = kind
         self._source = source
+        self._limiter = limiter
         self._cdi_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir.mkdir(parents=True, exist_ok=True)
 
@@ -38,7 +41,10 @@ class SeatFiles:
         return f"{self._kind}={seat.name}"
 
     def write(self, seat: Seat) -> None:
-        """Write the seat's folder, then its spec; what is there already stays as it is."""
+        """Write the seat's folder, then its spec; what is there already stays as it is.
+
+        Raises SeatRefused if there is nothing to make its GPUs usable by.
+        """
         folder = self._run_dir / seat.name
         folder.mkdir(mode=0o755, exist_ok=True)
         about = folder / "seat.json"
@@ -72,23 +78,11 @@ class SeatFiles:
 
     def _spec(self, seat: Seat, folder: Path) -> dict[str, Any]:
         edits = self._source.edits(seat.gpus)
-        mount = {
-            "hostPath": str(folder),
-            "containerPath": IN_CONTAINER,
-            "options": ["ro", "nosuid", "nodev", "noexec", "bind"],
-        }
-        return {
-            "cdiVersion": CDI_VERSION,
-            "kind": self._kind,
-            "devices": [
-                {
-                    "name": seat.name,
-                    "containerEdits": {
-                        **edits,
-                        # The old runtime hook must add nothing beside CDI. CDI's env wins over the pod's.
-                        "env": [*edits.get("env", []), "NVIDIA_VISIBLE_DEVICES=void"],
-                        "mounts": [*edits.get("mounts", []), mount],
-                    },
-                }
-            ],
-        }
+        mounts = [mount(folder, IN_CONTAINER, "ro", "noexec")]
+        if seat.limited:
+            mounts += self._limiter
+        ours = Edits({"env": ["NVIDIA_VISIBLE_DEVICES=void"], "mounts": mounts})
+        # The old runtime hook must add nothing beside CDI. CDI's env wins over the pod's, the last one over others.
+        all_of_it = joined([edits, ours])
+        device = {"name": seat.name, "containerEdits": all_of_it.content}
+        return {"cdiVersion": all_of_it.version, "kind": self._kind, "devices": [device]}

@@ -13,7 +13,8 @@ import msgspec
 
 from nodeagent.agent import Agent
 from nodeagent.arbiter_keeper import ArbiterKeeper
-from nodeagent.fake import install
+from nodeagent.fake import FakeDevices, install
+from nodeagent.host_cdi import Devices, HostCdi
 from nodeagent.nvml import NvmlGpus
 from slicekeeper import log
 from slicekeeper.cli.main import Context
@@ -40,8 +41,12 @@ _NODE = click.option(
 @click.pass_obj
 def run(context: Context, fake_gpus: str, node_name: str) -> None:
     """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
-    settings = _begin(context, fake_gpus, node_name)
-    gpus = NvmlGpus(Path(settings.node_agent.run_dir) / "withdrawn")
+    settings, world = _begin(context, fake_gpus, node_name)
+    mine = settings.node_agent
+    devices: Devices = HostCdi([Path(folder) for folder in mine.host_cdi_dirs])
+    if world is not None:
+        devices = FakeDevices(Path(mine.programs_dir), Path(mine.state_dir) / "lib", world)
+    gpus = NvmlGpus(Path(mine.run_dir) / "withdrawn", devices)
     Agent(settings, SystemClock(), gpus).run(_until_told())
 
 
@@ -51,21 +56,20 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
 @click.pass_obj
 def arbiter(context: Context, fake_gpus: str, node_name: str) -> None:
     """Keep this node's arbiter running, until SIGTERM; it needs the node's own process IDs."""
-    mine = _begin(context, fake_gpus, node_name).node_agent
+    mine = _begin(context, fake_gpus, node_name)[0].node_agent
     options = ["--rule", mine.rule, *(["--fake"] if mine.fake_gpus else [])]
     ArbiterKeeper(Path(mine.programs_dir) / "arbiter", Path(mine.run_dir), options).run(_until_told())
 
 
-def _begin(context: Context, fake_gpus: str, node_name: str) -> Settings:
-    """Return the settings with what the command line says; from here on a fake driver is in NVIDIA's place."""
+def _begin(context: Context, fake_gpus: str, node_name: str) -> tuple[Settings, Path | None]:
+    """Return the settings with what the command line says, and the fake driver's file if that is in NVIDIA's place."""
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
     mine = settings.node_agent
     node, fake = node_name or mine.node_name or socket.gethostname(), fake_gpus or mine.fake_gpus
-    if fake:
-        install(fake, node, Path(mine.programs_dir), Path(mine.run_dir))
+    world = install(fake, node, Path(mine.programs_dir), Path(mine.run_dir)) if fake else None
     mine = msgspec.structs.replace(mine, node_name=node, fake_gpus=fake)
-    return msgspec.structs.replace(settings, node_agent=mine)
+    return msgspec.structs.replace(settings, node_agent=mine), world
 
 
 def _until_told() -> threading.Event:

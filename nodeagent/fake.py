@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from nodeagent.host_cdi import Edits
+from nodeagent.shipped import mount, ship
 from slicekeeper.errors import SettingsError
 
 MODELS: Final[dict[str, int]] = {
@@ -29,6 +32,9 @@ MODELS: Final[dict[str, int]] = {
 DEFAULT_MODEL: Final = "A100-SXM4-80GB"
 MAX_GPUS: Final = 8
 """More do not fit into the fake driver's world."""
+
+FOLDER: Final = "/usr/lib/x86_64-linux-gnu"
+WORLD: Final = "/run/slicekeeper-fake/world"
 
 LIBRARY: Final = "fake/libnvidia-ml.so.1"
 
@@ -70,10 +76,30 @@ def parse(text: str) -> FakeGpus:
     return FakeGpus(int(count), model or DEFAULT_MODEL)
 
 
-def install(text: str, node: str, programs: Path, run_dir: Path) -> None:
+class FakeDevices:
+    """Made-up GPUs in containers: the fake driver where loaders look for NVIDIA's, and the file that all share."""
+
+    def __init__(self, programs: Path, folder: Path, world: Path) -> None:
+        self._programs = programs
+        self._folder = folder
+        self._world = world
+
+    def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+        """Return the mounts of the fake driver; containers of any user write its file."""
+        if self._world.exists() and self._world.stat().st_mode & 0o666 != 0o666:
+            self._world.chmod(0o666)
+        libraries = [
+            mount(ship((self._programs / "fake" / name).read_bytes(), name, self._folder), f"{FOLDER}/{name}")
+            for name in ("libcuda.so.1", "libnvidia-ml.so.1")
+        ]
+        environ = [f"SLICEKEEPER_FAKE_WORLD={WORLD}", "CUDA_VISIBLE_DEVICES=" + ",".join(uuid for _, uuid in gpus)]
+        return Edits({"env": environ, "mounts": [*libraries, mount(self._world, WORLD, "rw", "noexec")]})
+
+
+def install(text: str, node: str, programs: Path, run_dir: Path) -> Path:
     """Let this process and those that it starts find the fake driver where they look for NVIDIA's.
 
-    Raises SettingsError if the fake driver is not there.
+    Return the file that all processes which use these GPUs share. Raises SettingsError if the fake driver is not there.
     """
     wanted = parse(text)
     library = programs / LIBRARY
@@ -87,3 +113,4 @@ def install(text: str, node: str, programs: Path, run_dir: Path) -> None:
     world.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(wanted.environ(node, world))
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    return world

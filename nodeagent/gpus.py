@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+from nodeagent.host_cdi import Edits
 from slicekeeper.inventory import Gpu
 
 
@@ -21,5 +22,5 @@ class GpuSource(Protocol):
     def look(self, seconds: float) -> None:
         """Wait for news of the GPUs, at most so long, and look at them again. Never raises for what a driver says."""
 
-    def edits(self, uuids: tuple[str, ...]) -> dict[str, Any]:
-        """Return the CDI container edits (device nodes, mounts, hooks) that make these GPUs usable."""
+    def edits(self, uuids: Sequence[str]) -> Edits:
+        """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import msgspec
 import pynvml
 
 from nodeagent.health import Told, judge, judge_xid
+from nodeagent.host_cdi import Devices, Edits
 from nodeagent.store import replace_file
 from slicekeeper.inventory import Gpu
 
@@ -53,8 +54,9 @@ def ask(function: Callable[..., Any], *arguments: Any) -> Any:
 class NvmlGpus:
     """The GPUs that NVML lists; none while there is no driver, which may come later."""
 
-    def __init__(self, withdrawn: Path) -> None:
+    def __init__(self, withdrawn: Path, devices: Devices) -> None:
         self._withdrawn = withdrawn
+        self._made = devices
         self._withdrawn.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._devices: list[_Device] = []
@@ -83,9 +85,11 @@ class NvmlGpus:
         self._wait(seconds)
         self._refresh()
 
-    def edits(self, uuids: tuple[str, ...]) -> dict[str, Any]:  # noqa: ARG002 - devices are not given out yet
-        """Return no edit."""
-        return {}
+    def edits(self, uuids: Sequence[str]) -> Edits:
+        """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""
+        with self._lock:
+            index = {device.gpu.uuid: number for number, device in enumerate(self._devices)}
+        return self._made.edits([(index[uuid], uuid) for uuid in uuids if uuid in index])
 
     def _wait(self, seconds: float) -> None:
         if self._events is None:

@@ -65,7 +65,10 @@ class Seats:
         seats = self._store.all()
         for seat in seats:
             if seat.taken:
-                self._files.write(seat)
+                try:
+                    self._files.write(seat)
+                except SeatRefused as error:
+                    log.warning("seat %s is put back when its container starts: %s", seat.id, error)
         self._files.sweep(seats)
 
     def allocate(self, seat_id: str) -> str:
@@ -131,6 +134,7 @@ class Seats:
             gpus=hold.gpus,
             core=hold.core,
             memory_mib=hold.memory_mib,
+            limited=hold.limited,
         )
         seat = self._shares.said(pod, seat)
         self._store.put(seat)

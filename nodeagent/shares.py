@@ -41,11 +41,11 @@ class KnownPods(Protocol):
 class Shares:
     """The fractions of the node, as the arbiter has to hold them."""
 
-    def __init__(self, arbiter: Arbiter, store: SeatStore, resources: Resources, *, required: bool) -> None:
+    def __init__(self, arbiter: Arbiter, store: SeatStore, resources: Resources, *, limits: bool) -> None:
         self._arbiter = arbiter
         self._store = store
         self._resources = resources
-        self._required = required
+        self._limits = limits
         self._pods: KnownPods | None = None
         self._dirty = threading.Event()
         self._stop = threading.Event()
@@ -64,8 +64,8 @@ class Shares:
 
     @property
     def ready(self) -> bool:
-        """Whether containers can be given what they need of the arbiter."""
-        return not (self._required and self._away)
+        """Whether containers with the limiter can start."""
+        return not (self._limits and self._away)
 
     def changed(self) -> None:
         """Compare now: a pod or a seat is other than it was."""
@@ -92,7 +92,7 @@ class Shares:
     def give(self, seat: Seat) -> None:
         """Let the arbiter hold a seat before its container starts; a whole GPU has nothing to be held to.
 
-        Raises ArbiterAway or ArbiterRefused where no container may run without it.
+        Raises ArbiterAway or ArbiterRefused for a container that may not run without the limiter.
         """
         if seat.core >= CORES_PER_GPU:
             return
@@ -100,7 +100,7 @@ class Shares:
             gpus = {gpu.uuid: gpu.gpu for gpu in self._arbiter.read().gpus}
             self._set(seat, gpus)
         except (ArbiterAway, ArbiterRefused):
-            if self._required:
+            if seat.limited:
                 raise
 
     def compare(self) -> None:
@@ -147,9 +147,9 @@ class Shares:
                 self.compare()
                 if self._away:
                     log.info("the arbiter answers")
-                self._away = "it was not asked yet"
+                self._away = ""
             except ArbiterAway as error:
-                if self._required and self._away != str(error):
+                if self._limits and self._away != str(error):
                     log.warning("shares are not held: %s", error)
                 self._away = str(error)
 

@@ -28,6 +28,8 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     gpus: tuple[str, ...] = ()
     core: int = 0
     memory_mib: int = 0
+    limited: bool = False
+    """Whether its container may not run without the limiter."""
     limit: int = 0
     """A fraction's ceiling and class, as its pod last said."""
     background: bool = False

@@ -320,6 +320,9 @@ class NodeAgentSettings(Section, frozen=True):
         "/var/lib/kubelet/pod-resources/kubelet.sock"
     )
     cdi_dir: Annotated[str, about("Where the container runtime looks for CDI specs.")] = "/var/run/cdi"
+    host_cdi_dirs: Annotated[
+        tuple[str, ...], about("Where NVIDIA's own CDI specification lies; a later folder goes first.")
+    ] = ("/etc/cdi", "/var/run/cdi")
     state_dir: Annotated[str, about("Where seats are remembered; it must outlive a reboot.")] = "/var/lib/slicekeeper"
     run_dir: Annotated[str, about("Folders that containers see at /run/slicekeeper, one per seat.")] = (
         "/run/slicekeeper"

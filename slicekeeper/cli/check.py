@@ -70,6 +70,7 @@ _FORMER: Final = tuple(
 """What earlier manifests had and `kubectl apply` of the present ones leaves there."""
 
 _INSTALL: Final = "kubectl apply -k manifests/overlays/default"
+_ON_NODES: Final = ("nodeagent", "arbiter")
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
 _OURS: Final = "app.kubernetes.io/part-of=slicekeeper"
 
@@ -166,7 +167,9 @@ def _stays(thing: _Left) -> Finding:
 def _workloads(client: KubeClient, namespace: str) -> dict[str, Object | None]:
     """Return our Deployments and DaemonSets by their names; None for one that is missing."""
     found = {f"deployment {part}": _get(client, DEPLOYMENTS, part, namespace) for part in _PARTS}
-    return found | {f"daemonset {part}": _get(client, DAEMON_SETS, part, namespace) for part in ("nodeagent", "arbiter")}
+    return found | {
+        f"daemonset {part}": _get(client, DAEMON_SETS, part, namespace) for part in ("nodeagent", "arbiter")
+    }
 
 
 def _missing(

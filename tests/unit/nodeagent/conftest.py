@@ -8,7 +8,7 @@ import importlib.util
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nodeagent.arbiter import Arbiter, ArbiterAway, Telemetry
 from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.cdi import SeatFiles
 from nodeagent.fake import install
+from nodeagent.host_cdi import Edits
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares
@@ -51,8 +52,8 @@ class Made:
     def look(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def edits(self, uuids: tuple[str, ...]) -> dict[str, Any]:
-        return {}
+    def edits(self, uuids: Sequence[str]) -> Edits:
+        return Edits({"deviceNodes": [{"path": f"/dev/{uuid}"} for uuid in uuids]})
 
 
 GPUS = Made(2)
@@ -154,7 +155,7 @@ class Bench:
         self.store = SeatStore(self.folder / "state")
         files = SeatFiles(self.folder / "cdi", self.folder / "run", "slicekeeper.io/seat", GPUS)
         owners = PodResources(self.folder / "plugins/pods.sock", "slicekeeper.io/seat").owners
-        shares = Shares(Arbiter(self.folder / "run"), self.store, Resources(), required=False)
+        shares = Shares(Arbiter(self.folder / "run"), self.store, Resources(), limits=False)
         self.seats = Seats(
             self.store, files, self.pods, GPUS, Resources(), owners,  # type: ignore[arg-type]
             lambda _pod, why: self.refused.append(why), shares,

@@ -29,7 +29,7 @@ def test_the_manifests_name_this_release_and_every_image_has_a_recipe() -> None:
 
 def test_the_installed_settings_are_valid() -> None:
     settings = convert(yaml.safe_load((BASE / "config/config.yaml").read_text()), Settings, "config.yaml")
-    assert settings.webhook.injection == "seats"
+    assert settings.webhook.injection == "limiter"
 
 
 def test_every_server_has_the_certificate_that_is_made_for_it() -> None:

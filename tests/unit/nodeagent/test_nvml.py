@@ -14,6 +14,7 @@ from small_cluster import small_cluster, wait_for
 from nodeagent.fake import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.health import Told, judge, judge_xid
+from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml import NvmlGpus
 from nodeagent.publisher import Publisher
 from slicekeeper import inventory, names
@@ -24,7 +25,7 @@ from slicekeeper.settings import Resources
 
 @pytest.fixture
 def gpus(driver: Any, tmp_path: Path) -> Iterator[NvmlGpus]:
-    yield NvmlGpus(tmp_path / "withdrawn")
+    yield NvmlGpus(tmp_path / "withdrawn", HostCdi([]))
     for gpu in range(4):
         driver.health(gpu)
 
@@ -47,7 +48,7 @@ def test_links_lead_from_each_gpu_to_each_other(
     gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SLICEKEEPER_FAKE_NVLINKS", "2")
-    found = NvmlGpus(tmp_path / "linked").gpus()
+    found = NvmlGpus(tmp_path / "linked", HostCdi([])).gpus()
     for gpu in found:
         assert gpu.links == {other.uuid: 2 for other in found if other is not gpu}
 
@@ -57,7 +58,7 @@ def test_what_a_driver_refuses_to_tell_stops_nothing(
     driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refuses: str
 ) -> None:
     monkeypatch.setenv("SLICEKEEPER_FAKE_NVML", refuses)
-    gpus = NvmlGpus(tmp_path)
+    gpus = NvmlGpus(tmp_path, HostCdi([]))
     gpus.look(0.01)
     assert [gpu.healthy for gpu in gpus.gpus()] == [True] * 4
     memory = {gpu.memory_mib for gpu in gpus.gpus()}
@@ -89,7 +90,7 @@ def test_an_xid_withdraws_at_once_and_for_the_next_agent_too(gpus: NvmlGpus, dri
     waiting.join(30)
     assert not waiting.is_alive()
     assert gpus.troubles() == {first: "the driver reported Xid 79"}
-    after = NvmlGpus(tmp_path / "withdrawn")
+    after = NvmlGpus(tmp_path / "withdrawn", HostCdi([]))
     assert after.troubles() == gpus.troubles()
     (tmp_path / "withdrawn" / first).unlink()
     assert ill(after) == {}

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from nodeagent.protocol import plugin
+from slicekeeper import names
 
 
 def _start(bench: Any, seat: str, name: str) -> str:
@@ -229,3 +230,22 @@ def test_a_seat_that_cannot_be_remembered_is_not_given_and_says_why(bench: Any) 
     (bench.folder / "state").mkdir()
     bench.pods.add("one", gpu=0)
     _start(bench, "seat-0000", "one")
+
+
+@pytest.mark.parametrize(
+    ("value", "limited"),
+    [(names.LIBRARY_PATH, True), (f"/opt/own.so:{names.LIBRARY_PATH}", True), ("/opt/own.so", False), (None, False)],
+)
+def test_a_container_is_limited_if_the_webhook_had_it_load_the_limiter(
+    bench: Any, value: str | None, limited: bool
+) -> None:
+    pod = bench.pods.add("one", gpu=0)
+    if value is not None:
+        pod["spec"]["containers"][0]["env"] = [{"name": "OTHER", "value": names.LIBRARY_PATH},
+                                               {"name": "LD_PRELOAD", "value": value}]  # fmt: skip
+    if limited:
+        with pytest.raises(grpc.RpcError, match="the node's arbiter does not answer.*kubelet tries again"):
+            _start(bench, "seat-0000", "one")
+    else:
+        _start(bench, "seat-0000", "one")
+    assert bench.store.get("seat-0000").limited == limited

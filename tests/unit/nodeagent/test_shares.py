@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from small_cluster import wait_for
 from vcuda_programs import built
 
 from nodeagent import shares as module
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused
+from nodeagent.host_cdi import HostCdi
+from nodeagent.metrics import ShareMetrics
 from nodeagent.nvml import NvmlGpus
 from nodeagent.shares import Shares, policy
 from nodeagent.store import Seat, SeatStore
@@ -33,13 +36,14 @@ class Bench:
         self.running, self.folder = running, folder
         self.pods: list[dict[str, Any]] = []
         wait_for(running.read, "the arbiter answers")
-        self.gpu = NvmlGpus(folder / "withdrawn").gpus()[1].uuid
+        self.gpus = NvmlGpus(folder / "withdrawn", HostCdi([]))
+        self.gpu = self.gpus.gpus()[1].uuid
         self.agent()
 
     def agent(self) -> None:
         """Start as another process would: only the folders are the same."""
         self.store = SeatStore(self.folder / "state")
-        self.shares = Shares(Arbiter(self.running.folder), self.store, Resources(), required=True)
+        self.shares = Shares(Arbiter(self.running.folder), self.store, Resources(), limits=True)
 
     def all(self) -> list[dict[str, Any]]:
         return list(self.pods)
@@ -58,7 +62,7 @@ class Bench:
         seat = self.shares.said(
             pod,
             Seat(id=f"seat-000{number}", nonce="ab", namespace="team", pod=f"p{number}", uid=uid, container="train",
-                 gpus=(self.gpu,), core=core, memory_mib=2048),
+                 gpus=(self.gpu,), core=core, memory_mib=2048, limited=True),
         )  # fmt: skip
         self.store.put(seat)
         self.shares.give(seat)
@@ -154,6 +158,22 @@ def test_a_pod_that_is_gone_leaves_no_seat(bench: Bench) -> None:
     assert list(bench.held()) == ["seat-0002-ab"]
 
 
+def test_metrics_name_the_container(bench: Bench) -> None:
+    bench.seat(1, **{names.GPU_CLASS: names.BACKGROUND})
+    metrics = ShareMetrics(Arbiter(bench.running.folder), bench.store, bench.gpus, "node-1")
+    found = {sample.name: sample for metric in metrics.collect() for sample in metric.samples}
+    assert found["DCGM_FI_DEV_FB_USED"].labels == {
+        "gpu": "1", "UUID": bench.gpu, "modelName": "A100-SXM4-40GB", "Hostname": "node-1",
+        "namespace": "team", "pod": "p1", "container": "train",
+    }  # fmt: skip
+    assert found["slicekeeper_gpu_busy_seconds_total"].value == 0
+    assert found["slicekeeper_gpu_memory_limit_bytes"].value == 2 * GIB
+    assert (found["slicekeeper_gpu_request_ratio"].value, found["slicekeeper_gpu_background"].value) == (0.4, 1)
+    bench.running.stop()
+    assert all(not metric.samples for metric in metrics.collect()), "a scrape does not fail"
+    bench.running.start()
+
+
 def test_an_arbiter_that_is_killed_comes_back_with_its_seats(bench: Bench) -> None:
     bench.seat(1)
     before = bench.held()
@@ -179,18 +199,21 @@ def test_a_second_keeper_waits_and_takes_over(bench: Bench) -> None:
     other.stop()
 
 
-def test_without_an_arbiter_nothing_starts_where_the_limiter_is_injected(bench: Bench) -> None:
+def test_without_an_arbiter_no_container_with_the_limiter_starts(bench: Bench) -> None:
     seat = bench.seat(1)
     bench.running.stop()
     with pytest.raises(ArbiterAway, match="does not answer"):
         bench.shares.give(seat)
-    Shares(Arbiter(bench.running.folder), bench.store, Resources(), required=False).give(seat)
+    bench.shares.give(replace(seat, limited=False))
+    assert not bench.shares.ready
     bench.running.start()
     wait_for(bench.running.read, "the arbiter answers")
+    bench.shares.start(bench)
+    wait_for(lambda: bench.shares.ready, "it was asked")
     with pytest.raises(ArbiterRefused, match="does not know GPU"):
-        bench.shares.give(Seat(id="seat-0005", nonce="ab", uid="u", gpus=("GPU-none",), core=10, memory_mib=1))
+        bench.shares.give(replace(seat, gpus=("GPU-none",)))
     with pytest.raises(ArbiterRefused, match="memory must be given"):
-        bench.shares.give(Seat(id="seat-0005", nonce="ab", uid="u", gpus=(bench.gpu,), core=10))
+        bench.shares.give(replace(seat, memory_mib=0))
 
 
 def test_a_control_group_is_known_by_what_both_drivers_write_of_a_uid() -> None:

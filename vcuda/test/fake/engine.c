@@ -27,15 +27,18 @@ static void free_queue(int gpu, int queue) {
   while (q->streams) free_stream(g, q->streams);
   g->mem_used -= q->mem;
   if (g->current == queue) g->current = -1;
+  fk_life_give(gpu, queue);
   q->used = 0;
 }
 
 /* Forget contexts of processes that died without cleaning up. */
 void fk_reap(void) {
+  uint64_t space = fk_space();
   for (uint32_t g = 0; g < fk_world()->gpus; g++)
     for (int i = 0; i < FK_CTXS; i++) {
       struct fk_queue *q = at((int)g, i);
-      if (q->used && kill(q->pid, 0) < 0 && errno == ESRCH) {
+      bool near = fk_world()->space[g][i] == space;
+      if (q->used && (near ? kill(q->pid, 0) < 0 && errno == ESRCH : fk_life_over((int)g, i))) {
         fk_engine_advance((int)g);
         free_queue((int)g, i);
       }
@@ -48,7 +51,9 @@ void fk_leave(void) {
   if (!mine) return;
   for (uint32_t g = 0; g < fk_world()->gpus; g++)
     for (int i = 0; i < FK_CTXS; i++)
-      if (at((int)g, i)->used && at((int)g, i)->pid == getpid()) fk_queue_close((int)g, i);
+      if (at((int)g, i)->used && at((int)g, i)->pid == getpid() &&
+          fk_world()->space[g][i] == fk_space())
+        fk_queue_close((int)g, i);
 }
 
 int fk_queue_open(int gpu) {
@@ -61,6 +66,8 @@ int fk_queue_open(int gpu) {
     memset(q, 0, sizeof *q);
     q->used = 1;
     q->pid = getpid();
+    fk_world()->space[gpu][i] = fk_space();
+    fk_life_take(gpu, i);
     q->sample_at = fk_now_locked();
     if (fk_mem_take(gpu, i, granules(fk_world()->context_bytes))) return i;
     q->used = 0;

@@ -126,6 +126,7 @@ struct fk_world {
   struct fk_health health[FK_GPUS];
   uint64_t node; /* 48 bits that the UUIDs begin with, so that no two machines share one */
   char name[64]; /* its GPUs' model */
+  uint64_t space[FK_GPUS][FK_CTXS]; /* in which space of process IDs a context's process lives */
 };
 
 struct fk_proc {
@@ -153,6 +154,12 @@ void fk_attach(void);
 bool fk_over(void); /* the driver has been torn down */
 const char *fk_setting(const char *name);
 uint64_t fk_bytes(const char *text, uint64_t fallback);
+/* Containers have process IDs of their own: whether a context's process is one that we can name. */
+uint64_t fk_space(void);
+/* A process of another space is known to live by its lock on the world's file. */
+void fk_life_take(int gpu, int queue);
+void fk_life_give(int gpu, int queue);
+bool fk_life_over(int gpu, int queue);
 void fk_uuid(int gpu, unsigned char out[16]);
 void fk_name(int gpu, char *out, size_t size);
 

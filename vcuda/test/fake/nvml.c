@@ -151,10 +151,12 @@ NVML_API(nvmlDeviceGetComputeRunningProcesses_v3,
   if (!count) return NVML_INVALID;
   if (like("silent")) return NVML_UNSUPPORTED;
   unsigned room = *count, found = 0;
+  uint64_t space = fk_space();
   fk_lock();
   fk_reap();
   for (int i = 0; i < FK_CTXS; i++) {
-    if (!g->queue[i].used) continue;
+    /* Of a process in a container only the kernel could tell which one it is here. */
+    if (!g->queue[i].used || fk_world()->space[index_of(device)][i] != space) continue;
     if (found < room)
       out[found] = (struct process){(unsigned)g->queue[i].pid,
                                     like("unknown") || like("bare") ? ~0ull : g->queue[i].mem, ~0u,

@@ -22,6 +22,7 @@
 #define DEAD_CHECK_NS 200000000ull
 
 static struct fk_world *world;
+static int world_fd = -1;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t actor_key;
 static __thread struct fk_actor *self;
@@ -58,6 +59,32 @@ static uint64_t monotonic(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+uint64_t fk_space(void) {
+  struct stat found;
+  return stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+}
+
+static struct flock place_of(int gpu, int queue) {
+  off_t at = (off_t)sizeof *world + gpu * FK_CTXS + queue;
+  return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+}
+
+void fk_life_take(int gpu, int queue) {
+  struct flock place = place_of(gpu, queue);
+  fcntl(world_fd, F_OFD_SETLK, &place);
+}
+
+void fk_life_give(int gpu, int queue) {
+  struct flock place = place_of(gpu, queue);
+  place.l_type = F_UNLCK;
+  fcntl(world_fd, F_OFD_SETLK, &place);
+}
+
+bool fk_life_over(int gpu, int queue) {
+  struct flock place = place_of(gpu, queue);
+  return fcntl(world_fd, F_OFD_GETLK, &place) == 0 && place.l_type == F_UNLCK;
 }
 
 /* SLICEKEEPER_FAKE_NODE: any text; the same text makes the same UUIDs. */
@@ -157,8 +184,8 @@ static void open_world(void) {
   world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (world == MAP_FAILED) abort();
   if (!atomic_load(&world->ready)) set_up(world);
-  flock(fd, LOCK_UN); /* the mapping would keep the lock past the close */
-  close(fd);
+  flock(fd, LOCK_UN); /* the mapping would keep the lock */
+  world_fd = fd;
   pthread_key_create(&actor_key, leave);
   /* What the process was before it executed this program is gone. */
   if (pthread_mutex_lock(&world->lock) == EOWNERDEAD) pthread_mutex_consistent(&world->lock);
@@ -379,7 +406,8 @@ uint64_t skfBusy(int gpu, int pid) {
   fk_lock();
   fk_engine_advance(gpu);
   for (int i = 0; i < FK_CTXS; i++)
-    if (world->gpu[gpu].queue[i].used && world->gpu[gpu].queue[i].pid == pid)
+    if (world->gpu[gpu].queue[i].used && world->gpu[gpu].queue[i].pid == pid &&
+        world->space[gpu][i] == fk_space())
       busy += world->gpu[gpu].queue[i].busy;
   if (!pid) busy = world->gpu[gpu].busy;
   fk_unlock();

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes GPUs usable in a container, taken from the CDI specification that NVIDIA's tools wrote for this machine.
+
+The seat's own specification carries a copy: a seat's GPUs are known only when its container starts, too late to name
+NVIDIA's devices to kubelet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import yaml
+
+from nodeagent.booking import SeatRefused
+
+KIND: Final = "nvidia.com/gpu"
+OLDEST_VERSION: Final = "0.6.0"
+"""The oldest CDI version that has all we write, so containerd 1.7 takes it."""
+
+MAKE_ONE: Final = "make one by `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
+
+
+@dataclass(frozen=True)
+class Edits:
+    """CDI container edits, and the version of CDI that has all of them."""
+
+    content: dict[str, list[Any]] = field(default_factory=dict)
+    version: str = OLDEST_VERSION
+
+
+class Devices(Protocol):
+    """Where devices for containers come from."""
+
+    def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+        """Return what makes these GPUs, by index and UUID, usable; raises SeatRefused with what is missing."""
+
+
+class HostCdi:
+    """NVIDIA's specification in one of the folders where container runtimes look; a later folder goes first."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._read: dict[Path, tuple[tuple[int, int], Any]] = {}
+
+    def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+        """Return the edits of these GPUs, by index and UUID, and those that any of them needs.
+
+        Raises SeatRefused if the specification, or a GPU in it, is missing.
+        """
+        found: list[Edits] = []
+        for index, uuid in gpus:
+            for spec in self._specs():
+                device = _device(spec, (uuid, str(index), f"gpu{index}"))
+                if device is not None:
+                    found += [_edits(spec, spec), _edits(device, spec)]
+                    break
+            else:
+                where = " or ".join(map(str, self._folders))
+                raise SeatRefused(f"no CDI specification of {KIND} in {where} has GPU {uuid}; {MAKE_ONE}")
+        return joined(found)
+
+    def _specs(self) -> Iterator[Any]:
+        for folder in reversed(self._folders):
+            for file in sorted(folder.glob("*")):
+                if file.suffix in (".json", ".yaml", ".yml"):
+                    spec = self._load(file)
+                    if isinstance(spec, dict) and spec.get("kind") == KIND:
+                        yield spec
+
+    def _load(self, file: Path) -> Any:
+        try:
+            stat = file.stat()
+            mark = (stat.st_mtime_ns, stat.st_ino)
+            if file not in self._read or self._read[file][0] != mark:
+                self._read[file] = (mark, yaml.safe_load(file.read_bytes()))
+        except (OSError, yaml.YAMLError):
+            return None  # gone meanwhile, or damaged: container runtimes pass it over too
+        return self._read[file][1]
+
+
+def joined(parts: Iterable[Edits]) -> Edits:
+    """Return all edits as one, none of them twice."""
+    content: dict[str, list[Any]] = {}
+    version = OLDEST_VERSION
+    for part in parts:
+        version = max(version, part.version, key=_number)
+        for key, values in part.content.items():
+            have = content.setdefault(key, [])
+            have += [value for value in values if value not in have]
+    return Edits(content, version)
+
+
+def _device(spec: Any, names: Sequence[str]) -> Any:
+    devices = {device.get("name"): device for device in spec.get("devices") or [] if isinstance(device, dict)}
+    return next((devices[name] for name in names if name in devices), None)
+
+
+def _edits(holder: Any, spec: Any) -> Edits:
+    content = {key: values for key, values in (holder.get("containerEdits") or {}).items() if isinstance(values, list)}
+    return Edits(content, str(spec.get("cdiVersion") or OLDEST_VERSION))
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())

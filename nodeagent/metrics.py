@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each fraction uses of its GPU, for Prometheus: the arbiter's telemetry with the names of pods.
+
+Labels, and the one field that DCGM's exporter has too, are called as there. Shares come from counters: the rate of
+`slicekeeper_gpu_busy_seconds_total` is the part of the GPU's time that a container had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterSeat
+from nodeagent.gpus import GpuSource
+from nodeagent.store import SeatStore
+
+LABELS: Final = ("gpu", "UUID", "modelName", "Hostname", "namespace", "pod", "container")
+
+_NS: Final = 1e9
+_MIB: Final = 1 << 20
+
+_COUNTERS: Final[dict[str, tuple[str, Callable[[ArbiterSeat], float]]]] = {
+    "slicekeeper_gpu_busy_seconds": ("Time with work of the container on the GPU.", lambda s: s.busy_ns / _NS),
+    "slicekeeper_gpu_charged_seconds": ("Time that the arbiter counts as its.", lambda s: s.charged_ns / _NS),
+    "slicekeeper_gpu_waited_seconds": ("Time its threads waited for their turn.", lambda s: s.waited_ns / _NS),
+    "slicekeeper_gpu_launches": ("Kernels and graphs launched.", lambda s: s.launches),
+}
+_GAUGES: Final[dict[str, tuple[str, Callable[[ArbiterSeat], float]]]] = {
+    "DCGM_FI_DEV_FB_USED": ("Memory of the GPU in use, MiB.", lambda s: (s.memory + s.memory_overhead) / _MIB),
+    "slicekeeper_gpu_memory_limit_bytes": ("Memory that it may use.", lambda s: s.memory_limit),
+    "slicekeeper_gpu_request_ratio": ("Part of the GPU's time that it asked for.", lambda s: s.core / 100),
+    "slicekeeper_gpu_limit_ratio": ("Part that it may have at most.", lambda s: s.limit / 100),
+    "slicekeeper_gpu_background": ("1 while it gets leftovers only.", lambda s: float(s.vclass == "background")),
+}
+
+
+class ShareMetrics(Collector):
+    """Asks the arbiter at each scrape."""
+
+    def __init__(self, arbiter: Arbiter, store: SeatStore, source: GpuSource, node: str) -> None:
+        self._arbiter = arbiter
+        self._store = store
+        self._source = source
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family; while no arbiter answers they are empty."""
+        rows = list(self._rows())
+        for name, (text, read) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=LABELS)
+            for labels, seat in rows:
+                counter.add_metric(labels, read(seat))
+            yield counter
+        for name, (text, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            for labels, seat in rows:
+                gauge.add_metric(labels, read(seat))
+            yield gauge
+
+    def _rows(self) -> Iterator[tuple[list[str], ArbiterSeat]]:
+        try:
+            told = self._arbiter.read()
+        except ArbiterAway:
+            return
+        uuids = {gpu.gpu: gpu.uuid for gpu in told.gpus}
+        models = {gpu.uuid: gpu.model for gpu in self._source.gpus()}
+        owners = {seat.name: seat for seat in self._store.all()}
+        for seat in told.seats:
+            owner, uuid = owners.get(seat.seat), uuids.get(seat.gpu, "")
+            if owner is not None:
+                model = models.get(uuid, "")
+                yield [str(seat.gpu), uuid, model, self._node, owner.namespace, owner.pod, owner.container], seat
