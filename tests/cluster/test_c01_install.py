@@ -27,17 +27,17 @@ from slicekeeper import inventory, names
 SHOW = "cat /run/slicekeeper/seat.json"
 
 
-def test_every_part_is_ready_and_all_but_the_agent_are_restricted(site: Site) -> None:
+def test_every_part_is_ready_and_all_but_those_of_the_node_are_restricted(site: Site) -> None:
     pods = site.pods(NAMESPACE)
     restricted = site.namespace(labels={"pod-security.kubernetes.io/enforce": "restricted"})
     assert {p["metadata"]["labels"]["app.kubernetes.io/name"] for p in pods} == {
-        "certificates", "nodeagent", "scheduler", "timekeeper", "webhook",
+        "arbiter", "certificates", "nodeagent", "scheduler", "timekeeper", "webhook",
     }  # fmt: skip
     for part in pods:
         ready = {c["type"]: c["status"] for c in part["status"]["conditions"]}
         assert ready["Ready"] == "True", part["metadata"]["name"]
         assert all(c["securityContext"]["readOnlyRootFilesystem"] for c in part["spec"]["containers"])
-        if part["metadata"]["labels"]["app.kubernetes.io/name"] != "nodeagent":
+        if part["metadata"]["labels"]["app.kubernetes.io/name"] not in ("arbiter", "nodeagent"):
             spec = {key: part["spec"][key] for key in ("containers", "volumes", "securityContext")}
             copy = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "copy"}, "spec": spec}
             spec["containers"] = [{**c, "volumeMounts": []} for c in spec["containers"]]
