@@ -22,6 +22,7 @@ from nodeagent.seats import Seats
 from nodeagent.shares import Shares
 from nodeagent.shipped import limiter
 from nodeagent.store import SeatStore
+from nodeagent.usage import UsageFiles
 from slicekeeper import agent_address, probes
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import KubeClient, Object
@@ -50,6 +51,7 @@ class Agent:
         limits = settings.webhook.injection == "limiter"
         arbiter = Arbiter(Path(mine.run_dir))
         self._metrics = ShareMetrics(arbiter, self._store, source, mine.node_name)
+        self._usage = UsageFiles(arbiter, self._store, files)
         self._shares = Shares(arbiter, self._store, settings.resources, limits=limits)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
@@ -81,9 +83,11 @@ class Agent:
         self._pods.start()
         self._gpus.start()
         self._shares.start(self._pods)
+        self._usage.start()
         stop.wait()
         self._linger()
         self._gpus.stop()
+        self._usage.stop()
         self._shares.stop()
         self._plugin.stop()
         self._pods.stop()

@@ -66,6 +66,8 @@ class Telemetry(msgspec.Struct, frozen=True):
     """What the arbiter knows now. Fields that a newer one adds are passed over."""
 
     pid: int
+    now_ns: int
+    """When it was asked, on its clock; a seat was set `wall_ns` before."""
     gpus: list[ArbiterGpu]
     seats: list[ArbiterSeat]
 

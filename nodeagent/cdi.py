@@ -54,6 +54,10 @@ class SeatFiles:
         if not spec.exists():
             replace_file(spec, msgspec.json.encode(self._spec(seat, folder)), mode=0o644)
 
+    def tell(self, seat: Seat, name: str, data: bytes) -> None:
+        """Replace a file in a seat's folder. Raises OSError, also if the folder is gone with its seat."""
+        replace_file(self._run_dir / seat.name / name, data, mode=0o644)
+
     def remove(self, seat: Seat) -> None:
         """Remove what `write` wrote."""
         self._spec_file(seat).unlink(missing_ok=True)
@@ -77,7 +81,7 @@ class SeatFiles:
         return self._cdi_dir / f"{self._prefix()}{seat.name}.json"
 
     def _spec(self, seat: Seat, folder: Path) -> dict[str, Any]:
-        edits = self._source.edits(seat.gpus)
+        edits = self._source.edits(seat.gpus) if seat.gpus else Edits()
         mounts = [mount(folder, IN_CONTAINER, "ro", "noexec")]
         if seat.limited:
             mounts += self._limiter

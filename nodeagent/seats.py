@@ -23,6 +23,7 @@ from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
 from nodeagent.shares import Shares
 from nodeagent.store import Seat, SeatStore
+from slicekeeper import names
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import Object
 from slicekeeper.settings import Resources
@@ -163,8 +164,11 @@ class Seats:
         return pod
 
     def _hold(self, pod: Object, container: str) -> Hold:
-        """Return what the container holds, after the second look at its GPUs."""
-        hold = holds(pod, self._resources).get(container)
+        """Return what the container holds, after the second look at its GPUs; the sidecar of a GPU pod holds none."""
+        held = holds(pod, self._resources)
+        if held and container == names.SIDECAR:
+            return Hold(container, (), 0, 0)
+        hold = held.get(container)
         if hold is None:
             raise SeatRefused(
                 f"container {container} has a seat and no GPU: only Slicekeeper's scheduler gives out GPUs; "

@@ -73,7 +73,7 @@ class Shares:
 
     def said(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
         """Return a seat with what its pod says now of ceiling and class."""
-        if seat.core >= CORES_PER_GPU:
+        if not seat.is_fraction:
             return seat
         annotations = annotations_of(pod)
         background = (
@@ -90,11 +90,11 @@ class Shares:
         return msgspec.structs.replace(seat, limit=max(limit, seat.core), background=background)
 
     def give(self, seat: Seat) -> None:
-        """Let the arbiter hold a seat before its container starts; a whole GPU has nothing to be held to.
+        """Let the arbiter hold a seat before its container starts; only a fraction has something to be held to.
 
         Raises ArbiterAway or ArbiterRefused for a container that may not run without the limiter.
         """
-        if seat.core >= CORES_PER_GPU:
+        if not seat.is_fraction:
             return
         try:
             gpus = {gpu.uuid: gpu.gpu for gpu in self._arbiter.read().gpus}
@@ -109,7 +109,7 @@ class Shares:
         held = {seat.seat: seat for seat in told.seats}
         gpus = {gpu.uuid: gpu.gpu for gpu in told.gpus}
         # Read after the arbiter was: a seat that is given meanwhile is in both.
-        wanted = {seat.name: seat for seat in self._store.all() if seat.taken and seat.core < CORES_PER_GPU}
+        wanted = {seat.name: seat for seat in self._store.all() if seat.taken and seat.is_fraction}
         pods = {pod["metadata"]["uid"]: pod for pod in self._pods.all()} if self._pods is not None else {}
         for seat in wanted.values():
             now = self.said(pods[seat.uid], seat) if seat.uid in pods else seat

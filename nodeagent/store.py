@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from slicekeeper.units import CORES_PER_GPU
+
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +40,11 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     def name(self) -> str:
         """Its CDI device name, and the name of its files."""
         return f"{self.id}-{self.nonce}"
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether it holds a part of a GPU: not a whole one, and not none, as a sidecar's."""
+        return 0 < self.core < CORES_PER_GPU
 
     @property
     def taken(self) -> bool:

@@ -13,7 +13,7 @@ import click
 from sidecar.epoch import Counter
 from sidecar.reporter import Reporter
 from sidecar.spool import Spool
-from sidecar.usage import source_for
+from sidecar.usage import FileUsage
 from slicekeeper import clock
 from slicekeeper import log as logs
 from slicekeeper.cli.main import Context
@@ -57,7 +57,7 @@ def build(settings: Settings) -> Reporter:
         settings=own,
         clock=clock.from_settings(settings.clock),
         sink=TimekeeperClient(settings.timekeeper_client),
-        usage=source_for(own.usage_file),
+        usage=FileUsage(Path(own.usage_file)),
         spool=Spool(folder, own.spool_bytes),
         counters={container: Counter(folder, container) for container in own.containers},
     )

@@ -25,6 +25,8 @@ class _Place(msgspec.Struct):
     base: int | None = None
     """The reading at which the epoch counts zero; None before the first."""
     last: int = 0
+    life: str = ""
+    """Which of the source's counters it follows."""
 
 
 class Counter:
@@ -38,15 +40,18 @@ class Counter:
             # The place on disk will fall behind, and a later restart would use its numbers twice.
             self._begin(base=None)
 
-    def next(self, reading: int | None) -> tuple[int, int, int | None]:
-        """Return `(epoch, seq, cumulative)` for the next report; an unknown reading stays unknown."""
+    def next(self, reading: int | None, life: str = "") -> tuple[int, int, int | None]:
+        """Return `(epoch, seq, cumulative)` for the next report; an unknown reading stays unknown.
+
+        A source that names its counters' lives tells by that when one began anew, however far it has come since.
+        """
         if reading is not None:
             if self._place.base is None:
                 self._place.base = reading
-            elif reading < self._place.last:
+            elif reading < self._place.last or life != self._place.life:
                 log.warning("the usage counter began anew: %s after %s", reading, self._place.last)
                 self._begin(base=0)
-            self._place.last = reading
+            self._place.last, self._place.life = reading, life
         self._place.seq += 1
         self._write()
         used = None if reading is None or self._place.base is None else reading - self._place.base

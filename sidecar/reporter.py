@@ -78,7 +78,7 @@ class Reporter:
         """Queue one report for every container."""
         for container, counter in self.counters.items():
             reading = self.usage.read(container)
-            epoch, seq, used_ms = counter.next(reading.used_ms)
+            epoch, seq, used_ms = counter.next(reading.used_ms, reading.life)
             self.spool.put(
                 UsageReport(
                     namespace=self.settings.namespace,

@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where usage comes from: one small interface, one source per place where it can be seen.
+"""Where usage comes from: the file in which the node keeps the pod's counters.
 
-A source never guesses. What it cannot see is None, which the timekeeper keeps as `unknown`; zero would be a lie.
+Nothing is guessed. What cannot be seen is None, which the timekeeper keeps as `unknown`; zero would be a lie.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
-UNKNOWN = "unknown"
+from slicekeeper.wire.usage import Counter, Usage
+
+UNKNOWN: Final = "unknown"
+
+STALE_NS: Final = 5_000_000_000
+"""Counters that were read longer ago tell nothing of now: who reads them does so every second."""
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Cumulative GPU-milliseconds of one container since it started, None where unknown, and who says so."""
+    """Cumulative GPU-milliseconds of one container, None if unknown, who says so, and the counter's name."""
 
     used_ms: int | None
     source: str
+    life: str = ""
 
 
 class UsageSource(Protocol):
@@ -28,42 +36,23 @@ class UsageSource(Protocol):
         """Return the container's counter now. Never raises."""
 
 
-class UnknownUsage:
-    """The source of a pod for which nobody counts."""
-
-    def read(self, container: str) -> Reading:  # noqa: ARG002 - the interface's
-        """Return unknown."""
-        return Reading(None, UNKNOWN)
-
-
-class _Counter(msgspec.Struct, frozen=True, rename="camel"):
-    used_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-
-class _Counters(msgspec.Struct, frozen=True):
-    source: str
-    containers: dict[str, _Counter] = {}
-
-
 class FileUsage:
-    """Counters that the node keeps in a file: `{"source": "…", "containers": {"<name>": {"usedMs": 123}}}`.
+    """The node's file. While it is missing, damaged or old, usage is unknown."""
 
-    The file is replaced whole by its writer. While it is missing or damaged, usage is unknown.
-    """
-
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._file = file
+        self._now_ns = now_ns
 
     def read(self, container: str) -> Reading:
         """Return the container's counter as the file has it now."""
         try:
-            counters = msgspec.json.decode(self._file.read_bytes(), type=_Counters)
+            usage = msgspec.json.decode(self._file.read_bytes(), type=Usage)
         except (OSError, msgspec.MsgspecError):
             return Reading(None, UNKNOWN)
-        counter = counters.containers.get(container, _Counter())
-        return Reading(counter.used_ms, counters.source if counter.used_ms is not None else UNKNOWN)
+        counter = usage.containers.get(container, Counter())
+        if counter.used_ms is None or not self._fresh(usage):
+            return Reading(None, UNKNOWN)
+        return Reading(counter.used_ms, usage.source, counter.life)
 
-
-def source_for(usage_file: str) -> UsageSource:
-    """Return the source that the settings name."""
-    return FileUsage(Path(usage_file)) if usage_file else UnknownUsage()
+    def _fresh(self, usage: Usage) -> bool:
+        return usage.at_ns is None or 0 <= self._now_ns() - usage.at_ns <= STALE_NS

@@ -26,7 +26,7 @@ MODELS: Final = {
 }
 """GPU models that nodes can be made of, and their memory in MiB."""
 
-SEATS_PER_GPU: Final = 64
+SEATS_PER_GPU: Final = 128
 
 _UUIDS: Final = uuid.UUID("6b9d4a3c-6a5e-4a55-9c1b-1d5f3a6e2c10")
 

@@ -23,8 +23,8 @@ from simulator.processes import COMMAND, Spawner
 from slicekeeper import names
 from slicekeeper.kube.client import Object
 from slicekeeper.settings import SidecarSettings
+from slicekeeper.wire import usage
 
-USAGE_FILE: Final = "usage.json"
 FIRST_BACKOFF_SECONDS: Final = 0.2
 LONGEST_BACKOFF_SECONDS: Final = 5.0
 
@@ -89,7 +89,7 @@ class SidecarProcess:
         self._env = {
             **environment(pod, container, mounted),
             **node_env,
-            names.ENV_PREFIX + "SIDECAR_USAGE_FILE": str(folder / USAGE_FILE),
+            names.ENV_PREFIX + "SIDECAR_USAGE_FILE": str(folder / usage.FILE),
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = float("inf")
@@ -134,7 +134,7 @@ class SidecarProcess:
 
     def write_usage(self, used_ms: Mapping[str, int]) -> None:
         """Replace the node's counters of this pod's containers."""
-        counters = {"source": "simulator", "containers": {name: {"usedMs": ms} for name, ms in used_ms.items()}}
-        fresh = self._folder / (USAGE_FILE + ".new")
-        fresh.write_bytes(msgspec.json.encode(counters))
-        fresh.replace(self._folder / USAGE_FILE)
+        counters = {name: usage.Counter(used_ms=ms) for name, ms in used_ms.items()}
+        fresh = self._folder / (usage.FILE + ".new")
+        fresh.write_bytes(msgspec.json.encode(usage.Usage(source="simulator", containers=counters)))
+        fresh.replace(self._folder / usage.FILE)

@@ -63,7 +63,9 @@ class Resources(Section, frozen=True):
 
     core: Annotated[Name, about("Compute, in percent of one GPU.")] = "tencent.com/vcuda-core"
     memory: Annotated[Name, about("Memory, in blocks of 256 MiB.")] = "tencent.com/vcuda-memory"
-    seat: Annotated[Name, about("The device plugin's seat, one per GPU container.")] = "slicekeeper.io/seat"
+    seat: Annotated[Name, about("The device plugin's seat, one per GPU container and one per sidecar.")] = (
+        "slicekeeper.io/seat"
+    )
     device: Annotated[
         tuple[str, ...] | str,
         about("What NVIDIA's own plugin gives GPUs out by: one name or several, a `*` at the end stands for any rest."),
@@ -274,7 +276,9 @@ class SidecarSettings(Section, frozen=True):
     pod_uid: Annotated[str, about("The pod's UID.")] = ""
     containers: Annotated[tuple[str, ...], about("The GPU containers that it reports for.")] = ()
     report_seconds: Annotated[Positive, about("Interval between reports.")] = 10.0
-    usage_file: Annotated[str, about("Usage source: a file of JSON counters. Empty: unknown.")] = ""
+    usage_file: Annotated[str, about("Where the node keeps the pod's counters; without it usage is unknown.")] = (
+        "/run/slicekeeper/usage.json"
+    )
     spool_dir: Annotated[str, about("Where reports wait while the timekeeper is away.")] = "/var/spool/slicekeeper"
     spool_bytes: Annotated[int, Meta(ge=4096), about("Most that the spool may take up.")] = 1 << 20
 
@@ -313,7 +317,9 @@ class NodeAgentSettings(Section, frozen=True):
     rule: Annotated[
         Literal["slicekeeper", "kubegpu", "gemini"], about("By which rule the arbiter shares time that is left over.")
     ] = "slicekeeper"
-    seats: Annotated[int, Meta(ge=1, le=1024), about("Seats on offer: the most GPU containers on the node.")] = 256
+    seats: Annotated[
+        int, Meta(ge=1, le=1024), about("Seats on offer: one for each GPU container and one for its pod's sidecar.")
+    ] = 512
     reconcile_seconds: Annotated[Positive, about("How often the node's published GPUs are looked at.")] = 5.0
     plugin_dir: Annotated[str, about("kubelet's folder of device plugin sockets.")] = "/var/lib/kubelet/device-plugins"
     pod_resources_socket: Annotated[str, about("kubelet's PodResources socket.")] = (

@@ -254,7 +254,8 @@ def _containers(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster
         if gpu is not None:
             yield from _gpu_container_name(path, name, seen)
         seen.add(name)
-        yield from _seat(path, name, container, cluster, allowed=seats and gpu is not None)
+        ours = name == names.SIDECAR and kind == "sidecar" and bool(request.requests)
+        yield from _seat(path, name, container, cluster, allowed=seats and (gpu is not None or ours))
         if request.requests or request.whole_device_gpus:
             yield from escapes.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, gpu, cluster)
@@ -304,7 +305,7 @@ def _seat(
             continue
         yield Violation(
             "reserved-resource", name, f"{path}.resources.{section}[{seat}]", show(value),
-            "the webhook gives each container that holds a GPU one seat, and others none", f"no {seat}",
+            "the webhook gives one seat to each container that holds a GPU, and to its own sidecar", f"no {seat}",
         )  # fmt: skip
 
 

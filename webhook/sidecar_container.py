@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reporting sidecar as a native sidecar: passes Pod Security `restricted`, keeps a pod's QoS class, asks no GPU."""
+"""The reporting sidecar as a native sidecar: passes Pod Security `restricted`, keeps a pod's QoS class, asks no GPU.
+
+A seat of its own, if seats are given, brings it the counters of its pod and no device.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,9 @@ def sidecar_container(settings: Settings, policy: SidecarPolicy) -> dict[str, An
     if _speaks_tls(settings):
         literal[names.ENV_PREFIX + "TIMEKEEPER_CLIENT_CA_FILE"] = f"{TOKEN_FOLDER}/{names.CA_KEY}"
     resources = {"cpu": policy.cpu, "memory": policy.memory}
+    if settings.webhook.injection != "meter":
+        # Through its seat the node's agent tells it what its own pod used: the way in that needs no `hostPath`.
+        resources[settings.resources.seat] = "1"
     return {
         "name": names.SIDECAR,
         "image": policy.image or settings.images.of("sidecar"),

@@ -59,7 +59,7 @@ def test_the_node_shows_its_gpus_and_their_capacity(site: Site) -> None:
     for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
         assert int(amounts[CORE]) == 100 * len(gpus)
         assert int(amounts[MEMORY]) == sum(gpu.memory_mib // 256 for gpu in gpus)
-        assert int(amounts[SEAT]) == 256
+        assert int(amounts[SEAT]) == 512
 
 
 def test_a_job_completes_with_the_meter_inside_and_is_charged_exactly(site: Site) -> None:

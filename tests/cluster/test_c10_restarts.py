@@ -53,7 +53,7 @@ def _touch(site: Site, team: str, file: str) -> bool:
 def _seats_are_back(site: Site) -> None:
     """Wait until kubelet knows the agent again: before, it fails the pods that it is given."""
     node = site.part("nodeagent")["spec"]["nodeName"]
-    wait_for("seats", lambda: site.kubectl.get("node", node)["status"]["allocatable"].get(SEAT) == "256", seconds=180)
+    wait_for("seats", lambda: site.kubectl.get("node", node)["status"]["allocatable"].get(SEAT) == "512", seconds=180)
 
 
 def _running(site: Site, namespace: str) -> list[Object]:

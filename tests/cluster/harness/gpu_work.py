@@ -66,7 +66,8 @@ def seat_of(site: Site, namespace: str, name: str) -> dict[str, Any] | None:
     )  # fmt: skip
     held = seats(site)
     for record in map(json.loads, filter(None, text.splitlines())):
-        if (record["namespace"], record["pod"]) == (namespace, name):
-            found: dict[str, Any] | None = held.get(f"{record['id']}-{record['nonce']}")
+        seat = f"{record['id']}-{record['nonce']}"
+        if (record["namespace"], record["pod"]) == (namespace, name) and seat in held:
+            found: dict[str, Any] = held[seat]
             return found
     return None

@@ -131,7 +131,7 @@ def _whole(site: Site) -> None:
         if len(ready) != len(agents) or not agents or any("deletionTimestamp" in a["metadata"] for a in agents):
             return False
         node = site.kubectl.get("node", agents[0]["spec"]["nodeName"])
-        return node["status"]["allocatable"].get(SEAT) == "256"
+        return node["status"]["allocatable"].get(SEAT) == "512"
 
     wait_for("agent and seats", look, seconds=240, pause=1)
 

@@ -50,6 +50,27 @@ def test_a_started_container_has_its_spec_and_folder(bench: Any) -> None:
     assert (about["core"], about["memoryMib"]) == (50, 2048)
 
 
+def test_a_sidecar_has_a_folder_and_no_device(bench: Any) -> None:
+    bench.pods.add("one", gpu=1)
+    bench.kubelet.owners["seat-0001"] = [("team", "one", names.SIDECAR)]
+    bench.kubelet.allocate("seat-0001")
+    bench.kubelet.pre_start("seat-0001")
+    [file] = bench.specs()
+    edits = json.loads(file.read_text())["devices"][0]["containerEdits"]
+    assert edits.keys() == {"env", "mounts"}
+    assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+    assert [mount["containerPath"] for mount in edits["mounts"]] == ["/run/slicekeeper"]
+
+
+def test_the_sidecar_of_a_pod_without_a_gpu_has_no_seat(bench: Any) -> None:
+    bench.pods.add("one", gpu=None)
+    bench.kubelet.owners["seat-0001"] = [("team", "one", names.SIDECAR)]
+    bench.kubelet.allocate("seat-0001")
+    with pytest.raises(grpc.RpcError, match="has a seat and no GPU"):
+        bench.kubelet.pre_start("seat-0001")
+    assert bench.specs() == []
+
+
 def test_nothing_is_written_before_the_owner_is_known(bench: Any) -> None:
     bench.kubelet.allocate("seat-0000")
     assert bench.specs() == []

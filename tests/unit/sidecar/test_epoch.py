@@ -37,6 +37,16 @@ def test_a_counter_that_began_anew_begins_a_greater_epoch_even_if_the_clock_ran_
     assert counter.next(45) == (8, 2, 45)
 
 
+def test_a_counter_that_says_it_began_anew_is_believed_however_far_it_has_come(tmp_path: Path) -> None:
+    counter = Counter(tmp_path, "nvidia", now_ns=lambda: 7)
+    counter.next(100, "a")
+    assert counter.next(150, "a") == (7, 2, 50)
+    assert counter.next(None) == (7, 3, None)
+    again = Counter(tmp_path, "nvidia", now_ns=lambda: 9)
+    assert again.next(400, "b") == (9, 1, 400)
+    assert again.next(450, "b") == (9, 2, 450)
+
+
 def test_damaged_place_begins_anew_at_its_first_reading(tmp_path: Path) -> None:
     Counter(tmp_path, "nvidia", now_ns=lambda: 7).next(100)
     (tmp_path / "nvidia.epoch.json").write_text('{"epoch": 7, "se')

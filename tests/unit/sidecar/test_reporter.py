@@ -8,7 +8,7 @@ from sidecar.commands import build
 from sidecar.epoch import Counter
 from sidecar.reporter import Reporter
 from sidecar.spool import Spool
-from sidecar.usage import FileUsage, Reading, UnknownUsage, source_for
+from sidecar.usage import STALE_NS, FileUsage, Reading
 from slicekeeper.clock import ManualClock
 from slicekeeper.errors import ServiceError, SettingsError, Unavailable
 from slicekeeper.settings import Settings, SidecarSettings
@@ -37,7 +37,7 @@ def reporter(tmp_path: Path, sink: Timekeeper, usage: object = None) -> Reporter
         settings=settings,
         clock=ManualClock(),
         sink=sink,
-        usage=usage or UnknownUsage(),  # type: ignore[arg-type]
+        usage=usage or FileUsage(tmp_path / "none"),  # type: ignore[arg-type]
         spool=Spool(tmp_path, 1 << 20),
         counters={"c": Counter(tmp_path, "c", now_ns=lambda: 5)},
     )
@@ -98,8 +98,7 @@ def test_stop_does_not_hang_on_a_dead_timekeeper(tmp_path: Path) -> None:
 
 def test_file_source_is_unknown_while_missing_or_damaged(tmp_path: Path) -> None:
     file = tmp_path / "usage.json"
-    source = source_for(str(file))
-    assert isinstance(source, FileUsage)
+    source = FileUsage(file)
     assert source.read("c") == Reading(None, "unknown")
     for text in ("", "{", '{"source": "node", "containers": {"c": {"usedMs": -1}}}', '{"source": "node"}'):
         file.write_text(text)
@@ -107,6 +106,15 @@ def test_file_source_is_unknown_while_missing_or_damaged(tmp_path: Path) -> None
     file.write_text('{"source": "node", "containers": {"c": {"usedMs": 7}}}')
     assert source.read("c") == Reading(7, "node")
     assert source.read("other") == Reading(None, "unknown")
+
+
+def test_counters_that_nobody_reads_any_more_are_unknown(tmp_path: Path) -> None:
+    now = 10**12
+    source = FileUsage(tmp_path / "usage.json", now_ns=lambda: now)
+    text = '{"source": "node", "atNs": %d, "containers": {"c": {"usedMs": 7, "life": "a"}}}'
+    for age, expected in ((0, 7), (STALE_NS, 7), (STALE_NS + 1, None), (-1, None)):
+        (tmp_path / "usage.json").write_text(text % (now - age))
+        assert source.read("c").used_ms == expected, "also unknown: of a machine that has booted since"
 
 
 def test_missing_setting_is_named() -> None:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node tells a pod's sidecar of the use of its GPUs: one file, replaced as a whole, with cumulative counters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from slicekeeper.wire.timekeeper import Wire
+
+FILE: Final = "usage.json"
+
+
+class Counter(Wire, frozen=True, kw_only=True):
+    """One container's counter."""
+
+    used_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """GPU-milliseconds since the counter began; None: not known now."""
+    life: str = ""
+    """Names the counter: one that began anew, from zero, has another."""
+
+
+class Usage(Wire, frozen=True, kw_only=True):
+    """The counters of one pod's containers."""
+
+    source: str
+    at_ns: int | None = None
+    """When they were read, on the machine's monotonic clock; None: they do not grow old."""
+    containers: dict[str, Counter]

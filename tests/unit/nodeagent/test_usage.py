@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sidecars are told of their pods' use, by the real arbiter, from work on the fake driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from small_cluster import wait_for
+from vcuda_programs import built
+
+from nodeagent.arbiter import Arbiter
+from nodeagent.cdi import SeatFiles
+from nodeagent.shares import Shares
+from nodeagent.store import Seat, SeatStore
+from nodeagent.usage import UsageFiles
+from sidecar.epoch import Counter
+from sidecar.usage import FileUsage, Reading
+from slicekeeper import names
+from slicekeeper.settings import Resources
+
+UNKNOWN = Reading(None, "unknown")
+
+
+class Bench:
+    """An agent's counters, the containers that work, and one pod's sidecar beside them."""
+
+    def __init__(self, running: Any, driver: Any, made: Any, folder: Path) -> None:
+        self.running, self.driver, self.made, self.folder = running, driver, made, folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.gpu = wait_for(running.read, "the arbiter answers").gpus[1].uuid
+        self.agent()
+
+    def agent(self) -> None:
+        """Start as another process would: only the folders are the same."""
+        self.store = SeatStore(self.folder / "state")
+        files = SeatFiles(self.folder / "cdi", self.running.folder, "slicekeeper.io/seat", self.made(1))
+        arbiter = Arbiter(self.running.folder)
+        self.shares = Shares(arbiter, self.store, Resources(), limits=True)
+        self.usage = UsageFiles(arbiter, self.store, files)
+        for seat in self.store.all():
+            files.write(seat)
+
+    def pod(self, number: int, core: int = 40) -> Path:
+        """Give the seats of a pod and return the folder that its sidecar sees."""
+        uid = f"c0ffee00-0000-4000-8000-00000000000{number}"
+        train = Seat(
+            id=f"seat-000{number}", nonce="ab", namespace="team", pod=f"p{number}", uid=uid, container="train",
+            gpus=(self.gpu,), core=core, memory_mib=2048,
+        )  # fmt: skip
+        sidecar = Seat(
+            id=f"seat-100{number}", nonce="ab", namespace="team", pod=f"p{number}", uid=uid, container=names.SIDECAR
+        )
+        for seat in (train, sidecar):
+            self.store.put(seat)
+            self.shares.give(seat)
+            (self.running.folder / "seats" / seat.name).mkdir(exist_ok=True)
+        return Path(self.running.folder / "seats" / sidecar.name)
+
+    def work(self, number: int, seconds: float) -> subprocess.Popen[bytes]:
+        """Keep a pod's slice busy."""
+        build = built()
+        seat = self.running.folder / f"seats/seat-000{number}-ab/seat.sock"
+        environ = {
+            **os.environ, **self.driver.environ, "SLICEKEEPER_SEAT": str(seat), "CUDA_VISIBLE_DEVICES": self.gpu,
+            "LD_PRELOAD": str(build / "libvcuda.so"), "LD_LIBRARY_PATH": str(build / "fake"),
+        }  # fmt: skip
+        command = [str(build / "fake/tenant"), "--kernel-us", "500", "--seconds", str(seconds)]
+        self.processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL))
+        return self.processes[-1]
+
+    def read(self, folder: Path) -> Reading:
+        """Return what the sidecar reads now."""
+        self.usage.write()
+        return FileUsage(folder / "usage.json").read("train")
+
+
+@pytest.fixture
+def bench(arbiter: Any, driver: Any, made: Any, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(arbiter, driver, made, tmp_path)
+    yield bench
+    for process in bench.processes:
+        process.kill()
+        process.wait()
+
+
+def test_each_sidecar_is_told_its_own_pods_time_and_no_others(bench: Bench) -> None:
+    folders = [bench.pod(number) for number in (1, 2)]
+    assert [bench.read(folder).used_ms for folder in folders] == [0, 0]
+    assert bench.work(1, 0.5).wait(60) == 0
+    used = [bench.read(folder) for folder in folders]
+    held = {seat.seat: seat.busy_ns // 1_000_000 for seat in bench.running.read().seats}
+    assert used[0].used_ms == held["seat-0001-ab"] > 0
+    assert used[0].source == "node"
+    assert used[1].used_ms == 0
+    for folder, own in zip(folders, ("p1", "p2"), strict=True):
+        text = (folder / "usage.json").read_text()
+        assert list(msgspec.json.decode(text)["containers"]) == ["train"], own
+        assert (folder / "usage.json").stat().st_mode & 0o777 == 0o644, "the sidecar is not root"
+
+
+def test_a_restarted_agent_counts_on(bench: Bench) -> None:
+    folder = bench.pod(1)
+    bench.work(1, 0.3).wait(60)
+    before = bench.read(folder)
+    bench.agent()
+    assert bench.read(folder) == before
+    bench.work(1, 0.3).wait(60)
+    after = bench.read(folder)
+    assert (after.life, after.used_ms > before.used_ms) == (before.life, True)
+
+
+def test_usage_is_unknown_while_the_arbiter_is_away(bench: Bench) -> None:
+    folder = bench.pod(1)
+    assert bench.read(folder).used_ms == 0
+    bench.running.stop()
+    assert bench.read(folder) == UNKNOWN
+    bench.running.start()
+    wait_for(lambda: bench.read(folder) != UNKNOWN, "it is known again")
+
+
+def test_whole_gpus_and_pods_that_are_gone_are_unknown(bench: Bench) -> None:
+    assert bench.read(bench.pod(1, core=100)) == UNKNOWN
+    folder = bench.pod(2)
+    bench.store.drop(bench.store.get("seat-1002"))
+    assert bench.read(folder) == UNKNOWN
+
+
+def test_a_restart_of_the_arbiter_counts_nothing_twice(bench: Bench, tmp_path: Path) -> None:
+    folder = bench.pod(1)
+    counter, newest = Counter(tmp_path / "spool", "train"), dict[int, int]()
+
+    def report() -> Reading:
+        reading = bench.read(folder)
+        epoch, _, used = counter.next(reading.used_ms, reading.life)
+        if used is not None:
+            newest[epoch] = used
+        return reading
+
+    report()
+    bench.work(1, 0.3).wait(60)
+    first = report().used_ms
+    os.kill(bench.running.read().pid, signal.SIGKILL)
+    wait_for(lambda: report() != UNKNOWN, "another one counts")
+    bench.work(1, 0.3).wait(60)
+    report()
+    assert sum(newest.values()) >= first
