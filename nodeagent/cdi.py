@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nodeagent.booking import SeatRefused
 from nodeagent.gpus import GpuSource
 from nodeagent.host_cdi import Edits, joined
 from nodeagent.shipped import mount
@@ -43,7 +44,7 @@ class SeatFiles:
     def write(self, seat: Seat) -> None:
         """Write the seat's folder, then its spec; what is there already stays as it is.
 
-        Raises SeatRefused if there is nothing to make its GPUs usable by.
+        Raises SeatRefused if there is nothing to make its GPUs usable by, or nothing to limit them by.
         """
         folder = self._run_dir / seat.name
         folder.mkdir(mode=0o755, exist_ok=True)
@@ -84,6 +85,8 @@ class SeatFiles:
         edits = self._source.edits(seat.gpus) if seat.gpus else Edits()
         mounts = [mount(folder, IN_CONTAINER, "ro", "noexec")]
         if seat.limited:
+            if not self._limiter:
+                raise SeatRefused("there is no limiter in nodeAgent.programsDir; the agent's image has one")
             mounts += self._limiter
         ours = Edits({"env": ["NVIDIA_VISIBLE_DEVICES=void"], "mounts": mounts})
         # The old runtime hook must add nothing beside CDI. CDI's env wins over the pod's, the last one over others.

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 COMPARE_SECONDS: Final = 1.0
 """Longest time for which an arbiter that lost a seat goes without it."""
+AWAY_SECONDS: Final = 0.1
+"""How often one that does not answer is asked."""
 
 _MIB: Final = 1 << 20
 
@@ -51,6 +53,8 @@ class Shares:
         self._stop = threading.Event()
         self._away = "it was not asked yet"
         self._refused: dict[str, str] = {}
+        self._heard: dict[str, Object] = {}
+        """By seat, the pod that has nothing more to say than is kept with the seat."""
 
     def start(self, pods: KnownPods) -> None:
         """Start comparing, in a daemon thread."""
@@ -111,14 +115,23 @@ class Shares:
         # Read after the arbiter was: a seat that is given meanwhile is in both.
         wanted = {seat.name: seat for seat in self._store.all() if seat.taken and seat.is_fraction}
         pods = {pod["metadata"]["uid"]: pod for pod in self._pods.all()} if self._pods is not None else {}
+        self._heard = {name: pod for name, pod in self._heard.items() if name in wanted}
         for seat in wanted.values():
-            now = self.said(pods[seat.uid], seat) if seat.uid in pods else seat
-            self._bring(seat, now, held.get(seat.name), gpus)
+            self._bring(seat, self._now(seat, pods.get(seat.uid)), held.get(seat.name), gpus)
         for name in held.keys() - wanted.keys():
             try:
                 self._arbiter.drop(name)
             except ArbiterRefused as error:
                 log.info("seat %s is not dropped: %s", name, error)
+
+    def _now(self, seat: Seat, pod: Object | None) -> Seat:
+        """Return a seat as its pod has it; a pod that is the same as before is not read again."""
+        if pod is None or self._heard.get(seat.name) is pod:
+            return seat
+        now = self.said(pod, seat)
+        if now == seat:
+            self._heard[seat.name] = pod
+        return now
 
     def _bring(self, before: Seat, now: Seat, held: ArbiterSeat | None, gpus: Mapping[str, int]) -> None:
         if held is None or not policy(now).holds(held):
@@ -141,7 +154,7 @@ class Shares:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._dirty.wait(COMPARE_SECONDS)
+            self._dirty.wait(AWAY_SECONDS if self._away else COMPARE_SECONDS)
             self._dirty.clear()
             try:
                 self.compare()

@@ -22,7 +22,7 @@ def ship(data: bytes, name: str, folder: Path) -> Path:
     if not file.exists():
         for made in (folder, file.parent):
             made.mkdir(mode=0o755, parents=True, exist_ok=True)
-        replace_file(file, data, mode=0o755)
+        replace_file(file, data, durable=True, mode=0o755)
     return file
 
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from cluster.harness.charges import charge_of
+from cluster.harness.gpu_work import seats
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.site import (
@@ -25,6 +27,8 @@ from cluster.harness.site import (
 from slicekeeper import inventory, names
 
 SHOW = "cat /run/slicekeeper/seat.json"
+CROWD = int(os.environ.get("SLICEKEEPER_CLUSTER_CROWD", "50"))
+"""Pods that start at once; up to 200 find a place."""
 
 
 def test_every_part_is_ready_and_all_but_those_of_the_node_are_restricted(site: Site) -> None:
@@ -151,28 +155,31 @@ def test_deployment_statefulset_and_cronjob_run(site: Site) -> None:
     site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=90s", timeout=100)
 
 
-def test_fifty_pods_at_once_each_with_its_own_seat(site: Site) -> None:
+def test_many_pods_at_once_each_with_its_own_seat(site: Site) -> None:
     team = site.namespace("crowd")
+    core = min(5, 300 // CROWD)
     site.kubectl.create(
-        job("crowd", gpu_container(script=f"{SHOW}; sleep 600", core=5, blocks=4), count=50), namespace=team
+        job("crowd", gpu_container(script=f"{SHOW}; sleep 900", core=core, blocks=4), count=CROWD), namespace=team
     )
 
     def running() -> list[Object]:
         pods = site.pods(team)
         up = [p for p in pods if p["status"].get("phase") == "Running"]
-        return up if len(up) == 50 else []
+        return up if len(up) == CROWD else []
 
-    pods = wait_for("fifty running pods", running, seconds=180, pause=2)
-    said = site.kubectl(
-        "logs", "-n", team, "-l", "job-name=crowd", "-c", "train", "--prefix", "--tail=-1", "--max-log-requests=50"
-    )
+    pods = wait_for("all of them running", running, seconds=5 * max(CROWD, 36), pause=2)
+    every = ("--tail=-1", f"--max-log-requests={CROWD}")
+    said = site.kubectl("logs", "-n", team, "-l", "job-name=crowd", "-c", "train", "--prefix", *every)
     lines = (line.partition("] ") for line in said.splitlines())
     shown = {prefix.split("/")[1]: json.loads(text) for prefix, _, text in lines}
+    held = seats(site)
     for one in pods:
         seat = shown[one["metadata"]["name"]]
+        there = held[f"{seat['id']}-{seat['nonce']}"]
+        assert ([there["uuid"]], there["core"], there["memory_limit"]) == (seat["gpus"], core, 4 << 28)
         assert seat["uid"] == one["metadata"]["uid"]
         assert seat["gpus"] == [one["metadata"]["annotations"][names.gpu_annotation("train")]]
-    assert len({seat["id"] for seat in shown.values()}) == 50
+    assert len({seat["id"] for seat in shown.values()}) == CROWD
     loads: dict[str, int] = {}
     for seat in shown.values():
         loads[seat["gpus"][0]] = loads.get(seat["gpus"][0], 0) + seat["core"]

@@ -1,14 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container that works on its slice of a GPU and says what it got, and the node's arbiter as one asks it."""
+"""Containers that work on their slices of a GPU and say what they got, and the node's arbiter as one asks it.
+
+`PYTHONPATH=tests python -m cluster.harness.gpu_work | kubectl apply -f -` has two namespaces share a GPU.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, Final
 
+import yaml
+from cluster.harness import hostile
+from cluster.harness.cluster import Cluster
 from cluster.harness.install import IMAGES, NAMESPACE
-from cluster.harness.kubectl import Object
-from cluster.harness.site import Site, gpu_container
+from cluster.harness.kubectl import Object, Refused
+from cluster.harness.site import Site, gpu_container, pod
+
+from slicekeeper import names
 
 PROGRAM = """
 import ctypes, sys, time
@@ -37,12 +47,29 @@ while True:
 
 def worker(core: int, blocks: int, *, batch: int, kernel: str, host: float) -> Object:
     """Return a container whose steps are so many kernels of the fake driver, then so many seconds of host work."""
+    return _python(core, blocks, 65532, PROGRAM, str(batch), kernel, str(host))
+
+
+def attacker(core: int, blocks: int) -> Object:
+    """Return a container that tries, as root, what the harness's `hostile` does."""
+    return _python(core, blocks, 0, Path(hostile.__file__).read_text())
+
+
+def _python(core: int, blocks: int, user: int, program: str, *arguments: str) -> Object:
     return {
         **gpu_container(core=core, blocks=blocks),
         "image": IMAGES.of("nodeagent"),  # Python and glibc, as programs on GPUs have them
-        "command": ["/usr/local/bin/python3", "-c", PROGRAM, str(batch), kernel, str(host)],
-        "securityContext": {"runAsUser": 65532},
+        "command": ["/usr/local/bin/python3", "-c", program, *arguments],
+        "securityContext": {"runAsUser": user},
     }
+
+
+BATCH: Final = {"train": 15, "greedy": 20}
+"""Kernels of 1 ms in a step."""
+TRAIN: Final = worker(50, 16, batch=BATCH["train"], kernel="spin_1ms", host=0.005)
+"""Steps as training does."""
+GREEDY: Final = worker(40, 32, batch=BATCH["greedy"], kernel="spin_1ms", host=0)
+"""Launches without an end."""
 
 
 def said(site: Site, namespace: str, name: str, what: str) -> list[list[str]]:
@@ -55,7 +82,8 @@ def seats(site: Site) -> dict[str, Any]:
     """Return what the node's arbiter holds, by the seat's name."""
     ask = ("/usr/local/slicekeeper/lib/arbiter", "ask", "--dir", "/run/slicekeeper", '{"op":"read"}')
     told = json.loads(site.kubectl("exec", "daemonset/arbiter", "-n", NAMESPACE, "--", *ask))
-    return {seat["seat"]: seat for seat in told["seats"]}
+    uuids = {gpu["gpu"]: gpu["uuid"] for gpu in told["gpus"]}
+    return {seat["seat"]: {**seat, "uuid": uuids[seat["gpu"]]} for seat in told["seats"]}
 
 
 def seat_of(site: Site, namespace: str, name: str) -> dict[str, Any] | None:
@@ -71,3 +99,56 @@ def seat_of(site: Site, namespace: str, name: str) -> dict[str, Any] | None:
             found: dict[str, Any] = held[seat]
             return found
     return None
+
+
+def policy(site: Site, namespace: str, name: str) -> tuple[Any, ...]:
+    """Return what the arbiter holds for a pod's container, and its number of processes; nothing while it cannot say."""
+    try:
+        seat = seat_of(site, namespace, name)
+    except Refused:
+        return ()
+    return () if seat is None else tuple(seat[key] for key in ("core", "limit", "memory_limit", "class", "processes"))
+
+
+_KILL = """
+import json, os, signal, socket, time
+def read():
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1)
+        connection.connect("/run/slicekeeper/control.sock")
+        connection.sendall(b'{"op":"read"}\\n')
+        told = json.loads(connection.makefile().readline())
+    keys = ("seat", "core", "limit", "memory_limit", "class", "processes")
+    return told["pid"], sorted(tuple(seat[key] for key in keys) for seat in told["seats"])
+pid, before = read()
+began = time.monotonic()
+os.kill(pid, signal.SIGKILL)
+while time.monotonic() < began + 60:
+    try:
+        now, held = read()
+    except (OSError, ValueError):
+        continue
+    if now != pid and held == before:
+        break
+    time.sleep(0.01)
+print(time.monotonic() - began)
+"""
+
+
+def kill_arbiter(cluster: Cluster) -> float:
+    """Kill the arbiter's process; return the seconds until another one holds all seats with all their processes."""
+    return float(cluster.run(sys.executable, "-c", _KILL))
+
+
+def main() -> None:
+    """Print two namespaces with a pod each, which share a GPU."""
+    objects = []
+    for namespace, name, container in (("lab", "train", TRAIN), ("guest", "greedy", GREEDY)):
+        made = pod(name, container, annotations={names.GPU_AFFINITY: "walk"})
+        made["metadata"]["namespace"] = namespace
+        objects += [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, made]
+    print(yaml.safe_dump_all(objects, sort_keys=False), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,33 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two namespaces on one GPU, and one runs out: when its slice is background, and what each gets before and after.
 
-Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.headline`, with the KUBECONFIG that
-`python -m cluster.harness up` printed. Prints Markdown tables. `train` steps as training does, 15 kernels of 1 ms and
-5 ms of host work; `greedy` launches kernels of 1 ms without an end. Each is first run alone.
+Run it as `PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.headline [FILE.svg]`, with the KUBECONFIG that
+`python -m cluster.harness up` printed. Prints a Markdown table, and draws both shares over time. `train` steps as
+training does, 15 kernels of 1 ms and 5 ms of host work; `greedy` launches kernels of 1 ms without an end. Each is first
+run alone. Takes two minutes.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from datetime import datetime
-from statistics import fmean
+from pathlib import Path
+from statistics import fmean, median
 from typing import Final
 
-from cluster.harness.gpu_work import said, worker
+from cluster.harness import chart
+from cluster.harness.gpu_work import BATCH, GREEDY, TRAIN, kill_arbiter, said
 from cluster.harness.install import NAMESPACE
-from cluster.harness.kubectl import wait_for
+from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.site import Site, playground, pod
 
 from slicekeeper import inventory, names
+from slicekeeper.kube.client import PODS
 from slicekeeper.wire.timekeeper import Budget
 
 SECONDS: Final = 10.0
 """How long each stage is looked at."""
 SETTLE_SECONDS: Final = 1.0
-
-TRAIN: Final = worker(50, 16, batch=15, kernel="spin_1ms", host=0.005)
-GREEDY: Final = worker(40, 32, batch=20, kernel="spin_1ms", host=0)
+CHANGES: Final = 10
+KILLS: Final = 3
 
 
 def speed(site: Site, namespace: str, name: str, begin: float, end: float) -> float:
@@ -48,7 +52,7 @@ def told(site: Site, what: str, after: float) -> float:
     """Return when the node's agent brought a change to the arbiter."""
 
     def look() -> float | None:
-        lines = site.kubectl("logs", "daemonset/nodeagent", "-n", NAMESPACE, "--since=60s").splitlines()
+        lines = site.kubectl("logs", "daemonset/nodeagent", "-n", NAMESPACE, "--since=120s").splitlines()
         for entry in map(json.loads, (line for line in lines if line.startswith("{"))):
             at = datetime.strptime(f"{entry['time']}+0000", "%Y-%m-%d %H:%M:%S,%f%z").timestamp()
             if at >= after and entry["message"].startswith("seat ") and what in entry["message"]:
@@ -58,30 +62,58 @@ def told(site: Site, what: str, after: float) -> float:
     return float(wait_for(what, look, seconds=60))
 
 
+def changes(site: Site, namespace: str, name: str) -> list[float]:
+    """Return how long a change of a pod's budget state takes to the arbiter, the API server's write included."""
+    token = site.kubectl("create", "token", "timekeeper", "-n", NAMESPACE).strip()
+    client, took = site.client(token), []
+    for _ in range(CHANGES):
+        for state, word in ((names.OVER_BUDGET, "background"), (names.IN_BUDGET, "in-budget")):
+            began = time.time()
+            client.patch(PODS, name, {"metadata": {"annotations": {names.BUDGET_STATE: state}}}, namespace)
+            if state == names.OVER_BUDGET:  # the timekeeper may write the other one before we do
+                took.append(told(site, word, began) - began)
+    return took
+
+
+def draw(site: Site, workers: dict[str, tuple[str, str]], marks: dict[str, float]) -> str:
+    """Return a chart of what each had of the GPU, from a while before the first mark to a while after the last."""
+    start, end = min(marks.values()), max(marks.values())
+
+    def shares(namespace: str, name: str) -> chart.Points:
+        steps = ((float(at), float(rate)) for at, rate in said(site, namespace, name, "steps"))
+        near = ((at, rate) for at, rate in steps if start - SECONDS <= at <= end + SECONDS)
+        return [(at - start, rate * BATCH[name] / 10) for at, rate in near]
+
+    return chart.lines(
+        {label: shares(*worker) for label, worker in workers.items()},
+        {name: at - start for name, at in marks.items()},
+        x="seconds since the budget's end", y="share of the GPU, %", most=100,
+    )  # fmt: skip
+
+
 def main() -> None:
     """Measure, and print what came out."""
-    with playground() as (site, _), site.timekeeper() as client:
+    with playground() as (site, found), site.timekeeper() as client:
         [node] = site.kubectl.list("nodes")
         here = {names.GPU_UUID: inventory.of_node(node)[0].uuid}
         poor, rich = site.namespace("poor"), site.namespace()
-        site.kubectl.create(pod("alone", GREEDY, annotations=here), namespace=rich)
-        site.wait_phase(rich, "alone", "Running")
-        wait_for("steps", lambda: said(site, rich, "alone", "steps"))
+        train, greedy = (rich, "train"), (poor, "greedy")
+
+        def begin(worker: tuple[str, str], made: Object) -> None:
+            site.kubectl.create(pod(worker[1], made, annotations=here), namespace=worker[0])
+            site.wait_phase(*worker, "Running")
+            wait_for("steps", lambda: said(site, *worker, "steps"))
+
+        begin((rich, "alone"), GREEDY)
         [greedy_alone] = stage(site, (rich, "alone"))
         site.kubectl("delete", "pod", "alone", "-n", rich)
-
-        site.kubectl.create(pod("train", TRAIN, annotations=here), namespace=rich)
-        site.wait_phase(rich, "train", "Running")
-        wait_for("steps", lambda: said(site, rich, "train", "steps"))
-        train, greedy = (rich, "train"), (poor, "greedy")
+        begin(train, TRAIN)
         [train_alone] = stage(site, train)
 
         # 40 percent of a GPU for half a minute.
         client.set_budget(Budget, poor, {"amountMs": 12_000, "period": "none", "timeZone": "UTC"})
-        site.kubectl.create(pod("greedy", GREEDY, annotations=here), namespace=poor)
-        site.wait_phase(poor, "greedy", "Running")
-        wait_for("steps", lambda: said(site, poor, "greedy", "steps"))
         began = time.time()
+        begin(greedy, GREEDY)
         rows = [("both in budget", stage(site, train, greedy))]
         ran_out = wait_for("its end", lambda: _over(client.budget(Budget, poor)), seconds=90)
         background = told(site, "background", began)
@@ -90,13 +122,20 @@ def main() -> None:
         client.grant(Budget, poor, 3_600_000, "the measurement says so", "grant-1")
         back = told(site, "in-budget", granted)
         rows.append(("after a grant", stage(site, train, greedy)))
+        if sys.argv[1:]:
+            workers = {"train, in budget": train, "greedy, out of budget for a while": greedy}
+            Path(sys.argv[1]).write_text(draw(site, workers, {"budget spent": ran_out, "grant": granted}))
+        took = changes(site, *greedy)
+        killed = [kill_arbiter(found) for _ in range(KILLS)]
         site.clear()
 
     print("| | `train`, of its speed alone | `greedy`, of its speed alone |\n|---|---:|---:|")
     for name, (one, other) in rows:
         print(f"| {name} | {one / train_alone:.1%} | {other / greedy_alone:.1%} |")
     print(f"\nBackground {background - ran_out:.2f} s after the computed end of the budget,", end=" ")
-    print(f"back {back - granted:.2f} s after the grant.")
+    print(f"back {back - granted:.2f} s after the grant. From a write of the annotation to the arbiter:", end=" ")
+    print(f"median {median(took) * 1000:.0f} ms, most {max(took) * 1000:.0f} ms of {len(took)}.")
+    print(f"The arbiter killed: all seats and processes back after {', '.join(f'{s:.2f}' for s in killed)} s.")
 
 
 def _over(budget: Budget) -> float | None:

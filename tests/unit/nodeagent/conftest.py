@@ -153,7 +153,8 @@ class Bench:
     def agent(self) -> None:
         """Start an agent as if it were another process: only the folders are the same."""
         self.store = SeatStore(self.folder / "state")
-        files = SeatFiles(self.folder / "cdi", self.folder / "run", "slicekeeper.io/seat", GPUS)
+        mounts = [{"hostPath": "/lib/libvcuda.so", "containerPath": names.LIBRARY_PATH}]
+        files = SeatFiles(self.folder / "cdi", self.folder / "run", "slicekeeper.io/seat", GPUS, mounts)
         owners = PodResources(self.folder / "plugins/pods.sock", "slicekeeper.io/seat").owners
         shares = Shares(Arbiter(self.folder / "run"), self.store, Resources(), limits=False)
         self.seats = Seats(

@@ -107,6 +107,11 @@ def test_only_a_container_that_is_limited_has_the_limiter(made: Any, tmp_path: P
     assert limiter(built(), tmp_path / "lib") == mounts, "the next agent of this release finds them there"
 
 
+def test_a_container_that_is_to_be_limited_has_no_devices_without_the_limiter(made: Any, tmp_path: Path) -> None:
+    with pytest.raises(SeatRefused, match="no limiter in nodeAgent.programsDir"):
+        spec(made(1), tmp_path, True, limiter(tmp_path, tmp_path / "lib"))
+
+
 def test_made_up_gpus_come_with_the_fake_driver(driver: Any, tmp_path: Path) -> None:
     world = Path(driver.environ["SLICEKEEPER_FAKE_WORLD"])
     gpus = NvmlGpus(tmp_path / "withdrawn", FakeDevices(built(), tmp_path / "lib", world))

@@ -68,6 +68,13 @@ class Bench:
         self.shares.give(seat)
         return seat
 
+    def annotate(self, **annotations: str) -> None:
+        """Change the first pod as a watch shows it: by another object."""
+        metadata = self.pods[0]["metadata"]
+        metadata = {**metadata, "annotations": metadata["annotations"] | annotations}
+        self.pods[0] = {**self.pods[0], "metadata": metadata}
+        self.shares.changed()
+
     def held(self) -> dict[str, tuple[int, int, int, str]]:
         told = self.running.read()
         if told is None:
@@ -118,18 +125,16 @@ def test_a_change_of_budget_or_ceiling_reaches_the_arbiter_at_once(
     for number in (1, 2):
         bench.seat(number)
     bench.shares.start(bench)
-    annotations = bench.pods[0]["metadata"]["annotations"]
     for state, limit, expected in (
         (names.OVER_BUDGET, "70", (70, "background")),
         (names.OVER_BUDGET, "50", (50, "background")),
         (names.IN_BUDGET, "90", (90, "in-budget")),
     ):
-        annotations |= {names.BUDGET_STATE: state, names.CORE_LIMIT: limit}
-        bench.shares.changed()
+        bench.annotate(**{names.BUDGET_STATE: state, names.CORE_LIMIT: limit})
         wait_for(lambda want=expected: bench.held()["seat-0001-ab"][2:] == want, "the arbiter has it")
         assert bench.held()["seat-0002-ab"][2:] == (70, "in-budget"), "the other stays as it was"
-    annotations |= {names.CORE_LIMIT: "nonsense", names.GPU_CLASS: names.BACKGROUND}
-    bench.shares.changed()
+        bench.shares.compare()  # now it has nothing more to say
+    bench.annotate(**{names.CORE_LIMIT: "nonsense", names.GPU_CLASS: names.BACKGROUND})
     wait_for(
         lambda: bench.held()["seat-0001-ab"][2:] == (90, "background"), "what cannot be read keeps the last ceiling"
     )
@@ -137,7 +142,7 @@ def test_a_change_of_budget_or_ceiling_reaches_the_arbiter_at_once(
 
 def test_the_last_policy_holds_while_nobody_tells_of_the_pods(bench: Bench) -> None:
     bench.seat(1)
-    bench.pods[0]["metadata"]["annotations"][names.BUDGET_STATE] = names.OVER_BUDGET
+    bench.annotate(**{names.BUDGET_STATE: names.OVER_BUDGET})
     bench.shares.start(bench)
     wait_for(lambda: bench.held()["seat-0001-ab"][3] == "background", "the arbiter has it")
     wait_for(lambda: bench.store.get("seat-0001").background, "and the next agent will")

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices on a GPU, from inside containers: caps as asked, and a budget that runs out is felt by the slice alone."""
+
+from __future__ import annotations
+
+from cluster.harness.charges import charge_of
+from cluster.harness.cluster import Cluster
+from cluster.harness.gpu_work import GREEDY, TRAIN, attacker, kill_arbiter, policy, said, seat_of, worker
+from cluster.harness.hostile import FORKS
+from cluster.harness.install import NAMESPACE
+from cluster.harness.kubectl import Object, wait_for
+from cluster.harness.losses import kill_agent, restart_kubelet
+from cluster.harness.site import Site, deployment, gpu_container, pod
+
+from slicekeeper import inventory, names
+from slicekeeper.wire.timekeeper import Budget
+
+GIB = 1 << 30
+
+
+def _one_gpu(site: Site) -> dict[str, str]:
+    [node] = site.kubectl.list("nodes")
+    return {names.GPU_UUID: inventory.of_node(node)[0].uuid}
+
+
+def _wait_for(site: Site, namespace: str, name: str, *held: object) -> None:
+    wait_for(f"{held} of {name}", lambda: policy(site, namespace, name)[-len(held) :] == held, seconds=60)
+
+
+def _goes_on(site: Site, namespace: str, name: str) -> None:
+    before = len(said(site, namespace, name, "steps"))
+    wait_for("steps", lambda: len(said(site, namespace, name, "steps")) > before)
+
+
+def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brings_them_back(site: Site) -> None:
+    poor, rich = site.namespace("poor"), site.namespace()
+    here = _one_gpu(site)
+    site.kubectl.create(pod("train", TRAIN, annotations=here), namespace=rich)
+    site.kubectl.create(pod("greedy", GREEDY, annotations={**here, names.CORE_LIMIT: "90"}), namespace=poor)
+    for namespace, name, expected in (
+        (rich, "train", (50, 100, 4 * GIB, "in-budget", 1)),
+        (poor, "greedy", (40, 90, 8 * GIB, "in-budget", 1)),
+    ):
+        site.wait_phase(namespace, name, "Running")
+        _wait_for(site, namespace, name, *expected)
+        [memory] = said(site, namespace, name, "memory")
+        assert memory == [str(expected[2]), "2", "0"], "its slice, and not one byte more"
+    began = site.pod(poor, "greedy")["status"]["containerStatuses"]
+
+    _wait_for(site, poor, "greedy", "background", 1)
+    assert policy(site, rich, "train") == (50, 100, 4 * GIB, "in-budget", 1)
+    with site.timekeeper() as client:
+        client.grant(Budget, poor, 3_600_000, "the suite says so", "grant-1")
+    _wait_for(site, poor, "greedy", "in-budget", 1)
+    assert site.pod(poor, "greedy")["status"]["containerStatuses"] == began, "nothing was restarted"
+    _goes_on(site, poor, "greedy")
+
+
+def test_arbiter_and_agent_are_replaced_under_running_slices(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(pod("train", worker(30, 16, batch=5, kernel="spin_1ms", host=0.005)), namespace=team)
+    site.wait_phase(team, "train", "Running")
+    held = (30, 100, 4 * GIB, "in-budget", 1)
+    _wait_for(site, team, "train", *held)
+    for part in ("arbiter", "nodeagent"):
+        site.rollout(f"daemonset/{part}")
+        _wait_for(site, team, "train", *held)
+    _goes_on(site, team, "train")
+    assert site.pod(team, "train")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_whatever_is_killed_on_the_node_slices_hold_and_the_charge_is_exact(site: Site, cluster: Cluster) -> None:
+    team = site.namespace()
+    background = {names.GPU_CLASS: names.BACKGROUND}
+    training = worker(30, 16, batch=5, kernel="spin_1ms", host=0.005)
+    site.kubectl.create(pod("train", training, annotations=background), namespace=team)
+    began = site.wait_phase(team, "train", "Running")
+    held = (30, 100, 4 * GIB, "background", 1)
+    _wait_for(site, team, "train", *held)
+
+    def kill_sidecar() -> None:
+        [sidecar] = began["status"]["initContainerStatuses"]
+        cluster.kill_container(sidecar["containerID"])
+
+    def restart_containerd() -> None:
+        cluster.kill("containerd")
+        cluster.start("containerd")
+
+    for blow in (
+        lambda: kill_arbiter(cluster), lambda: kill_agent(site, cluster), lambda: restart_kubelet(site, cluster),
+        restart_containerd, kill_sidecar,
+    ):  # fmt: skip
+        blow()
+        _wait_for(site, team, "train", *held)
+        _goes_on(site, team, "train")
+    status = site.pod(team, "train")["status"]["containerStatuses"][0]
+    assert (status["restartCount"], status["containerID"]) == (
+        0,
+        began["status"]["containerStatuses"][0]["containerID"],
+    )
+    cluster.kill_container(status["containerID"])
+    done = site.wait_phase(team, "train", "Failed")
+    closed = wait_for("its charge", lambda: [w for w in site.workloads(team).values() if w.state == "closed"])
+    assert closed[0].charged_ms == charge_of(done)
+
+
+def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, cluster: Cluster) -> None:
+    """As a reboot does, for a container that is started again afterwards."""
+    team = site.namespace()
+    training = worker(30, 16, batch=5, kernel="spin_1ms", host=0.005)
+    made = deployment("train", training)
+    made["spec"]["template"]["metadata"]["annotations"] = {names.GPU_CLASS: names.BACKGROUND, names.CORE_LIMIT: "60"}
+    site.kubectl.create(made, namespace=team)
+
+    def running() -> list[Object]:
+        return [one for one in site.pods(team) if one["status"].get("phase") == "Running"]
+
+    [one] = wait_for("a running pod", running, seconds=90)
+    name, held = one["metadata"]["name"], (30, 60, 4 * GIB, "background", 1)
+    _wait_for(site, team, name, *held)
+    cluster.run("sh", "-c", "rm -rf /run/slicekeeper/* /var/run/cdi/*")
+    ours = ("-l", "app.kubernetes.io/name in (arbiter, nodeagent)")
+    site.kubectl("delete", "pods", "-n", NAMESPACE, *ours)
+    for part in ("arbiter", "nodeagent"):
+        site.kubectl("rollout", "status", f"daemonset/{part}", "-n", NAMESPACE, "--timeout=120s", timeout=130)
+    _wait_for(site, team, name, *held[:-1], 0)
+    cluster.kill_container(one["status"]["containerStatuses"][0]["containerID"])
+    _wait_for(site, team, name, *held)
+    _goes_on(site, team, name)
+    [after] = running()
+    assert (after["metadata"]["uid"], after["status"]["containerStatuses"][0]["restartCount"]) == (
+        one["metadata"]["uid"], 1,
+    )  # fmt: skip
+
+
+def test_a_hostile_container_harms_neither_its_caps_nor_its_neighbour(site: Site) -> None:
+    team, other = site.namespace(), site.namespace()
+    here = _one_gpu(site)
+    site.kubectl.create(pod("train", TRAIN, annotations=here), namespace=team)
+    site.wait_phase(team, "train", "Running")
+    wait_for("steps", lambda: said(site, team, "train", "steps"))
+    before = len(said(site, team, "train", "steps"))
+    site.kubectl.create(pod("hostile", attacker(30, 8), annotations=here), namespace=other)
+    site.wait_phase(other, "hostile", "Running")
+    wait_for("end of the attack", lambda: said(site, other, "hostile", "over"), seconds=120)
+    outcome = {what: said(site, other, "hostile", what) for what in ("damaged", "memory", "sockets", "granted")}
+    assert outcome == {
+        "damaged": [["0"]],  # a mount is neither removed nor written
+        "memory": [[str(2 * GIB)]] * 2,  # the file for preloading binds programs that have lost the variable
+        "sockets": [["0"]],
+        "granted": [[str(2 * GIB)]],
+    }, f"{FORKS} children"
+    seat = seat_of(site, other, "hostile")
+    assert seat is not None
+    assert seat["memory_peak"] <= seat["memory_limit"] == 2 * GIB
+    assert policy(site, team, "train") == (50, 100, 4 * GIB, "in-budget", 1)
+    steps = said(site, team, "train", "steps")[before:]
+    assert steps, "the neighbour went on"
+    assert all(float(rate) > 0 for _, rate in steps)
+
+
+def test_images_without_a_loader_start_unharmed_and_a_whole_gpu_has_no_limiter(site: Site) -> None:
+    team = site.namespace()
+    show = "cat /etc/ld.so.preload; ls /run/slicekeeper"
+    static = gpu_container(script=show, core=30, blocks=4)
+    static["securityContext"] = {"readOnlyRootFilesystem": True}
+    site.kubectl.create(
+        pod("part", static), pod("whole", gpu_container(script=show, core=100, blocks=None)), namespace=team
+    )
+    site.wait_phase(team, "part", "Succeeded")
+    seen = site.kubectl("logs", "part", "-c", "train", "-n", team).split()
+    assert seen == [names.LIBRARY_PATH, "seat.json", "seat.sock"]
+    site.wait_phase(team, "whole", "Succeeded")
+    assert "seat.sock" not in site.kubectl("logs", "whole", "-c", "train", "-n", team)
