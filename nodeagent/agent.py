@@ -11,10 +11,11 @@ from typing import Final
 from prometheus_client import REGISTRY, Gauge, make_wsgi_app
 
 from nodeagent.arbiter import Arbiter
+from nodeagent.audit import Audit
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
-from nodeagent.metrics import ShareMetrics
+from nodeagent.metrics import ShareMetrics, StrayMetrics
 from nodeagent.node_pods import NodePods
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.publisher import Publisher
@@ -27,6 +28,7 @@ from slicekeeper import agent_address, probes
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.events import tell
+from slicekeeper.namespace_policy import PolicyBook, PolicyFile
 from slicekeeper.settings import Settings
 
 REPORTER: Final = "slicekeeper-nodeagent"
@@ -68,6 +70,12 @@ class Agent:
         self._gpus = GpuWatch(
             source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, self._ill
         )
+        # A file that is broken keeps no node from its seats.
+        self._policy = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
+        self._audit = Audit(
+            self._client, mine.node_name, arbiter, self._pods, source, settings.resources, self._policy.of, self._tell
+        )
+        self._strays = StrayMetrics(self._audit, source, mine.node_name)
         self._stopping = False
 
     def run(self, stop: threading.Event) -> None:
@@ -75,7 +83,8 @@ class Agent:
         self._seats.restore()
         taken = Gauge("slicekeeper_node_seats_taken", "Seats that a container owns.")
         taken.set_function(lambda: float(sum(seat.taken for seat in self._store.all())))
-        REGISTRY.register(self._metrics)
+        for collector in (self._metrics, self._strays):
+            REGISTRY.register(collector)
         if self._bind:
             probes.serve(self._bind, self._limits, ready=self._not_ready, more={"/metrics": make_wsgi_app()})
         self._plugin.start()  # first: kubelet fails what it is given before
@@ -84,8 +93,12 @@ class Agent:
         self._gpus.start()
         self._shares.start(self._pods)
         self._usage.start()
+        self._policy.start()
+        self._audit.start()
         stop.wait()
         self._linger()
+        self._audit.stop()
+        self._policy.stop()
         self._gpus.stop()
         self._usage.stop()
         self._shares.stop()
@@ -115,13 +128,13 @@ class Agent:
         self._seats.keep_only(left)
 
     def _refused(self, pod: Object, why: str) -> None:
-        tell(
-            self._client, self._clock, pod,
-            kind="Warning", reason="SeatRefused", action="Start", note=why, reporter=REPORTER,
-        )  # fmt: skip
+        self._tell(pod, "SeatRefused", "Start", why)
 
     def _ill(self, pod: Object, why: str) -> None:
+        self._tell(pod, "GpuUnhealthy", "Withdraw", why)
+
+    def _tell(self, pod: Object, reason: str, action: str, note: str) -> None:
         tell(
             self._client, self._clock, pod,
-            kind="Warning", reason="GpuUnhealthy", action="Withdraw", note=why, reporter=REPORTER,
+            kind="Warning", reason=reason, action=action, note=note, reporter=REPORTER,
         )  # fmt: skip

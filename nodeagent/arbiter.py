@@ -62,6 +62,16 @@ class ArbiterSeat(msgspec.Struct, frozen=True, rename={"vclass": "class"}):
     memory_overhead: int = 0
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """A process that uses a GPU outside of a slice, as far as the arbiter can tell."""
+
+    pid: int
+    gpu: int
+    memory: int
+    cgroup: str
+    how: str = "without the limiter"
+
+
 class Telemetry(msgspec.Struct, frozen=True):
     """What the arbiter knows now. Fields that a newer one adds are passed over."""
 
@@ -70,6 +80,7 @@ class Telemetry(msgspec.Struct, frozen=True):
     """When it was asked, on its clock; a seat was set `wall_ns` before."""
     gpus: list[ArbiterGpu]
     seats: list[ArbiterSeat]
+    audit: list[Finding] = []
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterSeat
+from nodeagent.audit import Audit
 from nodeagent.gpus import GpuSource
 from nodeagent.store import SeatStore
 
@@ -73,3 +74,36 @@ class ShareMetrics(Collector):
             if owner is not None:
                 model = models.get(uuid, "")
                 yield [str(seat.gpu), uuid, model, self._node, owner.namespace, owner.pod, owner.container], seat
+
+
+class StrayMetrics(Collector):
+    """What the audit has found; pod and container are empty for processes of none."""
+
+    def __init__(self, audit: Audit, source: GpuSource, node: str) -> None:
+        self._audit = audit
+        self._source = source
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield both families."""
+        many = GaugeMetricFamily(
+            "slicekeeper_gpu_stray_processes", "Processes that use a GPU outside of their slice.", labels=LABELS
+        )
+        memory = GaugeMetricFamily(
+            "slicekeeper_gpu_stray_memory_bytes", "Memory of the GPU that they hold.", labels=LABELS
+        )
+        models = {gpu.uuid: gpu.model for gpu in self._source.gpus()}
+        sums: dict[tuple[str, ...], tuple[int, int]] = {}
+        for stray in self._audit.strays:
+            metadata = (stray.pod or {}).get("metadata", {})
+            uuid = stray.gpu.uuid
+            labels = (
+                str(stray.gpu.gpu), uuid, models.get(uuid, ""), self._node,
+                metadata.get("namespace", ""), metadata.get("name", ""), stray.container,
+            )  # fmt: skip
+            there = sums.get(labels, (0, 0))
+            sums[labels] = there[0] + stray.processes, there[1] + stray.memory
+        for key, (processes, held) in sums.items():
+            many.add_metric(key, processes)
+            memory.add_metric(key, held)
+        yield from (many, memory)

@@ -136,6 +136,14 @@ class NamespacePolicy(Section, frozen=True):
     nvidia_gpu: Annotated[
         Literal["metered", "refused", "ignored"], about("Pods that ask NVIDIA's plugin for whole GPUs.")
     ] = "metered"
+    audit: Annotated[
+        Literal["tell", "evict"], about("Pods that use a GPU outside of their slice: told of, or evicted, too.")
+    ] = "tell"
+
+    @property
+    def audit_evicts(self) -> bool:
+        """Whether pods that use a GPU outside of their slice are evicted."""
+        return self.mode == "enforce" and self.audit == "evict"
 
     @property
     def evicts(self) -> bool:

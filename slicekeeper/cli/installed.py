@@ -13,6 +13,7 @@ from slicekeeper import manifests
 from slicekeeper.cli.config import value_of
 from slicekeeper.errors import NotFound, SettingsError
 from slicekeeper.kube.client import ACCESS_REVIEWS, CONFIG_MAPS, KubeClient, Object
+from slicekeeper.request import as_map
 from slicekeeper.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings, keys
 
 COMPARED: Final = (
@@ -126,16 +127,19 @@ def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[tup
 def _rights(
     client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object]
 ) -> Iterator[tuple[str, str]]:
-    """Yield rights that the timekeeper lacks for what the installed policy or the settings ask of it."""
+    """Yield rights that a part lacks for what the installed policy or the settings ask of it."""
     text = _mounted(client, namespace, workloads.values(), "slicekeeper-policy", "policy.yaml")
     needed = []
-    if text is not None and _enforces_hard(text):
-        needed.append(("create", "pods", "eviction", "hard-budgets", "the policy has `enforcement: hard`"))
+    evict, policies = ("create", "pods", "eviction"), _policies(text or "")
+    if any(policy["budget"].get("enforcement") == "hard" for policy in policies):
+        needed.append(("timekeeper", *evict, "hard-budgets", "the policy has `enforcement: hard`"))
+    if any(policy.get("audit") == "evict" for policy in policies):
+        needed.append(("nodeagent", *evict, "audit-evictions", "the policy has `audit: evict`"))
     if settings.timekeeper.weight == "quota":
-        needed.append(("list", "resourcequotas", "", "quota-weight", "timekeeper.weight is quota"))
-    for verb, resource, sub, component, why in needed:
+        needed.append(("timekeeper", "list", "resourcequotas", "", "quota-weight", "timekeeper.weight is quota"))
+    for account, verb, resource, sub, component, why in needed:
         attributes = {"verb": verb, "group": "", "resource": resource, **({"subresource": sub} if sub else {})}
-        user = f"system:serviceaccount:{namespace}:timekeeper"
+        user = f"system:serviceaccount:{namespace}:{account}"
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
@@ -144,18 +148,19 @@ def _rights(
         if not (client.create(ACCESS_REVIEWS, review).get("status") or {}).get("allowed"):
             what = f"{resource}/{sub}" if sub else resource
             yield (
-                f"{why}, and the timekeeper may not {verb} {what}",
+                f"{why}, and the {account} may not {verb} {what}",
                 f"add manifests/components/{component} to your overlay, and apply it",
             )
 
 
-def _enforces_hard(text: str) -> bool:
+def _policies(text: str) -> list[dict[str, Any]]:
+    """Return the entries of a policy file; the parts themselves tell of one that they cannot read."""
     try:
         tree = yaml.safe_load(text) or {}
-        policies = [tree.get("default") or {}, *(tree.get("namespaces") or [])]
-        return any((policy.get("budget") or {}).get("enforcement") == "hard" for policy in policies)
+        entries = [tree.get("default") or {}, *(tree.get("namespaces") or [])]
     except (yaml.YAMLError, AttributeError, TypeError):
-        return False  # the parts themselves tell of a file that they cannot read
+        return []
+    return [{**entry, "budget": as_map(entry.get("budget"))} for entry in entries if isinstance(entry, dict)]
 
 
 def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ import yaml
 
 from certificates.keeper import Keeper
 from certificates.publisher import Publisher as TrustPublisher
+from nodeagent.audit import Audit
 from nodeagent.node_pods import NodePods
 from nodeagent.publisher import Publisher as GpuPublisher
 from scheduler.app import Scheduler
@@ -37,6 +38,7 @@ from slicekeeper.kube.events import tell
 from slicekeeper.kube.eviction import evict
 from slicekeeper.kube.leader import LeaderElection
 from slicekeeper.kube.watch import Watch
+from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Resources, Settings
 from timekeeper import marks
 from timekeeper.cluster import Namespaces, Nodes, Pods
@@ -292,6 +294,11 @@ def run_nodeagent(server: Server) -> None:
     attempt(lambda: follow(pods._watch))
     attempt(lambda: pods.ask(TEAM, "p"))
     tell(client, ManualClock(NOW), pod(), kind="Warning", reason="A", action="B", note="c", reporter="agent")
+    audit = Audit(
+        client, "n", mock.Mock(), mock.Mock(), mock.Mock(), Resources(), lambda _: NamespacePolicy(audit="evict"),
+        lambda *_: None,
+    )  # fmt: skip
+    attempt(lambda: audit._evict(mock.Mock(note=""), pod(), 0.0))
 
 
 def run_certificates(server: Server) -> None:
@@ -390,8 +397,9 @@ def test_no_account_has_a_right_of_another_kind() -> None:
     assert by_kubernetes == {"system:volume-scheduler"}
 
 
-def test_evictions_and_quotas_are_the_timekeepers_only_by_components() -> None:
-    base = [yaml.safe_load_all(file.read_text()) for file in (MANIFESTS / "base").glob("timekeeper.yaml")]
+@pytest.mark.parametrize("part", ["timekeeper", "nodeagent"])
+def test_evictions_and_quotas_come_only_by_components(part: str) -> None:
+    base = [yaml.safe_load_all(file.read_text()) for file in (MANIFESTS / "base").glob(f"{part}.yaml")]
     rules = [rule for docs in base for d in docs if d["kind"] == "ClusterRole" for rule in d["rules"]]
     resources = {resource for rule in rules for resource in rule["resources"]}
     assert not {"pods/eviction", "resourcequotas"} & resources

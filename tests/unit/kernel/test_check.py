@@ -469,6 +469,12 @@ def test_breaking_glass_with_nothing_to_let_go_writes_nothing(server: Server) ->
             "create pods/eviction",
             "hard-budgets",
         ),
+        (
+            "  mode: enforce",
+            "  mode: enforce\n      audit: evict",
+            "the nodeagent may not create pods",
+            "audit-evictions",
+        ),
         ("    webhook:\n", "    timekeeper: {weight: quota}\n    webhook:\n", "list resourcequotas", "quota-weight"),
     ],
 )

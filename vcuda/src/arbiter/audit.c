@@ -10,12 +10,15 @@
 #include <string.h>
 
 #define EVERY_NS (500 * VC_MS)
+/* So much may a driver hold for an honest seat beyond its cap, for what could not be foreseen. */
+#define SLACK (256ull << 20)
 
 struct finding {
   pid_t pid;
   int gpu;
   uint64_t memory, first;
-  char seat[AR_NAME], cgroup[256];
+  char seat[AR_NAME], cgroup[512];
+  const char *how;
   bool seen, named;
 };
 
@@ -42,7 +45,8 @@ static bool make_room(void) {
   return true;
 }
 
-static void note(int gpu, const struct ar_nv_process *p, uint64_t now) {
+static void note(int gpu, const struct ar_nv_process *p, struct ar_seat *of, const char *how,
+                 uint64_t now) {
   struct finding *f = NULL;
   for (int i = 0; i < found_count && !f; i++)
     if (found[i].pid == (pid_t)p->pid && found[i].gpu == gpu) f = &found[i];
@@ -51,17 +55,18 @@ static void note(int gpu, const struct ar_nv_process *p, uint64_t now) {
     f = &found[found_count++];
     *f = (struct finding){.pid = (pid_t)p->pid, .gpu = gpu, .first = now};
     ar_procfs_cgroup(f->pid, f->cgroup, sizeof f->cgroup);
-    struct ar_seat *s = seat_of(f->pid, f->cgroup);
+    struct ar_seat *s = of ? of : seat_of(f->pid, f->cgroup);
     if (s) strcpy(f->seat, s->config.name);
   }
   f->memory = p->memory;
+  f->how = how;
   f->seen = true;
   /* Named at the second sight: the first may fall between a process's start and its connection. */
   if (f->named || now == f->first) return;
   f->named = true;
   fprintf(stderr,
-          "arbiter: audit: process %d uses GPU %d without the limiter: seat %s, %llu bytes, %s\n",
-          (int)f->pid, gpu, *f->seat ? f->seat : "unknown", p->memory, f->cgroup);
+          "arbiter: audit: process %d uses GPU %d %s: seat %s, %llu bytes, %s\n", (int)f->pid, gpu,
+          how, *f->seat ? f->seat : "unknown", p->memory, f->cgroup);
 }
 
 static uint64_t least_of(const uint64_t looks[3]) {
@@ -99,6 +104,11 @@ static void set_overhead(struct ar_seat *s, uint64_t physical) {
   release_exported(s, least_of(s->unheld));
 }
 
+/* By the last looks: a process may sit in a seat and call the driver past the limiter. */
+static bool over_cap(const struct ar_seat *s) {
+  return ar_seat_totals(s).memory + least_of(s->overhead) > s->config.memory + SLACK;
+}
+
 /* A process whose figure is not available (Windows' own driver, GPUs without memory of their own)
  * is none without memory: then nothing is known of the whole seat. */
 static void look(int gpu, uint64_t now) {
@@ -106,8 +116,14 @@ static void look(int gpu, uint64_t now) {
   struct ar_nv_process *list = ar_nv_processes(gpu, &count);
   bool tells = list != NULL;
   for (int i = 0; i < count; i++) {
+    struct ar_seat *seat = ar_seat_of((pid_t)list[i].pid);
     tells &= list[i].memory != AR_NV_UNKNOWN;
-    if (!ar_seat_of((pid_t)list[i].pid)) note(gpu, &list[i], now);
+    if (!seat)
+      note(gpu, &list[i], seat, "without the limiter", now);
+    else if (seat->config.gpu != gpu)
+      note(gpu, &list[i], seat, "besides its seat's", now);
+    else if (over_cap(seat))
+      note(gpu, &list[i], seat, "beyond its seat's memory", now);
   }
   ar_gpus[gpu].tells_memory = tells;
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
@@ -140,8 +156,8 @@ void ar_audit_write(struct ar_text *out) {
   for (int i = 0; i < found_count; i++) {
     const struct finding *f = &found[i];
     if (!f->named) continue;
-    ar_text_add(out, "%s{\"pid\":%d,\"gpu\":%d,\"memory\":%llu,\"seat\":", first ? "" : ",",
-                (int)f->pid, f->gpu, (unsigned long long)f->memory);
+    ar_text_add(out, "%s{\"pid\":%d,\"gpu\":%d,\"memory\":%llu,\"how\":\"%s\",\"seat\":",
+                first ? "" : ",", (int)f->pid, f->gpu, (unsigned long long)f->memory, f->how);
     if (*f->seat)
       ar_text_quote(out, f->seat);
     else

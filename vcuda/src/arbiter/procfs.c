@@ -46,10 +46,16 @@ pid_t ar_procfs_parent(pid_t pid) {
 }
 
 void ar_procfs_cgroup(pid_t pid, char *out, size_t size) {
-  char path[64];
+  char path[64], all[8192];
+  size_t longest = 0;
   snprintf(path, sizeof path, "/proc/%d/cgroup", (int)pid);
-  read_file(path, out, size);
-  out[strcspn(out, "\n")] = 0;
+  read_file(path, all, sizeof all);
+  *out = 0;
+  for (char *rest = all, *line; (line = strsep(&rest, "\n"));)
+    if (strlen(line) > longest) {
+      longest = strlen(line);
+      snprintf(out, size, "%s", line);
+    }
 }
 
 int ar_procfs_maps(pid_t pid, const char *name) {

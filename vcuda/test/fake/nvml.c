@@ -3,9 +3,11 @@
 #define _GNU_SOURCE
 #include "fake.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define NVML_API(name, arguments)                                                                  \
   __attribute__((visibility("default"))) int name arguments;                                       \
@@ -145,25 +147,76 @@ NVML_API(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *out)) {
   return NVML_OK;
 }
 
-NVML_API(nvmlDeviceGetComputeRunningProcesses_v3,
-         (void *device, unsigned *count, struct process *out)) {
+struct context {
+  uint64_t space, mem, when;
+  int pid;
+  unsigned util;
+};
+
+/* A process ID of another space, as it is in ours; 0 if it cannot be named here. */
+static int here(const struct context *c, int candidate) {
+  char path[64], line[256];
+  struct stat space;
+  int last = 0;
+  snprintf(path, sizeof path, "/proc/%d/ns/pid", candidate);
+  if (stat(path, &space) < 0 || space.st_ino != c->space) return 0;
+  snprintf(path, sizeof path, "/proc/%d/status", candidate);
+  FILE *status = fopen(path, "re");
+  while (status && fgets(line, sizeof line, status)) {
+    const char *end = strrchr(line, '\t');
+    if (!strncmp(line, "NSpid:", 6) && end) last = atoi(end); /* the innermost one */
+  }
+  if (status) fclose(status);
+  return last == c->pid ? candidate : 0;
+}
+
+/* Containers have process IDs of their own, and a driver tells its caller's: those of containers
+ * too, if the caller is outside of them. */
+static int translate(const struct context *c, int *known) {
+  struct dirent *entry;
+  int pid = *known ? here(c, *known) : 0;
+  DIR *all = pid ? NULL : opendir("/proc");
+  while (!pid && all && (entry = readdir(all)))
+    if (atoi(entry->d_name) > 0) pid = here(c, atoi(entry->d_name));
+  if (all) closedir(all);
+  return *known = pid;
+}
+
+/* The contexts of a GPU whose processes the caller can name. */
+static unsigned contexts(void *device, struct context list[FK_CTXS]) {
+  static _Thread_local int known[FK_GPUS][FK_CTXS];
   struct fk_gpu *g = gpu_of(device);
-  if (!count) return NVML_INVALID;
-  if (like("silent")) return NVML_UNSUPPORTED;
-  unsigned room = *count, found = 0;
+  int gpu = index_of(device);
   uint64_t space = fk_space();
+  unsigned found = 0;
   fk_lock();
   fk_reap();
+  fk_engine_advance(gpu);
   for (int i = 0; i < FK_CTXS; i++) {
-    /* Of a process in a container only the kernel could tell which one it is here. */
-    if (!g->queue[i].used || fk_world()->space[index_of(device)][i] != space) continue;
-    if (found < room)
-      out[found] = (struct process){(unsigned)g->queue[i].pid,
-                                    like("unknown") || like("bare") ? ~0ull : g->queue[i].mem, ~0u,
-                                    ~0u};
-    found++;
+    const struct fk_queue *q = &g->queue[i];
+    list[i] = (struct context){fk_world()->space[gpu][i], q->mem, q->sample_at, q->pid, q->sm_util};
+    if (!q->used) list[i].pid = 0;
   }
   fk_unlock();
+  for (int i = 0; i < FK_CTXS; i++) {
+    int pid = list[i].pid;
+    if (pid && list[i].space != space) pid = translate(&list[i], &known[gpu][i]);
+    if (!pid) continue;
+    list[found] = list[i];
+    list[found++].pid = pid;
+  }
+  return found;
+}
+
+NVML_API(nvmlDeviceGetComputeRunningProcesses_v3,
+         (void *device, unsigned *count, struct process *out)) {
+  struct context list[FK_CTXS];
+  if (!count) return NVML_INVALID;
+  if (like("silent")) return NVML_UNSUPPORTED;
+  unsigned room = *count, found = contexts(device, list);
+  for (unsigned i = 0; i < found && i < room; i++)
+    out[i] = (struct process){(unsigned)list[i].pid,
+                              like("unknown") || like("bare") ? ~0ull : list[i].mem, ~0u, ~0u};
   *count = found;
   return found > room ? NVML_SIZE : NVML_OK;
 }
@@ -249,19 +302,12 @@ NVML_API(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned size)) {
 
 NVML_API(nvmlDeviceGetProcessUtilization,
          (void *device, struct process_sample *out, unsigned *count, unsigned long long since)) {
-  struct fk_gpu *g = gpu_of(device);
-  unsigned room = *count, found = 0;
+  struct context list[FK_CTXS];
+  unsigned room = *count, found = contexts(device, list);
   (void)since;
-  fk_lock();
-  fk_engine_advance(index_of(device));
-  for (int i = 0; i < FK_CTXS; i++) {
-    if (!g->queue[i].used) continue;
-    if (out && found < room)
-      out[found] = (struct process_sample){
-          (unsigned)g->queue[i].pid, g->queue[i].sample_at / 1000, g->queue[i].sm_util, 0, 0, 0};
-    found++;
-  }
-  fk_unlock();
+  for (unsigned i = 0; out && i < found && i < room; i++)
+    out[i] = (struct process_sample){
+        (unsigned)list[i].pid, list[i].when / 1000, list[i].util, 0, 0, 0};
   *count = found;
   return !out || found > room ? NVML_SIZE : NVML_OK;
 }

@@ -7,13 +7,15 @@ is the busy machine's doing too, and is measured in virtual time.
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from check import case, check, patiently
+from check import Skip, case, check, patiently
 from harness import BUILD, Node, Seat, result
 
 FAULT = str(BUILD / "fake" / "fault")
@@ -291,6 +293,74 @@ def audit() -> None:
         check(took < 5, f"it took {took:.1f} s")
         check("seat sly" in node.logged(), "the log does not say so")
         p.kill()
+
+
+def named(node: Node, count: int = 1) -> list[dict[str, Any]]:
+    """Return the audit's findings once there are so many, within five seconds."""
+    start, found = time.monotonic(), []
+    while len(found) < count and time.monotonic() - start < 5:
+        found = node.ask(op="read")["audit"]
+        time.sleep(0.05)
+    check(len(found) == count, str(found))
+    return found
+
+
+@case("audit: a process of a container is named by its process ID on the node")
+def audit_container() -> None:
+    if os.geteuid():
+        raise Skip("needs root, for process IDs of its own")
+    with Node(virtual=False, context="64M") as node:
+        tenant = [str(BUILD / "fake" / "tenant"), "--seconds", "20"]
+        p = node.bare(Seat(50, program=["unshare", "--pid", "--fork", "--kill-child", *tenant]))
+        found = named(node)[0]
+        inside = Path(f"/proc/{found['pid']}/status").read_text()
+        check(f"PPid:\t{p.pid}\n" in inside and re.search(r"NSpid:.*\t1\n", inside), inside)
+        check(found["seat"] is None and found["memory"] > 0, str(found))
+
+
+# Sits in a seat as the limiter would, and calls the driver past it.
+SITS = """
+import ctypes, socket, struct, sys, time
+seat = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+seat.connect(sys.argv[1])
+seat.send(struct.pack("IIiI", 0x534B5643, 1, -1, 0))
+seat.recv(64)
+cuda = ctypes.CDLL("libcuda.so.1")
+context, at = ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuInit(0) == cuda.cuCtxCreate_v2(ctypes.byref(context), 0, int(sys.argv[2])) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(int(sys.argv[3]) << 20)) == 0
+time.sleep(20)
+"""
+
+
+def sits(node: Node, gpu: int, mib: int) -> None:
+    """Start one in the seat `sly` of GPU 1, with a cap of 1 GiB, and an honest neighbour."""
+    seats = [node.ask(op="set", seat=name, gpu=1, core=50, memory=1 << 30) for name in ("sly", "good")]
+    env = {"LD_PRELOAD": str(BUILD / "libvcuda.so"), "SLICEKEEPER_SEAT": seats[1]["socket"],
+           "CUDA_VISIBLE_DEVICES": seats[1]["gpu"]}  # fmt: skip
+    node.bare(Seat(50, args=["--seconds", "20"], env=env))
+    node.bare(Seat(50, program=["python3", "-c", SITS, seats[0]["socket"], str(gpu), str(mib)]))
+
+
+@case("audit: a process that sits in a seat and takes more than its memory past the limiter is named")
+def audit_memory() -> None:
+    with Node(virtual=False, gpus="2") as node:
+        sits(node, gpu=1, mib=1400)
+        found = named(node)[0]
+        check((found["gpu"], found["seat"], found["memory"]) == (1, "sly", 1400 << 20), str(found))
+        check("beyond its seat's memory: seat sly" in node.logged(), "the log does not say so")
+
+
+@case("audit: a process that sits in a seat of another GPU is named, and one within its slice is not")
+def audit_other_gpu() -> None:
+    with Node(virtual=False, gpus="2") as node:
+        sits(node, gpu=0, mib=64)
+        found = named(node)[0]
+        check((found["gpu"], found["seat"], found["memory"]) == (0, "sly", 64 << 20), str(found))
+    with Node(virtual=False, gpus="2") as node:
+        sits(node, gpu=1, mib=1000)
+        time.sleep(3)
+        check(node.ask(op="read")["audit"] == [], node.logged())
 
 
 @case("run: exit status and signals are the program's own; a bad option is refused")

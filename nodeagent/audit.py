@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells of processes that use a GPU outside of their slice, and evicts their pods if the policy says so.
+
+The arbiter compares NVML's processes with its seats and knows no pods. Here each of its findings gets its pod, by the
+control group, and is judged: a process that has no limiter may hold a whole GPU, or be one that nobody limits.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
+from nodeagent.booking import holds, may_start
+from nodeagent.gpus import GpuSource
+from slicekeeper import threads
+from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
+from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.request import annotations_of, as_list, as_map, asks_for
+from slicekeeper.settings import Resources
+from slicekeeper.units import CORES_PER_GPU
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+UNKNOWN_SECONDS: Final = 3.0
+"""kubelet may take so long to tell the API server of a container: until then one that is not known is not judged."""
+LIST_SECONDS: Final = 60.0
+"""Pause between two lists of all of the node's pods for a process that is none's of them."""
+EVICT_SECONDS: Final = 10.0
+"""A process is there for so long before its pod goes: one that is just ending takes no pod along."""
+AGAIN_SECONDS: Final = 5.0
+"""Until a pod that did not go is tried again."""
+FORGET_SECONDS: Final = 600.0
+"""A process that comes again within this time is not told of again."""
+
+_MIB: Final = 1 << 20
+_UNKNOWN: Final = 2**64 - 1
+"""NVML's word for memory that is not known."""
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})")
+_CONFIG_HASH: Final = "kubernetes.io/config.hash"
+
+
+class KnownPods(Protocol):
+    """The node's GPU pods."""
+
+    def all(self) -> list[Object]:
+        """Return every one that is known."""
+
+
+Say = Callable[[Object, str, str, str], None]
+"""Writes an event on a pod: reason, action, note."""
+
+
+@dataclass
+class Stray:
+    """The processes of one container, or of one control group, that use a GPU outside of their slice."""
+
+    gpu: ArbiterGpu
+    cgroup: str
+    how: str
+    processes: int = 0
+    memory: int = 0
+    pod: Object | None = None
+    container: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes it the same one at the next look."""
+        return self.gpu.uuid, self.cgroup, self.how
+
+    @property
+    def note(self) -> str:
+        """What to tell of it."""
+        who = f"container {self.container}" if self.container else self.cgroup or "a process"
+        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        return f"{who} uses GPU {self.gpu.uuid} {self.how}: {processes}, {self.memory // _MIB} MiB"
+
+
+class Audit:
+    """Asks the arbiter again and again, in a daemon thread."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        node: str,
+        arbiter: Arbiter,
+        pods: KnownPods,
+        source: GpuSource,
+        resources: Resources,
+        policy_of: Callable[[str], NamespacePolicy],
+        say: Say,
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._arbiter = arbiter
+        self._pods = pods
+        self._source = source
+        self._resources = resources
+        self._policy_of = policy_of
+        self._say = say
+        self._stop = threading.Event()
+        self._since: dict[tuple[str, str, str], float] = {}
+        self._told: dict[tuple[str, str, str], float] = {}
+        self._tried: dict[str, float] = {}
+        self._put_off: set[str] = set()
+        self._others: list[Object] = []
+        self._listed = float("-inf")
+        self._sought: dict[str, float] = {}
+        """Control groups of no pod that is known, and since when."""
+        self.strays: list[Stray] = []
+        """As last seen, and told of."""
+
+    def start(self) -> None:
+        """Start looking."""
+        threads.keep("audit", self._run, self._stop.is_set)
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._stop.set()
+
+    def look(self) -> None:
+        """Look once; tell, and evict, who is due."""
+        try:
+            told = self._arbiter.read()
+        except ArbiterAway:
+            self._since, self.strays = {}, []
+            return
+        now = time.monotonic()
+        found = self._found(told)
+        self._since = {stray.key: self._since.get(stray.key, now) for stray in found}
+        # At the second look: at the first a process may be about to end, or to take its seat.
+        self.strays = [stray for stray in found if self._since[stray.key] < now and self._is_known(stray, now)]
+        for stray in self.strays:
+            if stray.key not in self._told:
+                self._tell(stray)
+            self._told[stray.key] = now
+            if stray.pod is not None and now - self._since[stray.key] >= EVICT_SECONDS:
+                self._evict(stray, stray.pod, now)
+        self._told = {key: last for key, last in self._told.items() if now - last < FORGET_SECONDS}
+        self._tried = {uid: last for uid, last in self._tried.items() if now - last < FORGET_SECONDS}
+        self._put_off &= self._tried.keys()
+        there = {stray.cgroup for stray in found}
+        self._sought = {cgroup: since for cgroup, since in self._sought.items() if cgroup in there}
+
+    def _found(self, told: Telemetry) -> list[Stray]:
+        """Return what the arbiter has found and is not as it should be."""
+        ours = {gpu.uuid for gpu in self._source.gpus()}
+        groups: dict[tuple[str, str, str], Stray] = {}
+        gpus = {gpu.gpu: gpu for gpu in told.gpus}
+        for finding in told.audit:
+            if (gpu := gpus.get(finding.gpu)) is not None:
+                stray = Stray(gpu, finding.cgroup, finding.how)
+                stray = groups.setdefault(stray.key, stray)
+                stray.processes += 1
+                stray.memory += finding.memory if finding.memory != _UNKNOWN else 0
+        found = []
+        for stray in groups.values():
+            stray.pod, stray.container = self._owner(stray.cgroup)
+            how = judge(stray, ours, self._resources)
+            if how:
+                stray.how = how
+                found.append(stray)
+        return found
+
+    def _is_known(self, stray: Stray, now: float) -> bool:
+        return stray.pod is not None or not _in_pod(stray.cgroup) or now - self._since[stray.key] >= UNKNOWN_SECONDS
+
+    def _owner(self, cgroup: str) -> tuple[Object | None, str]:
+        """Return whose a control group is: the watch shows GPU pods alone, others are asked for."""
+        found = owner(cgroup, self._pods.all())
+        if found[0] is None:
+            found = owner(cgroup, self._others)
+        if found[0] is None and _in_pod(cgroup):
+            now = time.monotonic()
+            fresh = now - self._sought.setdefault(cgroup, now) < 2 * UNKNOWN_SECONDS
+            if now - self._listed > (LOOK_SECONDS / 2 if fresh else LIST_SECONDS):
+                self._listed = now
+                try:
+                    self._others, _ = self._client.list(PODS, field_selector=f"spec.nodeName={self._node}")
+                except ServiceError as error:
+                    log.info("audit: the pods of node %s are not known: %s", self._node, error)
+                found = owner(cgroup, self._others)
+        return found
+
+    def _tell(self, stray: Stray) -> None:
+        if stray.pod is None:
+            log.warning("audit: in no pod: %s", stray.note)
+            return
+        metadata = stray.pod["metadata"]
+        log.warning("audit: pod %s/%s: %s", metadata["namespace"], metadata["name"], stray.note)
+        if self._policy_of(metadata["namespace"]).mode != "off":
+            self._say(stray.pod, "OutsideSlice", "Audit", stray.note)
+
+    def _evict(self, stray: Stray, pod: Object, now: float) -> None:
+        metadata = pod["metadata"]
+        uid, policy = metadata["uid"], self._policy_of(metadata["namespace"])
+        if not policy.audit_evicts or now - self._tried.get(uid, float("-inf")) < AGAIN_SECONDS:
+            return
+        self._tried[uid] = now
+        try:
+            here = f"metadata.name={metadata['name']},spec.nodeName={self._node}"
+            there, _ = self._client.list(PODS, namespace=metadata["namespace"], field_selector=here)
+            going = [one for one in there if one["metadata"]["uid"] == uid and may_start(one)]
+            for one in going:
+                evict(self._client, one)
+                log.warning("audit: pod %s/%s is evicted", metadata["namespace"], metadata["name"])
+                self._say(one, "AuditEviction", "Evict", f"Evicted: {stray.note}")
+        except (NotFound, Conflict):
+            pass  # it has changed since it was seen; the next look sees how
+        except ServiceError as error:
+            if error.status == TOO_MANY_REQUESTS and uid not in self._put_off:
+                self._put_off.add(uid)
+                note = f"To be evicted: {stray.note}; a disruption budget does not allow it yet"
+                self._say(pod, "EvictionPutOff", "Evict", note)
+            elif isinstance(error, Forbidden):
+                log.error("the audit may evict no pod: add components/audit-evictions (%s)", error)
+            elif error.status != TOO_MANY_REQUESTS:
+                log.warning("audit: pod %s/%s is not evicted: %s", metadata["namespace"], metadata["name"], error)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            self.look()
+
+
+def _in_pod(cgroup: str) -> bool:
+    return bool(_CONTAINER.search(cgroup) or _POD.search(cgroup))
+
+
+def owner(cgroup: str, pods: Iterable[Object]) -> tuple[Object | None, str]:
+    """Return the pod and the container of a control group: by the container's ID, else by the pod's UID.
+
+    Not every runtime puts both there, and kubelet tells of a container's ID only after its start.
+    """
+    ids, part = _CONTAINER.findall(cgroup), _POD.search(cgroup)
+    uid = _bare(part[1]) if part else None
+    of_uid: Object | None = None
+    for pod in pods:
+        status = as_map(pod.get("status"))
+        for key in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
+            for container in map(as_map, as_list(status.get(key))):
+                if str(container.get("containerID", "")).rpartition("//")[2] in ids:
+                    return pod, str(container.get("name", ""))
+        # A static pod's control group has the UID that kubelet gave it, and its mirror another one.
+        if uid in (_bare(pod["metadata"]["uid"]), _bare(str(annotations_of(pod).get(_CONFIG_HASH, "-")))):
+            of_uid = pod
+    return of_uid, ""
+
+
+def _bare(uid: str) -> str:
+    return uid.replace("-", "").replace("_", "")
+
+
+def judge(stray: Stray, ours: set[str], resources: Resources) -> str:
+    """Return how processes use a GPU that are not in their slice of it; empty if nothing is to be said of them."""
+    pod: Mapping[str, Any] = stray.pod or {}
+    held = list(holds(pod, resources).values())
+    mine = [hold for hold in held if stray.gpu.uuid in hold.gpus]
+    if stray.gpu.uuid not in ours and (not held or asks_for(pod, resources.devices)):
+        return ""  # another plugin gives it out, or nobody does
+    if not mine:
+        return "which was not given to it" if held else "without a slice of it"
+    if any(hold.core >= CORES_PER_GPU for hold in mine):
+        return ""
+    memory = sum(hold.memory_mib for hold in mine)
+    if any(hold.limited for hold in mine):
+        return f"{stray.how}; its slice has {memory} MiB"
+    # Nobody limits it: that it has no limiter is as it should be.
+    return f"beyond its slice of {memory} MiB" if stray.memory // _MIB > memory else ""
