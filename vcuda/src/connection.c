@@ -128,6 +128,7 @@ static bool shake_hands(int fd, int previous) {
   int pages[3] = {-1, -1, -1};
   bool ok =
       send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello && receive(fd, &welcome, pages);
+  if (ok) vc_life.moves();
   ok = ok && map_pages(pages);
   for (int i = 0; i < 3; i++)
     if (pages[i] >= 0) close(pages[i]);

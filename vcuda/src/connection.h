@@ -22,9 +22,10 @@ extern _Atomic uint32_t vc_own_gate;
 
 /* What the connection must have done by others, see life.c. */
 struct vc_life {
-  bool (*start)(void);             /* at the first connection of a process */
+  bool (*start)(void);              /* at the first connection of a process */
+  void (*moves)(void);              /* at each connection: its pages are about to be others */
   void (*seated)(struct vc_slot *); /* at each connection: the process has this slot now */
-  void (*forget)(void);            /* what the parent had, in a forked child */
+  void (*forget)(void);             /* what the parent had, in a forked child */
 };
 extern const struct vc_life vc_life;
 

@@ -7,6 +7,7 @@
 static struct vc_lock guard;
 static _Atomic uint32_t active;
 static bool in_union; /* this process counts among the seat's active ones */
+static bool moving;   /* between two pages: neither counts it */
 static uint64_t mark;
 static _Atomic uint64_t busy, idle_since;
 static _Atomic uint64_t launches;
@@ -47,15 +48,19 @@ static void publish(void) {
   atomic_store_explicit(&slot->inflight, active, memory_order_seq_cst);
 }
 
+/* With the guard held. */
+static void join(uint64_t now) {
+  if (in_union || moving || !vc_seat.usage) return;
+  union_start(vc_seat.usage, now);
+  in_union = true;
+}
+
 void vc_flight_start(uint64_t now) {
   vc_lock(&guard);
   advance(now);
   bool first = !active++;
   publish(); /* who counts in the union shows work in flight: dead, it is taken out by that */
-  if (first && !in_union && vc_seat.usage) {
-    union_start(vc_seat.usage, now);
-    in_union = true;
-  }
+  if (first) join(now);
   vc_unlock(&guard);
   if (first) vc_flight_nudge();
 }
@@ -75,6 +80,24 @@ void vc_flight_land(uint64_t then, uint64_t now) {
   }
   if (active) active--;
   publish();
+  vc_unlock(&guard);
+}
+
+void vc_flight_leave(void) {
+  uint64_t now = vc_now();
+  vc_lock(&guard);
+  moving = true;
+  if (in_union && vc_seat.usage) union_stop(vc_seat.usage, now);
+  in_union = false;
+  vc_unlock(&guard);
+}
+
+void vc_flight_join(void) {
+  uint64_t now = vc_now();
+  vc_lock(&guard);
+  moving = false;
+  publish();
+  if (active) join(now);
   vc_unlock(&guard);
 }
 
@@ -121,7 +144,7 @@ void vc_flight_nudge(void) {
 void vc_flight_reset(void) {
   atomic_store(&guard.word, 0);
   active = 0;
-  in_union = false;
+  in_union = moving = false;
   busy = mark = idle_since = 0;
   atomic_store(&launches, 0);
   atomic_store(&asleep, 0);

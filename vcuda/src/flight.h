@@ -8,6 +8,9 @@
 /* A lane became active / is active no more; `then` is when, at the latest now. */
 void vc_flight_start(uint64_t now);
 void vc_flight_land(uint64_t then, uint64_t now);
+/* The seat's pages are about to be others / are there: work in flight counts on in those. */
+void vc_flight_leave(void);
+void vc_flight_join(void);
 void vc_flight_launched(uint64_t launches);
 /* Bring the busy time up to now and publish it; returns the number of active lanes. */
 uint32_t vc_flight_publish(uint64_t now);

@@ -5,6 +5,7 @@
  */
 #include "account.h"
 #include "connection.h"
+#include "flight.h"
 #include "keeper.h"
 #include "launch.h"
 #include "memory.h"
@@ -34,4 +35,12 @@ __attribute__((constructor)) static void watch_forks(void) {
   if (__register_atfork) __register_atfork(NULL, NULL, vc_seat_forked, &__dso_handle);
 }
 
-const struct vc_life vc_life = {.start = vc_keeper_start, .seated = vc_account_move, .forget = forget_parent};
+static void seated(struct vc_slot *slot) {
+  vc_account_move(slot);
+  vc_flight_join();
+}
+
+const struct vc_life vc_life = {.start = vc_keeper_start,
+                                .moves = vc_flight_leave,
+                                .seated = seated,
+                                .forget = forget_parent};

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,7 +134,7 @@ def test_whole_gpus_and_pods_that_are_gone_are_unknown(bench: Bench) -> None:
     assert bench.read(folder) == UNKNOWN
 
 
-def test_a_restart_of_the_arbiter_counts_nothing_twice(bench: Bench, tmp_path: Path) -> None:
+def test_another_arbiter_counts_on_and_nothing_twice(bench: Bench, tmp_path: Path) -> None:
     folder = bench.pod(1)
     counter, newest = Counter(tmp_path / "spool", "train"), dict[int, int]()
 
@@ -143,11 +145,36 @@ def test_a_restart_of_the_arbiter_counts_nothing_twice(bench: Bench, tmp_path: P
             newest[epoch] = used
         return reading
 
-    report()
+    begin = report()
     bench.work(1, 0.3).wait(60)
-    first = report().used_ms
-    os.kill(bench.running.read().pid, signal.SIGKILL)
-    wait_for(lambda: report() != UNKNOWN, "another one counts")
+    pid, first = bench.running.read().pid, report()
+    wait_for(lambda: _kept(bench) == first.used_ms, "it is kept")
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: bench.running.read() is not None and bench.running.read().pid != pid, "there is another one")
+    assert report() == first
     bench.work(1, 0.3).wait(60)
-    report()
-    assert sum(newest.values()) >= first
+    last = report()
+    assert (last.life, last.used_ms > first.used_ms) == (begin.life, True)
+    assert newest == {min(newest): last.used_ms}
+
+
+def test_a_reboot_begins_a_new_counter(bench: Bench) -> None:
+    folder = bench.pod(1)
+    bench.work(1, 0.3).wait(60)
+    before = bench.read(folder)
+    bench.running.stop()
+    shutil.rmtree(bench.running.folder / "state")
+    bench.running.start()
+    wait_for(bench.running.read, "the arbiter answers")
+    bench.shares.compare()
+    after = bench.read(folder)
+    assert after.used_ms == 0
+    assert after.life != before.life
+
+
+def _kept(bench: Bench) -> int:
+    """Return the milliseconds that the next arbiter would count on from."""
+    record = (bench.running.folder / "state/seat-0001-ab.held").read_bytes()[:24]
+    kind, _, _, busy = struct.unpack("=iiQQ", record)
+    assert kind == -2
+    return int(busy) // 1_000_000

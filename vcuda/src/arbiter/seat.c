@@ -19,6 +19,7 @@
 #define ORPHAN_NS (250 * VC_MS)
 #define ORPHAN_LOOK_NS (1 * VC_S)
 #define RESTORED_NS (2 * VC_S)
+#define COUNTED_NS (1 * VC_S) /* what was counted is kept so often */
 #define RESERVED 128  /* descriptors for everything but the seats' processes */
 #define SEATS_LEAST 16 /* no seat may have more than its part of so many */
 #define BELIEVED_NS (3600 * VC_S) /* no interval of work is longer */
@@ -379,16 +380,19 @@ static void look_at_orphan(struct ar_client *c, uint64_t now) {
     c->orphan_at = now + ORPHAN_LOOK_NS;
 }
 
-/* ---- what a restarted arbiter must know of processes ---- */
+/* ---- what a restarted arbiter must know of processes, and of what they used ---- */
 
 struct record {
-  int32_t slot; /* -1: a program that the seat was taken for */
+  int32_t slot; /* -1: a program that the seat was taken for; -2: since when, and its busy time */
   int32_t pid;
   uint64_t start, charged;
 };
 
+#define RECORDS (1 + AR_ROOTS + VC_SLOTS)
+
 static int collect(const struct ar_seat *s, struct record *out) {
   int count = 0;
+  out[count++] = (struct record){-2, 0, s->since, seat_busy(s, vc_now())};
   for (int i = 0; i < s->roots; i++)
     out[count++] = (struct record){-1, s->root[i].pid, s->root[i].start, 0};
   for (unsigned i = 0; i < VC_SLOTS; i++)
@@ -398,23 +402,35 @@ static int collect(const struct ar_seat *s, struct record *out) {
   return count;
 }
 
-static void keep(struct ar_seat *s) {
-  struct record list[AR_ROOTS + VC_SLOTS];
+static void keep(struct ar_seat *s, uint64_t now) {
+  struct record list[RECORDS];
   memset(list, 0, sizeof list);
   size_t bytes = (size_t)collect(s, list) * sizeof *list;
-  uint64_t digest = 14695981039346656037u;
-  for (size_t i = 0; i < bytes; i++) digest = (digest ^ ((uint8_t *)list)[i]) * 1099511628211u;
-  if (digest == s->kept) return;
-  if (ar_state_keep(s->config.name, list, bytes)) s->kept = digest;
+  uint64_t digest = 14695981039346656037u, busy = list[0].charged;
+  for (size_t i = sizeof *list; i < bytes; i++)
+    digest = (digest ^ ((uint8_t *)list)[i]) * 1099511628211u;
+  if (digest == s->kept && (busy == s->kept_busy || now - s->kept_at < COUNTED_NS)) return;
+  if (!ar_state_keep(s->config.name, list, bytes)) return;
+  s->kept = digest;
+  s->kept_busy = busy;
+  s->kept_at = now;
+}
+
+/* A record from before the machine's last start tells of another clock. */
+static void count_on(struct ar_seat *s, const struct record *r) {
+  if (r->start >= s->since) return;
+  s->since = r->start;
+  atomic_store(&s->usage->busy_ns, r->charged);
 }
 
 /* Processes that still live keep their slots, to come back to. What they hold by now is known when
  * they have: until then, but no longer than RESTORED_NS, nobody of the seat is given any memory. */
 static void adopt(struct ar_seat *s) {
-  struct record list[AR_ROOTS + VC_SLOTS];
+  struct record list[RECORDS];
   size_t count = ar_state_kept(s->config.name, list, sizeof list) / sizeof *list;
   for (size_t i = 0; i < count; i++) {
     const struct record *r = &list[i];
+    if (r->slot == -2) count_on(s, r);
     if (r->pid <= 0 || r->slot >= (int)VC_SLOTS || !alive(r->pid, r->start)) continue;
     if (r->slot < 0) {
       add_root(s, r->pid, r->start);
@@ -470,8 +486,12 @@ void ar_seat_tick(uint64_t now) {
     if (over(s))
       ar_seat_drop(s);
     else
-      keep(s);
+      keep(s, now);
   }
+}
+
+void ar_seat_keep_all(void) {
+  for (struct ar_seat *s = seats; s; s = s->next) keep(s, UINT64_MAX);
 }
 
 struct ar_totals ar_seat_totals(const struct ar_seat *s) {

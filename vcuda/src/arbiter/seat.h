@@ -37,7 +37,8 @@ struct ar_seat {
   uint64_t since, settle_until;
   uint64_t overhead[3], unheld[3]; /* by the last looks, see audit.c */
   uint64_t done_waited, done_launches; /* of processes that have left */
-  uint64_t kept; /* a digest of what was last written down of its processes */
+  /* A digest of what was last written down of its processes, its busy time then, and when. */
+  uint64_t kept, kept_busy, kept_at;
   void (*closed)(struct ar_seat *); /* called before it goes */
   struct ar_seat *next;
 };
@@ -54,6 +55,8 @@ void ar_seat_drop(struct ar_seat *seat);
 void ar_seat_restore(bool (*open)(struct ar_seat *, const char **why));
 /* What is due by time: processes that are gone, seats that are over. */
 void ar_seat_tick(uint64_t now);
+/* Write down all that the next arbiter is to know. */
+void ar_seat_keep_all(void);
 /* A process takes a slot; `wanted` is the one it had, or -1. NULL when it gets none. */
 struct ar_client *ar_seat_sit(struct ar_seat *seat, pid_t pid, int wanted);
 void ar_seat_leave(struct ar_client *client);

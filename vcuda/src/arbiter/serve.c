@@ -93,5 +93,6 @@ int ar_serve(const struct ar_options *o) {
   pthread_detach(waiter);
   ar_loop_run(busy, o->idle_exit);
   for (int i = 0; i < ar_gpu_count; i++) ar_gpu_stop(&ar_gpus[i]);
+  ar_seat_keep_all();
   return 0;
 }

@@ -184,6 +184,32 @@ def restarted() -> None:
         check(second.returncode == 3, "the cap was forgotten")
 
 
+@case("faults: another arbiter counts on, also for work that never pauses")
+@patiently
+def counted_on() -> None:
+    def used(node: Node) -> tuple[float, int]:
+        told = node.ask(op="read")
+        [seat] = told["seats"]
+        return seat["busy_ns"] / 1e9, told["now_ns"] - seat["wall_ns"]
+
+    with Node(virtual=False) as node:
+        node.run(Seat(90, args=["--kernel-us", "2000", "--seconds", "20"], name="a"))
+        for end, kept in ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5)):
+            time.sleep(0.5)
+            before, since = used(node)
+            time.sleep(kept)
+            assert node.arbiter
+            node.arbiter.send_signal(end)
+            node.arbiter.wait()
+            node.start()
+            first = used(node)
+            check(first[0] >= before, f"{first[0]} s after {before} s")
+            check(first[1] == since, "the seat was set anew")
+            time.sleep(1)
+            later = used(node)[0] - first[0]
+            check(0.5 < later < 1.5, f"{later:.2f} s in a second")
+
+
 @case("faults: a seat stays as long as any program that it was taken for")
 def shared() -> None:
     with Node(virtual=False) as node:
