@@ -15,6 +15,7 @@ from nodeagent.audit import Audit
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
+from nodeagent.live import Live
 from nodeagent.metrics import ShareMetrics, StrayMetrics
 from nodeagent.node_pods import NodePods
 from nodeagent.plugin import PodResources, SeatPlugin
@@ -29,7 +30,9 @@ from slicekeeper.clock import Clock
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.events import tell
 from slicekeeper.namespace_policy import PolicyBook, PolicyFile
+from slicekeeper.serving.wsgi import WsgiApp
 from slicekeeper.settings import Settings
+from slicekeeper.wire import node as wire
 
 REPORTER: Final = "slicekeeper-nodeagent"
 
@@ -53,7 +56,8 @@ class Agent:
         limits = settings.webhook.injection == "limiter"
         arbiter = Arbiter(Path(mine.run_dir))
         self._metrics = ShareMetrics(arbiter, self._store, source, mine.node_name)
-        self._usage = UsageFiles(arbiter, self._store, files)
+        self._live = Live(self._store)
+        self._usage = UsageFiles(arbiter, self._store, files, self._live)
         self._shares = Shares(arbiter, self._store, settings.resources, limits=limits)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
@@ -86,7 +90,8 @@ class Agent:
         for collector in (self._metrics, self._strays):
             REGISTRY.register(collector)
         if self._bind:
-            probes.serve(self._bind, self._limits, ready=self._not_ready, more={"/metrics": make_wsgi_app()})
+            more: dict[str, WsgiApp] = {"/metrics": make_wsgi_app(), wire.PATH: self._live}
+            probes.serve(self._bind, self._limits, ready=self._not_ready, more=more)
         self._plugin.start()  # first: kubelet fails what it is given before
         self._publisher.start()
         self._pods.start()

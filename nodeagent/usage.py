@@ -17,6 +17,7 @@ import msgspec
 
 from nodeagent.arbiter import Arbiter, ArbiterAway
 from nodeagent.cdi import SeatFiles
+from nodeagent.live import Live
 from nodeagent.store import SeatStore
 from slicekeeper import names, threads
 from slicekeeper.wire.usage import FILE, Counter, Usage
@@ -31,10 +32,11 @@ _NS_PER_MS: Final = 1_000_000
 class UsageFiles:
     """The counters of all pods of the node, each pod's in its own file."""
 
-    def __init__(self, arbiter: Arbiter, store: SeatStore, files: SeatFiles) -> None:
+    def __init__(self, arbiter: Arbiter, store: SeatStore, files: SeatFiles, live: Live) -> None:
         self._arbiter = arbiter
         self._store = store
         self._files = files
+        self._live = live
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -67,7 +69,9 @@ class UsageFiles:
         try:
             told = self._arbiter.read()
         except ArbiterAway:
+            self._live.take(None)
             return {}
+        self._live.take(told)
         return {
             seat.seat: Counter(used_ms=seat.busy_ns // _NS_PER_MS, life=str(told.now_ns - seat.wall_ns))
             for seat in told.seats

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import click
 
 from slicekeeper import inventory, names
 from slicekeeper.cli.accounts import uid_option
+from slicekeeper.cli.agents import FIGURES, Agents, cells, figures
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.request import annotations_of, parse_admitted
 from slicekeeper.settings import Resources, Settings
 from slicekeeper.tenure import has_ended
 from slicekeeper.timekeeper_client import TimekeeperClient
 from slicekeeper.units import CORES_PER_GPU, format_duration
+from slicekeeper.wire.node import SeatUse
 from slicekeeper.wire.timekeeper import Workload
 
 _SELECTOR = names.MANAGED_SELECTOR
@@ -28,23 +33,27 @@ _SELECTOR = names.MANAGED_SELECTOR
 @output_option()
 @click.pass_obj
 def pods(context: Context, namespace: str, uid: str, output: str) -> None:
-    """Show GPU pods: budget state, class, GPU, and time charged."""
+    """Show GPU pods: budget state, class, GPU, what they use of it just now, and time charged."""
     settings = context.loaded.settings
     objects, _ = KubeClient(settings.kubernetes).list(PODS, namespace=namespace, label_selector=_SELECTOR)
     known = {w.pod_uid: w for w in TimekeeperClient(settings.timekeeper_client).workloads(namespace, uid)}
     if uid:  # the pods that are there belong to the namespace that is there
         objects = [pod for pod in objects if pod["metadata"]["uid"] in known]
-    rows = [_pod_row(pod, known.pop(pod["metadata"]["uid"], None), settings) for pod in objects]
+    used = _used(objects, settings)
+    rows = [_pod_row(pod, known.pop(pod["metadata"]["uid"], None), used, settings) for pod in objects]
     rows += [_gone_row(workload) for workload in known.values()]
     rows.sort(key=lambda row: (row["namespace"], row["name"]))
-    head = ("NAMESPACE", "NAME", "PHASE", "BUDGET-STATE", "CLASS", "NODE", "GPU", "CHARGED", "OVER-BUDGET")
+    head = ("NAMESPACE", "NAME", "PHASE", "BUDGET-STATE", "CLASS", "NODE", "GPU", *FIGURES, "CHARGED", "OVER-BUDGET")
     keys = ("namespace", "name", "phase", "budgetState", "priorityClass", "node", "gpus")
     show(
         rows,
         output,
         lambda: table(
             head,
-            [(*(row[key] or "-" for key in keys), _time(row["chargedMs"]), _time(row["overBudgetMs"])) for row in rows],
+            [
+                (*(row[key] or "-" for key in keys), *cells(row), _time(row["chargedMs"]), _time(row["overBudgetMs"]))
+                for row in rows
+            ],
         ),
     )
 
@@ -53,7 +62,25 @@ def _time(ms: int | None) -> str:
     return "-" if ms is None else format_duration(ms)
 
 
-def _pod_row(pod: Object, workload: Workload | None, settings: Settings) -> dict[str, Any]:
+def _used(pods: list[Object], settings: Settings) -> dict[str, list[SeatUse]]:
+    """Return the seats of pods by UID, as far as the agents of their nodes tell."""
+    names_of_nodes = {pod["spec"].get("nodeName") for pod in pods if not has_ended(pod)}
+    if not names_of_nodes:
+        return {}
+    try:
+        all_nodes, _ = KubeClient(settings.kubernetes).list(NODES)
+    except ServiceError:
+        return {}  # who may read the pods of a namespace need not be allowed to read nodes
+    found: dict[str, list[SeatUse]] = {}
+    told = Agents(settings.kubernetes).ask([node for node in all_nodes if node["metadata"]["name"] in names_of_nodes])
+    for seat in chain.from_iterable(told.values()):
+        found.setdefault(seat.uid, []).append(seat)
+    return found
+
+
+def _pod_row(
+    pod: Object, workload: Workload | None, used: Mapping[str, list[SeatUse]], settings: Settings
+) -> dict[str, Any]:
     metadata, spec = pod["metadata"], pod["spec"]
     return {
         "namespace": metadata["namespace"],
@@ -64,6 +91,7 @@ def _pod_row(pod: Object, workload: Workload | None, settings: Settings) -> dict
         "priorityClass": spec.get("priorityClassName", ""),
         "node": spec.get("nodeName", ""),
         "gpus": _placement(pod, settings.resources),
+        **figures(used.get(metadata["uid"])),
         "chargedMs": workload.charged_ms if workload else None,
         "overBudgetMs": workload.over_budget_ms if workload else None,
         "usedMs": workload.used_ms if workload else None,
@@ -80,6 +108,7 @@ def _gone_row(workload: Workload) -> dict[str, Any]:
         "priorityClass": "",
         "node": workload.node,
         "gpus": ",".join(workload.gpus),
+        **figures(None),
         "chargedMs": workload.charged_ms,
         "overBudgetMs": workload.over_budget_ms,
         "usedMs": workload.used_ms,
@@ -100,12 +129,13 @@ def _placement(pod: Object, resources: Resources) -> str:
 @output_option()
 @click.pass_obj
 def nodes(context: Context, output: str) -> None:
-    """Show nodes' GPUs: model, memory, and the share that is given out."""
+    """Show nodes' GPUs: model, memory, the share that is given out, and what is used of it just now."""
     settings = context.loaded.settings
     client = KubeClient(settings.kubernetes)
     objects, _ = client.list(NODES)
     held, _ = client.list(PODS, label_selector=_SELECTOR)
     shares = _shares(held, settings.resources)
+    told = Agents(settings.kubernetes).ask(objects)
     rows = [
         {
             "node": node["metadata"]["name"],
@@ -114,24 +144,29 @@ def nodes(context: Context, output: str) -> None:
             "memoryMib": gpu.memory_mib,
             "healthy": gpu.healthy,
             "coreAllocated": sum(core for _, core in shares.get(gpu.uuid, [])),
+            **figures(_seats_on(gpu.uuid, told.get(node["metadata"]["name"]))),
             "pods": [name for name, _ in shares.get(gpu.uuid, [])],
         }
         for node in objects
         for gpu in inventory.of_node(node)
     ]
-    head = ("NODE", "GPU", "MODEL", "MEMORY-MIB", "HEALTHY", "ALLOCATED", "PODS")
+    head = ("NODE", "GPU", "MODEL", "MEMORY-MIB", "HEALTHY", "ALLOCATED", *FIGURES, "PODS")
     show(
         rows,
         output,
         lambda: table(
             head,
             [
-                (r["node"], r["gpu"], r["model"], r["memoryMib"], r["healthy"], f"{r['coreAllocated']}%",
+                (r["node"], r["gpu"], r["model"], r["memoryMib"], r["healthy"], f"{r['coreAllocated']}%", *cells(r),
                  ",".join(r["pods"]) or "-")
                 for r in rows
             ],
         ),
     )  # fmt: skip
+
+
+def _seats_on(uuid: str, seats: list[SeatUse] | None) -> list[SeatUse] | None:
+    return None if seats is None else [seat for seat in seats if uuid in seat.gpus]
 
 
 def _shares(pods: list[Object], resources: Resources) -> dict[str, list[tuple[str, int]]]:

@@ -167,6 +167,10 @@ class KubeClient:
         with self._http.stream(resource.url(namespace), query=query, read_timeout=seconds + grace_seconds) as lines:
             yield _events(lines)
 
+    def ask_pod(self, namespace: str, name: str, port: int, url: str) -> Any:
+        """Return what a pod answers in JSON at a port and path of its own, by way of the API server's proxy."""
+        return self._http.json("GET", f"{PODS.url(namespace, name)}:{port}/proxy{url}")
+
     def close(self) -> None:
         """Close all connections."""
         self._http.close()

@@ -19,6 +19,7 @@ from vcuda_programs import built
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
+from nodeagent.live import Live
 from nodeagent.shares import Shares
 from nodeagent.store import Seat, SeatStore
 from nodeagent.usage import UsageFiles
@@ -45,7 +46,8 @@ class Bench:
         files = SeatFiles(self.folder / "cdi", self.running.folder, "slicekeeper.io/seat", self.made(1))
         arbiter = Arbiter(self.running.folder)
         self.shares = Shares(arbiter, self.store, Resources(), limits=True)
-        self.usage = UsageFiles(arbiter, self.store, files)
+        self.live = Live(self.store)
+        self.usage = UsageFiles(arbiter, self.store, files, self.live)
         for seat in self.store.all():
             files.write(seat)
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node agents say of their seats, asked by way of the API server: its rights, `get` on `pods/proxy`, hold.
+
+An agent that is away, or may not be asked, leaves its node's figures unknown; nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any, Final
+
+import msgspec
+
+from slicekeeper import agent_address
+from slicekeeper.errors import ServiceError
+from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.settings import KubernetesSettings
+from slicekeeper.wire.node import PATH, NodeSeats, SeatUse
+
+ANSWER_SECONDS: Final = 3.0
+AT_ONCE: Final = 16
+
+_SELECTOR: Final = "app.kubernetes.io/name=nodeagent"
+
+
+class Agents:
+    """The agents of a cluster's nodes."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self._client = KubeClient(msgspec.structs.replace(settings, timeout_seconds=ANSWER_SECONDS))
+        self.silent: dict[str, str] = {}
+        """By node, why its agent told nothing, as last asked."""
+
+    def ask(self, nodes: Sequence[Object]) -> dict[str, list[SeatUse]]:
+        """Return the seats of each node whose agent answers."""
+        self.silent = {}
+        wanted = {node["metadata"]["name"]: agent_address.of_node(node) for node in nodes}
+        wanted = {name: value for name, value in wanted.items() if value}
+        if not wanted:
+            return {}
+        try:
+            pods, _ = self._client.list(PODS, label_selector=_SELECTOR)
+        except ServiceError as error:
+            self.silent = dict.fromkeys(wanted, str(error))
+            return {}
+        by_ip = {pod.get("status", {}).get("podIP"): pod for pod in pods}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            answers = pool.map(self._ask, wanted, wanted.values(), repeat(by_ip))
+            return {name: seats for name, seats in zip(wanted, answers, strict=True) if seats is not None}
+
+    def _ask(self, node: str, value: str, by_ip: Mapping[str, Object]) -> list[SeatUse] | None:
+        """Ask the pod whose address the node names: anybody may give a pod the agents' label."""
+        try:
+            ip, port = agent_address.decode(value)
+            metadata = by_ip[ip]["metadata"]
+            answer = self._client.ask_pod(metadata["namespace"], metadata["name"], port, PATH)
+            return msgspec.convert(answer, NodeSeats).seats
+        except KeyError:
+            self.silent[node] = f"no pod of the node agent has the address {value}"
+        except (ServiceError, ValueError) as error:
+            self.silent[node] = str(error)
+        return None
+
+
+def figures(seats: Iterable[SeatUse] | None) -> dict[str, Any]:
+    """Return what some seats together are given and use, as it is shown; None: not known of all of them."""
+    known = None if seats is None else list(seats)
+    return {
+        "givenPercent": _sum(None if known is None else [seat.given_percent for seat in known]),
+        "usedPercent": _sum(None if known is None else [seat.used_percent for seat in known]),
+        "memoryUsedMib": _sum(None if known is None else [seat.memory_mib for seat in known]),
+    }
+
+
+FIGURES: Final = ("GIVEN", "USED", "MEMORY-USED")
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return what is under `FIGURES` in a table."""
+    memory = row["memoryUsedMib"]
+    return percent(row["givenPercent"]), percent(row["usedPercent"]), "-" if memory is None else f"{memory}Mi"
+
+
+def percent(value: float | None) -> str:
+    """Return a share as people read it."""
+    return "-" if value is None else f"{value:g}%"
+
+
+def _sum(values: Sequence[float | None] | None) -> float | None:
+    if values is None or None in values:
+        return None
+    return round(sum(value for value in values if value is not None), 1)

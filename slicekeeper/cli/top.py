@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper top`: every GPU and who shares it, live."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from slicekeeper import inventory
+from slicekeeper.cli.agents import FIGURES, Agents, cells, figures, percent
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.kube.client import NODES, KubeClient, Object
+from slicekeeper.wire.node import SeatUse
+
+_HOME_AND_CLEAR = "\033[H\033[2J"
+
+
+@click.command()
+@click.option("--node", default="", help="Only this node.")
+@click.option("--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between two.")
+@click.option("--once", is_flag=True, help="Show it once; also without a terminal, and with -o.")
+@output_option()
+@click.pass_obj
+def top(context: Context, node: str, interval: float, once: bool, output: str) -> None:
+    """Show GPUs and their seats live: shares asked, given and used, memory, class."""
+    settings = context.loaded.settings.kubernetes
+    client, agents = KubeClient(settings), Agents(settings)
+    if once or output != "table" or not sys.stdout.isatty():
+        gpus = _gpus(client, agents, node)
+        show(gpus, output, lambda: table(_HEAD, _rows(gpus)))
+    else:
+        with suppress(KeyboardInterrupt):
+            while True:
+                lines = table(_HEAD, _rows(_gpus(client, agents, node))).splitlines()
+                click.echo(_HOME_AND_CLEAR + "\n".join(lines[: shutil.get_terminal_size().lines - 1]))
+                time.sleep(interval)
+    for name, why in agents.silent.items():
+        click.echo(f"node {name}: its agent tells nothing: {why}", err=True)
+
+
+def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]:
+    nodes, _ = client.list(NODES, field_selector=f"metadata.name={only}" if only else "")
+    told = agents.ask(nodes)
+    return [_gpu(node, gpu, told.get(node["metadata"]["name"])) for node in nodes for gpu in inventory.of_node(node)]
+
+
+def _gpu(node: Object, gpu: inventory.Gpu, seats: list[SeatUse] | None) -> dict[str, Any]:
+    here = None if seats is None else [seat for seat in seats if gpu.uuid in seat.gpus]
+    return {
+        "node": node["metadata"]["name"],
+        "gpu": gpu.uuid,
+        "model": gpu.model,
+        "healthy": gpu.healthy,
+        "memoryMib": gpu.memory_mib,
+        "askedPercent": None if here is None else sum(seat.asked_percent for seat in here),
+        **figures(here),
+        "seats": [_seat(seat, gpu) for seat in here or []],
+    }
+
+
+def _seat(seat: SeatUse, gpu: inventory.Gpu) -> dict[str, Any]:
+    return {
+        "namespace": seat.namespace,
+        "pod": seat.pod,
+        "container": seat.container,
+        "class": seat.vclass,
+        "askedPercent": seat.asked_percent,
+        "limitPercent": seat.limit_percent,
+        **figures([seat]),
+        "memoryMib": seat.memory_limit_mib or gpu.memory_mib,
+    }
+
+
+_HEAD = ("NODE", "GPU", "POD", "CONTAINER", "CLASS", "ASKED", "LIMIT", *FIGURES, "OF")
+
+
+def _rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for gpu in gpus:
+        state = gpu["model"] if gpu["healthy"] else f"{gpu['model']}, not healthy"
+        asked, memory = percent(gpu["askedPercent"]), f"{gpu['memoryMib']}Mi"
+        rows.append((gpu["node"], gpu["gpu"], state, "", "", asked, "", *cells(gpu), memory))
+        for seat in gpu["seats"]:
+            pod = f"{seat['namespace']}/{seat['pod']}"
+            asked, limit = percent(seat["askedPercent"]), percent(seat["limitPercent"])
+            memory = f"{seat['memoryMib']}Mi"
+            rows.append(("", "", pod, seat["container"], seat["class"], asked, limit, *cells(seat), memory))
+    return rows
