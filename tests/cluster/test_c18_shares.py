@@ -133,7 +133,7 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
     )  # fmt: skip
 
 
-def test_a_hostile_container_harms_neither_its_caps_nor_its_neighbour(site: Site) -> None:
+def test_a_hostile_container_keeps_to_its_caps_or_is_told_of_and_its_neighbour_goes_on(site: Site) -> None:
     team, other = site.namespace(), site.namespace()
     here = _one_gpu(site)
     site.kubectl.create(pod("train", TRAIN, annotations=here), namespace=team)
@@ -150,6 +150,11 @@ def test_a_hostile_container_harms_neither_its_caps_nor_its_neighbour(site: Site
         "sockets": [["0"]],
         "granted": [[str(2 * GIB)]],
     }, f"{FORKS} children"
+    # Preloading is a fence: what gets over it, with memory beyond the cap, is told of.
+    wait_for("an escape", lambda: said(site, other, "hostile", "escaped"), seconds=30)
+    [told] = wait_for("word of it", lambda: site.events(other, "OutsideSlice"), seconds=30)
+    assert "container train uses GPU" in told["message"]
+    assert said(site, other, "hostile", "escaped") == [["0"]]
     seat = seat_of(site, other, "hostile")
     assert seat is not None
     assert seat["memory_peak"] <= seat["memory_limit"] == 2 * GIB

