@@ -18,6 +18,7 @@ from nodeagent.gpus import GpuSource
 from nodeagent.live import Live
 from nodeagent.metrics import ShareMetrics, StrayMetrics
 from nodeagent.node_pods import NodePods
+from nodeagent.offer import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.publisher import Publisher
 from nodeagent.seats import Seats
@@ -50,6 +51,10 @@ class Agent:
         self._bind, self._limits = mine.metrics_bind, settings.serving
         self._clock = clock
         self._client = KubeClient(settings.kubernetes)
+        kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
+        devices = settings.resources.devices
+        own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
+        source = own
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
@@ -60,7 +65,6 @@ class Agent:
         self._usage = UsageFiles(arbiter, self._store, files, self._live)
         self._shares = Shares(arbiter, self._store, settings.resources, limits=limits)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
-        kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         self._seats = Seats(
             self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused, self._shares
         )
@@ -69,7 +73,13 @@ class Agent:
         port = int(mine.metrics_bind.rpartition(":")[2] or 0)
         address = agent_address.encode(mine.pod_ip, port) if mine.pod_ip and port else ""
         self._publisher = Publisher(
-            self._client, mine.node_name, source, settings.resources, mine.reconcile_seconds, address
+            self._client,
+            mine.node_name,
+            source,
+            settings.resources,
+            mine.reconcile_seconds,
+            address,
+            own.look_at,
         )
         self._gpus = GpuWatch(
             source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, self._ill

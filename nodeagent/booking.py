@@ -81,7 +81,7 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
     for uuid in dict.fromkeys(uuid for hold in mine for uuid in hold.gpus):
         gpu = known.get(uuid)
         if gpu is None:
-            raise SeatRefused(f"GPU {uuid} is not on this node; delete the pod, so that it is scheduled again")
+            raise SeatRefused(f"GPU {uuid} is not offered on this node; delete the pod, so that it is scheduled again")
         if not gpu.healthy:
             raise SeatRefused(f"GPU {uuid} is not healthy; delete the pod, so that it is scheduled again")
         there = {_name(other): _sum(holds(other, resources).values(), gpu) for other in earlier}

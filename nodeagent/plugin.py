@@ -23,6 +23,7 @@ import grpc
 from nodeagent.booking import SeatRefused
 from nodeagent.protocol import (
     DEVICE_PLUGIN_SERVICE,
+    GET_ALLOCATABLE_RESOURCES,
     HEALTHY,
     LIST_POD_RESOURCES,
     MESSAGE_BYTES,
@@ -33,6 +34,7 @@ from nodeagent.protocol import (
 )
 from nodeagent.seats import Owner, Seats
 from slicekeeper import threads
+from slicekeeper.devices import is_named
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +207,7 @@ class SeatPlugin:
 
 
 class PodResources:
-    """Asks kubelet which container holds a seat."""
+    """Asks kubelet which container holds a seat, and what other plugins give out."""
 
     def __init__(self, socket: Path, resource: str) -> None:
         self._target = f"unix://{socket}"
@@ -216,15 +218,8 @@ class PodResources:
 
         Raises grpc.RpcError where kubelet does not answer.
         """
-        with grpc.insecure_channel(
-            self._target, options=[("grpc.max_receive_message_length", 4 * MESSAGE_BYTES)]
-        ) as channel:
-            answer = call(
-                channel,
-                LIST_POD_RESOURCES,
-                pod_resources.ListPodResourcesRequest(),
-                pod_resources.ListPodResourcesResponse,
-            )
+        with self._channel() as channel:
+            answer = _listed(channel)
         return [
             (pod.namespace, pod.name, container.name)
             for pod in answer.pod_resources
@@ -232,6 +227,41 @@ class PodResources:
             for device in container.devices
             if device.resource_name == self._resource and seat_id in device.device_ids
         ]
+
+    def devices(self, resources: tuple[str, ...]) -> set[str]:
+        """Return all devices of these resources: those on offer, and those that containers hold.
+
+        Raises grpc.RpcError if kubelet does not answer.
+        """
+        with self._channel() as channel:
+            held = _listed(channel)
+            offered = call(
+                channel,
+                GET_ALLOCATABLE_RESOURCES,
+                pod_resources.AllocatableResourcesRequest(),
+                pod_resources.AllocatableResourcesResponse,
+            )
+        in_containers = (
+            device for pod in held.pod_resources for container in pod.containers for device in container.devices
+        )
+        return {
+            device_id
+            for device in (*offered.devices, *in_containers)
+            if is_named(device.resource_name, resources)
+            for device_id in device.device_ids
+        }
+
+    def _channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(self._target, options=[("grpc.max_receive_message_length", 4 * MESSAGE_BYTES)])
+
+
+def _listed(channel: grpc.Channel) -> Any:
+    return call(
+        channel,
+        LIST_POD_RESOURCES,
+        pod_resources.ListPodResourcesRequest(),
+        pod_resources.ListPodResourcesResponse,
+    )
 
 
 def call(channel: grpc.Channel, method: str, request: Any, answer: Any) -> Any:

@@ -53,6 +53,8 @@ _POD_RESOURCES: Final[dict[str, _Fields]] = {
         "containers": (3, "ContainerResources", True),
     },
     "ContainerResources": {"name": (1, str, False), "devices": (2, "ContainerDevices", True)},
+    "AllocatableResourcesRequest": {},
+    "AllocatableResourcesResponse": {"devices": (1, "ContainerDevices", True)},
     "ContainerDevices": {"resource_name": (1, str, False), "device_ids": (2, str, True)},
 }
 
@@ -95,6 +97,7 @@ VERSION: Final = "v1beta1"
 REGISTER: Final = "/v1beta1.Registration/Register"
 DEVICE_PLUGIN_SERVICE: Final = "v1beta1.DevicePlugin"
 LIST_POD_RESOURCES: Final = "/v1.PodResourcesLister/List"
+GET_ALLOCATABLE_RESOURCES: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 HEALTHY: Final = "Healthy"
 
 # kubelet refuses larger messages, so we need not allow them either.

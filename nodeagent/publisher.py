@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from nodeagent.gpus import GpuSource
@@ -56,10 +57,12 @@ class Publisher:
         resources: Resources,
         pause_seconds: float,
         address: str = "",
+        seen: Callable[[Object], None] = lambda _node: None,
     ) -> None:
         self._client = client
         self._node = node
         self._source = source
+        self._seen = seen
         self._resources = resources
         self._pause = pause_seconds
         self._address = address
@@ -94,8 +97,9 @@ class Publisher:
         Raises ServiceError where the API server does not answer or refuses.
         """
         with self._lock:
-            patch = wanted(self._source.gpus(), self._resources, self._address)
             node: Object = self._client.get(NODES, self._node)
+            self._seen(node)
+            patch = wanted(self._source.gpus(), self._resources, self._address)
             changed = differs(node, patch)
             if changed:
                 self._client.patch(NODES, self._node, patch, subresource="status")

@@ -311,6 +311,13 @@ class NodeAgentSettings(Section, frozen=True):
 
     node_name: Annotated[str, about("Name of the Node object it speaks for.")] = ""
     fake_gpus: Annotated[str, about("GPUs to make up by the fake driver: N or N:MODEL.")] = ""
+    gpus: Annotated[
+        tuple[str, ...],
+        about(
+            "GPUs to offer, by UUID or index. On nodes where none of them is: all GPUs, and none beside another plugin "
+            "that gives GPUs out."
+        ),
+    ] = ()
     programs_dir: Annotated[str, about("Where the arbiter, the limiter and the fake driver lie.")] = (
         "/usr/local/slicekeeper/lib"
     )

@@ -23,7 +23,8 @@ WARNING: Final = "the manifest is of a pod that was bound before: it gets a node
 def taken_off(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
     """Return what takes the pod's former node and GPUs off its manifest; empty where there is nothing of the kind.
 
-    Where users may name a node, one without GPUs from a Binding is theirs: it may come from a pass before this one.
+    Where users may name a node, one without GPUs from a Binding is theirs: it may come from a pass before this one. A
+    manifest with a status was read back from the cluster, its node with it.
     """
     if not _was_admitted(pod):
         return []
@@ -32,7 +33,8 @@ def taken_off(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
         for key in annotations_of(pod)
         if key in names.NEVER_ON_NEW_PODS or key.startswith(names.GPU_PREFIX)
     ]
-    if as_map(pod.get("spec")).get("nodeName") and (patch or not may_name_node):
+    read_back = patch or as_map(pod.get("status")).get("phase")
+    if as_map(pod.get("spec")).get("nodeName") and (read_back or not may_name_node):
         patch.append({"op": "remove", "path": "/spec/nodeName"})
     return patch
 

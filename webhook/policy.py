@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.errors import Violation
-from slicekeeper.request import PodRequest, show
+from slicekeeper.request import PodRequest, asks_for, show
 from slicekeeper.settings import Settings
 from slicekeeper.wire.admission import JsonPatch
 from webhook import former_life, mutation, rules
@@ -79,9 +79,11 @@ class Admission:
         """Return the patch that makes a new pod what its namespace's policy asks for, or the refusal."""
         if case.policy.mode == "off" or rules.is_mirror(pod):
             return self._mutate(pod, case)
-        may_name_node = case.policy.mode == "observe" or rules.may_name_node(case, self._cluster)
+        resources = self._cluster.resources
+        ours = asks_for(pod, (resources.core, resources.memory))
+        may_name_node = case.policy.mode == "observe" or rules.may_name_node(case, self._cluster, ours=ours)
         former = former_life.taken_off(pod, may_name_node=may_name_node)
-        first = [*former, *without_gpu(pod, self._cluster.resources)]
+        first = [*former, *without_gpu(pod, resources)]
         if not first:
             return self._mutate(pod, case)
         verdict = self._mutate(apply(dict(pod), first), case)

@@ -145,9 +145,13 @@ def check_ephemeral(
                 )  # fmt: skip
 
 
-def may_name_node(case: Case, cluster: Cluster) -> bool:
-    """Whether a user's `nodeName` on a GPU pod breaks no rule."""
-    return cluster.webhook.allow_node_name and not case.policy.reserves
+def may_name_node(case: Case, cluster: Cluster, *, ours: bool) -> bool:
+    """Whether a `nodeName` on a GPU pod breaks no rule.
+
+    Devices of NVIDIA's plugin are given out by kubelet, whoever bound the pod: its operator's own pods come so. Only
+    for our shares and GPUs does it matter.
+    """
+    return (not ours or cluster.webhook.allow_node_name) and not case.policy.reserves
 
 
 def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -367,7 +371,7 @@ def _pod_fields(spec: Mapping[str, Any], request: PodRequest, case: Case, cluste
         )  # fmt: skip
     if policy.reserves:
         yield from _deadline(spec)
-    if spec.get("nodeName") and not may_name_node(case, cluster):
+    if spec.get("nodeName") and not may_name_node(case, cluster, ours=bool(request.requests)):
         yield Violation(
             "node-name", "", "spec.nodeName", show(spec["nodeName"]),
             "a GPU pod is placed by the scheduler, which keeps GPUs from being given away twice",

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from slicekeeper import clock, inventory, names, released
-from slicekeeper.cli import break_glass, installed
+from slicekeeper.cli import beside, break_glass, installed
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, ServiceError, SettingsError
@@ -200,6 +200,8 @@ def _missing(
                 f"kubectl delete {kind} {name}",
             )
     nodes, _ = client.list(NODES)
+    for overlap in beside.overlaps(nodes, settings.resources):
+        yield Finding(*overlap)
     if not any(inventory.of_node(node) for node in nodes):
         yield Finding("no node shows GPUs", "label GPU nodes slicekeeper.io/gpus=true and look at the node agent's log")
 

@@ -27,6 +27,9 @@ class FakeKubelet:
         self.owners: dict[str, list[tuple[str, str, str]]] = {}
         """Seat id → the containers that PodResources names."""
         self.resource = "slicekeeper.io/seat"
+        self.others: dict[str, list[str]] = {}
+        """Resource → devices that another plugin offers; `held` are those that pods hold."""
+        self.held: dict[str, list[str]] = {}
         self._servers: list[grpc.Server] = []
         self._followed: grpc.Channel | None = None
         self._lock = threading.Lock()
@@ -37,8 +40,13 @@ class FakeKubelet:
         for file in self.folder.glob("*.sock"):
             file.unlink()
         self.came.clear()
-        self._serve("kubelet.sock", "v1beta1.Registration", "Register", plugin.RegisterRequest, self._register)
-        self._serve("pods.sock", "v1.PodResourcesLister", "List", pod_resources.ListPodResourcesRequest, self._list)
+        register = {"Register": (plugin.RegisterRequest, self._register)}
+        self._serve("kubelet.sock", "v1beta1.Registration", register)
+        lister = {
+            "List": (pod_resources.ListPodResourcesRequest, self._list),
+            "GetAllocatableResources": (pod_resources.AllocatableResourcesRequest, self._allocatable),
+        }
+        self._serve("pods.sock", "v1.PodResourcesLister", lister)
 
     def stop(self) -> None:
         """Stop listening and following, as a kubelet that is killed does: its socket stays behind."""
@@ -55,10 +63,13 @@ class FakeKubelet:
             with socket.socket(socket.AF_UNIX) as left:
                 left.bind(str(file))
 
-    def _serve(self, name: str, service: str, method: str, request: Any, answer: Any) -> None:
+    def _serve(self, name: str, service: str, methods: dict[str, tuple[Any, Any]]) -> None:
         server = grpc.server(ThreadPoolExecutor(4))
-        handler = grpc.unary_unary_rpc_method_handler(answer, request.FromString, lambda m: m.SerializeToString())
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        handlers = {
+            method: grpc.unary_unary_rpc_method_handler(answer, request.FromString, lambda m: m.SerializeToString())
+            for method, (request, answer) in methods.items()
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         server.add_insecure_port(f"unix://{self.folder}/{name}")
         server.start()
         self._servers.append(server)
@@ -92,6 +103,16 @@ class FakeKubelet:
                 there = pod.containers.add(name=container)
                 there.devices.add(resource_name=self.resource, device_ids=[seat])
                 there.devices.add(resource_name="other.example/device", device_ids=["seat-0000"])
+        for resource, devices in self.held.items():
+            pod = answer.pod_resources.add(name="theirs", namespace="other")
+            pod.containers.add(name="c").devices.add(resource_name=resource, device_ids=devices)
+        return answer
+
+    def _allocatable(self, _request: Any, _context: Any) -> Any:
+        answer = pod_resources.AllocatableResourcesResponse()
+        answer.devices.add(resource_name=self.resource, device_ids=self.offered)
+        for resource, devices in self.others.items():
+            answer.devices.add(resource_name=resource, device_ids=devices)
         return answer
 
     def call(self, method: str, request: Any, answer: Any) -> Any:

@@ -96,7 +96,7 @@ def test_a_container_that_holds_no_gpu_gets_no_seat(bench: Any) -> None:
 def test_an_unknown_gpu_is_refused(bench: Any) -> None:
     pod = bench.pods.add("one", gpu=0)
     pod["metadata"]["annotations"]["gpu.slicekeeper.io/train"] = "GPU-elsewhere"
-    with pytest.raises(grpc.RpcError, match="GPU-elsewhere is not on this node"):
+    with pytest.raises(grpc.RpcError, match="GPU-elsewhere is not offered on this node"):
         _start(bench, "seat-0000", "one")
 
 

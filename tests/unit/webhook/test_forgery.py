@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from slicekeeper import names
-from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.settings import Settings
 from webhook.classes import SettingsClasses
 from webhook.patch import apply
@@ -76,6 +76,23 @@ def test_only_a_kubelet_makes_mirrors_of_its_static_pods() -> None:
         refusal = told(endpoint, "Pod", mirror, "enforce", ["system:authenticated"])
         assert "only a kubelet makes mirrors" in refusal
         assert told(endpoint, "Pod", mirror, "enforce", ["system:nodes", "system:authenticated"]) == ""
+
+
+def test_a_node_that_a_pod_of_nvidias_devices_names_is_its_own() -> None:
+    """As NVIDIA's operator names it, in a second pass too; in a manifest read back it is the last pod's."""
+    case = Case("team", NamespacePolicy())
+    asked = {
+        "metadata": {},
+        "spec": {"nodeName": "node-1", "containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+    }
+    admitted = apply(asked, ADMISSION.mutate(asked, case).patch)
+    assert admitted["spec"]["nodeName"] == "node-1"
+    assert ADMISSION.mutate(admitted, case).patch == []
+    assert ADMISSION.validate(admitted, case).allowed
+    read_back = {**admitted, "status": {"phase": "Running"}}
+    assert "nodeName" not in apply(read_back, ADMISSION.mutate(read_back, case).patch)["spec"]
+    safe = Case("team", NamespacePolicy(budget=BudgetPolicy(enforcement="safe")))
+    assert "node-name" in [violation.code for violation in ADMISSION.mutate(asked, safe).violations]
 
 
 @pytest.mark.parametrize("mode", ["enforce", "observe"])

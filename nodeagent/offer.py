@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs of the machine are Slicekeeper's to offer, beside another plugin that gives GPUs of it out whole.
+
+Nothing is offered that another plugin has: where there is one, only the GPUs that the settings name, and of those none
+that kubelet lists for another plugin. kubelet shows a plugin's resource with the amount 0 while the plugin is away, and
+for ever after it is gone: only an amount that stays 0 for longer than a plugin's absence means that there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import grpc
+
+from nodeagent.gpus import GpuSource
+from nodeagent.host_cdi import Edits
+from slicekeeper.devices import is_named
+from slicekeeper.inventory import Gpu
+from slicekeeper.request import as_map, is_zero
+
+log = logging.getLogger(__name__)
+
+AWAY_SECONDS: Final = 600.0
+"""kubelet forgets the devices of a plugin that is away for 5 minutes; one that starts slowly has twice that."""
+
+
+class OwnGpus:
+    """A source's GPUs without those of others."""
+
+    def __init__(
+        self, source: GpuSource, listed: Sequence[str], devices: tuple[str, ...], handed_out: Callable[[], set[str]]
+    ) -> None:
+        self._source = source
+        self._listed = frozenset(listed)
+        self._devices = devices
+        self._handed_out = handed_out
+        self._lock = threading.Lock()
+        self._seen: dict[str, float] = {}
+        """By resource, when another plugin was last seen to give it out here."""
+        self._taken: frozenset[str] = frozenset()
+        self._beside: tuple[str, ...] = ()
+        self._told = ""
+
+    def look_at(self, node: Mapping[str, Any]) -> None:
+        """Take in what other plugins give out on this node."""
+        now = time.monotonic()
+        status = as_map(node.get("status"))
+        there: dict[str, bool] = {}
+        for part in ("capacity", "allocatable"):
+            for name, amount in as_map(status.get(part)).items():
+                if is_named(name, self._devices):
+                    there[name] = there.get(name, False) or not is_zero(amount)
+        try:
+            taken = frozenset(self._handed_out())
+        except (grpc.RpcError, OSError) as error:
+            log.debug("kubelet does not say which GPUs other plugins have: %s", error)
+            taken = self._taken
+        with self._lock:
+            for name, some in there.items():
+                if some or name not in self._seen:
+                    self._seen[name] = now
+            self._beside = tuple(sorted(name for name in there if now - self._seen[name] < AWAY_SECONDS))
+            self._taken = taken
+        self._tell()
+
+    def gpus(self) -> list[Gpu]:
+        """Return the GPUs to offer, as they were last seen, in the source's order."""
+        every = self._source.gpus()
+        with self._lock:
+            listed = [gpu for index, gpu in enumerate(every) if self._listed & {gpu.uuid, str(index)}]
+            offered = listed or ([] if self._beside else every)
+            return [gpu for gpu in offered if not self._taken & {gpu.uuid, str(every.index(gpu))}]
+
+    def troubles(self) -> Mapping[str, str]:
+        """Return by UUID why a GPU must get no new slice, those of others among them."""
+        return self._source.troubles()
+
+    def look(self, seconds: float) -> None:
+        """Wait for news of the GPUs, at most so long, and look at them again."""
+        self._source.look(seconds)
+
+    def edits(self, uuids: Sequence[str]) -> Edits:
+        """Return the CDI container edits that make these GPUs usable."""
+        return self._source.edits(uuids)
+
+    def _tell(self) -> None:
+        every, own = self._source.gpus(), {gpu.uuid for gpu in self.gpus()}
+        others = [gpu.uuid for gpu in every if gpu.uuid not in own]
+        if self._beside and others:
+            hint = "" if own else "; name by nodeAgent.gpus those that another plugin does not have"
+            text = f"{', '.join(self._beside)} is given out here: GPUs {', '.join(others)} are not offered{hint}"
+        elif others:
+            text = (
+                f"GPUs {', '.join(others)} are not offered: nodeAgent.gpus leaves them out, or another plugin has them"
+            )
+        else:
+            text = ""
+        if text != self._told:
+            log.warning("%s", text or "all GPUs are offered")
+            self._told = text
+
+
+def gpu_of(device: str) -> str:
+    """Return the GPU's UUID, or index, in a device's name as NVIDIA's plugin makes it: replicas, and slices of old."""
+    return device.partition("::")[0].removeprefix("MIG-").partition("/")[0]
