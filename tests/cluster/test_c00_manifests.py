@@ -60,7 +60,8 @@ def test_every_pod_has_probes_and_limits_and_none_holds_up_a_drain(site: Site, o
             assert "memory" in container["resources"]["limits"], what
             context = container["securityContext"]
             assert context["readOnlyRootFilesystem"], what
-            assert context["capabilities"] == {"drop": ["ALL"]}, what
+            more = {"add": ["SYS_PTRACE"]} if name == "arbiter" else {}
+            assert context["capabilities"] == {"drop": ["ALL"], **more}, what
             assert not context["allowPrivilegeEscalation"], what
     budgets = [o["spec"] for o in objects if o["kind"] == "PodDisruptionBudget"]
     assert len(budgets) >= 2
