@@ -268,7 +268,7 @@ def judge(stray: Stray, ours: set[str], resources: Resources) -> str:
         return ""  # another plugin gives it out, or nobody does
     if not mine:
         return "which was not given to it" if held else "without a slice of it"
-    if any(hold.core >= CORES_PER_GPU for hold in mine):
+    if any(hold.core >= CORES_PER_GPU or hold.alone for hold in mine):
         return ""
     memory = sum(hold.memory_mib for hold in mine)
     if any(hold.limited for hold in mine):

@@ -14,7 +14,7 @@ from typing import Any
 from slicekeeper import names
 from slicekeeper.errors import RequestRefused, SlicekeeperError
 from slicekeeper.inventory import Gpu
-from slicekeeper.request import annotations_of, as_list, as_map, container_name, containers, parse_pod
+from slicekeeper.request import annotations_of, as_list, as_map, container_name, containers, parse_pod, sharing_mode
 from slicekeeper.settings import Resources
 from slicekeeper.tenure import has_ended
 from slicekeeper.units import CORES_PER_GPU
@@ -35,6 +35,8 @@ class Hold:
     core: int
     memory_mib: int
     """On each GPU; 0 for a whole GPU without a stated amount, which holds all of it."""
+    alone: bool = False
+    """Whether the scheduler keeps its GPUs for its pod, however little the pod asked for."""
     limited: bool = False
     """Whether the webhook has it loaded with the limiter, as it does with fractions in namespaces that it enforces."""
 
@@ -46,7 +48,7 @@ def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, Hold]:
         requests = parse_pod(pod, resources).requests
     except RequestRefused:
         return {}
-    limited = _limited(pod)
+    limited, alone = _limited(pod), sharing_mode(pod) == names.EXCLUSIVE
     found = {}
     for request in requests:
         chosen = annotations.get(names.gpu_annotation(request.container), "")
@@ -54,7 +56,7 @@ def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, Hold]:
         if gpus:
             core = request.core if request.is_fraction else CORES_PER_GPU
             memory = request.memory_mib // len(gpus)
-            found[request.container] = Hold(request.container, gpus, core, memory, request.container in limited)
+            found[request.container] = Hold(request.container, gpus, core, memory, alone, request.container in limited)
     return found
 
 
@@ -96,9 +98,19 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
             )
 
 
+def slice_memory(hold: Hold, pod: Mapping[str, Any], gpus: Iterable[Gpu], resources: Resources) -> int:
+    """Return the memory in MiB that a container may use: all of a GPU that its pod has for itself and it alone uses."""
+    beside = [other for other in holds(pod, resources).values() if set(other.gpus) & set(hold.gpus)]
+    if hold.alone and hold.core < CORES_PER_GPU and len(beside) == 1:
+        return next((gpu.memory_mib for gpu in gpus if gpu.uuid == hold.gpus[0]), hold.memory_mib)
+    return hold.memory_mib
+
+
 def _sum(held: Iterable[Hold], gpu: Gpu) -> tuple[int, int]:
     core = memory = 0
     for hold in held:
+        if gpu.uuid in hold.gpus and hold.alone:
+            return CORES_PER_GPU, gpu.memory_mib
         if gpu.uuid in hold.gpus:
             core += hold.core
             whole = hold.core == CORES_PER_GPU

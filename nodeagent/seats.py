@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from nodeagent.arbiter import ArbiterAway, ArbiterRefused
-from nodeagent.booking import Hold, SeatRefused, check, holds, may_start
+from nodeagent.booking import Hold, SeatRefused, check, holds, may_start, slice_memory
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
@@ -26,6 +26,7 @@ from nodeagent.store import Seat, SeatStore
 from slicekeeper import names
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import Object
+from slicekeeper.request import sharing_mode
 from slicekeeper.settings import Resources
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Seats:
             container=container,
             gpus=hold.gpus,
             core=hold.core,
-            memory_mib=hold.memory_mib,
+            memory_mib=slice_memory(hold, pod, self._source.gpus(), self._resources),
             limited=hold.limited,
         )
         seat = self._shares.said(pod, seat)
@@ -165,6 +166,11 @@ class Seats:
 
     def _hold(self, pod: Object, container: str) -> Hold:
         """Return what the container holds, after the second look at its GPUs; the sidecar of a GPU pod holds none."""
+        mode = sharing_mode(pod)
+        if mode not in ("", names.EXCLUSIVE, names.SHARED):
+            raise SeatRefused(
+                f"the scheduler chose the mode {mode!r}, which this node's agent does not know: update it"
+            )
         held = holds(pod, self._resources)
         if held and container == names.SIDECAR:
             return Hold(container, (), 0, 0)

@@ -19,7 +19,7 @@ from nodeagent.store import Seat, SeatStore
 from slicekeeper import names, threads
 from slicekeeper.errors import RequestRefused
 from slicekeeper.kube.client import Object
-from slicekeeper.request import annotations_of, parse_pod
+from slicekeeper.request import annotations_of, parse_pod, sharing_mode
 from slicekeeper.settings import Resources
 from slicekeeper.units import CORES_PER_GPU
 
@@ -91,6 +91,8 @@ class Shares:
         limit = seat.limit
         if seat.container in requests:
             limit = requests[seat.container].limit or CORES_PER_GPU
+        if sharing_mode(pod) == names.EXCLUSIVE:
+            limit = CORES_PER_GPU  # it pays for all of its GPU, and nobody else may be there
         return msgspec.structs.replace(seat, limit=max(limit, seat.core), background=background)
 
     def give(self, seat: Seat) -> None:

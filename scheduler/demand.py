@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slicekeeper.names import EXCLUSIVE, SHARED
 from slicekeeper.request import GpuRequest, PodRequest
 from slicekeeper.units import CORES_PER_GPU
-
-EXCLUSIVE = "exclusive"
-SHARED = "shared"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.demand import EXCLUSIVE, Demand, demand_of
+from scheduler.demand import Demand, demand_of
 from scheduler.fleet import MIXED, GpuRow
 from slicekeeper import names
 from slicekeeper.inventory import Gpu
@@ -127,7 +127,7 @@ def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:
             else:
                 shares.append(Share(uuid, request.core, request.memory_mib, whole=False))
     mode = _text(annotations.get(names.SHARING_MODE))
-    return hold_of(pod, shares, alone=mode.startswith(EXCLUSIVE)) if shares else None
+    return hold_of(pod, shares, alone=mode.startswith(names.EXCLUSIVE)) if shares else None
 
 
 def hold_of(pod: Pod, shares: Sequence[Share], *, alone: bool, node: str = "") -> Hold:

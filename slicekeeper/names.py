@@ -66,7 +66,9 @@ STANDARD: Final = "standard"
 BACKGROUND: Final = "background"
 GPU_CLASSES: Final = (STANDARD, BACKGROUND)
 
-SHARING_MODES: Final = ("adaptive", "exclusive", "shared")
+EXCLUSIVE: Final = "exclusive"
+SHARED: Final = "shared"
+SHARING_MODES: Final = ("adaptive", EXCLUSIVE, SHARED)
 PLANNED_SHARING_MODES: Final = ("mig", "remote")
 """Refused by name until they exist."""
 

@@ -140,6 +140,12 @@ def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     return as_map(as_map(pod.get("metadata")).get("annotations"))
 
 
+def sharing_mode(pod: Mapping[str, Any]) -> str:
+    """Return the mode that the scheduler chose for a pod, without its reason; empty if ours has not bound it."""
+    value = annotations_of(pod).get(names.SHARING_MODE)
+    return value.partition(":")[0] if isinstance(value, str) else ""
+
+
 def asks_for(pod: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
     """Whether any container names one of `resources`, in requests or limits, with any value at all.
 

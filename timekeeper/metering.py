@@ -18,7 +18,7 @@ from typing import Any, Literal
 from slicekeeper import names
 from slicekeeper.devices import part_of
 from slicekeeper.inventory import Gpu
-from slicekeeper.request import GpuRequest, PodRequest, annotations_of, as_map
+from slicekeeper.request import GpuRequest, PodRequest, annotations_of, as_map, sharing_mode
 from slicekeeper.settings import Resources
 from slicekeeper.units import CORES_PER_GPU, parse_quantity
 
@@ -126,7 +126,7 @@ def _shares(
 ) -> tuple[dict[str, _Share], set[str]]:
     """Return the pod's share of each of its GPUs; one that nobody named stands under a name with `?`."""
     annotations = annotations_of(pod)
-    alone = str(annotations.get(names.SHARING_MODE, "")).partition(":")[0] == "exclusive"
+    alone = sharing_mode(pod) == names.EXCLUSIVE
     shares: dict[str, _Share] = {}
     flags: set[str] = set()
     for wanted in request.requests:

@@ -116,6 +116,9 @@ def test_a_process_without_a_slice_is_told_of_once_with_its_pod(bench: Bench) ->
 def test_what_is_as_it_should_be_is_no_finding(bench: Bench) -> None:
     bench.finds(bench.pod("whole", core=100), 70000)
     bench.finds(bench.pod("observed", gpu="GPU-1"), 2000, gpu=1)
+    alone = bench.pod("alone")
+    alone["metadata"]["annotations"][names.SHARING_MODE] = "exclusive: asked for"
+    bench.finds(alone, 70000)
     bench.finds(bench.pod("nvidias", core=0, gpu=""), 70000, gpu=2)
     bench.finds(None, 70000, gpu=2, cgroup="/user.slice")
     assert bench.looks() == []

@@ -123,6 +123,44 @@ def test_memory_is_counted_too(bench: Any) -> None:
         _start(bench, "seat-0001", "late")
 
 
+EXCLUSIVE = {"slicekeeper.io/sharing-mode": "exclusive: asked for"}
+
+
+@pytest.mark.parametrize("alone", ["early", "late"])
+def test_a_pod_that_has_its_gpu_for_itself_is_alone_there(bench: Any, alone: str) -> None:
+    for name, at in (("early", "10:00:00"), ("late", "10:00:01")):
+        pod = bench.pods.add(name, gpu=0, core=10, at=at)
+        pod["metadata"]["annotations"] |= EXCLUSIVE if name == alone else {}
+    _start(bench, "seat-0000", "early")
+    with pytest.raises(grpc.RpcError, match="GPU-0 is booked twice: with team/early it would carry 110%"):
+        _start(bench, "seat-0001", "late")
+
+
+def test_a_pod_that_has_its_gpu_for_itself_has_all_of_it(bench: Any) -> None:
+    pod = bench.pods.add("one", gpu=0, core=30)
+    pod["metadata"]["annotations"] |= {**EXCLUSIVE, "tencent.com/vcuda-core-limit": "40"}
+    _start(bench, "seat-0000", "one")
+    seat = bench.store.get("seat-0000")
+    assert (seat.core, seat.limit, seat.memory_mib) == (30, 100, 81920)
+
+
+def test_containers_of_one_pod_that_share_its_gpu_keep_to_their_memory(bench: Any) -> None:
+    pod = bench.pods.add("one", gpu=0, core=30)
+    pod["spec"]["containers"].append({**pod["spec"]["containers"][0], "name": "other"})
+    pod["metadata"]["annotations"] |= {**EXCLUSIVE, "gpu.slicekeeper.io/other": "GPU-0"}
+    _start(bench, "seat-0000", "one")
+    seat = bench.store.get("seat-0000")
+    assert (seat.core, seat.limit, seat.memory_mib) == (30, 100, 2048)
+
+
+def test_a_mode_that_is_not_known_gives_no_seat(bench: Any) -> None:
+    pod = bench.pods.add("one", gpu=0)
+    pod["metadata"]["annotations"]["slicekeeper.io/sharing-mode"] = "mig: asked for"
+    with pytest.raises(grpc.RpcError, match="the mode 'mig', which this node's agent does not know"):
+        _start(bench, "seat-0000", "one")
+    assert len(bench.refused) == 1
+
+
 def test_a_pod_that_has_ended_holds_nothing(bench: Any) -> None:
     bench.pods.add("early", gpu=0, core=60)["status"]["phase"] = "Succeeded"
     bench.pods.add("late", gpu=0, core=60, at="11:00:00")
