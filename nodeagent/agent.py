@@ -26,6 +26,7 @@ from nodeagent.shares import Shares
 from nodeagent.shipped import limiter
 from nodeagent.store import SeatStore
 from nodeagent.usage import UsageFiles
+from nodeagent.whole import WholeGpus
 from slicekeeper import agent_address, probes
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import KubeClient, Object
@@ -62,7 +63,7 @@ class Agent:
         arbiter = Arbiter(Path(mine.run_dir))
         self._metrics = ShareMetrics(arbiter, self._store, source, mine.node_name)
         self._live = Live(self._store)
-        self._usage = UsageFiles(arbiter, self._store, files, self._live)
+        self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
         self._shares = Shares(arbiter, self._store, settings.resources, limits=limits)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         self._seats = Seats(

@@ -22,5 +22,14 @@ class GpuSource(Protocol):
     def look(self, seconds: float) -> None:
         """Wait for news of the GPUs, at most so long, and look at them again. Never raises for what a driver says."""
 
+    def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
+        """Return how busy a GPU was, in per cent, each from the one before until its instant, oldest first.
+
+        None if the driver does not tell; its instants are microseconds on a clock of its own.
+        """
+
+    def memory_used(self, uuid: str) -> int | None:
+        """Return how many bytes of its memory are in use, None if the driver does not tell."""
+
     def edits(self, uuids: Sequence[str]) -> Edits:
         """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node's seats get of their GPUs just now, at /seats: from the arbiter's counters of the last seconds.
+"""What the node's seats get of their GPUs just now, at /seats: from the counters of the last seconds.
 
-Who asks costs the arbiter nothing: what `take` brought is all that is looked at.
+Who asks costs the arbiter and the driver nothing: what `take` brought is all that is looked at.
 """
 
 from __future__ import annotations
@@ -9,50 +9,45 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from nodeagent.arbiter import ArbiterSeat, Telemetry
+from nodeagent.counts import Count
 from nodeagent.store import Seat, SeatStore
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.wire.node import NodeSeats, SeatUse
 
 SAMPLES: Final = 6
+OLD_SECONDS: Final = 6.0
 """With one a second, shares are those of the last five seconds."""
-OLD_SECONDS: Final = 5.0
 
 _MIB: Final = 1 << 20
 
+_Key = tuple[str, str]
+"""A seat's name, and a GPU."""
+
 
 class Live:
-    """The last samples of the arbiter's telemetry, and what they say of each seat."""
+    """The last samples of all counters, and what they say of each seat on each of its GPUs."""
 
     def __init__(self, store: SeatStore, now: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._now = now
         self._lock = threading.Lock()
-        self._samples: deque[Telemetry] = deque(maxlen=SAMPLES)
-        self._at = 0.0
+        self._samples: deque[tuple[float, Mapping[_Key, Count]]] = deque(maxlen=SAMPLES)
 
-    def take(self, told: Telemetry | None) -> None:
-        """Take a sample; None: the arbiter does not answer."""
+    def take(self, counts: Iterable[Count]) -> None:
+        """Take a sample; what nobody counts now is not in it."""
         with self._lock:
-            if told is None or (self._samples and self._samples[-1].pid != told.pid):
-                self._samples.clear()  # not all counters outlive their arbiter
-            if told is not None:
-                self._samples.append(told)
-                self._at = self._now()
+            self._samples.append((self._now(), {(count.seat, count.gpu): count for count in counts}))
 
     def seats(self) -> NodeSeats:
-        """Return all seats that hold a GPU."""
+        """Return who holds which GPU."""
         with self._lock:
-            samples = list(self._samples) if self._now() - self._at < OLD_SECONDS else []
-        first = {seat.seat: seat for seat in samples[0].seats} if samples else {}
-        last = {seat.seat: seat for seat in samples[-1].seats} if samples else {}
-        held = [seat for seat in self._store.all() if seat.gpus]
-        return NodeSeats(seats=[_use(seat, first.get(seat.name), last.get(seat.name)) for seat in held])
+            samples = [counts for at, counts in self._samples if self._now() - at < OLD_SECONDS]
+        return NodeSeats(seats=[_use(seat, gpu, samples) for seat in self._store.all() for gpu in seat.gpus])
 
     def __call__(self, _environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request, as WSGI has it."""
@@ -61,25 +56,30 @@ class Live:
         return [body]
 
 
-def _use(seat: Seat, first: ArbiterSeat | None, last: ArbiterSeat | None) -> SeatUse:
+def _use(seat: Seat, gpu: str, samples: Sequence[Mapping[_Key, Count]]) -> SeatUse:
+    key = (seat.name, gpu)
+    counts = [count for sample in samples if (count := sample.get(key)) is not None]
+    last = samples[-1].get(key) if samples else None
+    first = next((count for count in counts if last is not None and count.by == last.by), None)
+    memory = last.memory if last is not None else None
     return SeatUse(
         namespace=seat.namespace,
         pod=seat.pod,
         uid=seat.uid,
         container=seat.container,
-        gpus=seat.gpus,
+        gpu=gpu,
         vclass="background" if seat.background else "in-budget",
         asked_percent=seat.core,
         limit_percent=seat.limit or CORES_PER_GPU,
-        given_percent=_share(first, last, lambda s: s.granted_ns),
-        used_percent=_share(first, last, lambda s: s.busy_ns),
-        memory_mib=None if last is None else (last.memory + last.memory_overhead) // _MIB,
+        given_percent=_share(first, last, lambda count: count.granted_ns),
+        used_percent=_share(first, last, lambda count: count.busy_ns),
+        memory_mib=None if memory is None else memory // _MIB,
         memory_limit_mib=seat.memory_mib,
     )
 
 
-def _share(first: ArbiterSeat | None, last: ArbiterSeat | None, of: Callable[[ArbiterSeat], int]) -> float | None:
-    """Return by how much a counter grew in per cent of the time; unknown from one sample, or if it began anew."""
-    if first is None or last is None or last.wall_ns <= first.wall_ns or of(last) < of(first):
+def _share(first: Count | None, last: Count | None, of: Callable[[Count], int]) -> float | None:
+    """Return by how much a counter grew in per cent of the time; unknown from one sample."""
+    if first is None or last is None or last.wall_ns <= first.wall_ns:
         return None
     return round(min(100 * (of(last) - of(first)) / (last.wall_ns - first.wall_ns), 100.0), 1)

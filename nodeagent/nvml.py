@@ -85,6 +85,31 @@ class NvmlGpus:
         self._wait(seconds)
         self._refresh()
 
+    def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
+        """Return how busy a GPU was; None if the driver does not tell, as of one that shares the host's memory."""
+        handle = self._handle(uuid)
+        if handle is None:
+            return None
+        try:
+            kind, found = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, after_us)
+        except pynvml.NVMLError as error:
+            return [] if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
+        if kind != pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+            return None
+        # A driver may fill its buffer with samples without an instant, or with old ones.
+        told = sorted((sample.timeStamp, min(sample.sampleValue.uiVal, 100)) for sample in found)
+        return [sample for sample in told if sample[0] > after_us]
+
+    def memory_used(self, uuid: str) -> int | None:
+        """Return how many bytes of its memory are in use."""
+        handle = self._handle(uuid)
+        memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle) if handle is not None else None
+        return None if memory is None or memory.used == UNKNOWN else int(memory.used)
+
+    def _handle(self, uuid: str) -> Any:
+        with self._lock:
+            return next((device.handle for device in self._devices if device.gpu.uuid == uuid and self._open), None)
+
     def edits(self, uuids: Sequence[str]) -> Edits:
         """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""
         with self._lock:

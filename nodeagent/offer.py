@@ -83,6 +83,14 @@ class OwnGpus:
         """Wait for news of the GPUs, at most so long, and look at them again."""
         self._source.look(seconds)
 
+    def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
+        """Return how busy a GPU was, None if the driver does not tell."""
+        return self._source.samples(uuid, after_us)
+
+    def memory_used(self, uuid: str) -> int | None:
+        """Return how many bytes of its memory are in use, None if the driver does not tell."""
+        return self._source.memory_used(uuid)
+
     def edits(self, uuids: Sequence[str]) -> Edits:
         """Return the CDI container edits that make these GPUs usable."""
         return self._source.edits(uuids)

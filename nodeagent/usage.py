@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells each pod's sidecar what its own pod has used: a file in the folder that its seat puts into it, read-only.
+"""Counts what pods use every second, and tells each pod's sidecar by a file in the folder that its seat brings.
 
 Nobody asks, so nobody can ask for another pod's: kubelet says whose a seat is. While the agent is away the file grows
 old, while the arbiter is the counters are left out; the sidecar reports either as unknown.
@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from nodeagent.arbiter import Arbiter, ArbiterAway
 from nodeagent.cdi import SeatFiles
+from nodeagent.counts import Count, of_arbiter
 from nodeagent.live import Live
 from nodeagent.store import SeatStore
+from nodeagent.whole import WholeGpus
 from slicekeeper import names, threads
 from slicekeeper.wire.usage import FILE, Counter, Usage
 
@@ -32,8 +33,9 @@ _NS_PER_MS: Final = 1_000_000
 class UsageFiles:
     """The counters of all pods of the node, each pod's in its own file."""
 
-    def __init__(self, arbiter: Arbiter, store: SeatStore, files: SeatFiles, live: Live) -> None:
+    def __init__(self, arbiter: Arbiter, whole: WholeGpus, store: SeatStore, files: SeatFiles, live: Live) -> None:
         self._arbiter = arbiter
+        self._whole = whole
         self._store = store
         self._files = files
         self._live = live
@@ -50,12 +52,18 @@ class UsageFiles:
     def write(self) -> None:
         """Write what every pod has used until now."""
         at_ns = time.monotonic_ns()
-        counted = self._counted()
-        pods: dict[str, dict[str, Counter]] = {}
         seats = [seat for seat in self._store.all() if seat.taken]
+        counts = [*self._fractions(), *self._whole.count(seats)]
+        self._live.take(counts)
+        counted: dict[str, list[Count]] = {}
+        for count in counts:
+            counted.setdefault(count.seat, []).append(count)
+        pods: dict[str, dict[str, Counter]] = {}
         for seat in seats:
-            if seat.name in counted:
-                pods.setdefault(seat.uid, {})[seat.container] = counted[seat.name]
+            mine = counted.get(seat.name, [])
+            if mine and len(mine) == len(seat.gpus):
+                used_ms = sum(count.busy_ns for count in mine) // _NS_PER_MS
+                pods.setdefault(seat.uid, {})[seat.container] = Counter(used_ms=used_ms, life=mine[0].life)
         for seat in seats:
             if seat.container == names.SIDECAR:
                 usage = Usage(source="node", at_ns=at_ns, containers=pods.get(seat.uid, {}))
@@ -64,18 +72,12 @@ class UsageFiles:
                 except OSError as error:
                     log.info("pod %s/%s is not told what it used: %s", seat.namespace, seat.pod, error)
 
-    def _counted(self) -> Mapping[str, Counter]:
-        """Return the arbiter's counters by the seat's name, none while it does not answer."""
+    def _fractions(self) -> list[Count]:
+        """Return the arbiter's counters, none while it does not answer."""
         try:
-            told = self._arbiter.read()
+            return of_arbiter(self._arbiter.read())
         except ArbiterAway:
-            self._live.take(None)
-            return {}
-        self._live.take(told)
-        return {
-            seat.seat: Counter(used_ms=seat.busy_ns // _NS_PER_MS, life=str(told.now_ns - seat.wall_ns))
-            for seat in told.seats
-        }
+            return []
 
     def _run(self) -> None:
         while not self._stop.wait(WRITE_SECONDS):

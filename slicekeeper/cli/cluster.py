@@ -166,7 +166,7 @@ def nodes(context: Context, output: str) -> None:
 
 
 def _seats_on(uuid: str, seats: list[SeatUse] | None) -> list[SeatUse] | None:
-    return None if seats is None else [seat for seat in seats if uuid in seat.gpus]
+    return None if seats is None else [seat for seat in seats if seat.gpu == uuid]
 
 
 def _shares(pods: list[Object], resources: Resources) -> dict[str, list[tuple[str, int]]]:

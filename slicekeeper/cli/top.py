@@ -51,7 +51,7 @@ def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]
 
 
 def _gpu(node: Object, gpu: inventory.Gpu, seats: list[SeatUse] | None) -> dict[str, Any]:
-    here = None if seats is None else [seat for seat in seats if gpu.uuid in seat.gpus]
+    here = None if seats is None else [seat for seat in seats if seat.gpu == gpu.uuid]
     return {
         "node": node["metadata"]["name"],
         "gpu": gpu.uuid,

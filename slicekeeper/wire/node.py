@@ -11,13 +11,14 @@ PATH: Final = "/seats"
 
 
 class SeatUse(Wire, frozen=True, kw_only=True):
-    """One container's hold of GPUs. Percentages are of one GPU's time; None: not known now."""
+    """One container's hold of one GPU. Percentages are of that GPU's time; None: not known now."""
 
     namespace: str
     pod: str
     uid: str
     container: str
-    gpus: tuple[str, ...]
+    gpu: str
+    """Its UUID."""
     vclass: Literal["in-budget", "background"]
     asked_percent: int
     limit_percent: int
@@ -29,10 +30,10 @@ class SeatUse(Wire, frozen=True, kw_only=True):
     memory_mib: int | None = None
     """In use."""
     memory_limit_mib: int
-    """On each GPU; 0: all of it."""
+    """0: all of it."""
 
 
 class NodeSeats(Wire, frozen=True, kw_only=True):
-    """All seats of a node that hold a GPU."""
+    """All seats of a node, once for each GPU that they hold."""
 
     seats: list[SeatUse]

@@ -28,7 +28,7 @@ TEAM = "team-a"
 
 def seat(pod: str, gpu: str, **known: Any) -> SeatUse:
     fields = {
-        "namespace": TEAM, "pod": pod, "uid": f"uid-{pod}", "container": "c", "gpus": (gpu,), "vclass": "in-budget",
+        "namespace": TEAM, "pod": pod, "uid": f"uid-{pod}", "container": "c", "gpu": gpu, "vclass": "in-budget",
         "asked_percent": 40, "limit_percent": 100, "memory_limit_mib": 1024, **known,
     }  # fmt: skip
     return SeatUse(**fields)

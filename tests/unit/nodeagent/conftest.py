@@ -41,6 +41,8 @@ class Made:
     """GPUs that exist by name only, for what asks no driver."""
 
     def __init__(self, count: int) -> None:
+        self.busy: dict[str, list[tuple[int, int]]] = {}
+        """What `samples` tells, by UUID."""
         self.known = [Gpu(f"GPU-{index}", "A100-SXM4-80GB", 81920) for index in range(count)]
 
     def gpus(self) -> list[Gpu]:
@@ -51,6 +53,13 @@ class Made:
 
     def look(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
+        told = self.busy.get(uuid)
+        return None if told is None else [sample for sample in told if sample[0] > after_us]
+
+    def memory_used(self, uuid: str) -> int | None:
+        return None if uuid not in self.busy else 1 << 30
 
     def edits(self, uuids: Sequence[str]) -> Edits:
         return Edits({"deviceNodes": [{"path": f"/dev/{uuid}"} for uuid in uuids]})
@@ -71,6 +80,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL, folder: Path, environ: dict[str, str]) -> None:
         self.library, self.folder, self.environ = library, folder, environ
+        library.skfBusy.restype = ctypes.c_uint64
 
     def xid(self, gpu: int, number: int) -> None:
         self.library.skfXid(gpu, number)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from nodeagent.arbiter import ArbiterGpu, ArbiterSeat, Telemetry
+from nodeagent.counts import of_arbiter
 from nodeagent.live import OLD_SECONDS, SAMPLES, Live
 from nodeagent.store import Seat, SeatStore
 from slicekeeper import names
@@ -38,7 +39,9 @@ class Node:
             "a-1", gpu=0, core=50, limit=70, memory_limit=2048 * MIB, vclass="background", wall_ns=wall,
             busy_ns=busy_ns, granted_ns=granted_ns, memory=300 * MIB, memory_overhead=12 * MIB,
         )  # fmt: skip
-        self.live.take(Telemetry(pid=self.pid, now_ns=wall, gpus=[ArbiterGpu(0, "GPU-0")], seats=[seat]))
+        self.now += 1
+        told = Telemetry(pid=self.pid, now_ns=wall, gpus=[ArbiterGpu(0, "GPU-0")], seats=[seat])
+        self.live.take(of_arbiter(told))
 
     def train(self) -> SeatUse:
         [seat] = self.live.seats().seats
@@ -68,7 +71,7 @@ def test_shares_are_those_of_the_last_seconds(node: Node) -> None:
 
 def test_who_holds_what_is_told_whether_it_is_counted_or_not(node: Node) -> None:
     seat = node.train()
-    assert (seat.namespace, seat.pod, seat.uid, seat.container, seat.gpus) == ("team", "p", "u", "train", ("GPU-0",))
+    assert (seat.namespace, seat.pod, seat.uid, seat.container, seat.gpu) == ("team", "p", "u", "train", "GPU-0")
     assert (seat.vclass, seat.asked_percent, seat.limit_percent, seat.memory_limit_mib) == ("background", 50, 70, 2048)
     node.store.put(
         Seat(id="w", nonce="1", namespace="team", pod="w", uid="w", container="c", gpus=("GPU-1",), core=100)
@@ -80,7 +83,7 @@ def test_who_holds_what_is_told_whether_it_is_counted_or_not(node: Node) -> None
 def test_nothing_is_known_without_an_arbiter_or_of_long_ago(node: Node) -> None:
     for second in (0, 1):
         node.take(second, 0, 0)
-    node.live.take(None)
+    node.live.take([])
     assert node.shares() == (None, None, None)
     for second in (2, 3):
         node.take(second, 0, 0)

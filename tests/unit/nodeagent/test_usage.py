@@ -19,10 +19,13 @@ from vcuda_programs import built
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
+from nodeagent.host_cdi import HostCdi
 from nodeagent.live import Live
+from nodeagent.nvml import NvmlGpus
 from nodeagent.shares import Shares
 from nodeagent.store import Seat, SeatStore
 from nodeagent.usage import UsageFiles
+from nodeagent.whole import WholeGpus
 from sidecar.epoch import Counter
 from sidecar.usage import FileUsage, Reading
 from slicekeeper import names
@@ -38,6 +41,7 @@ class Bench:
         self.running, self.driver, self.made, self.folder = running, driver, made, folder
         self.processes: list[subprocess.Popen[bytes]] = []
         self.gpu = wait_for(running.read, "the arbiter answers").gpus[1].uuid
+        self.gpus: Any = made(1)
         self.agent()
 
     def agent(self) -> None:
@@ -47,7 +51,7 @@ class Bench:
         arbiter = Arbiter(self.running.folder)
         self.shares = Shares(arbiter, self.store, Resources(), limits=True)
         self.live = Live(self.store)
-        self.usage = UsageFiles(arbiter, self.store, files, self.live)
+        self.usage = UsageFiles(arbiter, WholeGpus(self.gpus, files), self.store, files, self.live)
         for seat in self.store.all():
             files.write(seat)
 
@@ -129,8 +133,32 @@ def test_usage_is_unknown_while_the_arbiter_is_away(bench: Bench) -> None:
     wait_for(lambda: bench.read(folder) != UNKNOWN, "it is known again")
 
 
-def test_whole_gpus_and_pods_that_are_gone_are_unknown(bench: Bench) -> None:
-    assert bench.read(bench.pod(1, core=100)) == UNKNOWN
+def test_a_whole_gpu_is_counted_by_the_driver(bench: Bench, driver: Any, tmp_path: Path) -> None:
+    bench.gpus = NvmlGpus(tmp_path / "withdrawn", HostCdi([]))
+    bench.agent()
+    folder = bench.pod(1, core=100)
+    wait_for(lambda: bench.read(folder) != UNKNOWN, "there is a first sample")
+    index = [gpu.uuid for gpu in bench.gpus.gpus()].index(bench.gpu)
+    before = driver.library.skfBusy(index, 0)
+    build = built()
+    environ = {
+        **os.environ,
+        **driver.environ,
+        "CUDA_VISIBLE_DEVICES": bench.gpu,
+        "LD_LIBRARY_PATH": str(build / "fake"),
+    }
+    command = [str(build / "fake/tenant"), "--kernel-us", "500", "--seconds", "0.6"]
+    bench.processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL))
+    wait_for(lambda: bench.read(folder) and bench.processes[-1].poll() is not None, "it has ended", seconds=60)
+    busy_ms = (driver.library.skfBusy(index, 0) - before) // 1_000_000
+    assert busy_ms > 100
+    # Percentages are whole ones, rounded down, of stretches of at least a sixth of a second.
+    wait_for(lambda: 0.9 * busy_ms - 50 <= bench.read(folder).used_ms <= busy_ms, "all of it is counted")
+    assert bench.live.seats().seats[0].memory_mib == 0
+
+
+def test_pods_that_are_gone_are_unknown(bench: Bench) -> None:
+    assert bench.read(bench.pod(1, core=100)) == UNKNOWN, "made-up GPUs have no driver"
     folder = bench.pod(2)
     bench.store.drop(bench.store.get("seat-1002"))
     assert bench.read(folder) == UNKNOWN

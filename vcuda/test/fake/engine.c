@@ -278,6 +278,17 @@ static void sample(struct fk_queue *q, uint64_t now) {
   q->sample_at = now;
 }
 
+static void sample_gpu(struct fk_samples *s, uint64_t busy, uint64_t now) {
+  if (s->at && now - s->at < FK_SAMPLE_NS) return;
+  if (s->at) {
+    uint32_t i = s->count++ % FK_SAMPLES;
+    s->ring[i].until = now;
+    s->ring[i].percent = (uint32_t)((busy - s->busy) * 100 / (now - s->at));
+  }
+  s->at = now;
+  s->busy = busy;
+}
+
 /* The kernels that run now, and for how long nothing changes; no kernel: FK_NEVER. */
 static uint64_t next_step(struct fk_gpu *g, struct running *r) {
   bool others;
@@ -320,6 +331,7 @@ void fk_engine_advance(int gpu) {
   }
   if (now - g->sampled < SAMPLE_LOOK_NS) return;
   g->sampled = now;
+  sample_gpu(&fk_world()->samples[gpu], g->busy, now);
   for (int i = 0; i < g->queues; i++)
     if (g->queue[i].used) sample(&g->queue[i], now);
 }

@@ -26,6 +26,7 @@
 #define FK_NEVER UINT64_MAX
 #define FK_SLICE_NS 2000000ull
 #define FK_SAMPLE_NS 166666667ull
+#define FK_SAMPLES 120u
 #define FK_WHOLE 1000000u /* the width of a kernel that fills the GPU */
 
 enum fk_kind {
@@ -111,6 +112,16 @@ struct fk_health {
   uint64_t ecc;
 };
 
+/* How busy a GPU was, in parts of its time line that follow each other without a gap. */
+struct fk_samples {
+  uint64_t at, busy; /* the next one begins here */
+  uint32_t count;
+  struct {
+    uint64_t until;
+    uint32_t percent;
+  } ring[FK_SAMPLES];
+};
+
 struct fk_world {
   uint32_t magic, version;
   _Atomic uint32_t ready;
@@ -126,6 +137,7 @@ struct fk_world {
   struct fk_health health[FK_GPUS];
   uint64_t node; /* 48 bits that the UUIDs begin with, so that no two machines share one */
   char name[64]; /* its GPUs' model */
+  struct fk_samples samples[FK_GPUS];
   uint64_t space[FK_GPUS][FK_CTXS]; /* in which space of process IDs a context's process lives */
 };
 

@@ -17,7 +17,7 @@ enum { NVML_OK = 0, NVML_INVALID = 2, NVML_UNSUPPORTED = 3, NVML_NOT_FOUND = 6, 
 
 /* SLICEKEEPER_FAKE_NVML: "unknown" as under WSL2, where no process's memory is known, "bare" as on
  * GPUs that share the host's memory, which do not say how much there is, "silent" where processes
- * are not listed either. */
+ * are not listed either, nor how busy the GPU was. */
 static bool like(const char *what) {
   const char *chosen = fk_setting("NVML");
   return chosen && !strcmp(chosen, what);
@@ -310,6 +310,38 @@ NVML_API(nvmlDeviceGetProcessUtilization,
         (unsigned)list[i].pid, list[i].when / 1000, list[i].util, 0, 0, 0};
   *count = found;
   return !out || found > room ? NVML_SIZE : NVML_OK;
+}
+
+struct sample {
+  unsigned long long when;
+  union {
+    unsigned number;
+    unsigned long long room;
+  } value;
+};
+enum { NVML_GPU_UTILIZATION = 1, NVML_UNSIGNED = 1 };
+
+/* How busy the GPU was from one of them to the next. */
+NVML_API(nvmlDeviceGetSamples, (void *device, int what, unsigned long long since, int *kind,
+                                unsigned *count, struct sample *out)) {
+  const struct fk_samples *s = &fk_world()->samples[index_of(device)];
+  unsigned room = *count, found = 0;
+  if (what != NVML_GPU_UTILIZATION || like("silent")) return NVML_UNSUPPORTED;
+  *kind = NVML_UNSIGNED;
+  *count = FK_SAMPLES;
+  if (!out) return NVML_OK;
+  fk_lock();
+  fk_engine_advance(index_of(device));
+  uint32_t first = s->count > FK_SAMPLES ? s->count - FK_SAMPLES : 0;
+  for (uint32_t i = first; i < s->count && found < room; i++) {
+    unsigned long long until = s->ring[i % FK_SAMPLES].until / 1000;
+    if (until <= since) continue;
+    out[found].when = until;
+    out[found++].value.number = s->ring[i % FK_SAMPLES].percent;
+  }
+  fk_unlock();
+  *count = found;
+  return found ? NVML_OK : NVML_NOT_FOUND;
 }
 
 NVML_API(nvmlDeviceGetUtilizationRates, (void *device, struct utilization *out)) {

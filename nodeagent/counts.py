@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one container used of one GPU, whoever counts it: the arbiter fractions, NVML whole GPUs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nodeagent.arbiter import Telemetry
+
+
+class Count(msgspec.Struct, frozen=True):
+    """Cumulative counters of one seat on one GPU."""
+
+    seat: str
+    gpu: str
+    """Its UUID."""
+    life: str
+    """Names the counter of busy time: one that began anew has another."""
+    by: str
+    """Names who counts: the other counters begin anew with another one."""
+    wall_ns: int
+    busy_ns: int
+    granted_ns: int
+    memory: int | None
+    """Bytes in use now; None: not told."""
+
+
+def of_arbiter(told: Telemetry) -> list[Count]:
+    """Return the arbiter's counters."""
+    uuids = {gpu.gpu: gpu.uuid for gpu in told.gpus}
+    return [
+        Count(
+            seat=seat.seat,
+            gpu=uuids[seat.gpu],
+            life=str(told.now_ns - seat.wall_ns),
+            by=str(told.pid),
+            wall_ns=seat.wall_ns,
+            busy_ns=seat.busy_ns,
+            granted_ns=seat.granted_ns,
+            memory=seat.memory + seat.memory_overhead,
+        )
+        for seat in told.seats
+        if seat.gpu in uuids
+    ]

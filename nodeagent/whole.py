@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the use of whole GPUs: each has one holder, so what the driver samples of the GPU is the holder's.
+
+NVML says of stretches of time that follow each other how busy the GPU was. They are added up in a file in the seat's
+folder, so the next agent counts on; the driver keeps the last ones for it. What it no longer has is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from nodeagent.cdi import SeatFiles
+from nodeagent.counts import Count
+from nodeagent.gpus import GpuSource
+from nodeagent.store import Seat
+from slicekeeper.units import CORES_PER_GPU
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "counted.json"
+
+LONGEST_US: Final = 2_000_000
+"""NVML samples at least once a second: what lies further apart had others between that are lost."""
+
+_NS_PER_US: Final = 1000
+
+
+class _Gpu(msgspec.Struct):
+    began_us: int
+    until_us: int
+    busy_ns: int = 0
+
+
+class _Seat(msgspec.Struct):
+    life: str
+    gpus: dict[str, _Gpu] = {}
+
+
+class WholeGpus:
+    """The node's seats that hold whole GPUs."""
+
+    def __init__(self, source: GpuSource, files: SeatFiles, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._source = source
+        self._files = files
+        self._now_ns = now_ns
+        self._seats: dict[str, _Seat] = {}
+
+    def count(self, seats: Sequence[Seat]) -> list[Count]:
+        """Return the counters of those seats whose GPUs the driver tells of."""
+        whole = {seat.name: seat for seat in seats if seat.core >= CORES_PER_GPU}
+        for gone in self._seats.keys() - whole.keys():
+            del self._seats[gone]
+        return [count for seat in whole.values() for count in self._count(seat)]
+
+    def _count(self, seat: Seat) -> list[Count]:
+        known = self._seats.get(seat.name) or self._load(seat)
+        moved = [self._add(known, uuid) for uuid in seat.gpus]
+        if any(moved):
+            self._keep(seat, known)
+        return [
+            Count(
+                seat=seat.name,
+                gpu=uuid,
+                life=known.life,
+                by=known.life,
+                wall_ns=(gpu.until_us - gpu.began_us) * _NS_PER_US,
+                busy_ns=gpu.busy_ns,
+                granted_ns=(gpu.until_us - gpu.began_us) * _NS_PER_US,
+                memory=self._source.memory_used(uuid),
+            )
+            for uuid, moves in zip(seat.gpus, moved, strict=True)
+            if moves is not None and (gpu := known.gpus.get(uuid)) is not None
+        ]
+
+    def _add(self, known: _Seat, uuid: str) -> bool | None:
+        """Add up what is new of a GPU; return whether anything is, None if the driver does not tell."""
+        gpu = known.gpus.get(uuid)
+        samples = self._source.samples(uuid, gpu.until_us if gpu is not None else 0)
+        if not samples:
+            return None if samples is None else False
+        if gpu is None:
+            # The samples until now are of the time before.
+            known.gpus[uuid] = _Gpu(samples[-1][0], samples[-1][0])
+            return True
+        for until_us, percent in samples:
+            if until_us - gpu.until_us <= LONGEST_US:
+                gpu.busy_ns += percent * (until_us - gpu.until_us) * _NS_PER_US // 100
+            gpu.until_us = until_us
+        return True
+
+    def _load(self, seat: Seat) -> _Seat:
+        try:
+            known = msgspec.json.decode(self._files.told(seat, FILE), type=_Seat)
+        except (OSError, msgspec.MsgspecError):
+            known = _Seat(str(self._now_ns()))
+        self._seats[seat.name] = known
+        return known
+
+    def _keep(self, seat: Seat, known: _Seat) -> None:
+        try:
+            self._files.tell(seat, FILE, msgspec.json.encode(known))
+        except OSError as error:
+            log.info("what pod %s/%s used is not kept: %s", seat.namespace, seat.pod, error)
