@@ -54,8 +54,8 @@ class Agent:
         self._client = KubeClient(settings.kubernetes)
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         devices = settings.resources.devices
-        own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
-        source = own
+        self._own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
+        source = self._own
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
@@ -64,7 +64,7 @@ class Agent:
         self._metrics = ShareMetrics(arbiter, self._store, source, mine.node_name)
         self._live = Live(self._store)
         self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
-        self._shares = Shares(arbiter, self._store, settings.resources, limits=limits)
+        self._shares = Shares(arbiter, self._store, settings.resources, limits=limits, rule=mine.rule)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         self._seats = Seats(
             self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused, self._shares
@@ -80,7 +80,7 @@ class Agent:
             settings.resources,
             mine.reconcile_seconds,
             address,
-            own.look_at,
+            self._look_at,
         )
         self._gpus = GpuWatch(
             source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, self._ill
@@ -139,6 +139,10 @@ class Agent:
             "the arbiter does not answer": self._shares.ready,
         }
         return ", ".join(text for text, ready in parts.items() if not ready)
+
+    def _look_at(self, node: Object) -> None:
+        self._own.look_at(node)
+        self._shares.look_at(node)
 
     def _gone(self, left: set[str]) -> None:
         self._seats.keep_only(left)

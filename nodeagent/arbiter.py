@@ -81,6 +81,8 @@ class Telemetry(msgspec.Struct, frozen=True):
     gpus: list[ArbiterGpu]
     seats: list[ArbiterSeat]
     audit: list[Finding] = []
+    rule: str = ""
+    """By which time that is left over is shared; an older arbiter does not say."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -137,6 +139,10 @@ class Arbiter:
     def drop(self, name: str) -> None:
         """Take a seat away. Raises ArbiterAway or ArbiterRefused."""
         self._ask({"op": "drop", "seat": name}, _Answer)
+
+    def follow(self, rule: str) -> None:
+        """Have time that is left over shared by another rule. Raises ArbiterAway or ArbiterRefused."""
+        self._ask({"op": "rule", "rule": rule}, _Answer)
 
     def _ask(self, request: dict[str, Any], kind: type[_T]) -> _T:
         try:

@@ -19,8 +19,8 @@ from nodeagent.store import Seat, SeatStore
 from slicekeeper import names, threads
 from slicekeeper.errors import RequestRefused
 from slicekeeper.kube.client import Object
-from slicekeeper.request import annotations_of, parse_pod, sharing_mode
-from slicekeeper.settings import Resources
+from slicekeeper.request import annotations_of, as_map, parse_pod, sharing_mode
+from slicekeeper.settings import RULES, Resources, Rule
 from slicekeeper.units import CORES_PER_GPU
 
 log = logging.getLogger(__name__)
@@ -43,11 +43,17 @@ class KnownPods(Protocol):
 class Shares:
     """The fractions of the node, as the arbiter has to hold them."""
 
-    def __init__(self, arbiter: Arbiter, store: SeatStore, resources: Resources, *, limits: bool) -> None:
+    def __init__(
+        self, arbiter: Arbiter, store: SeatStore, resources: Resources, *, limits: bool, rule: Rule = RULES[0]
+    ) -> None:
         self._arbiter = arbiter
         self._store = store
         self._resources = resources
         self._limits = limits
+        self._usual_rule = rule
+        self._rule = ""
+        """Which one the node is to have; empty until it is known."""
+        self._label: object = None
         self._pods: KnownPods | None = None
         self._dirty = threading.Event()
         self._stop = threading.Event()
@@ -74,6 +80,17 @@ class Shares:
     def changed(self) -> None:
         """Compare now: a pod or a seat is other than it was."""
         self._dirty.set()
+
+    def look_at(self, node: Mapping[str, Any]) -> None:
+        """Take in by which rule the node's label has time shared; without a label it is the settings' one."""
+        label = as_map(as_map(node.get("metadata")).get("labels")).get(names.RULE, self._usual_rule)
+        rule = label if label in RULES else self._usual_rule
+        if label not in (rule, self._label):
+            log.warning("label %s is %r: it must be one of %s", names.RULE, label, ", ".join(RULES))
+        self._label = label
+        if rule != self._rule:
+            self._rule = rule
+            self.changed()
 
     def said(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
         """Return a seat with what its pod says now of ceiling and class."""
@@ -112,6 +129,12 @@ class Shares:
     def compare(self) -> None:
         """Bring the arbiter to what ought to be. Raises ArbiterAway."""
         told = self._arbiter.read()
+        if self._rule and told.rule not in ("", self._rule):
+            try:
+                self._arbiter.follow(self._rule)
+                log.info("time that is left over is shared by the rule %s, not %s", self._rule, told.rule)
+            except ArbiterRefused as error:
+                log.error("the rule is still %s: %s", told.rule, error)
         held = {seat.seat: seat for seat in told.seats}
         gpus = {gpu.uuid: gpu.gpu for gpu in told.gpus}
         # Read after the arbiter was: a seat that is given meanwhile is in both.

@@ -35,6 +35,9 @@ BUDGET_STATE: Final = "slicekeeper.io/budget-state"
 IN_BUDGET: Final = "in-budget"
 OVER_BUDGET: Final = "over-budget"
 
+# Written by administrators, on nodes.
+RULE: Final = "slicekeeper.io/rule"
+
 # Written by the node agent.
 NODE_GPUS: Final = "slicekeeper.io/gpus"
 NODE_AGENT: Final = "slicekeeper.io/agent"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -27,6 +27,8 @@ Positive = Annotated[float, Meta(gt=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 PARTS = ("certificates", "nodeagent", "scheduler", "sidecar", "timekeeper", "webhook")
 """What has an image."""
+Rule = Literal["slicekeeper", "kubegpu", "gemini"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 UNSET_REGISTRY = "slicekeeper.invalid"
 """No registry can have this name (RFC 6761), so nobody can offer images under it."""
 _REGISTRY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
@@ -322,7 +324,10 @@ class NodeAgentSettings(Section, frozen=True):
         "/usr/local/slicekeeper/lib"
     )
     rule: Annotated[
-        Literal["slicekeeper", "kubegpu", "gemini"], about("By which rule the arbiter shares time that is left over.")
+        Rule,
+        about(
+            "By which rule the arbiter shares time that is left over, on nodes without the label slicekeeper.io/rule."
+        ),
     ] = "slicekeeper"
     seats: Annotated[
         int, Meta(ge=1, le=1024), about("Seats on offer: one for each GPU container and one for its pod's sidecar.")

@@ -156,6 +156,27 @@ def test_the_last_policy_holds_while_nobody_tells_of_the_pods(bench: Bench) -> N
     wait_for(lambda: bench.held() == {"seat-0001-ab": (1, 40, 70, "background")}, "it is what it was")
 
 
+def test_the_nodes_label_says_by_which_rule_time_is_shared(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.shares.compare()
+    assert bench.running.read().rule == "slicekeeper", "nobody has said which yet"
+    for label, expected in (
+        ("gemini", "gemini"),
+        ("nonsense", "slicekeeper"),
+        ("kubegpu", "kubegpu"),
+        ("", "slicekeeper"),
+    ):
+        bench.shares.look_at({"metadata": {"labels": {names.RULE: label} if label else {}}})
+        bench.shares.compare()
+        assert bench.running.read().rule == expected
+    assert "'nonsense': it must be one of slicekeeper, kubegpu, gemini" in caplog.text
+    bench.shares.look_at({"metadata": {"labels": {names.RULE: "gemini"}}})
+    bench.running.stop()
+    bench.running.start()
+    wait_for(bench.running.read, "the arbiter answers")
+    bench.shares.compare()
+    assert bench.running.read().rule == "gemini", "an arbiter that starts is told again"
+
+
 def test_a_pod_that_is_gone_leaves_no_seat(bench: Bench) -> None:
     seats = [bench.seat(number) for number in (1, 2)]
     bench.store.drop(seats[0])

@@ -71,6 +71,14 @@ static void drop(const struct ar_object *request, struct ar_text *out) {
   ar_text_add(out, "{\"ok\":true}\n");
 }
 
+static void follow(const struct ar_object *request, struct ar_text *out) {
+  const struct ar_field *name = ar_json_get(request, "rule");
+  ar_rule *rule = name && name->kind == AR_STRING ? ar_rule_named(name->text) : NULL;
+  if (!rule) return refuse(out, "rule must be slicekeeper, kubegpu or gemini");
+  for (int i = 0; i < ar_gpu_count; i++) ar_gpu_follow(&ar_gpus[i], rule);
+  ar_text_add(out, "{\"ok\":true}\n");
+}
+
 #define U(x) ((unsigned long long)(x))
 
 static void tell_seat(const struct ar_seat *s, struct ar_text *out, uint64_t now) {
@@ -93,7 +101,8 @@ static void tell_seat(const struct ar_seat *s, struct ar_text *out, uint64_t now
 
 static void telemetry(struct ar_text *out) {
   uint64_t now = vc_now();
-  ar_text_add(out, "{\"ok\":true,\"now_ns\":%llu,\"pid\":%d,\"gpus\":[", U(now), (int)getpid());
+  ar_text_add(out, "{\"ok\":true,\"now_ns\":%llu,\"pid\":%d,\"rule\":\"%s\",\"gpus\":[", U(now),
+              (int)getpid(), ar_rule_name(ar_gpus[0].sched.rule));
   for (int i = 0; i < ar_gpu_count; i++) {
     ar_text_add(out, "%s{\"gpu\":%d,\"uuid\":\"%s\",\"name\":", i ? "," : "", i,
                 ar_gpus[i].uuid_text);
@@ -121,8 +130,9 @@ static void answer(const char *line, size_t length, struct ar_text *out) {
   if (!strcmp(what, "set")) return set(&request, false, out);
   if (!strcmp(what, "change")) return set(&request, true, out);
   if (!strcmp(what, "drop")) return drop(&request, out);
+  if (!strcmp(what, "rule")) return follow(&request, out);
   if (!strcmp(what, "read")) return telemetry(out);
-  refuse(out, "op must be set, change, drop or read");
+  refuse(out, "op must be set, change, drop, rule or read");
 }
 
 /* As much as the peer has room for. False when it is gone. */

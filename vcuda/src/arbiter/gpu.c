@@ -89,6 +89,14 @@ void ar_gpu_stop(struct ar_gpu *g) {
   close(g->bell_fd); /* the page stays: a seat's bell may still be heard */
 }
 
+void ar_gpu_follow(struct ar_gpu *g, ar_rule *rule) {
+  pthread_mutex_lock(&g->lock);
+  g->sched.rule = rule;
+  ar_sched_changed(&g->sched);
+  pthread_mutex_unlock(&g->lock);
+  ar_gpu_ring(g);
+}
+
 void ar_gpu_ring(struct ar_gpu *g) {
   atomic_fetch_add(&g->bell->word, 1);
   vc_wake(&g->bell->word, g->bell_key);

@@ -39,6 +39,8 @@ extern int ar_gpu_count;
 
 bool ar_gpu_start(struct ar_gpu *gpu, ar_rule *rule);
 void ar_gpu_stop(struct ar_gpu *gpu);
+/* From now on its time is shared by another rule. */
+void ar_gpu_follow(struct ar_gpu *gpu, ar_rule *rule);
 /* Wake the thread: something changed that no tenant rings for. */
 void ar_gpu_ring(struct ar_gpu *gpu);
 

@@ -101,9 +101,24 @@ int ar_rule_gemini(const struct ar_view *v) {
   return best;
 }
 
+static const struct {
+  const char *name;
+  ar_rule *rule;
+} rules[] = {
+    {"slicekeeper", ar_rule_slicekeeper},
+    {"kubegpu", ar_rule_kubegpu},
+    {"gemini", ar_rule_gemini},
+};
+#define RULES (sizeof rules / sizeof *rules)
+
 ar_rule *ar_rule_named(const char *name) {
-  if (!strcmp(name, "slicekeeper")) return ar_rule_slicekeeper;
-  if (!strcmp(name, "kubegpu")) return ar_rule_kubegpu;
-  if (!strcmp(name, "gemini")) return ar_rule_gemini;
+  for (unsigned i = 0; i < RULES; i++)
+    if (!strcmp(name, rules[i].name)) return rules[i].rule;
   return NULL;
+}
+
+const char *ar_rule_name(ar_rule *rule) {
+  for (unsigned i = 0; i < RULES; i++)
+    if (rules[i].rule == rule) return rules[i].name;
+  return "";
 }

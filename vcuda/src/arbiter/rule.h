@@ -44,5 +44,6 @@ typedef int ar_rule(const struct ar_view *view);
 
 ar_rule ar_rule_slicekeeper, ar_rule_kubegpu, ar_rule_gemini;
 ar_rule *ar_rule_named(const char *name);
+const char *ar_rule_name(ar_rule *rule);
 
 #endif

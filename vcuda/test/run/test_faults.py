@@ -299,9 +299,24 @@ def refused() -> None:
                      b'{"op":"set","seat":"x","gpu":9,"core":5,"memory":1}\n',
                      b'{"op":"set","seat":"x","gpu":0,"core":50,"limit":40,"memory":1}\n',
                      b'{"op":"set","seat":"x","gpu":0,"core":"50","memory":1}\n',
-                     b'{"op":"set","seat":"x","gpu":0,"core":50}\n', b'{"op":"fly"}\n'):  # fmt: skip
+                     b'{"op":"set","seat":"x","gpu":0,"core":50}\n', b'{"op":"fly"}\n',
+                     b'{"op":"rule"}\n', b'{"op":"rule","rule":"none"}\n'):  # fmt: skip
             check(b'"ok":false' in node.raw(line), f"accepted: {line!r}")
         check(node.ask(op="read")["ok"], "the arbiter is gone")
+
+
+@case("control: another rule holds at once")
+def another_rule() -> str:
+    args = ["--seconds", "10", "--arrive"]
+    with Node(hold=2) as node:
+        check(node.ask(op="read")["rule"] == "slicekeeper", "not the one that it was started with")
+        check(node.ask(op="rule", rule="kubegpu")["ok"], "refused")
+        check(node.ask(op="read")["rule"] == "kubegpu", "it does not say so")
+        tenants = [node.run(Seat(core, args=args, name=f"s{core}")) for core in (20, 30)]
+        shares = [100 * got["busy_ns"] / got["wall_ns"] for got in (result(p, 60) for p in tenants)]
+    # What is left over goes half and half by this rule, and in proportion to the requests by ours: 40 and 60.
+    check(all(abs(share - 50) < 3 for share in shares), str(shares))
+    return " and ".join(f"{share:.1f} %" for share in shares)
 
 
 @case("audit: a process without the limiter is named within five seconds")
