@@ -5,22 +5,17 @@ from __future__ import annotations
 
 from cluster.harness.charges import charge_of
 from cluster.harness.cluster import Cluster
-from cluster.harness.gpu_work import GREEDY, TRAIN, attacker, kill_arbiter, policy, said, seat_of, worker
+from cluster.harness.gpu_work import GREEDY, TRAIN, attacker, kill_arbiter, one_gpu, policy, said, seat_of, worker
 from cluster.harness.hostile import FORKS
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.losses import kill_agent, restart_kubelet
 from cluster.harness.site import Site, deployment, gpu_container, pod
 
-from slicekeeper import inventory, names
+from slicekeeper import names
 from slicekeeper.wire.timekeeper import Budget
 
 GIB = 1 << 30
-
-
-def _one_gpu(site: Site) -> dict[str, str]:
-    [node] = site.kubectl.list("nodes")
-    return {names.GPU_UUID: inventory.of_node(node)[0].uuid}
 
 
 def _wait_for(site: Site, namespace: str, name: str, *held: object) -> None:
@@ -34,7 +29,7 @@ def _goes_on(site: Site, namespace: str, name: str) -> None:
 
 def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brings_them_back(site: Site) -> None:
     poor, rich = site.namespace("poor"), site.namespace()
-    here = _one_gpu(site)
+    here = one_gpu(site)
     site.kubectl.create(pod("train", TRAIN, annotations=here), namespace=rich)
     site.kubectl.create(pod("greedy", GREEDY, annotations={**here, names.CORE_LIMIT: "90"}), namespace=poor)
     for namespace, name, expected in (
@@ -135,7 +130,7 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
 
 def test_a_hostile_container_keeps_to_its_caps_or_is_told_of_and_its_neighbour_goes_on(site: Site) -> None:
     team, other = site.namespace(), site.namespace()
-    here = _one_gpu(site)
+    here = one_gpu(site)
     site.kubectl.create(pod("train", TRAIN, annotations=here), namespace=team)
     site.wait_phase(team, "train", "Running")
     wait_for("steps", lambda: said(site, team, "train", "steps"))

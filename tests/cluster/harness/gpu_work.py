@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containers that work on their slices of a GPU and say what they got, and the node's arbiter as one asks it.
 
-`PYTHONPATH=tests python -m cluster.harness.gpu_work | kubectl apply -f -` has two namespaces share a GPU.
+`PYTHONPATH=tests KUBECONFIG=… python -m cluster.harness.gpu_work | kubectl apply -f -` has two namespaces share a GPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cluster.harness import hostile
 from cluster.harness.cluster import Cluster
 from cluster.harness.install import IMAGES, NAMESPACE
 from cluster.harness.kubectl import Object, Refused
-from cluster.harness.site import Site, gpu_container, pod
+from cluster.harness.site import Site, gpu_container, playground, pod
 
-from slicekeeper import names
+from slicekeeper import inventory, names
 
 PROGRAM = """
 import ctypes, sys, time
@@ -70,6 +70,12 @@ TRAIN: Final = worker(50, 16, batch=BATCH["train"], kernel="spin_1ms", host=0.00
 """Steps as training does."""
 GREEDY: Final = worker(40, 32, batch=BATCH["greedy"], kernel="spin_1ms", host=0)
 """Launches without an end."""
+
+
+def one_gpu(site: Site) -> dict[str, str]:
+    """Return the annotation that puts pods on the node's first GPU, of whatever namespace they are."""
+    [node] = site.kubectl.list("nodes")
+    return {names.GPU_UUID: inventory.of_node(node)[0].uuid}
 
 
 def said(site: Site, namespace: str, name: str, what: str) -> list[list[str]]:
@@ -141,10 +147,12 @@ def kill_arbiter(cluster: Cluster) -> float:
 
 
 def main() -> None:
-    """Print two namespaces with a pod each, which share a GPU."""
+    """Print two namespaces with a pod each, which share the cluster's first GPU."""
+    with playground() as (site, _):
+        here = one_gpu(site)
     objects = []
     for namespace, name, container in (("lab", "train", TRAIN), ("guest", "greedy", GREEDY)):
-        made = pod(name, container, annotations={names.GPU_AFFINITY: "walk"})
+        made = pod(name, container, annotations=here)
         made["metadata"]["namespace"] = namespace
         objects += [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, made]
     print(yaml.safe_dump_all(objects, sort_keys=False), end="")

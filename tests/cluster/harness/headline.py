@@ -18,12 +18,12 @@ from statistics import fmean, median
 from typing import Final
 
 from cluster.harness import chart
-from cluster.harness.gpu_work import BATCH, GREEDY, TRAIN, kill_arbiter, said
+from cluster.harness.gpu_work import BATCH, GREEDY, TRAIN, kill_arbiter, one_gpu, said
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.site import Site, playground, pod
 
-from slicekeeper import inventory, names
+from slicekeeper import names
 from slicekeeper.kube.client import PODS
 from slicekeeper.wire.timekeeper import Budget
 
@@ -94,8 +94,7 @@ def draw(site: Site, workers: dict[str, tuple[str, str]], marks: dict[str, float
 def main() -> None:
     """Measure, and print what came out."""
     with playground() as (site, found), site.timekeeper() as client:
-        [node] = site.kubectl.list("nodes")
-        here = {names.GPU_UUID: inventory.of_node(node)[0].uuid}
+        here = one_gpu(site)
         poor, rich = site.namespace("poor"), site.namespace()
         train, greedy = (rich, "train"), (poor, "greedy")
 
