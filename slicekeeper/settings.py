@@ -211,7 +211,7 @@ class WebhookSettings(Section, frozen=True):
     injection: Annotated[
         Literal["meter", "seats", "limiter"],
         about("How far the cluster goes: meter only; seats too; the limiter too."),
-    ] = "seats"
+    ] = "limiter"
     scheduler_name: Annotated[Name, about("schedulerName that GPU pods get.")] = "slicekeeper-scheduler"
     refresh_seconds: Annotated[Positive, about("How often decisions are fetched from the timekeeper.")] = 2.0
     stale_seconds: Annotated[Positive, about("Age at which the decisions count as stale.")] = 60.0

@@ -17,7 +17,7 @@ from nodeagent.agent import Agent
 from slicekeeper import agent_address
 from slicekeeper.clock import SystemClock
 from slicekeeper.kube.client import NODES, PODS
-from slicekeeper.settings import KubernetesSettings, Settings
+from slicekeeper.settings import KubernetesSettings, Settings, WebhookSettings
 
 
 class Running:
@@ -33,7 +33,11 @@ class Running:
             state_dir=str(folder / "state"), run_dir=str(folder / "run"), metrics_bind=f"127.0.0.1:{port}",
             pod_ip="127.0.0.1",
         )  # fmt: skip
-        settings = Settings(kubernetes=KubernetesSettings(server=small.server.url), node_agent=mine)
+        # Without an arbiter: that one's being away is no matter here.
+        settings = Settings(
+            kubernetes=KubernetesSettings(server=small.server.url), node_agent=mine,
+            webhook=WebhookSettings(injection="seats"),
+        )  # fmt: skip
         self.small, self.port, self.stop = small, port, threading.Event()
         self.agent = Agent(settings, SystemClock(), source)
         self.thread = threading.Thread(target=self.agent.run, args=(self.stop,), daemon=True)

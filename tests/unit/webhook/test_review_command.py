@@ -95,11 +95,12 @@ def test_the_injection_is_that_of_the_manifests_unless_the_settings_say_otherwis
     [container] = yaml.safe_load(run(tmp_path, POD).stdout)["spec"]["containers"]
     installed = load(root / "manifests/base/config/config.yaml", {}).settings.webhook.injection
     assert Settings().webhook.injection == installed
-    assert "LD_PRELOAD" not in [entry["name"] for entry in container["env"]]
-    config = tmp_path / "limiter.yaml"
-    config.write_text("webhook: {injection: limiter}")
+    assert "LD_PRELOAD" in [entry["name"] for entry in container["env"]]
+    config = tmp_path / "seats.yaml"
+    config.write_text("webhook: {injection: seats}")
     told = CliRunner().invoke(cli, ["--config", str(config), "review", "-f", "-"], input=POD).stdout
-    assert "LD_PRELOAD" in told
+    assert "slicekeeper.io/seat" in told
+    assert "LD_PRELOAD" not in told
 
 
 def test_a_mirror_of_a_static_pod_is_refused_as_by_the_server(tmp_path: Path) -> None:
