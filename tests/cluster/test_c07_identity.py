@@ -458,8 +458,8 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
         kubelet.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-3"}}, dry_run=True)
     finally:
         site.kubectl("delete", "node", "node-2")
-        # An agent was made for it, which waits for minutes for a node that is no more.
-        waits = ("-l", "app.kubernetes.io/name=nodeagent", "--field-selector=status.phase=Pending")
+        # An agent and an arbiter were made for it, which wait for minutes for a node that is no more.
+        waits = ("-l", "app.kubernetes.io/name in (arbiter, nodeagent)", "--field-selector=status.phase=Pending")
         site.kubectl("delete", "pods", "-n", NAMESPACE, *waits)
         site.kubectl("delete", "clusterrolebinding,clusterrole", "labeller", "--ignore-not-found")
 
