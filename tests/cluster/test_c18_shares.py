@@ -66,11 +66,10 @@ def test_arbiter_and_agent_are_replaced_under_running_slices(site: Site) -> None
 
 def test_whatever_is_killed_on_the_node_slices_hold_and_the_charge_is_exact(site: Site, cluster: Cluster) -> None:
     team = site.namespace()
-    background = {names.GPU_CLASS: names.BACKGROUND}
     training = worker(30, 16, batch=5, kernel="spin_1ms", host=0.005)
-    site.kubectl.create(pod("train", training, annotations=background), namespace=team)
+    site.kubectl.create(pod("train", training), namespace=team)
     began = site.wait_phase(team, "train", "Running")
-    held = (30, 100, 4 * GIB, "background", 1)
+    held = (30, 100, 4 * GIB, "in-budget", 1)
     _wait_for(site, team, "train", *held)
 
     def kill_sidecar() -> None:
