@@ -13,9 +13,17 @@ struct memory {
   unsigned long long total, free, used;
 };
 
+struct sample {
+  unsigned long long when;
+  union {
+    unsigned number;
+    unsigned long long room;
+  } value;
+};
+
 typedef int list_t(void *, unsigned *, struct ar_nv_process *);
 
-enum { NV_OK = 0, NV_TOO_SMALL = 7 };
+enum { NV_OK = 0, NV_TOO_SMALL = 7, NV_UTILIZATION = 1, NV_UNSIGNED = 1 };
 
 static struct {
   int (*init)(void);
@@ -25,6 +33,8 @@ static struct {
   int (*name)(void *, char *, unsigned);
   int (*memory)(void *, struct memory *);
   list_t *processes, *graphics; /* NULL: not in this library */
+  int (*samples)(void *, int, unsigned long long, int *, unsigned *, struct sample *);
+  int (*uses)(void *, struct ar_nv_use *, unsigned *, unsigned long long);
 } nv;
 
 static bool load(void *library) {
@@ -37,6 +47,8 @@ static bool load(void *library) {
       {&nv.graphics, "nvmlDeviceGetGraphicsRunningProcesses_v3",
        "nvmlDeviceGetGraphicsRunningProcesses_v2"},
       {&nv.memory, "nvmlDeviceGetMemoryInfo", NULL},
+      {&nv.samples, "nvmlDeviceGetSamples", NULL},
+      {&nv.uses, "nvmlDeviceGetProcessUtilization", NULL},
       {&nv.init, "nvmlInit_v2", NULL},
       {&nv.count, "nvmlDeviceGetCount_v2", NULL},
       {&nv.handle, "nvmlDeviceGetHandleByIndex_v2", NULL},
@@ -46,7 +58,7 @@ static bool load(void *library) {
   for (unsigned i = 0; i < sizeof wanted / sizeof *wanted; i++) {
     void *found = dlsym(library, wanted[i].name);
     if (!found && wanted[i].older) found = dlsym(library, wanted[i].older);
-    if (!found && i > 2) return false; /* without the first ones less is known, and audited */
+    if (!found && i > 4) return false; /* without the first ones less is known, and audited */
     memcpy(wanted[i].slot, &found, sizeof found);
   }
   return true;
@@ -128,5 +140,34 @@ struct ar_nv_process *ar_nv_processes(int gpu, int *count) {
   bool graphics = append(nv.graphics, device, &all, count);
   if (compute || graphics) return all;
   free(all);
+  return NULL;
+}
+
+int ar_nv_busy(int gpu, uint64_t *since) {
+  unsigned room = 0;
+  int kind, mean = -1;
+  void *device = ar_gpus[gpu].nvml;
+  if (!nv.samples || nv.samples(device, NV_UTILIZATION, 0, &kind, &room, NULL) || !room) return -1;
+  struct sample *list = calloc(room, sizeof *list);
+  unsigned long long sum = 0;
+  if (list && nv.samples(device, NV_UTILIZATION, *since, &kind, &room, list) == NV_OK &&
+      kind == NV_UNSIGNED && room) {
+    for (unsigned i = 0; i < room; i++) {
+      sum += list[i].value.number;
+      if (list[i].when > *since) *since = list[i].when;
+    }
+    mean = (int)(sum / room);
+  }
+  free(list);
+  return mean;
+}
+
+struct ar_nv_use *ar_nv_uses(int gpu, int *count) {
+  unsigned room = 256;
+  struct ar_nv_use *list = nv.uses ? calloc(room, sizeof *list) : NULL;
+  bool ok = list && nv.uses(ar_gpus[gpu].nvml, list, &room, 0) == NV_OK;
+  *count = ok ? (int)room : 0;
+  if (ok) return list;
+  free(list);
   return NULL;
 }

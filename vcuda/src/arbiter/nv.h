@@ -20,4 +20,16 @@ bool ar_nv_open(const char *library, const char **why);
  * caller's to free, or NULL when NVML does not say. */
 struct ar_nv_process *ar_nv_processes(int gpu, int *count);
 
+/* The mean of how busy a GPU was since `since`, per cent, which then is when the last sample was
+ * taken; -1 if the driver does not say. */
+int ar_nv_busy(int gpu, uint64_t *since);
+
+struct ar_nv_use {
+  unsigned pid;
+  unsigned long long when;
+  unsigned sm, memory, encoder, decoder; /* per cent of the last moment */
+};
+/* What each process used of a GPU a moment ago; the caller's to free, or NULL. */
+struct ar_nv_use *ar_nv_uses(int gpu, int *count);
+
 #endif

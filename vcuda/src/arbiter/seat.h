@@ -36,6 +36,9 @@ struct ar_seat {
   int roots;
   uint64_t since, settle_until;
   uint64_t overhead[3], unheld[3]; /* by the last looks, see audit.c */
+  uint64_t timed; /* what it was charged when its time was last compared */
+  unsigned used;  /* per cent of the GPU by the driver's word, added up over the looks since */
+  bool beyond_time;
   uint64_t done_waited, done_launches; /* of processes that have left */
   /* A digest of what was last written down of its processes, its busy time then, and when. */
   uint64_t kept, kept_busy, kept_at;

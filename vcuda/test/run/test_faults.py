@@ -337,9 +337,9 @@ def audit() -> None:
 
 
 def named(node: Node, count: int = 1) -> list[dict[str, Any]]:
-    """Return the audit's findings once there are so many, within five seconds."""
+    """Return the audit's findings once there are so many."""
     start, found = time.monotonic(), []
-    while len(found) < count and time.monotonic() - start < 5:
+    while len(found) < count and time.monotonic() - start < 20:
         found = node.ask(op="read")["audit"]
         time.sleep(0.05)
     check(len(found) == count, str(found))
@@ -370,17 +370,25 @@ cuda = ctypes.CDLL("libcuda.so.1")
 context, at = ctypes.c_void_p(), ctypes.c_void_p()
 assert cuda.cuInit(0) == cuda.cuCtxCreate_v2(ctypes.byref(context), 0, int(sys.argv[2])) == 0
 assert cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(int(sys.argv[3]) << 20)) == 0
-time.sleep(20)
+module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuModuleLoadData(ctypes.byref(module), b"spin") == 0
+assert cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin_10ms") == 0
+for _ in range(2000):
+    if int(sys.argv[4]):
+        cuda.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+        cuda.cuCtxSynchronize()
+    else:
+        time.sleep(0.01)
 """
 
 
-def sits(node: Node, gpu: int, mib: int) -> None:
+def sits(node: Node, gpu: int, mib: int, launches: bool = False) -> None:
     """Start one in the seat `sly` of GPU 1, with a cap of 1 GiB, and an honest neighbour."""
     seats = [node.ask(op="set", seat=name, gpu=1, core=50, memory=1 << 30) for name in ("sly", "good")]
     env = {"LD_PRELOAD": str(BUILD / "libvcuda.so"), "SLICEKEEPER_SEAT": seats[1]["socket"],
            "CUDA_VISIBLE_DEVICES": seats[1]["gpu"]}  # fmt: skip
-    node.bare(Seat(50, args=["--seconds", "20"], env=env))
-    node.bare(Seat(50, program=["python3", "-c", SITS, seats[0]["socket"], str(gpu), str(mib)]))
+    node.bare(Seat(50, args=["--seconds", "20", "--host-us", "1000"], env=env))
+    node.bare(Seat(50, program=["python3", "-c", SITS, seats[0]["socket"], str(gpu), str(mib), str(int(launches))]))
 
 
 @case("audit: a process that sits in a seat and takes more than its memory past the limiter is named")
@@ -390,6 +398,24 @@ def audit_memory() -> None:
         found = named(node)[0]
         check((found["gpu"], found["seat"], found["memory"]) == (1, "sly", 1400 << 20), str(found))
         check("beyond its seat's memory: seat sly" in node.logged(), "the log does not say so")
+
+
+@case("audit: a process that sits in a seat and launches past the limiter is named")
+def audit_time() -> None:
+    with Node(virtual=False, gpus="2") as node:
+        sits(node, gpu=1, mib=64, launches=True)
+        found = named(node)[0]
+        check((found["gpu"], found["seat"], found["how"]) == (1, "sly", "beyond its seat's time"), str(found))
+
+
+@case("audit: work that comes and goes in step with the audit's looks is not named")
+def audit_honest_time() -> None:
+    with Node(virtual=False) as node:
+        for core, kernel, batch, host in ((30, 2000, 125, 250000), (30, 20000, 1, 20000), (20, 100, 1, 0)):
+            args = ["--kernel-us", kernel, "--batch", batch, "--host-us", host, "--seconds", 12]
+            node.run(Seat(core, args=[str(argument) for argument in args]))
+        time.sleep(11)
+        check(node.ask(op="read")["audit"] == [] and "audit" not in node.logged(), node.logged())
 
 
 @case("audit: a process that sits in a seat of another GPU is named, and one within its slice is not")
