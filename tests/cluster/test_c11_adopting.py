@@ -77,8 +77,12 @@ def test_every_namespace_observes_and_one_line_moves_one_to_enforce(observed: Si
 def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -> None:
     team = site.namespace()
     [node] = [n["metadata"]["name"] for n in site.kubectl.list("nodes")]
-    more = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": "2"}]
-    site.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(more))
+
+    def devices(count: str | None) -> None:
+        there = {"status": {part: {DEVICE: count} for part in ("capacity", "allocatable")}}
+        site.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(there))
+
+    devices("2")
     whole = {**plain_container("train"), "resources": {"limits": {DEVICE: "2"}}}
     with site.without_webhook():
         site.kubectl.create(pod("whole", whole), pod("share", gpu_container(core=25)), namespace=team)
@@ -115,6 +119,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
         assert begin == adopted
         assert booked[name].charged_ms == floor((end - begin) * gpus + Fraction(1, 2))
     assert site.check() == (0, "nothing is missing, nothing is unmetered\n")
+    devices(None)
 
 
 def _instant(text: str) -> int:
