@@ -93,7 +93,7 @@ def draw(site: Site, workers: dict[str, tuple[str, str]], marks: dict[str, float
 
 def main() -> None:
     """Measure, and print what came out."""
-    with playground() as (site, found), site.timekeeper() as client:
+    with playground() as (site, found):
         here = one_gpu(site)
         poor, rich = site.namespace("poor"), site.namespace()
         train, greedy = (rich, "train"), (poor, "greedy")
@@ -110,15 +110,17 @@ def main() -> None:
         [train_alone] = stage(site, train)
 
         # 40 percent of a GPU for half a minute.
-        client.set_budget(Budget, poor, {"amountMs": 12_000, "period": "none", "timeZone": "UTC"})
+        with site.timekeeper() as client:
+            client.set_budget(Budget, poor, {"amountMs": 12_000, "period": "none", "timeZone": "UTC"})
         began = time.time()
         begin(greedy, GREEDY)
         rows = [("both in budget", stage(site, train, greedy))]
-        ran_out = wait_for("its end", lambda: _over(client.budget(Budget, poor)), seconds=90)
         background = told(site, "background", began)
         rows.append(("`greedy` over budget", stage(site, train, greedy)))
-        granted = time.time()
-        client.grant(Budget, poor, 3_600_000, "the measurement says so", "grant-1")
+        with site.timekeeper() as client:
+            ran_out = wait_for("its end", lambda: _over(client.budget(Budget, poor)))
+            granted = time.time()
+            client.grant(Budget, poor, 3_600_000, "the measurement says so", "grant-1")
         back = told(site, "in-budget", granted)
         rows.append(("after a grant", stage(site, train, greedy)))
         if sys.argv[1:]:
