@@ -185,7 +185,11 @@ class Site:
         return [event for event in self.kubectl.list("events", namespace) if event.get("reason") == reason]
 
     def check(self, *arguments: str) -> tuple[int, str]:
-        """Run `slicekeeper check` as the cluster's administrator; return its exit code and all that it said."""
+        """Run `slicekeeper check`; return its exit code and all that it said."""
+        return self.slicekeeper("check", *arguments)
+
+    def slicekeeper(self, *arguments: str) -> tuple[int, str]:
+        """Run a command as the cluster's administrator; return its exit code and all that it said."""
         command = self.kubectl.command("proxy", "--port=0")
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as proxy:
             try:
@@ -193,7 +197,7 @@ class Site:
                 found = re.search(r"127\.0\.0\.1:\d+", proxy.stdout.readline())
                 assert found is not None
                 done = subprocess.run(
-                    [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", "check", *arguments],
+                    [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", *arguments],
                     env={"SLICEKEEPER_KUBERNETES_SERVER": f"http://{found[0]}", "PYTHONPATH": str(ROOT)},
                     cwd=self.folder, capture_output=True, text=True, check=False, timeout=120,
                 )  # fmt: skip

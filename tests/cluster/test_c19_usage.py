@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What containers use of their GPUs, as their sidecars report it and as `slicekeeper top` shows it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cluster.harness.gpu_work import TRAIN
+from cluster.harness.kubectl import wait_for
+from cluster.harness.site import Site, gpu_container, pod
+
+
+def test_what_a_slice_and_a_whole_gpu_use_is_reported_and_shown(site: Site) -> None:
+    team = site.namespace()
+    whole = {**TRAIN, "resources": gpu_container(core=100, blocks=None)["resources"]}
+    for name, container in (("half", TRAIN), ("whole", whole), ("idle", gpu_container())):
+        site.kubectl.create(pod(name, container), namespace=team)
+    uids = {name: site.wait_phase(team, name, "Running")["metadata"]["uid"] for name in ("half", "whole", "idle")}
+
+    def used() -> dict[str, int | None]:
+        known = site.workloads(team)
+        return {name: known[uid].used_ms if uid in known else None for name, uid in uids.items()}
+
+    def all_used() -> bool:
+        now = used()
+        return now["idle"] == 0 and all((now[name] or 0) > 1000 for name in ("half", "whole"))
+
+    wait_for("their reports", all_used, seconds=90)
+
+    def shown() -> dict[str, Any] | None:
+        code, told = site.slicekeeper("top", "-o", "json")
+        assert code == 0, told
+        seats = {seat["pod"]: seat for gpu in json.loads(told) for seat in gpu["seats"] if seat["namespace"] == team}
+        return seats if all(seats[name]["usedPercent"] is not None for name in uids) else None
+
+    seats = wait_for("their shares", shown, seconds=30)
+    assert (seats["half"]["usedPercent"] > 5, seats["whole"]["usedPercent"] > 5) == (True, True)
+    assert (seats["idle"]["usedPercent"], seats["idle"]["memoryUsedMib"]) == (0, 0)
+    assert [seats[name]["askedPercent"] for name in uids] == [50, 100, 20]
