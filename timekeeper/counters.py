@@ -41,6 +41,7 @@ class Watermark(NamedTuple):
     seq: int
     used_ms: int | None
     monotonic_ns: int
+    """When it was last read; before it is first known, when it was last reported."""
     hour: int = 0
     """The hour in which the counter was last read, by its first instant."""
     hour_base: int = 0
@@ -89,8 +90,10 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
     refusal = _impossible(report, mark, marks, bounds)
     if refusal:
         return "refused", refusal, None
-    known = mark.used_ms if report.used_ms is None else report.used_ms
-    return "accepted", "", Watermark(report.epoch, report.seq, known, report.monotonic_ns)
+    if report.used_ms is None and mark.used_ms is not None:
+        # The counter may have gone on: what it says next is of all the time since it was last read.
+        return "accepted", "", mark._replace(seq=report.seq)
+    return "accepted", "", Watermark(report.epoch, report.seq, report.used_ms, report.monotonic_ns)
 
 
 def _late(report: UsageReport, mark: Watermark) -> tuple[Outcome, str, None]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper import counters
 from timekeeper.counters import Bounds, Watermark, judge, used
+from timekeeper.hours import advance
 
 HOUR = 3_600_000
 NOW = 1_767_225_600_000
@@ -95,3 +96,31 @@ def test_unknown_stays_unknown_and_never_takes_back_what_was_known() -> None:
 def test_more_gpus_may_use_more() -> None:
     two = Bounds(gpus=2, start=NOW - HOUR, now=NOW)
     assert feed([report(1, 2 * HOUR)], two)[0] == [("accepted", "")]
+
+
+def test_what_was_counted_while_nobody_could_read_it_is_believed() -> None:
+    minute = 60_000
+    told = [
+        report(seq, used_ms, monotonic_ns=at * minute * 1_000_000)
+        for seq, used_ms, at in ((1, 0, 0), (2, None, 1), (3, None, 20), (4, 20 * minute, 20))
+    ]
+    outcomes, marks = feed(told)
+    assert {outcome for outcome, _ in outcomes} == {"accepted"}
+    assert used(marks) == 20 * minute
+    faster = report(4, 23 * minute, monotonic_ns=20 * minute * 1_000_000)
+    assert feed([*told[:3], faster])[0][-1] == ("refused", counters.TOO_FAST)
+
+
+def test_time_in_which_a_counter_could_not_be_read_is_observed_only_if_it_was_short() -> None:
+    for silent_s, observed_ms in ((60, 80_000), (600, 20_000)):
+        silent = [(second, None) for second in range(40, 10 + silent_s, 30)]
+        instants = [(0, 0), (10, 5_000), *silent, (10 + silent_s, 20_000), (20 + silent_s, 20_000)]
+        mark: Watermark | None = None
+        for seq, (second, used_ms) in enumerate(instants, 1):
+            one = report(seq, used_ms, EPOCH, monotonic_ns=second * 1_000_000_000)
+            outcome, _, new = judge(one, {} if mark is None else {EPOCH: mark}, BOUNDS)
+            assert (outcome, new is not None) == ("accepted", True)
+            assert new is not None
+            mark, _ = advance(mark, new, EPOCH // 1_000_000 + second * 1000)
+        assert mark is not None
+        assert mark.observed_ms == observed_ms
