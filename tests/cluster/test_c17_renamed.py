@@ -9,7 +9,7 @@ import pytest
 from cluster.harness import install
 from cluster.harness.charges import charge_of
 from cluster.harness.kubectl import Object, Refused, wait_for
-from cluster.harness.site import Site, job, plain_container
+from cluster.harness.site import Site, gpu_container, job, plain_container, pod
 
 from slicekeeper import inventory
 
@@ -24,6 +24,17 @@ def renamed(site: Site) -> Iterator[None]:
         yield
     finally:
         install.install(site.kubectl)
+        # The API server knows a webhook's new conditions a moment later; a pod until then passes unseen.
+        team = site.namespace()
+        wait_for("refusals by the usual names", lambda: _is_refused(site, team))
+
+
+def _is_refused(site: Site, namespace: str) -> bool:
+    try:
+        site.kubectl.create(pod("probe", gpu_container(blocks=None)), namespace=namespace, dry_run=True)
+    except Refused as error:
+        return "memory" in str(error)
+    return False
 
 
 def asking(script: str, **amounts: str) -> Object:
