@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import pty
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from os import read
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,7 +146,11 @@ def test_nodes_and_pods_show_the_same_figures_where_they_are_known(site: Site, m
 
 
 def test_on_a_terminal_it_is_shown_again_and_again_until_ctrl_c(site: Site) -> None:
-    command = [str(Path(sys.executable).parent / "slicekeeper"), "top", "--interval", "0.5"]
+    # Whoever is started in the background may have Ctrl-C ignored.
+    main = (
+        "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from slicekeeper.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", main, "top", "--interval", "0.5"]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command, env={**site.environ(), "PATH": "/usr/bin"}, stdin=theirs, stdout=theirs, stderr=theirs,
@@ -157,7 +161,7 @@ def test_on_a_terminal_it_is_shown_again_and_again_until_ctrl_c(site: Site) -> N
         while seen.count(b"\x1b[2J") < 3 and time.monotonic() < end:
             seen += read(ours, 4096)
         assert seen.count(b"node-1-0") >= 2
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     finally:
         process.kill()
