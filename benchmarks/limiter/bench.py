@@ -79,8 +79,10 @@ def launch(options: argparse.Namespace) -> None:
         open_ns, fenced = (min(r[f] for r in got[kind]) for f in ("open_ns", "fenced_ns"))
         more = fenced - bare["fenced_ns"]
         rows.append([kind, f"{open_ns:.1f}", f"{open_ns - bare['open_ns']:+.1f}", f"{fenced:.1f}",
-                     f"{more:+.1f}", f"{more / 40:.2f} %"])  # fmt: skip
-    table(["library", "open gate, ns", "more", "with fences, ns", "more", "of a launch of 4 us"], rows)
+                     f"{more:+.1f}", f"{more / 40:.2f} %",
+                     *(f"{min(r[f] for r in got[kind]):.1f}" for f in ("info_ns", "wait_ns"))])  # fmt: skip
+    table(["library", "open gate, ns", "more", "with fences, ns", "more", "of a launch of 4 us",
+           "`cuMemGetInfo`, ns", "`cuStreamSynchronize`, idle, ns"], rows)  # fmt: skip
 
 
 CEILINGS = {

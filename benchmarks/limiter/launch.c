@@ -29,14 +29,40 @@ static double launches(int count) {
   return (now() - start) / count;
 }
 
+static CUstream idle;
+
+static double questions(int count) {
+  size_t free, total;
+  double start = now();
+  for (int i = 0; i < count; i++)
+    if (cuMemGetInfo(&free, &total)) return 1e18;
+  return (now() - start) / count;
+}
+
+static double waits(int count) {
+  double start = now();
+  for (int i = 0; i < count; i++)
+    if (cuStreamSynchronize(idle)) return 1e18;
+  return (now() - start) / count;
+}
+
+static double least(double (*calls)(int), int rounds, int count) {
+  double best = 1e18;
+  for (int round = 0; round < rounds; round++) {
+    double each = calls(count);
+    best = each < best ? each : best;
+  }
+  return best;
+}
+
 int main(void) {
   CUdevice device;
   CUcontext context;
   CUmodule module;
-  double open = 1e18, fenced = 1e18;
+  double open = 1e18;
   if (cuInit(0) || cuDeviceGet(&device, 0) || cuDevicePrimaryCtxRetain(&context, device) ||
       cuCtxSetCurrent(context) || cuModuleLoadData(&module, "spin") ||
-      cuModuleGetFunction(&kernel, module, "spin_0ns"))
+      cuModuleGetFunction(&kernel, module, "spin_0ns") || cuStreamCreate(&idle, 0))
     return 1;
   for (int round = 0; round < ROUNDS; round++) {
     launches(1); /* the first one after a pause notes the time */
@@ -44,10 +70,9 @@ int main(void) {
     open = each < open ? each : open;
     if (cuCtxSynchronize()) return 3;
   }
-  for (int round = 0; round < ROUNDS / 200; round++) {
-    double each = launches(LONG);
-    fenced = each < fenced ? each : fenced;
-  }
-  printf("{\"open_ns\": %.2f, \"fenced_ns\": %.2f}\n", open, fenced);
+  double fenced = least(launches, ROUNDS / 200, LONG);
+  if (cuCtxSynchronize()) return 3;
+  printf("{\"open_ns\": %.2f, \"fenced_ns\": %.2f, \"info_ns\": %.2f, \"wait_ns\": %.2f}\n", open, fenced,
+         least(questions, ROUNDS / 20, 1000), least(waits, ROUNDS / 20, 1000));
   return 0;
 }
