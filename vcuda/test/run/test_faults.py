@@ -346,6 +346,18 @@ def named(node: Node, count: int = 1) -> list[dict[str, Any]]:
     return found
 
 
+@case("audit: a process that only draws is named")
+def audit_graphics() -> None:
+    with subprocess.Popen(["sleep", "60"]) as painter:
+        try:
+            with Node(virtual=False, graphics=str(painter.pid)) as node:
+                [found] = named(node)
+        finally:
+            painter.kill()
+    check((found["pid"], found["memory"], found["seat"]) == (painter.pid, 100 << 20, None), str(found))
+    check(found["how"] == "without the limiter", str(found))
+
+
 @case("audit: a process of a container is named by its process ID on the node")
 def audit_container() -> None:
     if os.geteuid():
