@@ -15,9 +15,9 @@ class Count(msgspec.Struct, frozen=True):
     gpu: str
     """Its UUID."""
     life: str
-    """Names the counter of busy time: one that began anew has another."""
+    """Names the counter of busy time: one that starts again from zero has another."""
     by: str
-    """Names who counts: the other counters begin anew with another one."""
+    """Names who counts: the other counters start again with another one."""
     wall_ns: int
     busy_ns: int
     granted_ns: int

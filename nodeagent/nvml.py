@@ -172,7 +172,7 @@ class NvmlGpus:
             return (self._withdrawn / device.gpu.uuid).read_text().strip() or "an operator withdrew it"
         told = _told(device.handle)
         if told is None:
-            # The driver was taken away under us, as for its upgrade: the next look begins anew.
+            # The driver was taken away under us, as for its upgrade: the next look starts over.
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
             self._open, self._events = False, None

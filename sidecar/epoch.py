@@ -43,7 +43,7 @@ class Counter:
     def next(self, reading: int | None, life: str = "") -> tuple[int, int, int | None]:
         """Return `(epoch, seq, cumulative)` for the next report; an unknown reading stays unknown.
 
-        A source that names its counters' lives tells by that when one began anew, however far it has come since.
+        A source that names its counters' lives tells by that when one started again, however far it has come since.
         """
         if reading is not None:
             if self._place.base is None:

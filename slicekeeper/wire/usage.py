@@ -18,7 +18,7 @@ class Counter(Wire, frozen=True, kw_only=True):
     used_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """GPU-milliseconds since the counter began; None: not known now."""
     life: str = ""
-    """Names the counter: one that began anew, from zero, has another."""
+    """Names the counter: one that starts again from zero has another."""
 
 
 class Usage(Wire, frozen=True, kw_only=True):
