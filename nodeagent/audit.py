@@ -29,8 +29,8 @@ from slicekeeper.units import CORES_PER_GPU
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
-UNKNOWN_SECONDS: Final = 3.0
+LOOK_SECONDS: Final = 0.5
+UNKNOWN_SECONDS: Final = 2.5
 """kubelet may take so long to tell the API server of a container: until then one that is not known is not judged."""
 LIST_SECONDS: Final = 60.0
 """Pause between two lists of all of the node's pods for a process that is none's of them."""
@@ -98,6 +98,7 @@ class Audit:
         resources: Resources,
         policy_of: Callable[[str], NamespacePolicy],
         say: Say,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._node = node
@@ -107,6 +108,7 @@ class Audit:
         self._resources = resources
         self._policy_of = policy_of
         self._say = say
+        self._now = now
         self._stop = threading.Event()
         self._since: dict[tuple[str, str, str], float] = {}
         self._told: dict[tuple[str, str, str], float] = {}
@@ -134,7 +136,7 @@ class Audit:
         except ArbiterAway:
             self._since, self.strays = {}, []
             return
-        now = time.monotonic()
+        now = self._now()
         found = self._found(told)
         self._since = {stray.key: self._since.get(stray.key, now) for stray in found}
         # At the second look: at the first a process may be about to end, or to take its seat.
@@ -180,7 +182,7 @@ class Audit:
         if found[0] is None:
             found = owner(cgroup, self._others)
         if found[0] is None and _in_pod(cgroup):
-            now = time.monotonic()
+            now = self._now()
             fresh = now - self._sought.setdefault(cgroup, now) < 2 * UNKNOWN_SECONDS
             if now - self._listed > (LOOK_SECONDS / 2 if fresh else LIST_SECONDS):
                 self._listed = now

@@ -13,9 +13,8 @@
 /* So much may a driver hold for an honest seat beyond its cap, for what could not be foreseen. */
 #define SLACK (256ull << 20)
 
-/* Time is compared after so many looks. An honest seat's charge and the driver's samples of it may
- * be off by so many per cent, for neither begins when the other does. */
-#define LOOKS 3
+/* An honest seat's charge and the driver's samples of it may be off by so many per cent of a
+ * comparison's span, for neither begins when the other does. */
 #define OFF 25
 
 struct finding {
@@ -114,48 +113,56 @@ static bool over_cap(const struct ar_seat *s) {
   return ar_seat_totals(s).memory + least_of(s->overhead) > s->config.memory + SLACK;
 }
 
+/* When the last looks were taken, and the driver's last sample before each. */
 static struct {
-  uint64_t at, sampled;
-  int looks;
+  uint64_t at[AR_LOOKS], sampled[AR_LOOKS];
+  unsigned looks;
 } timing[AR_GPUS];
 
-/* Its part of the GPU's time since the last comparison that it was charged for, per cent. */
-static int charge_of(struct ar_seat *s, uint64_t span) {
+/* Its part of the GPU's time since a look that it was charged for, per cent. */
+static int charge_of(struct ar_seat *s, uint64_t *timed, uint64_t span) {
   pthread_mutex_lock(&s->gpu->lock);
-  uint64_t used = s->place.member.used, since = used - s->timed;
+  uint64_t used = s->place.member.used, since = used - *timed;
   pthread_mutex_unlock(&s->gpu->lock);
-  s->timed = used;
+  *timed = used;
   return (int)(100 * since / span);
+}
+
+static int mean_of(const unsigned looks[AR_LOOKS]) {
+  unsigned sum = 0;
+  for (int i = 0; i < AR_LOOKS; i++) sum += looks[i];
+  return (int)(sum / AR_LOOKS);
 }
 
 /* A process may sit in a seat and launch past the limiter: then the GPU is busier than its seats are
  * charged for, and one of them is by the driver's word too. That word alone is no proof: it is of
- * a moment, and work that comes and goes may do so in step with our looks. */
-static void look_time(int gpu, bool strangers) {
+ * a moment, and work that comes and goes may do so in step with our looks. At every look all of
+ * the last ones are compared: waiting for as many new ones would double the time to a finding. */
+static void look_time(int gpu, bool strangers, uint64_t now) {
   int count, worst = OFF, charged = 0;
+  unsigned oldest = timing[gpu].looks++ % AR_LOOKS;
+  uint64_t *at = &timing[gpu].at[oldest], span = now > *at ? now - *at : 1;
   struct ar_seat *sly = NULL;
+  for (struct ar_seat *s = ar_seat_first(); s; s = s->next)
+    if (s->config.gpu == gpu) s->used[oldest] = 0;
   struct ar_nv_use *use = ar_nv_uses(gpu, &count);
   for (int i = 0; i < count; i++) {
     struct ar_seat *s = ar_seat_of((pid_t)use[i].pid);
-    if (s && s->config.gpu == gpu) s->used += use[i].sm;
+    if (s && s->config.gpu == gpu) s->used[oldest] += use[i].sm;
   }
   free(use);
-  if (++timing[gpu].looks < LOOKS) return;
-  uint64_t now = vc_now(), span = now > timing[gpu].at ? now - timing[gpu].at : 1;
-  int busy = ar_nv_busy(gpu, &timing[gpu].sampled);
+  int busy = ar_nv_busy(gpu, &timing[gpu].sampled[oldest]);
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
     if (s->config.gpu != gpu) continue;
-    int charge = charge_of(s, span), beyond = (int)(s->used / LOOKS) - charge;
+    int charge = charge_of(s, &s->timed[oldest], span), beyond = mean_of(s->used) - charge;
     charged += charge;
-    s->used = 0;
     s->beyond_time = false;
     if (beyond <= worst || s->settle_until) continue;
     worst = beyond;
     sly = s;
   }
-  if (sly && timing[gpu].at && !strangers) sly->beyond_time = busy > charged + OFF;
-  timing[gpu].at = now;
-  timing[gpu].looks = 0;
+  if (sly && *at && !strangers) sly->beyond_time = busy > charged + OFF;
+  *at = now;
 }
 
 /* A process whose figure is not available (Windows' own driver, GPUs without memory of their own)
@@ -165,9 +172,12 @@ static void look(int gpu, uint64_t now) {
   struct ar_nv_process *list = ar_nv_processes(gpu, &count);
   bool tells = list != NULL, strangers = false;
   for (int i = 0; i < count; i++) {
-    struct ar_seat *seat = ar_seat_of((pid_t)list[i].pid);
     tells &= list[i].memory != AR_NV_UNKNOWN;
-    strangers |= !seat;
+    strangers |= !ar_seat_of((pid_t)list[i].pid);
+  }
+  if (!vc_clock) look_time(gpu, strangers, now);
+  for (int i = 0; i < count; i++) {
+    struct ar_seat *seat = ar_seat_of((pid_t)list[i].pid);
     if (!seat)
       note(gpu, &list[i], seat, "without the limiter", now);
     else if (seat->config.gpu != gpu)
@@ -178,7 +188,6 @@ static void look(int gpu, uint64_t now) {
       note(gpu, &list[i], seat, "beyond its seat's time", now);
   }
   ar_gpus[gpu].tells_memory = tells;
-  if (!vc_clock) look_time(gpu, strangers);
   for (struct ar_seat *s = ar_seat_first(); s; s = s->next) {
     uint64_t physical = 0;
     if (s->config.gpu != gpu) continue;

@@ -7,6 +7,7 @@
 #include "state.h"
 
 #define AR_ROOTS 64
+#define AR_LOOKS 3 /* of the audit, compared with one another */
 
 /* One process in a seat. */
 struct ar_client {
@@ -35,9 +36,9 @@ struct ar_seat {
   struct ar_root root[AR_ROOTS];
   int roots;
   uint64_t since, settle_until;
-  uint64_t overhead[3], unheld[3]; /* by the last looks, see audit.c */
-  uint64_t timed; /* what it was charged when its time was last compared */
-  unsigned used;  /* per cent of the GPU by the driver's word, added up over the looks since */
+  uint64_t overhead[AR_LOOKS], unheld[AR_LOOKS]; /* by the last looks, see audit.c */
+  uint64_t timed[AR_LOOKS]; /* what it was charged at the last looks */
+  unsigned used[AR_LOOKS];  /* per cent of the GPU by the driver's word, then */
   bool beyond_time;
   uint64_t done_waited, done_launches; /* of processes that have left */
   /* A digest of what was last written down of its processes, its busy time then, and when. */
