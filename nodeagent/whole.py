@@ -82,7 +82,7 @@ class WholeGpus:
         gpu = known.gpus.get(uuid)
         samples = self._source.samples(uuid, gpu.until_us if gpu is not None else 0)
         if not samples:
-            return None if samples is None else False
+            return None if samples is None else gpu is not None and self._clock_ran_back(gpu, uuid)
         if gpu is None:
             # The samples until now are of the time before.
             known.gpus[uuid] = _Gpu(samples[-1][0], samples[-1][0])
@@ -91,6 +91,18 @@ class WholeGpus:
             if until_us - gpu.until_us <= LONGEST_US:
                 gpu.busy_ns += percent * (until_us - gpu.until_us) * _NS_PER_US // 100
             gpu.until_us = until_us
+        return True
+
+    def _clock_ran_back(self, gpu: _Gpu, uuid: str) -> bool:
+        """Follow samples whose instants all lie before the last one: the driver takes them from the machine's clock.
+
+        It still has those from before the step for a while, so what is used meanwhile is left out.
+        """
+        every = self._source.samples(uuid, 0)
+        if not every or every[-1][0] >= gpu.until_us:
+            return False
+        step = every[-1][0] - gpu.until_us
+        gpu.began_us, gpu.until_us = gpu.began_us + step, gpu.until_us + step
         return True
 
     def _load(self, seat: Seat) -> _Seat:

@@ -56,7 +56,7 @@ class Made:
 
     def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
         told = self.busy.get(uuid)
-        return None if told is None else [sample for sample in told if sample[0] > after_us]
+        return None if told is None else sorted(sample for sample in told if sample[0] > after_us)
 
     def memory_used(self, uuid: str) -> int | None:
         return None if uuid not in self.busy else 1 << 30

@@ -74,6 +74,27 @@ def test_what_the_driver_has_lost_is_left_out(bench: Bench) -> None:
     assert bench.used_us() == [STEP, STEP]
 
 
+def test_a_clock_that_is_set_back_or_forward_costs_what_was_used_meanwhile_and_no_more(bench: Bench) -> None:
+    bench.used_us()
+    bench.sample(100, 100)
+    hour = 3_600_000_000
+    for step in (3 * hour, -hour, -hour):
+        [before, _] = bench.whole.count([SEAT])
+        for told in bench.source.busy.values():
+            del told[: -3 if step < 0 else None]  # the driver keeps the last ones
+        bench.sample(100, 0, step=step)
+        bench.sample(100, 0)
+        assert bench.used_us()[1] == STEP
+        for told in bench.source.busy.values():
+            del told[:-2]
+        bench.used_us()
+        bench.sample(50, 0)
+        [after, _] = bench.whole.count([SEAT])
+        assert STEP * 500 <= after.busy_ns - before.busy_ns <= STEP * 1500
+        assert after.wall_ns >= before.wall_ns + STEP * 1000
+        assert after.life == before.life
+
+
 def test_a_reboot_or_a_damaged_record_begins_a_new_counter(bench: Bench) -> None:
     bench.used_us()
     bench.sample(100, 100)

@@ -144,12 +144,13 @@ struct ar_nv_process *ar_nv_processes(int gpu, int *count) {
 }
 
 int ar_nv_busy(int gpu, uint64_t *since) {
-  unsigned room = 0;
+  unsigned most = 0, room;
   int kind, mean = -1;
   void *device = ar_gpus[gpu].nvml;
-  if (!nv.samples || nv.samples(device, NV_UTILIZATION, 0, &kind, &room, NULL) || !room) return -1;
-  struct sample *list = calloc(room, sizeof *list);
-  unsigned long long sum = 0;
+  if (!nv.samples || nv.samples(device, NV_UTILIZATION, 0, &kind, &most, NULL) || !most) return -1;
+  struct sample *list = calloc(most, sizeof *list);
+  unsigned long long sum = 0, newest = 0;
+  room = most;
   if (list && nv.samples(device, NV_UTILIZATION, *since, &kind, &room, list) == NV_OK &&
       kind == NV_UNSIGNED && room) {
     for (unsigned i = 0; i < room; i++) {
@@ -157,6 +158,13 @@ int ar_nv_busy(int gpu, uint64_t *since) {
       if (list[i].when > *since) *since = list[i].when;
     }
     mean = (int)(sum / room);
+  } else if (list && *since) {
+    /* Samples bear the machine's time. If that was set back, none comes after `since` any more. */
+    room = most;
+    if (nv.samples(device, NV_UTILIZATION, 0, &kind, &room, list) != NV_OK) room = 0;
+    for (unsigned i = 0; i < room; i++)
+      if (list[i].when > newest) newest = list[i].when;
+    if (newest && newest < *since) *since = newest;
   }
   free(list);
   return mean;
