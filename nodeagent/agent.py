@@ -55,14 +55,14 @@ class Agent:
         kubelet = PodResources(Path(mine.pod_resources_socket), settings.resources.seat)
         devices = settings.resources.devices
         self._own = OwnGpus(source, mine.gpus, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)})
-        source = self._own
+        every, source = source, self._own
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
         limits = settings.webhook.injection == "limiter"
         arbiter = Arbiter(Path(mine.run_dir))
-        self._metrics = ShareMetrics(arbiter, self._store, source, mine.node_name)
         self._live = Live(self._store)
+        self._metrics = ShareMetrics(arbiter, self._store, every, self._live, mine.node_name)
         self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
         self._shares = Shares(arbiter, self._store, settings.resources, limits=limits, rule=mine.rule)
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)

@@ -45,9 +45,23 @@ class Live:
 
     def seats(self) -> NodeSeats:
         """Return who holds which GPU."""
-        with self._lock:
-            samples = [counts for at, counts in self._samples if self._now() - at < OLD_SECONDS]
+        samples = self._recent()
         return NodeSeats(seats=[_use(seat, gpu, samples) for seat in self._store.all() for gpu in seat.gpus])
+
+    def whole(self) -> list[tuple[Seat, Count, float | None]]:
+        """Return who holds a whole GPU, with its newest counters and its use in per cent, as far as they are known."""
+        samples = self._recent()
+        return [
+            (seat, count, _use(seat, gpu, samples).used_percent)
+            for seat in self._store.all()
+            if seat.core >= CORES_PER_GPU and samples
+            for gpu in seat.gpus
+            if (count := samples[-1].get((seat.name, gpu))) is not None
+        ]
+
+    def _recent(self) -> list[Mapping[_Key, Count]]:
+        with self._lock:
+            return [counts for at, counts in self._samples if self._now() - at < OLD_SECONDS]
 
     def __call__(self, _environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request, as WSGI has it."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each fraction uses of its GPU, for Prometheus: the arbiter's telemetry with the names of pods.
+"""What containers use of their GPUs, for Prometheus: fractions by the arbiter's telemetry, whole GPUs by NVML.
 
-Labels, and the one field that DCGM's exporter has too, are called as there. Shares come from counters: the rate of
+Labels, and the fields that DCGM's exporter has too, are called as there. Shares come from counters: the rate of
 `slicekeeper_gpu_busy_seconds_total` is the part of the GPU's time that a container had.
 """
 
@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterSeat
 from nodeagent.audit import Audit
 from nodeagent.gpus import GpuSource
-from nodeagent.store import SeatStore
+from nodeagent.live import Live
+from nodeagent.store import Seat, SeatStore
 
 LABELS: Final = ("gpu", "UUID", "modelName", "Hostname", "namespace", "pod", "container")
 
@@ -38,42 +39,63 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[ArbiterSeat], float]]]] = {
 }
 
 
-class ShareMetrics(Collector):
-    """Asks the arbiter at each scrape."""
+_USED: Final = "DCGM_FI_DEV_GPU_UTIL"
 
-    def __init__(self, arbiter: Arbiter, store: SeatStore, source: GpuSource, node: str) -> None:
+_Known = tuple[str, Seat, dict[str, float]]
+"""A GPU, a holder, and what is known of the two by the names of families."""
+
+
+class ShareMetrics(Collector):
+    """Asks the arbiter at each scrape; what NVML tells was asked for within the last second."""
+
+    def __init__(self, arbiter: Arbiter, store: SeatStore, source: GpuSource, live: Live, node: str) -> None:
         self._arbiter = arbiter
         self._store = store
         self._source = source
+        self._live = live
         self._node = node
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family; while no arbiter answers they are empty."""
-        rows = list(self._rows())
-        for name, (text, read) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, text, labels=LABELS)
-            for labels, seat in rows:
-                counter.add_metric(labels, read(seat))
-            yield counter
-        for name, (text, read) in _GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=LABELS)
-            for labels, seat in rows:
-                gauge.add_metric(labels, read(seat))
-            yield gauge
+        """Yield every family; while no arbiter answers, fractions are left out."""
+        models = {gpu.uuid: (index, gpu.model) for index, gpu in enumerate(self._source.gpus())}
 
-    def _rows(self) -> Iterator[tuple[list[str], ArbiterSeat]]:
+        def labels(uuid: str, owner: Seat) -> list[str]:
+            index, model = models.get(uuid, ("", ""))
+            return [str(index), uuid, model, self._node, owner.namespace, owner.pod, owner.container]
+
+        rows = [(labels(uuid, owner), known) for uuid, owner, known in (*self._fractions(), *self._whole())]
+        used = {_USED: "Part of the time with work of the container on the whole GPU, per cent."}
+        for kind, families in (
+            (CounterMetricFamily, {name: text for name, (text, _) in _COUNTERS.items()}),
+            (GaugeMetricFamily, {name: text for name, (text, _) in _GAUGES.items()} | used),
+        ):
+            for name, text in families.items():
+                family = kind(name, text, labels=LABELS)
+                for row, known in rows:
+                    if name in known:
+                        family.add_metric(row, known[name])
+                yield family
+
+    def _fractions(self) -> Iterator[_Known]:
         try:
             told = self._arbiter.read()
         except ArbiterAway:
             return
         uuids = {gpu.gpu: gpu.uuid for gpu in told.gpus}
-        models = {gpu.uuid: gpu.model for gpu in self._source.gpus()}
         owners = {seat.name: seat for seat in self._store.all()}
         for seat in told.seats:
-            owner, uuid = owners.get(seat.seat), uuids.get(seat.gpu, "")
-            if owner is not None:
-                model = models.get(uuid, "")
-                yield [str(seat.gpu), uuid, model, self._node, owner.namespace, owner.pod, owner.container], seat
+            if (owner := owners.get(seat.seat)) is not None:
+                known = {name: read(seat) for name, (_, read) in (_COUNTERS | _GAUGES).items()}
+                yield uuids.get(seat.gpu, ""), owner, known
+
+    def _whole(self) -> Iterator[_Known]:
+        for owner, count, percent in self._live.whole():
+            known = {"slicekeeper_gpu_busy_seconds": count.busy_ns / _NS}
+            if count.memory is not None:
+                known["DCGM_FI_DEV_FB_USED"] = count.memory / _MIB
+            if percent is not None:
+                known[_USED] = percent
+            yield count.gpu, owner, known
 
 
 class StrayMetrics(Collector):

@@ -18,7 +18,9 @@ from vcuda_programs import built
 
 from nodeagent import shares as module
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused
+from nodeagent.counts import Count
 from nodeagent.host_cdi import HostCdi
+from nodeagent.live import Live
 from nodeagent.metrics import ShareMetrics
 from nodeagent.nvml import NvmlGpus
 from nodeagent.shares import Shares, policy
@@ -186,7 +188,7 @@ def test_a_pod_that_is_gone_leaves_no_seat(bench: Bench) -> None:
 
 def test_metrics_name_the_container(bench: Bench) -> None:
     bench.seat(1, **{names.GPU_CLASS: names.BACKGROUND})
-    metrics = ShareMetrics(Arbiter(bench.running.folder), bench.store, bench.gpus, "node-1")
+    metrics = ShareMetrics(Arbiter(bench.running.folder), bench.store, bench.gpus, Live(bench.store), "node-1")
     found = {sample.name: sample for metric in metrics.collect() for sample in metric.samples}
     assert found["DCGM_FI_DEV_FB_USED"].labels == {
         "gpu": "1", "UUID": bench.gpu, "modelName": "A100-SXM4-40GB", "Hostname": "node-1",
@@ -198,6 +200,34 @@ def test_metrics_name_the_container(bench: Bench) -> None:
     bench.running.stop()
     assert all(not metric.samples for metric in metrics.collect()), "a scrape does not fail"
     bench.running.start()
+
+
+def test_metrics_have_whole_gpus_by_the_drivers_word_without_an_arbiter(made: Any, tmp_path: Path) -> None:
+    gpus, store = made(2), SeatStore(tmp_path / "state")
+    now = [100.0]
+    live = Live(store, now=lambda: now[0])
+    for name in ("whole", "silent"):
+        store.put(
+            Seat(id=name, nonce="1", namespace="team", pod=name, uid=name, container="c", gpus=("GPU-1",), core=100)
+        )
+    metrics = ShareMetrics(Arbiter(tmp_path), store, gpus, live, "node-1")
+    for seconds in (1, 2):
+        live.take([
+            Count(seat="whole-1", gpu="GPU-1", life="1", by="1", wall_ns=seconds * 10**9, busy_ns=seconds * 4 * 10**8,
+                  granted_ns=seconds * 10**9, memory=3 << 30)
+        ])  # fmt: skip
+    found = {sample.name: (sample.value, sample.labels) for metric in metrics.collect() for sample in metric.samples}
+    labels = {
+        "gpu": "1", "UUID": "GPU-1", "modelName": "A100-SXM4-80GB", "Hostname": "node-1",
+        "namespace": "team", "pod": "whole", "container": "c",
+    }  # fmt: skip
+    assert found == {
+        "slicekeeper_gpu_busy_seconds_total": (0.8, labels),
+        "DCGM_FI_DEV_FB_USED": (3072, labels),
+        "DCGM_FI_DEV_GPU_UTIL": (40, labels),
+    }
+    now[0] += 60
+    assert all(not metric.samples for metric in metrics.collect()), "what is old is left out"
 
 
 def test_an_arbiter_that_is_killed_comes_back_with_its_seats(bench: Bench) -> None:
