@@ -4,6 +4,7 @@
 #define SIZE 1024u /* a cache: a function that lost its place is measured again */
 #define DOUBT_NS (20 * VC_MS)
 #define HALF_LIFE_NS (4 * VC_S)
+#define SURPRISE_NS (100 * VC_US) /* what is shorter does no harm to others */
 
 static struct vc_duration table[SIZE];
 static _Atomic uint32_t round_now = 1;
@@ -12,7 +13,7 @@ struct vc_duration *vc_duration_of(const void *key) {
   uint64_t mixed = (uint64_t)(uintptr_t)key * 0x9e3779b97f4a7c15ull;
   struct vc_duration *d = &table[mixed >> 54];
   if (VC_LIKELY(atomic_load_explicit(&d->key, memory_order_relaxed) == (uintptr_t)key)) return d;
-  d->mean = d->longest = d->at = 0;
+  d->mean = d->longest = d->at = d->steady = 0;
   d->round = 0;
   d->key = (uintptr_t)key;
   return d;
@@ -31,7 +32,9 @@ void vc_duration_measured(struct vc_duration *d, uint64_t least, uint64_t most, 
   bool known = vc_duration_known(d), exact = (most - least) * 4 < most;
   uint64_t count = launches ? launches : 1, each = most / count ? most / count : 1;
   uint64_t longest = faded(d, now), mean = d->mean;
+  uint64_t surely = least / count;
   d->round = atomic_load(&round_now);
+  d->steady = surely > 2 * longest && surely > SURPRISE_NS ? 1 : d->steady + count;
   if (!known || !mean || (d->rough && (exact || each < longest))) {
     d->mean = each;
     d->longest = !known && longest > each && !d->rough ? longest : each;
@@ -39,7 +42,7 @@ void vc_duration_measured(struct vc_duration *d, uint64_t least, uint64_t most, 
     return;
   }
   if (!exact && each < mean) d->mean = mean = each;
-  if (!exact) each = least / count; /* it took as long at least */
+  if (!exact) each = surely;
   d->longest = each > longest ? each : longest;
   if (exact || each > mean) d->mean = mean + each / 4 - mean / 4 + 1;
 }
@@ -53,4 +56,8 @@ void vc_duration_doubt(uint64_t now) {
 
 bool vc_duration_known(const struct vc_duration *d) {
   return d->mean && d->round == atomic_load(&round_now);
+}
+
+uint64_t vc_duration_trust(const struct vc_duration *d) {
+  return d->steady + 1;
 }

@@ -11,6 +11,7 @@
 struct vc_duration {
   _Atomic uintptr_t key;
   _Atomic uint64_t mean, longest, at; /* 0: never measured; the longest fades within seconds */
+  _Atomic uint64_t steady; /* launches measured since one took much longer than all before it */
   _Atomic uint32_t round;
   _Atomic bool rough; /* all measurements so far were upper bounds */
 };
@@ -24,5 +25,8 @@ void vc_duration_measured(struct vc_duration *d, uint64_t least, uint64_t most, 
 /* Launches of several functions took much longer or shorter than known: measure each again. */
 void vc_duration_doubt(uint64_t now);
 bool vc_duration_known(const struct vc_duration *d);
+/* How many launches may be in flight at most: the next one may be the longest so far, with a chance
+ * that falls as more were measured. */
+uint64_t vc_duration_trust(const struct vc_duration *d);
 
 #endif

@@ -80,10 +80,16 @@ static uint64_t expected(const struct vc_duration *d, uint64_t depth) {
   return d->longest > guess ? d->longest : guess;
 }
 
+/* How many launches may be in flight at most while others are seated. */
+static uint64_t crowd(const struct vc_duration *d) {
+  uint64_t trust = vc_duration_trust(d);
+  return trust < CROWD ? trust : CROWD;
+}
+
 static bool fits(const struct vc_duration *d, struct load load, uint64_t depth) {
   uint64_t each = expected(d, depth);
   if (!depth || !load.launches) return true;
-  if (depth < ALONE_NS && load.launches >= CROWD) return false;
+  if (depth < ALONE_NS && load.launches >= crowd(d)) return false;
   if (load.ns + each <= depth) return true;
   if (!vc_duration_known(d)) return depth >= ALONE_NS && load.launches < 2;
   if (depth < SHARED_NS) return false;
@@ -98,7 +104,7 @@ static uint32_t step(const struct vc_duration *d, struct load load, uint64_t dep
   uint64_t room = depth > load.ns ? depth - load.ns : 0;
   uint64_t least = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
   uint64_t count = (depth && room < least ? room : least) / d->longest;
-  if (depth && depth < ALONE_NS && count > CROWD / 4) count = CROWD / 4;
+  if (depth && depth < ALONE_NS && count > crowd(d) / 4) count = crowd(d) / 4;
   return count < 1 ? 1 : count > VC_STEP_MAX ? VC_STEP_MAX : (uint32_t)count;
 }
 
@@ -229,7 +235,7 @@ static bool begin_known(struct vc_ticket *t, struct vc_stream *s) {
   struct vc_duration *d = t->duration;
   uint64_t depth = vc_flight_depth();
   uint64_t target = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
-  if (s->left <= 1 || !vc_duration_known(d)) return false;
+  if (s->left <= 1 || !vc_duration_known(d) || crowd(d) < CROWD) return false;
   vc_lane_begin(&s->lane);
   vc_lock(&s->lock);
   vc_stream_fold(s);
