@@ -142,7 +142,7 @@ def binding(pod: Object, node: str) -> dict[str, str]:
     return {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
 
 
-def wait_for(check: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+def wait_for(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     """Return what `check` returns once that is true; fail after `seconds`."""
     import time
 

@@ -161,7 +161,7 @@ def test_killed_while_the_api_server_carries_the_binding_out(cluster, scheduler)
 
     caller = threading.Thread(target=call)
     caller.start()
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     scheduler.kill()
     caller.join()
     del cluster.api.faults["binding"]

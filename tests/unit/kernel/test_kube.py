@@ -203,7 +203,7 @@ class Recorder:
 def follow(client: KubeClient, recorder: Recorder, **more: Any) -> Watch:
     watch = Watch(client, PODS, recorder, retry_seconds=0.01, longest_retry_seconds=0.02, **more)
     watch.start()
-    assert recorder.done.wait(10)
+    assert recorder.done.wait(60)
     watch.stop()
     return watch
 
@@ -299,7 +299,7 @@ def test_a_quiet_watch_that_ended_in_order_is_up_again(script: Script, client: K
     script.answers["watch"] = [(500, {}), (200, stream()), (200, end)]
     watch = Watch(client, PODS, Recorder(), retry_seconds=0.01, longest_retry_seconds=0.02)
     watch.start()
-    assert again.wait(10)
+    assert again.wait(60)
     watch.stop()
     assert watch.failures == 0
 

@@ -176,7 +176,7 @@ class Bench:
         self.plugin = SeatPlugin(self.folder / "plugins", "slicekeeper.io/seat", ids, self.seats)
         self.kubelet.came.clear()
         self.plugin.start()
-        assert self.kubelet.came.wait(10)
+        assert self.kubelet.came.wait(60)
 
     def specs(self) -> list[Path]:
         return sorted((self.folder / "cdi").glob("*.json"))

@@ -168,7 +168,7 @@ def test_thirty_watches_follow_all_writes(server: ApiServer, client: KubeClient,
     watches = [Watch(KubeClient(KubernetesSettings(server=server.url)), PODS, handler) for handler in handlers]
     for watch in watches:
         watch.start()
-    assert all(watch.synced.wait(10) for watch in watches)
+    assert all(watch.synced.wait(60) for watch in watches)
     for index in range(40):
         client.create(PODS, pod(f"p{index}"), "default")
         if index % 3 == 0:

@@ -228,7 +228,7 @@ def test_the_thread_outlives_errors_and_counts_them(caplog: pytest.LogCaptureFix
 
     decisions = Decisions(upstream, ManualClock(), WebhookSettings(), on_refresh=seen)
     decisions.start()
-    assert done.wait(10)
+    assert done.wait(60)
     decisions.stop()
     assert decisions.tried.is_set()
     assert decisions.failures == 0
