@@ -182,7 +182,9 @@ def process_site(tmp_path: Path, database_url: str) -> Iterator[Site]:
             "operatorTokenFile": str(tmp_path / "token"),
             "tls": {"certificateFile": str(tls.certificate), "keyFile": str(tls.key)},
         },
-        "timekeeperClient": {"url": url, "caFile": str(tls.ca), "tokenFile": str(tmp_path / "token")},
+        "timekeeperClient": {
+            "url": url, "caFile": str(tls.ca), "tokenFile": str(tmp_path / "token"), "timeoutSeconds": PATIENCE,
+        },
     }  # fmt: skip
     config.write_text(json.dumps(settings))
     kube = KubeClient(KubernetesSettings(server=server.url))

@@ -47,7 +47,8 @@ def run(tmp_path: Path, world: Service) -> Iterator[Run]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     config, url = tmp_path / "config.yaml", f"http://127.0.0.1:{server.port}"
-    config.write_text(f"timekeeperClient: {{url: '{url}', tokenFile: '{tmp_path / 'token'}'}}\n")
+    client = {"url": url, "tokenFile": str(tmp_path / "token"), "timeoutSeconds": 60}  # however busy the machine is
+    config.write_text(json.dumps({"timekeeperClient": client}))
 
     def command(*args: str, code: int = 0) -> Any:
         done = CliRunner().invoke(cli, ["--config", str(config), *args, *([] if code else ["-o", "json"])])
