@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How much memory the global variables of a module take. An image comes without its length: PTX
- * ends with a zero, a cubin (an ELF file) says where its sections are, and the driver reads both
- * the same way.
+ * ends with a zero, a cubin (an ELF file) says where its sections are, a fat binary how long it is,
+ * and the driver reads them the same way. What is compressed in a fat binary is not looked into.
  */
 #include "image.h"
 #include "os.h"
@@ -116,31 +116,103 @@ static bool named(const char *name, const char *prefix) {
   return !strncmp(name, prefix, n) && (!name[n] || name[n] == '.');
 }
 
-static uint64_t in_elf(const unsigned char *image) {
-  const Elf64_Ehdr *head = (const void *)image;
-  const Elf64_Shdr *section = (const void *)(image + head->e_shoff);
+/* Do `count` things of `each` bytes lie at this offset? */
+static bool inside(uint64_t offset, uint64_t count, uint64_t each, uint64_t size) {
+  return offset <= size && times(count, each) <= size - offset;
+}
+
+/* The name ends with the section of names, which ends with a zero. */
+static bool names_inside(const unsigned char *image, const Elf64_Shdr *names, uint64_t size) {
+  return names->sh_size && inside(names->sh_offset, names->sh_size, 1, size) &&
+         !image[names->sh_offset + names->sh_size - 1];
+}
+
+static uint64_t in_elf(const unsigned char *image, uint64_t size) {
+  Elf64_Ehdr head;
+  Elf64_Shdr names, section;
   uint64_t sum = 0;
-  if (head->e_ident[EI_CLASS] != ELFCLASS64 || !head->e_shoff || head->e_shstrndx >= head->e_shnum)
+  if (size < sizeof head) return 0;
+  memcpy(&head, image, sizeof head);
+  if (head.e_ident[EI_CLASS] != ELFCLASS64 || !head.e_shoff || head.e_shstrndx >= head.e_shnum ||
+      !inside(head.e_shoff, head.e_shnum, sizeof section, size))
     return 0;
-  const char *names = (const char *)image + section[head->e_shstrndx].sh_offset;
-  for (int i = 0; i < head->e_shnum; i++) {
-    const char *name = names + section[i].sh_name;
+  const unsigned char *sections = image + head.e_shoff;
+  memcpy(&names, sections + head.e_shstrndx * sizeof names, sizeof names);
+  if (!names_inside(image, &names, size)) return 0;
+  for (int i = 0; i < head.e_shnum; i++) {
+    memcpy(&section, sections + (size_t)i * sizeof section, sizeof section);
+    if (section.sh_name >= names.sh_size) continue;
+    const char *name = (const char *)image + names.sh_offset + section.sh_name;
     if (named(name, ".nv.global") || named(name, ".nv.global.init"))
-      sum = add(sum, section[i].sh_size);
+      sum = add(sum, section.sh_size);
   }
   return sum;
 }
 
-uint64_t vc_image_globals(const void *image) {
+/* ---- fat binaries: what nvcc's programs load, an image for each architecture ---- */
+
+struct fat {
   uint32_t magic;
-  if (!image) return 0;
-  const unsigned char *bytes = image;
-  if (!memchr(bytes, 0, 4)) {
-    memcpy(&magic, image, sizeof magic);
-    if (!memcmp(bytes, ELFMAG, SELFMAG)) return in_elf(bytes);
-    if (magic == FATBIN_WRAPPER || magic == FATBIN) return 0;
+  uint16_t version, header;
+  uint64_t size; /* of all entries */
+};
+
+struct fat_entry {
+  uint16_t kind, version;
+  uint32_t header;
+  uint64_t size;
+  uint32_t compressed; /* 0: it is not */
+};
+
+struct fat_wrapper {
+  uint32_t magic, version;
+  const unsigned char *data;
+};
+
+static uint64_t in_image(const unsigned char *image, uint64_t size);
+
+/* One of the images is loaded: the largest counts. */
+static uint64_t in_fat(const unsigned char *image, uint64_t size) {
+  struct fat fat;
+  struct fat_entry entry;
+  uint64_t most = 0;
+  if (size < sizeof fat) return 0;
+  memcpy(&fat, image, sizeof fat);
+  if (!inside(fat.header, fat.size, 1, size)) return 0;
+  const unsigned char *at = image + fat.header;
+  for (uint64_t left = fat.size; left > sizeof entry; left -= entry.size, at += entry.size) {
+    memcpy(&entry, at, sizeof entry);
+    if (entry.header < sizeof entry || !inside(entry.header, entry.size, 1, left)) break;
+    left -= entry.header;
+    at += entry.header;
+    uint64_t bytes = entry.compressed ? 0 : in_image(at, entry.size);
+    if (bytes > most) most = bytes;
   }
-  return in_text(image);
+  return most;
+}
+
+/* Of at most so many bytes; a text ends with a zero before. */
+static uint64_t in_image(const unsigned char *image, uint64_t size) {
+  uint32_t magic = 0;
+  if (size < sizeof magic) return 0;
+  if (!memchr(image, 0, sizeof magic)) memcpy(&magic, image, sizeof magic);
+  if (magic == FATBIN) return in_fat(image, size);
+  if (magic && !memcmp(image, ELFMAG, SELFMAG)) return in_elf(image, size);
+  return size == UINT64_MAX || memchr(image, 0, size) ? in_text((const char *)image) : 0;
+}
+
+uint64_t vc_image_globals(const void *image) {
+  struct fat_wrapper wrapper;
+  const unsigned char *bytes = image;
+  if (!image) return 0;
+  if (!memchr(bytes, 0, sizeof wrapper.magic)) {
+    memcpy(&wrapper.magic, bytes, sizeof wrapper.magic);
+    if (wrapper.magic == FATBIN_WRAPPER) {
+      memcpy(&wrapper, bytes, sizeof wrapper);
+      bytes = wrapper.data;
+    }
+  }
+  return bytes ? in_image(bytes, UINT64_MAX) : 0;
 }
 
 uint64_t vc_image_file(const char *path) {
@@ -148,10 +220,10 @@ uint64_t vc_image_file(const char *path) {
   int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
   off_t size = fd >= 0 ? lseek(fd, 0, SEEK_END) : 0;
   /* Zeroes behind it, so that a text has its end. */
-  char *at = size > 64 ? malloc((size_t)size + 8) : NULL;
+  char *at = size > 0 ? malloc((size_t)size + 8) : NULL;
   if (at && pread(fd, at, (size_t)size, 0) == size) {
     memset(at + size, 0, 8);
-    sum = vc_image_globals(at);
+    sum = in_image((const unsigned char *)at, (uint64_t)size + 8);
   }
   free(at);
   if (fd >= 0) close(fd);

@@ -3,16 +3,21 @@
  * What a context holds besides the program's own requests: the global variables of modules, stacks
  * (local memory), the device's heap.
  *
- * An image is text. Global variables are declared in it as in PTX: .global .align 8 .b8 name[4096];
+ * An image is text, with global variables declared as in PTX: .global .align 8 .b8 name[4096]; or a
+ * cubin, an ELF file with sections .nv.global; or a fat binary of both, whose last cubin is loaded.
  * The documents do not say when they take their memory: with SLICEKEEPER_FAKE_LAZY=1 it is when the
  * module is first asked for something, else when it is loaded.
  */
 #define _GNU_SOURCE
 #include "api.h"
 
+#include <elf.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define SMALL (1ull << 20)
 #define THREADS (2048ull * 132) /* that can be resident; each has its stack */
@@ -95,8 +100,7 @@ static struct global *declaration(const char *from, const char *to) {
   return g;
 }
 
-static struct CUmod_st *parse(const char *image) {
-  struct CUmod_st *m = calloc(1, sizeof *m);
+static void read_text(struct CUmod_st *m, const char *image) {
   for (const char *at = strstr(image, ".global"); at; at = strstr(at, ".global")) {
     const char *end = strchr(at, ';');
     if (!end) break;
@@ -106,6 +110,44 @@ static struct CUmod_st *parse(const char *image) {
     m->bytes += (g->bytes + 511) / 512 * 512;
     at = end;
   }
+}
+
+static void read_cubin(struct CUmod_st *m, const char *image) {
+  const Elf64_Ehdr *head = (const void *)image;
+  const Elf64_Shdr *section = (const void *)(image + head->e_shoff);
+  const char *names = image + section[head->e_shstrndx].sh_offset;
+  for (int i = 1; i < head->e_shnum; i++)
+    if (!strncmp(names + section[i].sh_name, ".nv.global", 10))
+      m->bytes += (section[i].sh_size + 511) / 512 * 512;
+}
+
+static uint64_t number(const char *at, size_t size) {
+  uint64_t value = 0;
+  memcpy(&value, at, size);
+  return value;
+}
+
+/* Header: magic, 16 bits of version, 16 of the header's size, 64 of all that follows. Entry: 16 bits of
+ * kind (2: cubin), 16 of version, 32 of the entry's header's size, 64 of the image's. */
+static const char *cubin_of(const char *fat) {
+  const char *last = NULL, *at = fat + number(fat + 6, 2), *end = at + number(fat + 8, 8);
+  while (at < end) {
+    const char *image = at + number(at + 4, 4);
+    if (number(at, 2) == 2) last = image;
+    at = image + number(at + 8, 8);
+  }
+  return last;
+}
+
+static struct CUmod_st *parse(const char *image) {
+  struct CUmod_st *m = calloc(1, sizeof *m);
+  /* The runtime's wrapper. */
+  if (!memcmp(image, "\xb1\x43\x62\x46", 4)) memcpy(&image, image + 8, sizeof image);
+  if (!memcmp(image, "\x50\xed\x55\xba", 4)) image = cubin_of(image);
+  if (image && !memcmp(image, ELFMAG, SELFMAG))
+    read_cubin(m, image);
+  else if (image)
+    read_text(m, image);
   return m;
 }
 
@@ -166,17 +208,17 @@ FK_API(cuModuleLoadFatBinary, (CUmodule * out, const void *image)) {
   return cuModuleLoadData(out, image);
 }
 
+/* With a zero behind it. */
 static char *read_all(const char *path) {
-  char *text = NULL;
-  size_t size = 0;
-  FILE *file = path ? fopen(path, "re") : NULL;
-  if (!file) return NULL;
-  if (getdelim(&text, &size, 0, file) < 0) {
-    free(text);
-    text = NULL;
+  struct stat found;
+  int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  char *image = fd >= 0 && !fstat(fd, &found) ? calloc(1, (size_t)found.st_size + 8) : NULL;
+  if (image && read(fd, image, (size_t)found.st_size) != found.st_size) {
+    free(image);
+    image = NULL;
   }
-  fclose(file);
-  return text;
+  if (fd >= 0) close(fd);
+  return image;
 }
 
 FK_API(cuModuleLoad, (CUmodule * out, const char *path)) {

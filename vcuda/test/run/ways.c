@@ -11,8 +11,10 @@
 #include "program.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -303,6 +305,68 @@ static void library_globals(void) {
       got(cuLibraryGetKernel(&kernel, library, "spin_1us"));
   fill();
 }
+/* What nvcc makes: a fat binary with a cubin, in the runtime's wrapper. */
+static struct {
+  uint32_t magic;
+  uint16_t version, header;
+  uint64_t size;
+  struct {
+    uint16_t kind, version;
+    uint32_t header;
+    uint64_t size;
+    uint32_t compressed, unused[9];
+  } entry;
+  struct {
+    Elf64_Ehdr head;
+    Elf64_Shdr section[3];
+    char names[24];
+  } cubin;
+} fat = {
+    0xba55ed50, 1, 16, sizeof fat.entry + sizeof fat.cubin,
+    {2, 1, sizeof fat.entry, sizeof fat.cubin, 0, {0}},
+    {{.e_ident = {0x7f, 'E', 'L', 'F', ELFCLASS64}, .e_shoff = sizeof(Elf64_Ehdr), .e_shnum = 3, .e_shstrndx = 2},
+     {{0},
+      {.sh_name = 1, .sh_type = SHT_NOBITS, .sh_size = 300 * MIB},
+      {.sh_name = 12, .sh_type = SHT_STRTAB, .sh_offset = sizeof(Elf64_Ehdr) + 3 * sizeof(Elf64_Shdr)}},
+     "\0.nv.global\0.shstrtab"},
+};
+static const struct {
+  uint32_t magic, version;
+  const void *data, *unused;
+} wrapper = {0x466243b1, 1, &fat, NULL};
+
+static void load_each(const void *image) {
+  CUmodule module;
+  CUfunction f;
+  for (int i = 0; i < 8; i++)
+    if (got(cuModuleLoadData(&module, image))) got(cuModuleGetFunction(&f, module, "spin_1us"));
+  fill();
+}
+static void cubin_globals(void) {
+  load_each(&fat.cubin);
+}
+static void fat_globals(void) {
+  load_each(&fat);
+}
+static void wrapped_globals(void) {
+  CUlibrary library;
+  CUkernel kernel;
+  for (int i = 0; i < 8; i++)
+    if (got(cuLibraryLoadData(&library, &wrapper, NULL, NULL, 0, NULL, NULL, 0)))
+      got(cuLibraryGetKernel(&kernel, library, "spin_1us"));
+  fill();
+}
+static void fat_file(void) {
+  char path[] = "/tmp/fat-XXXXXX";
+  CUmodule module;
+  CUfunction f;
+  int fd = mkstemp(path);
+  if (fd < 0 || write(fd, &fat, sizeof fat) != (ssize_t)sizeof fat) exit(1);
+  for (int i = 0; i < 8; i++)
+    if (got(cuModuleLoad(&module, path))) got(cuModuleGetFunction(&f, module, "spin_1us"));
+  unlink(path);
+  fill();
+}
 static void modules_when_full(void) {
   CUmodule module;
   CUfunction f;
@@ -525,6 +589,10 @@ static const struct {
     WAY(module_globals),
     WAY(module_of_many_types),
     WAY(library_globals),
+    WAY(cubin_globals),
+    WAY(fat_globals),
+    WAY(wrapped_globals),
+    WAY(fat_file),
     WAY(modules_when_full),
     WAY(stack_limit),
     WAY(stack_when_full),
