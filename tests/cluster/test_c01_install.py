@@ -28,7 +28,7 @@ from slicekeeper import inventory, names
 
 SHOW = "cat /run/slicekeeper/seat.json"
 CROWD = int(os.environ.get("SLICEKEEPER_CLUSTER_CROWD", "50"))
-"""Pods that start at once; up to 200 find a place."""
+"""Pods that start at once; up to 150 find a place on two processors, of which each sidecar asks for a hundredth."""
 
 
 def test_every_part_is_ready_and_all_but_those_of_the_node_are_restricted(site: Site) -> None:

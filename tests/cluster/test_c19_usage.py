@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from cluster.harness.gpu_work import TRAIN
+from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import wait_for
 from cluster.harness.site import Site, gpu_container, pod
 
@@ -38,3 +39,9 @@ def test_what_a_slice_and_a_whole_gpu_use_is_reported_and_shown(site: Site) -> N
     assert (seats["half"]["usedPercent"] > 5, seats["whole"]["usedPercent"] > 5) == (True, True)
     assert (seats["idle"]["usedPercent"], seats["idle"]["memoryUsedMib"]) == (0, 0)
     assert [seats[name]["askedPercent"] for name in uids] == [50, 100, 20]
+    agent = site.part("nodeagent")["metadata"]["name"]
+    told = site.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{agent}:8446/proxy/metrics")
+    families = {"whole": "DCGM_FI_DEV_GPU_UTIL{", "half": "slicekeeper_gpu_busy_seconds_total{"}
+    for name, family in families.items():
+        [line] = [x for x in told.splitlines() if x.startswith(family) and team in x and f'pod="{name}"' in x]
+        assert float(line.rpartition(" ")[2]) > 0.5

@@ -19,7 +19,7 @@ from pathlib import Path
 
 SEAT = "/run/slicekeeper/seat.sock"
 OURS = ("/etc/ld.so.preload", "/usr/local/slicekeeper/lib/libvcuda.so", SEAT, "/run/slicekeeper/seat.json")
-FORKS = 300
+FORKS = 1000
 """More than a seat has places for."""
 BYTES = 256 << 20
 FLOOD_SECONDS = 3.0
@@ -142,7 +142,9 @@ def main() -> None:
     say("damaged", damaged())
     say("memory", memory_without_preload())
     say("sockets", sockets())
+    say("forking", time.time())
     say("granted", granted_to_children())
+    say("forked", time.time())
     say("flooded", flood())
     say("memory", memory_without_preload())
     say("over", 1)
