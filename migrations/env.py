@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Alembic runs: one transaction for all steps, so that a broken migration leaves the database as it was.
 
-`timekeeper.store.migrate` hands in the connection. The plain `alembic` command, for writing new migrations, makes
+`timekeeper.store.db.migrate` hands in the connection. The plain `alembic` command, for writing new migrations, makes
 its own from `-x url=…`.
 """
 
 from alembic import context
 from sqlalchemy import Connection
 
-from timekeeper.store.engine import WRITES, make_engine
-from timekeeper.store.models import Base
+from timekeeper.store.db.engine import WRITES, make_engine
+from timekeeper.store.db.models import Base
 
 
 def _walk(connection: Connection) -> None:

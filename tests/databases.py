@@ -25,9 +25,9 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
-from timekeeper.store import migrate
-from timekeeper.store.engine import make_engine
-from timekeeper.store.models import Base
+from timekeeper.store.db import migrate
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.models import Base
 
 KINDS = ("sqlite", "postgresql")
 _USERS = ("postgres", "nobody")

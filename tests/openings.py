@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from timekeeper.books import Opening
+from timekeeper.ledger.books import Opening
 
 
 def opening(

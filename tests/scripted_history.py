@@ -29,15 +29,16 @@ from sqlalchemy import Engine, text
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
-from timekeeper import movements, reports, sealing
-from timekeeper.books import Books, Closing, Opening
-from timekeeper.identity import OPERATOR
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
-from timekeeper.store import migrate
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.caller import OPERATOR
+from timekeeper.core.record import Rule
+from timekeeper.ledger import movement, rate, seal
+from timekeeper.ledger.books import Books, Closing, Opening
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.report import take
+from timekeeper.ledger.verify import verify
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -64,7 +65,7 @@ def order(key: str, amount: int, now: int) -> Order:
 
 
 def grant(key: str, amount: int, now: int, end: int | None = None) -> Step:
-    return lambda books: movements.grant(books, TEAM, order(key, amount, now), valid_from=now, valid_to=end)
+    return lambda books: movement.grant(books, TEAM, order(key, amount, now), valid_from=now, valid_to=end)
 
 
 def report(pod: str, seq: int) -> UsageReport:
@@ -107,19 +108,19 @@ def burst(books: Books) -> None:
 STEPS: tuple[Step, ...] = (
     tell(T0 + 1_000, opening("a", T0, Fraction(1, 3)), opening("b", T0 + 500, Fraction(3, 2))),
     grant("expires-inside-b", 4_000, T0 + 2_000, T0 + 9_000),
-    lambda books: movements.set_price(
+    lambda books: rate.set_price(
         books, "A100", Fraction(4, 3), since=T0 + 6_000, reason="r", actor="me", now=T0 + 3_000
     ),
     tell(T0 + 4_000, opening("c", T0 + 3_100, Fraction(1, 7), "other"), opening("a", T0, Fraction(1, 3))),
-    lambda books: movements.transfer(books, TEAM, OTHER, order("t", 2_000, T0 + 5_000), valid_to=None),
-    lambda books: reports.take(books.database, OPERATOR, [report("a", 1), report("b", 3), report("b", 2)], T0 + 6_000),
+    lambda books: movement.transfer(books, TEAM, OTHER, order("t", 2_000, T0 + 5_000), valid_to=None),
+    lambda books: take(books.database, OPERATOR, [report("a", 1), report("b", 3), report("b", 2)], T0 + 6_000),
     tell(T0 + 20_000, ends={"a": T0 + 7_777}),
     lambda books: books.settle([p.known.id for p in books.positions()], T0 + 25_000),  # team has run out
-    lambda books: movements.adjust(books, OTHER, order("adjust", -500, T0 + 26_000)),
-    lambda books: movements.grant(
+    lambda books: movement.adjust(books, OTHER, order("adjust", -500, T0 + 26_000)),
+    lambda books: movement.grant(
         books, OTHER, order("expires-unused", 5_000, T0 + 27_000), valid_from=T0 + 27_000, valid_to=T0 + 29_000
     ),
-    lambda books: movements.refund(books, TEAM, order("refund", 1_000, T0 + 30_000), pod_uid="a"),
+    lambda books: movement.refund(books, TEAM, order("refund", 1_000, T0 + 30_000), pod_uid="a"),
     lambda books: books.set_budget(
         "uid-other", "other", POLICY, Rule(T0 + 31_000, 9_000, "day", "Europe/Berlin", 100, 50),
         actor="me", if_match=None,
@@ -134,7 +135,7 @@ STEPS: tuple[Step, ...] = (
     burst,
     tell(T0 + HOUR + 9_000, opening("d", T0 + HOUR - 3_000, Fraction(1)), ends={"b": T0 + 60_000}),
     tell(T0 + HOUR + 30_000, ends={"c": T0 + HOUR + 20_000, "d": T0 + HOUR + 21_001}),
-    lambda books: sealing.seal_due(books, HOUR, T0 + 3 * HOUR),
+    lambda books: seal.seal_due(books, HOUR, T0 + 3 * HOUR),
     tell(T0 + 3 * HOUR, opening("late", T0 + 1_500, Fraction(1, 2)), ends={"late": T0 + 8_500}),
 )  # fmt: skip
 

@@ -13,12 +13,12 @@ from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import NAMESPACES, KubeClient
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
+from timekeeper.api.identity import Identity
 from timekeeper.api.service import Service
-from timekeeper.books import Books
-from timekeeper.controller import Controller
-from timekeeper.identity import Identity
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.cluster.controller import Controller
+from timekeeper.ledger.books import Books
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from timekeeper.records import Claim, Debt, Forest, Grant, Link, Records, Rule, Withdrawal
+from timekeeper.core.record import Claim, Debt, Forest, Grant, Link, Records, Rule, Withdrawal
 
 SHORT = {"hour": 40, "day": 100, "week": 150, "month": 230}
 

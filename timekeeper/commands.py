@@ -22,12 +22,12 @@ from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.serving.process import serve as run_server
 from slicekeeper.serving.wsgi import WsgiBridge
 from slicekeeper.units import parse_instant
-from timekeeper import explain as explaining
 from timekeeper.api.app import MAX_BODY_BYTES, make_app
-from timekeeper.store import dump as dumping
-from timekeeper.store import migrate as migrations
-from timekeeper.store import verify as verification
-from timekeeper.store.engine import make_engine
+from timekeeper.ledger import explain as explaining
+from timekeeper.ledger import verify as verification
+from timekeeper.store.db import dump as dumping
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.migrate import check, downgrade, may_migrate_at_start, upgrade
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def _engine(context: Context, *, of_any_revision: bool = False) -> Iterator[Engi
     engine = make_engine(context.loaded.settings.timekeeper.database)
     try:
         if not of_any_revision:
-            migrations.check(engine)
+            check(engine)
         yield engine
     except SQLAlchemyError as error:
         where = engine.url.render_as_string(hide_password=True)
@@ -60,9 +60,9 @@ def serve(context: Context) -> None:
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
     with _engine(context, of_any_revision=True) as engine:
-        if migrations.may_migrate_at_start(engine):
-            migrations.upgrade(engine)
-        migrations.check(engine)
+        if may_migrate_at_start(engine):
+            upgrade(engine)
+        check(engine)
 
     mine = settings.timekeeper
 
@@ -81,7 +81,7 @@ def migrate(context: Context, to: str, down: bool) -> None:
     """Bring the database to the newest revision."""
     with _engine(context, of_any_revision=True) as engine:
         try:
-            reached = (migrations.downgrade if down else migrations.upgrade)(engine, to)
+            reached = (downgrade if down else upgrade)(engine, to)
         except RuntimeError as error:  # by which a revision says what would be lost
             raise SettingsError(f"timekeeper.database stays as it is: {error}") from error
     click.echo(f"{engine.url.render_as_string(hide_password=True)} is at {reached or 'base'}")

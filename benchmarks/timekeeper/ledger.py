@@ -35,13 +35,13 @@ from databases import Postgres  # noqa: E402
 from load import BATCH, NAMESPACES, report, uid  # noqa: E402
 
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy  # noqa: E402
-from timekeeper import reports  # noqa: E402
-from timekeeper.books import Books, Closing, Opening  # noqa: E402
-from timekeeper.identity import OPERATOR  # noqa: E402
-from timekeeper.store import migrate  # noqa: E402
-from timekeeper.store.database import Database  # noqa: E402
-from timekeeper.store.engine import make_engine  # noqa: E402
-from timekeeper.store.verify import verify  # noqa: E402
+from timekeeper.core.caller import OPERATOR  # noqa: E402
+from timekeeper.ledger.books import Books, Closing, Opening  # noqa: E402
+from timekeeper.ledger.report import take  # noqa: E402
+from timekeeper.ledger.verify import verify  # noqa: E402
+from timekeeper.store.db import migrate  # noqa: E402
+from timekeeper.store.db.database import Database  # noqa: E402
+from timekeeper.store.db.engine import make_engine  # noqa: E402
 
 NOW = int(time.time() * 1000)
 HOUR = 3_600_000
@@ -273,7 +273,7 @@ def measure_growth(kind: str, folder: Path) -> None:
             for size, database in databases:
                 batch = [report((turn * BATCH + k) % live, turn + 2, 1) for k in range(BATCH)]
                 begun = time.perf_counter()
-                outcomes = reports.take(database, OPERATOR, batch, NOW)
+                outcomes = take(database, OPERATOR, batch, NOW)
                 took[size].append((time.perf_counter() - begun) / BATCH * 1e6)
                 assert outcomes[0].outcome == "accepted", outcomes[0]
         medians = {size: statistics.median(values[20:]) for size, values in took.items()}
@@ -301,7 +301,7 @@ def measure_churn(it: Made) -> None:
     for turn in range(1, 11):
         for start in range(0, PODS, BATCH):
             batch = [report(pod, turn, 1) for pod in range(start, start + BATCH)]
-            reports.take(book.database, OPERATOR, batch, NOW + 60_000)
+            take(book.database, OPERATOR, batch, NOW + 60_000)
     differences = verify(book.database.engine, carry=False).differences
     book.database.close()
     assert differences == []

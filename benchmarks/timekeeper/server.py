@@ -25,12 +25,12 @@ from slicekeeper.serving.process import serve
 from slicekeeper.serving.wsgi import WsgiBridge
 from slicekeeper.settings import KubernetesSettings, PolicySettings, ServingSettings, Settings, TimekeeperSettings
 from timekeeper.api.app import routed
+from timekeeper.api.identity import Identity
 from timekeeper.api.service import Service
-from timekeeper.books import Books
-from timekeeper.controller import Controller
-from timekeeper.identity import Identity
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.cluster.controller import Controller
+from timekeeper.ledger.books import Books
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 TOKEN = "benchmark"
 

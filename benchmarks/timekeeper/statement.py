@@ -33,12 +33,13 @@ from sqlalchemy.orm import Session
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
 from timekeeper.api.requests import next_cursor
-from timekeeper.books import ANCHORS_KEPT, Books, Closing
-from timekeeper.periods import bounds
-from timekeeper.store import namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.models import Base
+from timekeeper.core.period import bounds
+from timekeeper.ledger.books import ANCHORS_KEPT, Books, Closing
+from timekeeper.store import timelines
+from timekeeper.store.accounts import settled, touch
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.models import Base
 
 MINUTE, DAY = 60_000, 86_400_000
 START, END = bounds(1_790_000_000_000, "month", "UTC") or (0, 0)
@@ -70,9 +71,9 @@ def fill(it: Made, pods: int) -> None:
     state.used += total
 
     def settle(session: Session) -> None:
-        namespaces.keep_anchors(session, 1, [state], ANCHORS_KEPT)
-        namespaces.touch(session, 1)
-        namespaces.settled(session, 1, LAST)
+        timelines.keep_anchors(session, 1, [state], ANCHORS_KEPT)
+        touch(session, 1)
+        settled(session, 1, LAST)
 
     book.database.write(settle)
     for name, first in ((NAMESPACE, 10**8), (OTHER, 10**8 + 10**6)):

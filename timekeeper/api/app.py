@@ -16,15 +16,15 @@ from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.namespace_policy import PolicyFile, parse_rate
 from slicekeeper.settings import Settings
-from timekeeper import movements
 from timekeeper.api import metrics, openapi, openapi_answer, problems, requests
+from timekeeper.api.identity import Identity
 from timekeeper.api.routes import ROUTES, Route
 from timekeeper.api.service import EXTENSION, Service
-from timekeeper.books import Books
-from timekeeper.controller import Controller
-from timekeeper.identity import Identity
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.cluster.controller import Controller
+from timekeeper.ledger import rate
+from timekeeper.ledger.books import Books
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 MAX_BODY_BYTES = 4 << 20
 
@@ -38,7 +38,7 @@ def make_app(settings: Settings, clock: Clock) -> Flask:
     rates = rates_of(mine.rates)
     database = Database(make_engine(mine.database))
     books = Books(database, mine.cluster, carry=mine.debt == "carry")
-    movements.follow_settings(books, rates, clock.now_ms())
+    rate.follow_settings(books, rates, clock.now_ms())
     controller = Controller(settings, clock, client, books, policy, identity.forget)
     service = Service(settings, clock, books, policy, controller, identity)
     app = routed(service)

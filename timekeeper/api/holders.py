@@ -12,15 +12,15 @@ from sqlalchemy.orm import Session
 from slicekeeper.errors import NotFound
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.wire.timekeeper import Budget, Parent
-from timekeeper import reservations, views
-from timekeeper.api import requests
+from timekeeper.api import requests, views
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
-from timekeeper.books import Position, version_of
-from timekeeper.identity import Caller
-from timekeeper.movements import Place
-from timekeeper.store import namespaces
-from timekeeper.store.namespaces import Known
+from timekeeper.core.caller import Caller
+from timekeeper.ledger import reservation
+from timekeeper.ledger.books import Position, version_of
+from timekeeper.ledger.movement import Place
+from timekeeper.store import accounts
+from timekeeper.store.accounts import Known
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class NamespaceHolder(Holder):
         """
         cluster, uid = self.it.books.cluster, self.uid or self.it.controller.namespaces.uid(self.name)
         if uid is None:
-            return namespaces.find_name(session, cluster, self.name)
-        found = namespaces.find(session, cluster, uid)
+            return accounts.find_name(session, cluster, self.name)
+        found = accounts.find(session, cluster, uid)
         if found is not None and (found.name, found.kind) == (self.name, "namespace"):
             return found
         if self.uid:
@@ -116,7 +116,7 @@ class NamespaceHolder(Holder):
     def current(self) -> tuple[Budget, str]:
         """Return the budget; one never seen has its policy's default."""
         position, now = self.position(), self.it.clock.now_ms()
-        held = reservations.held(self.it.books, now, position.known.id)[position.known.id] if position else 0
+        held = reservation.held(self.it.books, now, position.known.id)[position.known.id] if position else 0
         namespaces_there = self.it.controller.namespaces
         uid = position.known.uid if position else namespaces_there.uid(self.name) or ""
         gone = position is not None and namespaces_there.is_gone(self.name, uid)
@@ -139,7 +139,7 @@ class ParentHolder(Holder):
 
     def require(self, session: Session) -> Known:
         """Return the team or organisation."""
-        return namespaces.require_parent(session, self.it.books.cluster, self.name)
+        return accounts.require_parent(session, self.it.books.cluster, self.name)
 
     def place(self) -> Place:
         """Return where it is; unlike a namespace it must have been made."""
@@ -148,7 +148,7 @@ class ParentHolder(Holder):
     def current(self) -> tuple[Parent, str]:
         """Return the budget."""
         position, now = self.position(), self.it.clock.now_ms()
-        held = reservations.held_below(self.it.books, [position], now)[position.known.id]
+        held = reservation.held_below(self.it.books, [position], now)[position.known.id]
         return views.parent(position, now, held), version_of(position.rule)
 
     def position(self) -> Position:

@@ -11,9 +11,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from slicekeeper.units import MS_PER_HOUR
-from timekeeper import reservations
 from timekeeper.api.service import Service
-from timekeeper.books import Position
+from timekeeper.ledger import reservation
+from timekeeper.ledger.books import Position
 from timekeeper.store import bookings, workloads
 
 _LOOKED_BACK_MS = 24 * MS_PER_HOUR
@@ -38,8 +38,8 @@ class _Books(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics as of now."""
         it, now = self._it, self._it.clock.now_ms()
-        spaces, parents, held = it.books.positions(), it.books.parents(), reservations.held(it.books, now)
-        below = reservations.held_below(it.books, parents, now)
+        spaces, parents, held = it.books.positions(), it.books.parents(), reservation.held(it.books, now)
+        below = reservation.held_below(it.books, parents, now)
         yield from self._budgets(
             "gpu_budget", ["namespace"], {p: ([p.known.name], held[p.known.id]) for p in spaces}, now
         )

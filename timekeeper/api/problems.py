@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
 from slicekeeper.errors import ServiceError, Unavailable
-from timekeeper.store.failures import out_of_room
+from timekeeper.store.db.failures import out_of_room
 
 log = logging.getLogger(__name__)
 

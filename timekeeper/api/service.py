@@ -12,9 +12,10 @@ from flask import current_app, request
 from slicekeeper.clock import Clock
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import Settings
-from timekeeper.books import Books
-from timekeeper.controller import Controller
-from timekeeper.identity import READS, Caller, Identity
+from timekeeper.api.identity import READS, Identity
+from timekeeper.cluster.controller import Controller
+from timekeeper.core.caller import Caller
+from timekeeper.ledger.books import Books
 
 EXTENSION = "timekeeper"
 LONGEST_ACTOR: Final = 253

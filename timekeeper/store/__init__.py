@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timekeeper's database."""
+"""What the database holds: one table, or what is asked of several, a file."""

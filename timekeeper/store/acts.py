@@ -16,7 +16,7 @@ from sqlalchemy import Row, or_, select
 from sqlalchemy.orm import Session
 
 from timekeeper.store.audit import FIRST
-from timekeeper.store.models import (
+from timekeeper.store.db.models import (
     AuditRecord,
     BudgetGrant,
     BudgetRule,

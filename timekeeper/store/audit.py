@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from timekeeper.store.models import AuditRecord
+from timekeeper.store.db.models import AuditRecord
 
 FIRST: Final = "0" * 64
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Select, and_, case, func, insert, select, union_all, update
 from sqlalchemy.orm import Session, aliased
 
-from timekeeper.ledger import AccountKind, Booked, entries, idempotency_key
-from timekeeper.records import Posting, PostingKind
-from timekeeper.store.models import Account, Entry, Transaction, Workload
-from timekeeper.timeline import CHILD
+from timekeeper.core.posting import AccountKind, Booked, entries, idempotency_key
+from timekeeper.core.record import Posting, PostingKind
+from timekeeper.core.timeline import CHILD
+from timekeeper.store.db.models import Account, Entry, Transaction, Workload
 
 REVERSAL = "reversal"
 _CHUNK = 500

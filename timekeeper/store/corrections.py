@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from timekeeper.store.models import IntervalCorrection, Workload
+from timekeeper.store.db.models import IntervalCorrection, Workload
 
 
 def add(session: Session, values: dict[str, Any]) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from timekeeper.records import Debt
-from timekeeper.store.models import DebtRule, Namespace
+from timekeeper.core.record import Debt
+from timekeeper.store.db.models import DebtRule, Namespace
 
 
 def of_cluster(session: Session, cluster: str) -> list[Debt]:

@@ -1,52 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How budgets stand under each other, since when; and which of them are settled together because of it."""
+"""Since when which budget stands under which, as it was written."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
-from typing import Final
 
 from sqlalchemy import insert, or_, select
 from sqlalchemy.orm import Session
 
-from timekeeper.records import Link
-from timekeeper.store.models import Membership, Namespace
-from timekeeper.timeline import parents_at
-
-IN_FORCE: Final = 2**62
-"""Later than every instant: the links that nothing has ended."""
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Budgets that depend on each other from some instant on, and the links between them."""
-
-    keys: frozenset[int]
-    links: tuple[Link, ...]
-
-    @cached_property
-    def parents(self) -> dict[int, int]:
-        """Which budget each one stands under now."""
-        return parents_at(self.links, IN_FORCE)
-
-    @property
-    def roots(self) -> list[int]:
-        """The budgets that stand under none, in the order in which writers take their rows."""
-        return sorted(self.keys - self.parents.keys())
-
-    def chain(self, key: int) -> list[int]:
-        """Return a budget and those it stands under, nearest first."""
-        found, parents = [key], self.parents
-        while found[-1] in parents:
-            found.append(parents[found[-1]])
-        return found
-
-    def below(self, key: int) -> list[int]:
-        """Return a budget and those that stand under it."""
-        return [one for one in sorted(self.keys) if key in self.chain(one)]
+from timekeeper.core.hierarchy import IN_FORCE, Tree, parents_at
+from timekeeper.core.record import Link
+from timekeeper.store.db.models import Membership, Namespace
 
 
 def put(session: Session, child: int, parent: int | None, *, since: int, actor: str) -> None:

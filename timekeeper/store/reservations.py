@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import Select, case, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from timekeeper.records import Aside, planned
-from timekeeper.store import prices
-from timekeeper.store.models import Namespace, Reservation, Workload
-from timekeeper.store.prices import PriceBook
+from timekeeper.core.rate import PriceBook
+from timekeeper.core.record import Aside, planned
+from timekeeper.store import rates
+from timekeeper.store.db.models import Namespace, Reservation, Workload
 
 _CHUNK = 500
 
@@ -72,7 +72,7 @@ def exceeded(session: Session, uids: Collection[str]) -> list[tuple[Reservation,
     query = select(Reservation, Workload.started_at, Workload.ended_at, Workload.shares)
     query = query.join(Workload, Workload.pod_uid == Reservation.pod_uid)
     query = query.where(Reservation.ended_at.is_(None), Workload.ended_at.is_not(None))
-    found, ordered, book = [], sorted(uids), prices.read(session)
+    found, ordered, book = [], sorted(uids), rates.read(session)
     for start in range(0, len(ordered), _CHUNK):
         rows = session.execute(query.where(Reservation.pod_uid.in_(ordered[start : start + _CHUNK])))
         for row, started, ended, shares in rows:
@@ -124,7 +124,7 @@ def _asides(
     session: Session, query: Select[Reservation, int, str], at: int
 ) -> list[tuple[Reservation, Aside]]:  # fmt: skip
     rows = session.execute(query).all()
-    book = prices.read(session) if rows else PriceBook([])
+    book = rates.read(session) if rows else PriceBook([])
     return [(row, _aside(row, started, shares, book, at)) for row, started, shares in rows]
 
 

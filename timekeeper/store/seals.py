@@ -11,8 +11,8 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
-from timekeeper.store.models import Account, Entry, Namespace, Seal, Transaction
-from timekeeper.store.namespaces import Known
+from timekeeper.store.accounts import Known
+from timekeeper.store.db.models import Account, Entry, Namespace, Seal, Transaction
 
 BY_ITSELF: Final = "timekeeper"
 """Who seals what is over long enough; all else somebody asked for."""

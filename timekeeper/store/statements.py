@@ -14,10 +14,10 @@ from typing import Any, cast
 from sqlalchemy import BigInteger, ColumnElement, Integer, and_, case, column, func, or_, select, values
 from sqlalchemy.orm import Session, aliased
 
-from timekeeper.ledger import effect
-from timekeeper.records import PostingKind
-from timekeeper.store import namespaces, seals
-from timekeeper.store.models import BudgetGrant, IntervalCorrection, Namespace, Transaction, Workload
+from timekeeper.core.posting import effect
+from timekeeper.core.record import PostingKind
+from timekeeper.store import seals, timelines
+from timekeeper.store.db.models import BudgetGrant, IntervalCorrection, Namespace, Transaction, Workload
 
 _ENDS = ("charge", "over-budget", "expiry")
 _undone = aliased(Transaction)
@@ -164,4 +164,4 @@ def first_instant(session: Session, namespace: int) -> int:
     """Return the instant before which a namespace has no record."""
     opened = session.execute(select(Namespace.opened_at).where(Namespace.id == namespace)).scalar_one()
     moved = session.execute(select(func.min(BudgetGrant.valid_from)).where(BudgetGrant.namespace_id == namespace))
-    return min(at for at in (opened, moved.scalar(), namespaces.first_start(session, namespace)) if at is not None)
+    return min(at for at in (opened, moved.scalar(), timelines.first_start(session, namespace)) if at is not None)

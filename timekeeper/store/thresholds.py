@@ -8,7 +8,7 @@ from collections.abc import Collection
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from timekeeper.store.models import Threshold
+from timekeeper.store.db.models import Threshold
 
 
 def told(session: Session, namespace: int, period: int) -> set[int]:

@@ -29,11 +29,11 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from timekeeper import counters
-from timekeeper.hours import HourUsed, in_this_hour
-from timekeeper.periods import bounds
+from timekeeper.core import usage
+from timekeeper.core.period import bounds
+from timekeeper.core.usage import HourUsed, in_this_hour
 from timekeeper.store import watermarks, workloads
-from timekeeper.store.models import Namespace, UsageHour, WatermarkRow, Workload
+from timekeeper.store.db.models import Namespace, UsageHour, WatermarkRow, Workload
 
 GroupBy = Literal["namespace", "workload", "model"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -188,7 +188,7 @@ def archive(session: Session, uids: Collection[str], now: int) -> None:
     over = []
     for (uid, container), epochs in marks.items():
         over += [(uid, container, in_this_hour(mark)) for mark in epochs.values() if mark.hour]
-        known = counters.used(epochs)
+        known = usage.used(epochs)
         totals.setdefault(uid, []).extend([] if known is None else [known])
     add(session, over)
     session.execute(

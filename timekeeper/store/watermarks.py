@@ -15,8 +15,8 @@ import msgspec
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from timekeeper.counters import Watermark
-from timekeeper.store.models import RUNNING_INDEX
+from timekeeper.core.usage import Watermark
+from timekeeper.store.db.models import RUNNING_INDEX
 
 Key = tuple[str, str, int]
 """Pod's UID, container, epoch."""

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import msgspec
 from sqlalchemy import Select, bindparam, func, insert, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.inventory import Gpu
-from timekeeper.store.models import GpuSeen, Namespace, WatchMark, WatermarkRow, Workload
+from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, Workload
 
 _CHUNK = 500
 
@@ -199,3 +201,9 @@ def confirm(session: Session, cluster: str, at: int) -> None:
 def confirmed(session: Session, cluster: str) -> int | None:
     """Return the last instant at which the watch was known to be complete."""
     return session.execute(select(WatchMark.confirmed_at).where(WatchMark.cluster == cluster)).scalar_one_or_none()
+
+
+@lru_cache(4096)
+def holders_of(text: str) -> Mapping[str, int]:
+    """Return the GPUs that a workload's containers hold."""
+    return msgspec.json.decode(text, type=dict[str, int])

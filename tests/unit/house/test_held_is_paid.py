@@ -19,7 +19,7 @@ from slicekeeper import inventory, names, tenure
 from slicekeeper.clock import ManualClock
 from slicekeeper.settings import Resources
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper import interval
+from timekeeper.core import interval
 
 T0 = 1_767_225_600_000
 SECOND = 1_000

@@ -40,13 +40,14 @@ from slicekeeper.kube.leader import LeaderElection
 from slicekeeper.kube.watch import Watch
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Resources, Settings
-from timekeeper import marks
-from timekeeper.cluster import Namespaces, Nodes, Pods
-from timekeeper.controller import Controller
-from timekeeper.identity import Caller, Identity
-from timekeeper.intake import Intake
-from timekeeper.released import Released
-from timekeeper.strays import Strays
+from timekeeper.api.identity import Identity
+from timekeeper.cluster import pod_patch
+from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.opening import Intake
+from timekeeper.cluster.released import Released
+from timekeeper.cluster.stray import Strays
+from timekeeper.cluster.watches import Namespaces, Nodes, Pods
+from timekeeper.core.caller import Caller
 from webhook import classes
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
@@ -237,7 +238,7 @@ def run_timekeeper(server: Server) -> None:
     clock, settings = ManualClock(NOW), Settings()
     books, policy = mock.Mock(), mock.Mock()
     books.database.engine.dialect.name = "sqlite"
-    with mock.patch("timekeeper.controller.Leadership"), mock.patch("timekeeper.controller.Intake"):
+    with mock.patch("timekeeper.cluster.controller.Leadership"), mock.patch("timekeeper.cluster.controller.Intake"):
         controller = Controller(settings, clock, client, books, policy)
     for watch in controller._watches:
         attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
@@ -251,8 +252,8 @@ def run_timekeeper(server: Server) -> None:
     strays.add(pod())
     attempt(lambda: strays.look(0))
     attempt(strays.sweep)
-    attempt(lambda: marks.release(client, pod()))
-    attempt(lambda: marks.say(client, clock, pod(), kind="Normal", reason="A", action="B", note="c"))
+    attempt(lambda: pod_patch.release(client, pod()))
+    attempt(lambda: pod_patch.say(client, clock, pod(), kind="Normal", reason="A", action="B", note="c"))
     attempt(lambda: evict(client, pod()))
     identity = Identity(client, "timekeeper", "")
     attempt(lambda: identity.caller("Bearer t"))

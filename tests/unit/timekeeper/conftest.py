@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 from databases import _kept_url, database_url, databases, server
 
-from timekeeper.books import Books
-from timekeeper.store import namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.verify import verify
+from timekeeper.store import timelines
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 __all__ = ["_kept_url", "books", "database_url", "databases", "server", "short_stretches"]
 
@@ -19,7 +19,7 @@ __all__ = ["_kept_url", "books", "database_url", "databases", "server", "short_s
 def short_stretches() -> Iterator[None]:
     """Have every ledger verified in stretches of a few pods, as a large one is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(namespaces, "_STRETCH", 3)
+        patch.setattr(timelines, "_STRETCH", 3)
         yield
 
 

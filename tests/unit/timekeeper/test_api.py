@@ -32,10 +32,11 @@ from timekeeper.api import metrics
 from timekeeper.api.app import routed
 from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
-from timekeeper.books import Closing, Opening
-from timekeeper.identity import Caller
-from timekeeper.store import migrate, namespaces
-from timekeeper.store.verify import verify
+from timekeeper.core.caller import Caller
+from timekeeper.ledger.books import Closing, Opening
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts
+from timekeeper.store.db import migrate
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -117,7 +118,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory, databases: Databases) ->
     with databases.migrated() as url, new_world(tmp_path_factory.mktemp("untouched"), url) as made:
         yield made
         with made.service.books.database.reading() as session:
-            assert namespaces.everyone(session) == []
+            assert accounts.everyone(session) == []
 
 
 @dataclass
@@ -773,7 +774,7 @@ def test_metrics_have_their_names(world: World) -> None:
 def test_a_controller_that_is_stuck_makes_the_server_unhealthy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.get("/healthz") == {"status": "ok", "reason": ""}
     later = time.monotonic() + 61
-    monkeypatch.setattr("timekeeper.controller.time.monotonic", lambda: later)
+    monkeypatch.setattr("timekeeper.cluster.controller.time.monotonic", lambda: later)
     answer = world.call("GET", "/healthz")
     assert (answer.status_code, answer.json["status"]) == (503, "failing")
     assert answer.json["reason"].startswith("the controller has not finished a look for 6")

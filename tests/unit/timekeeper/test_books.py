@@ -22,15 +22,16 @@ from sqlalchemy.orm import Session
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
-from timekeeper import books as books_module
-from timekeeper import movements, timeline
-from timekeeper.books import Books, Closing, Opening, version_of
-from timekeeper.movements import Order, Place
-from timekeeper.records import Claim, Forest, Posting, Records, Rule
-from timekeeper.store import bookings, namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core import timeline
+from timekeeper.core.record import Claim, Forest, Posting, Records, Rule
+from timekeeper.ledger import books as books_module
+from timekeeper.ledger import movement
+from timekeeper.ledger.books import Books, Closing, Opening, version_of
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, bookings, timelines
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 HALF = Fraction(1, 2)
 T0 = 1_767_225_600_000
@@ -54,7 +55,7 @@ def books(database_url: str) -> Iterator[Books]:
 
 def standing(books: Books, name: str = "team") -> list[Posting]:
     with books.database.reading() as session:
-        known = namespaces.find_name(session, books.cluster, name)
+        known = accounts.find_name(session, books.cluster, name)
         assert known is not None
         return sorted(b.posting for b in bookings.standing(session, known.id, None))
 
@@ -114,9 +115,9 @@ def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
         if i > 3:
             apply(books, [], [Closing(f"pod-{i - 3}", at - 50, "finished")], at)
     with books.database.reading() as session:
-        known = namespaces.find_name(session, "default", "team")
+        known = accounts.find_name(session, "default", "team")
         assert known is not None
-        assert len(namespaces.anchors(session, known.id)) == 4 + 1  # and the first of the day
+        assert len(timelines.anchors(session, known.id)) == 4 + 1  # and the first of the day
     apply(books, [opening("late", T0 + 900, HALF)], [Closing("late", T0 + 1_900, "finished")], T0 + 40_000)
     found = verify(books.database.engine, carry=False)
     assert found.differences == []
@@ -133,7 +134,7 @@ def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch
             books, [opening(f"pod-{step}", start, HALF)], [Closing(f"pod-{step}", start + 1, "finished")], start + hour
         )
     with books.database.reading() as session:
-        kept = [state.at for state in namespaces.anchors(session, books.require("team").known.id)]
+        kept = [state.at for state in timelines.anchors(session, books.require("team").known.id)]
     by_day = [at // (24 * hour) for at in kept[:-4]]
     newest = by_day[-1]
     assert by_day[-30:] == list(range(newest - 29, newest + 1))
@@ -165,7 +166,7 @@ def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_c
 def test_a_grant_is_booked_once_and_its_key_is_for_that_grant_alone(books: Books) -> None:
     def grant(amount: int, now: int) -> bool:
         order = Order(amount, "why", "k", str(amount).encode(), "me", now)
-        return movements.grant(books, Place("uid-team", "team", POLICY), order, valid_from=now, valid_to=None)
+        return movement.grant(books, Place("uid-team", "team", POLICY), order, valid_from=now, valid_to=None)
 
     assert grant(5_000, T0)
     assert not grant(5_000, T0 + 1)

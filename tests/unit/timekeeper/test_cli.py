@@ -21,7 +21,7 @@ from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.schemas import BudgetBody
 from timekeeper.api.service import Service
-from timekeeper.books import Closing
+from timekeeper.ledger.books import Closing
 
 T0 = 1_767_225_600_000
 Run = Callable[..., Any]

@@ -11,10 +11,10 @@ import scripted_history as history
 from databases import Databases
 from scripted_history import STEPS, Zygote
 
-from timekeeper.books import Books
-from timekeeper.store import migrate
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.ledger.books import Books
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 
 @pytest.fixture(scope="module")

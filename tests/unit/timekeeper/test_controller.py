@@ -21,15 +21,14 @@ from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, KubeClient,
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper import controller as module
-from timekeeper import strays
-from timekeeper.books import Books
-from timekeeper.controller import Controller
-from timekeeper.records import Debt
+from timekeeper.cluster import controller, stray
+from timekeeper.cluster.controller import KUBELET_MS, Controller
+from timekeeper.core.record import Debt
+from timekeeper.ledger.books import Books
 from timekeeper.store import audit, bookings, debts, workloads
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.models import Workload
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.models import Workload
 
 T0 = 1_767_225_600_000
 GPU = inventory.Gpu(uuid="GPU-1", model="A100", memory_mib=40960)
@@ -222,7 +221,7 @@ def test_a_pod_seen_to_be_deleted_without_our_finalizer_closes_by_its_last_recor
 
 
 def test_kubelet_gets_its_time_to_tell_how_a_deleted_pod_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KUBELET_SECONDS", -1.0)
+    monkeypatch.setattr(controller, "KUBELET_SECONDS", -1.0)
     silent, slow = stage.create("silent"), stage.create("slow")
     stage.look()
     stage.clock.advance(5_000)
@@ -232,7 +231,7 @@ def test_kubelet_gets_its_time_to_tell_how_a_deleted_pod_ended(stage: Stage, mon
     stage.look()
     assert stage.workload(silent["metadata"]["uid"]).ended_at is None
     stage.end("slow", T0 + 12_000)
-    stage.clock.advance(30_000 + module.KUBELET_MS)
+    stage.clock.advance(30_000 + KUBELET_MS)
     stage.look()
     assert stage.workload(slow["metadata"]["uid"]).ended_at == T0 + 12_000
     row = stage.workload(silent["metadata"]["uid"])
@@ -271,7 +270,7 @@ def test_gpus_of_a_node_that_the_watch_has_not_brought_are_asked_for_and_kept(st
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_label_taken_off_does_not_end_a_charge(stage: Stage, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "RETRY_SECONDS", 0.0)
     pod = stage.create()
     uid = pod["metadata"]["uid"]
     stage.look()
@@ -294,12 +293,12 @@ def test_a_label_taken_off_does_not_end_a_charge(stage: Stage, monkeypatch: pyte
 def test_a_pod_whose_label_may_not_be_written_is_followed_to_its_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "RETRY_SECONDS", 0.0)
 
     def refused(*_: object) -> None:
         raise Forbidden("a guard of another release", 403)
 
-    monkeypatch.setattr(strays.marks, "label", refused)
+    monkeypatch.setattr(stray.pod_patch, "label", refused)
     uid = stage.create()["metadata"]["uid"]
     stage.look()
     stage.kube.patch(PODS, "a", {"metadata": {"labels": None}}, "team")
@@ -340,7 +339,7 @@ def test_a_pod_that_was_never_seen_with_its_label_is_found_by_its_other_marks(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     """The timekeeper was away when the label was taken."""
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "RETRY_SECONDS", 0.0)
     uid = stage.create()["metadata"]["uid"]
     taken: dict[str, object] = {"labels": None}
     if mark == "binding":
@@ -534,8 +533,8 @@ def test_gpus_that_could_not_be_kept_are_kept_by_the_next_look(stage: Stage, mon
 def test_a_controller_whose_looks_always_fail_at_one_step_is_noticed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STUCK_SECONDS", -1.0)
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "STUCK_SECONDS", -1.0)
+    monkeypatch.setattr(controller, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(stage.controller, "_seal", raising)
     monkeypatch.setattr(type(stage.controller), "synced", True)
     looked = stage.controller._looked

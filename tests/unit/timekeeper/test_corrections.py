@@ -14,16 +14,16 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy, movements, sealing
-from timekeeper.books import Books, Closing
-from timekeeper.corrections import Wanted, correct
-from timekeeper.explain import explain
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
-from timekeeper.store import bookings, namespaces, workloads
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.record import Rule
+from timekeeper.ledger import hierarchy, movement, seal
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.correction import Wanted, correct
+from timekeeper.ledger.explain import explain
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, bookings, workloads
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 MINUTE, HOUR = 60_000, 3_600_000
@@ -41,8 +41,8 @@ def run(
     books.apply([begun], closing, {"team": POLICY}, now or end or start)
 
 
-def team(session: Session) -> namespaces.Known:
-    return namespaces.require_name(session, "default", "team")
+def team(session: Session) -> accounts.Known:
+    return accounts.require_name(session, "default", "team")
 
 
 def put_right(
@@ -59,7 +59,7 @@ def sums(books: Books, *uids: str) -> list[tuple[int, int]]:
 
 def refund(books: Books, uid: str, amount: int, now: int, key: str = "r") -> bool:
     order = Order(amount, "why", key, f"{amount}".encode(), "me", now)
-    return movements.refund(books, TEAM, order, pod_uid=uid)
+    return movement.refund(books, TEAM, order, pod_uid=uid)
 
 
 def test_an_end_and_a_start_are_put_right_and_the_neighbours_with_them(books: Books) -> None:
@@ -139,7 +139,7 @@ def test_a_pod_that_runs_has_no_end_to_put_right_and_a_strangers_none_at_all(boo
 
 def test_a_sealed_period_is_put_right_by_corrections_in_the_open_one(books: Books) -> None:
     run(books, "a", T0, T0 + 30 * MINUTE)
-    sealing.seal_due(books, HOUR, T0 + 3 * HOUR)
+    seal.seal_due(books, HOUR, T0 + 3 * HOUR)
     with books.database.reading() as session:
         sealed = session.execute(text("SELECT count(*) FROM txn WHERE effective_at <= :at"), {"at": T0 + HOUR}).scalar()
     assert put_right(books, "a", None, T0 + 5 * MINUTE, T0 + 9 * HOUR)

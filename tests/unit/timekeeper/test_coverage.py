@@ -14,14 +14,14 @@ from openings import opening
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy, movements, reservations
-from timekeeper.books import Books, Closing
-from timekeeper.holds import Hold
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.record import Rule
+from timekeeper.core.reservation import Hold
+from timekeeper.ledger import hierarchy, movement, reservation
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -34,7 +34,7 @@ def order(amount: int, key: str, now: int = T0) -> Order:
 
 
 def grant(books: Books, amount: int, until: int | None, *, priority: int = 0, key: str = "g") -> None:
-    movements.grant(books, TEAM, order(amount, key), valid_from=T0, valid_to=until, priority=priority)
+    movement.grant(books, TEAM, order(amount, key), valid_from=T0, valid_to=until, priority=priority)
 
 
 def bind(books: Books, uid: str, at: int, amount: int, span: int) -> None:
@@ -45,40 +45,40 @@ def bind(books: Books, uid: str, at: int, amount: int, span: int) -> None:
 def uncovered(books: Books, now: int) -> int:
     position = books.require("team")
     state = position.at(now)
-    held = reservations.held(books, now)[position.known.id]
+    held = reservation.held(books, now)[position.known.id]
     return held - state.balance - position.rule.rule.credit
 
 
 def test_what_expires_before_a_pods_end_is_not_set_aside_for_what_comes_after(books: Books) -> None:
     grant(books, 100_000, T0 + 60_000)
     long = Hold(70_000, 120_000)
-    assert not reservations.open_for_pod(books, TEAM, "p", "p", long, T0), "half of it comes after the grant's end"
-    assert reservations.open_for_pod(books, TEAM, "q", "q", Hold(70_000, 60_000), T0)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", long, T0), "half of it comes after the grant's end"
+    assert reservation.open_for_pod(books, TEAM, "q", "q", Hold(70_000, 60_000), T0)
     with pytest.raises(Conflict, match=r"amountMs: 20000 GPU-ms would be missing from 2026-01-01T00:01:00.000Z on"):
-        reservations.open_by_hand(books, TEAM, order(30_000, "h"), expires_at=T0 + 60_001)
-    row, _ = reservations.open_by_hand(books, TEAM, order(40_000, "i"), expires_at=T0 + 60_000)
+        reservation.open_by_hand(books, TEAM, order(30_000, "h"), expires_at=T0 + 60_001)
+    row, _ = reservation.open_by_hand(books, TEAM, order(40_000, "i"), expires_at=T0 + 60_000)
     assert row.amount_ms == 40_000
 
 
 def test_the_next_period_covers_what_it_brings_and_not_more(books: Books) -> None:
     grant(books, 20_000, None)
     now = T0 + HOUR - 10_000
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(30_000, 20_000), now), "10 s come with the next hour"
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(30_000, 20_000), now), "10 s come with the next hour"
     grant(books, 20_000, T0 + HOUR, priority=-1, key="g2")
-    assert not reservations.open_for_pod(books, TEAM, "q", "q", Hold(20_000, 80_000), now)
-    assert reservations.open_for_pod(books, TEAM, "q", "q", Hold(20_000, 10_000), now)
+    assert not reservation.open_for_pod(books, TEAM, "q", "q", Hold(20_000, 80_000), now)
+    assert reservation.open_for_pod(books, TEAM, "q", "q", Hold(20_000, 10_000), now)
 
 
 def test_nothing_is_taken_out_that_is_needed_when_the_rest_has_expired(books: Books) -> None:
     books.set_budget("uid-team", "team", POLICY, Rule(T0, 0, "none", "UTC"), actor="me", if_match=None)
     grant(books, 10_000, None, priority=-1)
     grant(books, 10_000, T0 + 60_000, key="g2")
-    reservations.open_by_hand(books, TEAM, order(8_000, "h"), expires_at=T0 + 90_000)
+    reservation.open_by_hand(books, TEAM, order(8_000, "h"), expires_at=T0 + 90_000)
     with pytest.raises(Conflict, match="would lack 8000 GPU-ms from 2026-01-01T00:01:00.000Z on"):
-        movements.adjust(books, TEAM, order(-10_000, "a"))
+        movement.adjust(books, TEAM, order(-10_000, "a"))
     with pytest.raises(Conflict, match="would lack 1 GPU-ms"):
-        movements.transfer(books, TEAM, OTHER, order(2_001, "t"), valid_to=None)
-    movements.transfer(books, TEAM, OTHER, order(2_000, "t2"), valid_to=None)
+        movement.transfer(books, TEAM, OTHER, order(2_001, "t"), valid_to=None)
+    movement.transfer(books, TEAM, OTHER, order(2_000, "t2"), valid_to=None)
     assert books.require("team").at(T0).balance == 18_000
 
 
@@ -86,9 +86,9 @@ def test_a_parents_expiring_grant_covers_nothing_later_either(books: Books) -> N
     hierarchy.put_parent(books, "lab", "team", Rule(T0, 1_000, "none", "UTC"), actor="me", if_match=None)
     hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0)
     lab = Place(":lab", "lab", POLICY)
-    movements.grant(books, lab, order(50_000, "g"), valid_from=T0, valid_to=T0 + 60_000)
-    assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(10_000, 90_000), T0)
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(10_000, 60_000), T0)
+    movement.grant(books, lab, order(50_000, "g"), valid_from=T0, valid_to=T0 + 60_000)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(10_000, 90_000), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(10_000, 60_000), T0)
 
 
 @settings(max_examples=8, deadline=None)
@@ -118,10 +118,10 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
                 kind = data.draw(st.sampled_from(["pod", "pod", "early", "by-hand", "take"]))
                 try:
                     if kind == "by-hand":
-                        reservations.open_by_hand(books, TEAM, order(amount, uid, now), expires_at=now + span)
+                        reservation.open_by_hand(books, TEAM, order(amount, uid, now), expires_at=now + span)
                     elif kind == "take":
-                        movements.adjust(books, TEAM, order(-amount, uid, now))
-                    elif reservations.open_for_pod(books, TEAM, uid, uid, Hold(amount, span), now):
+                        movement.adjust(books, TEAM, order(-amount, uid, now))
+                    elif reservation.open_for_pod(books, TEAM, uid, uid, Hold(amount, span), now):
                         bind(books, uid, now, amount, span)
                         ends[uid] = now + (span if kind == "pod" else data.draw(st.integers(1, span)))
                 except Conflict:

@@ -12,15 +12,16 @@ from openings import opening
 from sqlalchemy import text
 
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy, movements, sealing
-from timekeeper.books import Books, Closing
-from timekeeper.explain import explain
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
-from timekeeper.store import audit, bookings, dump, migrate, namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.record import Rule
+from timekeeper.ledger import hierarchy, movement, seal
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.explain import explain
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, audit, bookings
+from timekeeper.store.db import dump, migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -42,13 +43,13 @@ def end(books: Books, uid: str, at: int, now: int | None = None) -> None:
 
 
 def grant(books: Books, amount: int, now: int) -> None:
-    movements.grant(books, TEAM, Order(amount, "r", str(now), b"", "me", now), valid_from=now, valid_to=None)
+    movement.grant(books, TEAM, Order(amount, "r", str(now), b"", "me", now), valid_from=now, valid_to=None)
 
 
 def collected(books: Books, name: str = "team") -> list[int]:
     """Return what was taken from allowances for time over budget, in order."""
     with books.database.reading() as session:
-        key = next(place.id for place in namespaces.everyone(session) if place.name == name)
+        key = next(place.id for place in accounts.everyone(session) if place.name == name)
         found = [one.posting for one in bookings.standing(session, key, None)]
     return [posting.amount for posting in sorted(found) if posting.kind == "debt"]
 
@@ -94,7 +95,7 @@ def test_late_knowledge_is_owed_by_the_rule_of_its_own_time_also_behind_a_seal(b
     books.follow_debt(T0)
     begin(books, "a", T0)
     end(books, "a", T0 + 10_000)
-    sealing.seal_due(books, 0, T0 + 2 * HOUR)
+    seal.seal_due(books, 0, T0 + 2 * HOUR)
     carrying = with_debt(books, "carry")
     carrying.follow_debt(T0 + 2 * HOUR)
     begin(carrying, "found-late", T0 + 10_000, T0 + 3 * HOUR)

@@ -17,12 +17,12 @@ from slicekeeper.cli.main import cli
 from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
-from timekeeper import movements, sealing
-from timekeeper.books import Books, Closing, Opening
-from timekeeper.movements import Order, Place
-from timekeeper.store import dump
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.ledger import movement, seal
+from timekeeper.ledger.books import Books, Closing, Opening
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.store.db import dump
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -49,8 +49,8 @@ def fill(url: str) -> None:
     books = Books(Database(make_engine(url)), "default", carry=False)
     tell(books, "a", T0, T0 + HOUR, T0 + HOUR)
     order = Order(HOUR, "a deadline", "k", b"", "ann", T0 + HOUR)
-    movements.grant(books, Place("uid", "team", POLICY), order, valid_from=T0 + HOUR, valid_to=None)
-    sealing.seal_due(books, 0, T0 + 25 * HOUR)
+    movement.grant(books, Place("uid", "team", POLICY), order, valid_from=T0 + HOUR, valid_to=None)
+    seal.seal_due(books, 0, T0 + 25 * HOUR)
     tell(books, "late", T0, T0 + 60_000, T0 + 26 * HOUR)
     tell(books, "runs", T0 + 26 * HOUR, None, T0 + 26 * HOUR)
     books.database.close()

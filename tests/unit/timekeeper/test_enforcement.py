@@ -17,13 +17,14 @@ from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, Object
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import PolicySettings, Settings, TimekeeperSettings
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper import evictions, gates, marks, movements, reservations
-from timekeeper.books import Books
-from timekeeper.controller import Controller
-from timekeeper.movements import Order, Place
+from timekeeper.cluster import eviction, gate, pod_patch
+from timekeeper.cluster.controller import Controller
+from timekeeper.ledger import movement, reservation
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.movement import Order, Place
 from timekeeper.store import reservations as store
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 SAFE = "default: {budget: {amount: 200s, period: none, enforcement: safe}}"
@@ -99,10 +100,10 @@ class Stage:
         self.cluster.cluster.store.update(PODS, name, NAMESPACE, change, subresource="status")
 
     def waits(self, name: str) -> bool:
-        return marks.gate_index(self.cluster.get(name)) is not None
+        return pod_patch.gate_index(self.cluster.get(name)) is not None
 
     def waiting(self) -> set[str]:
-        return {pod["metadata"]["name"] for pod in self.cluster.pods() if marks.gate_index(pod) is not None}
+        return {pod["metadata"]["name"] for pod in self.cluster.pods() if pod_patch.gate_index(pod) is not None}
 
     def told(self, name: str) -> list[str]:
         return [e["message"] for e in self.client.list(EVENTS)[0] if e["involvedObject"]["name"] == name]
@@ -112,24 +113,24 @@ class Stage:
 
     def held(self) -> int:
         position = self.books.require(NAMESPACE)
-        return reservations.held(self.books, self.clock.now_ms())[position.known.id]
+        return reservation.held(self.books, self.clock.now_ms())[position.known.id]
 
     def outcomes(self) -> dict[str, str]:
         with self.books.database.reading() as session:
             rows = store.page(session, self.books.require(NAMESPACE).known.id, None, 100)
-        return {row.pod_name: reservations.outcome_of(row, self.clock.now_ms()) for row in rows}
+        return {row.pod_name: reservation.outcome_of(row, self.clock.now_ms()) for row in rows}
 
     def grant(self, amount: int) -> None:
         uid = self.client.get(NAMESPACES, NAMESPACE)["metadata"]["uid"]
         place = Place(uid, NAMESPACE, self.policy.of(NAMESPACE))
         now = self.clock.now_ms()
-        movements.grant(self.books, place, Order(amount, "r", f"k{now}", b"", "me", now), valid_from=now, valid_to=None)
+        movement.grant(self.books, place, Order(amount, "r", f"k{now}", b"", "me", now), valid_from=now, valid_to=None)
 
 
 @pytest.fixture
 def stage(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Stage]]:
-    monkeypatch.setattr(gates, "AGAIN_SECONDS", -1.0)
-    monkeypatch.setattr(evictions, "AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr(gate, "AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr(eviction, "AGAIN_SECONDS", -1.0)
     clock = ManualClock(T0)
     with small_cluster(clock) as cluster:
         made = Stage(cluster, clock, tmp_path, database_url)
@@ -234,11 +235,11 @@ def test_what_waits_or_started_keeps_its_state_when_the_budget_is_used_up_by_oth
     it.pod("waits", deadline=200)
     it.clock.advance(98_000)
     it.look()
-    states = {pod["metadata"]["name"]: marks.state_of(pod) for pod in it.cluster.pods()}
+    states = {pod["metadata"]["name"]: pod_patch.state_of(pod) for pod in it.cluster.pods()}
     assert it.books.require(NAMESPACE).at(it.clock.now_ms() + 5_000).exhausted
     it.clock.advance(5_000)
     it.look()
-    states = {pod["metadata"]["name"]: marks.state_of(pod) for pod in it.cluster.pods()}
+    states = {pod["metadata"]["name"]: pod_patch.state_of(pod) for pod in it.cluster.pods()}
     assert states == {"old": names.OVER_BUDGET, "safe": names.IN_BUDGET, "waits": names.IN_BUDGET}
 
 
@@ -270,7 +271,7 @@ def test_a_crash_between_reservation_and_gate_is_made_good(
         raise ServiceError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(marks, "lift", broken)
+        patched.setattr(pod_patch, "lift", broken)
         it.look()
     assert (it.waits("a"), it.held()) == (True, 100_000)
     it.end()
@@ -311,7 +312,7 @@ def test_running_pods_are_told_and_evicted_after_the_grace(stage: Callable[[str]
     it.look()
     it.clock.advance(11_000)
     assert 58 < it.look() <= 59.1, "it is back when the grace ends"
-    assert marks.state_of(it.cluster.get("a")) == names.OVER_BUDGET
+    assert pod_patch.state_of(it.cluster.get("a")) == names.OVER_BUDGET
     assert f"evicted from {format_instant(since + 60_000)} on, unless a grant" in it.told("a")[0]
     it.clock.advance(58_000)
     it.look()
@@ -338,7 +339,7 @@ def test_a_grant_within_the_grace_keeps_them(stage: Callable[[str], Stage]) -> N
     it.look()
     pod = it.cluster.get("a")
     assert "deletionTimestamp" not in pod["metadata"]
-    assert marks.state_of(pod) == names.IN_BUDGET
+    assert pod_patch.state_of(pod) == names.IN_BUDGET
 
 
 def test_a_disruption_budget_is_respected_and_tried_again(stage: Callable[[str], Stage]) -> None:
@@ -365,7 +366,7 @@ def test_nobody_is_evicted_where_it_is_not_hard(stage: Callable[[str], Stage], c
     it.look()
     it.clock.advance(600_000)
     it.look()
-    assert marks.state_of(it.cluster.get("a")) == names.OVER_BUDGET
+    assert pod_patch.state_of(it.cluster.get("a")) == names.OVER_BUDGET
     assert "deletionTimestamp" not in it.cluster.get("a")["metadata"]
 
 

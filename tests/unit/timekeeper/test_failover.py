@@ -13,13 +13,12 @@ from databases import Postgres, postgres
 from sqlalchemy import text
 
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import movements
-from timekeeper.books import Books
-from timekeeper.movements import Place
-from timekeeper.store import migrate
-from timekeeper.store import writer as writer_module
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.ledger import movement
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.movement import Place
+from timekeeper.store.db import migrate, writer
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 BUSY = Place("uid-busy", "busy", NamespacePolicy(budget=BudgetPolicy(amount="1s", period="none")))
 GRANTS, HALF = 40, len(history.STEPS) // 2
@@ -27,7 +26,7 @@ GRANTS, HALF = 40, len(history.STEPS) // 2
 
 def grant(books: Books, number: int) -> bool:
     order = history.order(f"grant-{number}", 1_000 + number, history.T0 + HALF)
-    return movements.grant(books, BUSY, order, valid_from=order.now, valid_to=None)
+    return movement.grant(books, BUSY, order, valid_from=order.now, valid_to=None)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def primary() -> Iterator[Postgres]:
 
 
 def test_the_standby_takes_over_under_load(primary: Postgres, quiet: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_LONGEST_TRY", 120.0)
+    monkeypatch.setattr(writer, "_LONGEST_TRY", 120.0)
     name = primary.make()
     engine = make_engine(primary.url(name))
     migrate.upgrade(engine)

@@ -16,13 +16,14 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.inventory import Gpu
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import movements, retention
-from timekeeper.books import Books
-from timekeeper.hours import HourUsed
-from timekeeper.store import migrate, usage, workloads
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.usage import HourUsed
+from timekeeper.ledger import rate, retention
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.verify import verify
+from timekeeper.store import usage, workloads
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 DAY = 86_400_000
@@ -150,7 +151,7 @@ def test_whatever_a_new_ledger_lacks_many_processes_make_once(url: str) -> None:
 
     def first(books: Books) -> None:
         books.follow_debt(T0)
-        movements.follow_settings(books, {"A100": Fraction(2)}, T0)
+        rate.follow_settings(books, {"A100": Fraction(2)}, T0)
         books.database.write(lambda session: workloads.keep_gpus(session, [gpu]))
         books.database.write(lambda session: workloads.confirm(session, "default", T0))
         books.apply([opening("a", T0, model="A100")], [], {"team": POLICY}, T0)

@@ -14,17 +14,17 @@ from sqlalchemy.orm import Session
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
-from timekeeper import movements, reports, reservations
-from timekeeper.books import Books, Closing
-from timekeeper.holds import Hold
-from timekeeper.identity import OPERATOR
-from timekeeper.movements import BALANCE_INSUFFICIENT, Order, Place
-from timekeeper.store import bookings, namespaces, watermarks
+from timekeeper.core.caller import OPERATOR
+from timekeeper.core.reservation import Hold
+from timekeeper.ledger import movement, report, reservation
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, bookings, watermarks
 from timekeeper.store import reservations as store
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.namespaces import Known
-from timekeeper.store.verify import verify
+from timekeeper.store.accounts import Known
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 NOW = T0 + 60_000
@@ -50,12 +50,12 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
             kind = chance.choice(("grant", "transfer", "adjustment", "pod"))
             try:
                 if kind == "grant":
-                    movements.grant(books, TEAM, order, valid_from=NOW, valid_to=None)
+                    movement.grant(books, TEAM, order, valid_from=NOW, valid_to=None)
                 elif kind == "transfer":
-                    movements.transfer(books, TEAM, OTHER, order, valid_to=None)
+                    movement.transfer(books, TEAM, OTHER, order, valid_to=None)
                 elif kind == "adjustment":
                     amount = -amount
-                    movements.adjust(books, TEAM, Order(**{**order.__dict__, "amount": amount}))
+                    movement.adjust(books, TEAM, Order(**{**order.__dict__, "amount": amount}))
                 else:
                     uid = f"pod-{number}-{step}"
                     books.apply([opening(uid, NOW - amount)], [Closing(uid, NOW, "finished")], {"team": POLICY}, NOW)
@@ -79,7 +79,7 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
 
 
 def find_team(session: Session) -> Known | None:
-    return namespaces.find(session, "default", "uid-team")
+    return accounts.find(session, "default", "uid-team")
 
 
 def watch(books: Books, team: int, done: threading.Event, broken: list[str]) -> None:
@@ -116,15 +116,15 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
             spent = chance.randint(0, amount)
             try:
                 if kind == "grant":
-                    movements.grant(books, TEAM, order, valid_from=NOW, valid_to=None)
+                    movement.grant(books, TEAM, order, valid_from=NOW, valid_to=None)
                 elif kind == "transfer":
-                    movements.transfer(books, TEAM, OTHER, order, valid_to=None)
+                    movement.transfer(books, TEAM, OTHER, order, valid_to=None)
                 elif kind == "by-hand":
-                    row, _ = reservations.open_by_hand(books, TEAM, order, expires_at=END + 1)
+                    row, _ = reservation.open_by_hand(books, TEAM, order, expires_at=END + 1)
                     if chance.random() < 0.5:
-                        reservations.release(books, find_team, "team", row.id, actor="me", now=NOW)
+                        reservation.release(books, find_team, "team", row.id, actor="me", now=NOW)
                         amount = 0
-                elif reservations.open_for_pod(books, TEAM, uid, uid, Hold(amount, amount), NOW):
+                elif reservation.open_for_pod(books, TEAM, uid, uid, Hold(amount, amount), NOW):
                     books.apply([opening(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END)
                     amount = spent
                 else:
@@ -149,7 +149,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
     state = replicas[0].require("team").at(END)
     assert (state.used, state.over) == (booked["pod"], 0), "whoever started was paid for"
     assert state.balance == 10_000 + booked["grant"] - booked["transfer"] - booked["pod"]
-    held = reservations.held(replicas[0], END)[team]
+    held = reservation.held(replicas[0], END)[team]
     assert held == kept["by-hand"] <= state.balance
     assert verify(replicas[0].database.engine, carry=False).differences == []
     for books in replicas:
@@ -178,7 +178,7 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
             seq = 1 + turn * clients + number
             about = chance.sample(pods, len(pods)) if number else chance.sample(pods, 10)
             outcomes |= {
-                one.outcome for one in reports.take(books.database, OPERATOR, [told(u, seq) for u in about], NOW)
+                one.outcome for one in report.take(books.database, OPERATOR, [told(u, seq) for u in about], NOW)
             }
         return outcomes
 

@@ -16,18 +16,19 @@ from openings import opening
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import books as books_module
-from timekeeper import hierarchy, movements, reservations
-from timekeeper.books import Books, Closing
-from timekeeper.explain import explain
-from timekeeper.hierarchy import HIERARCHY_CYCLE, HIERARCHY_TOO_DEEP, PARENT_REFUSED
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
-from timekeeper.store import audit, bookings, migrate, namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.namespaces import PARENT_UNKNOWN
-from timekeeper.store.verify import verify
+from timekeeper.core.record import Rule
+from timekeeper.ledger import books as books_module
+from timekeeper.ledger import hierarchy, movement, reservation
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.explain import explain
+from timekeeper.ledger.hierarchy import HIERARCHY_CYCLE, HIERARCHY_TOO_DEEP, PARENT_REFUSED
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, audit, bookings
+from timekeeper.store.accounts import PARENT_UNKNOWN
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -41,7 +42,7 @@ def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: An
 
 
 def under(books: Books, child: Place | str, parent: str | None, at: int = T0) -> bool:
-    place = Place(namespaces.parent_uid(child), child, POLICY) if isinstance(child, str) else child
+    place = Place(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
     return hierarchy.put_under(books, place, parent, reason="r", actor="me", now=at)
 
 
@@ -60,7 +61,7 @@ def order(amount: int, key: str, now: int) -> Order:
 
 def posted(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
     with books.database.reading() as session:
-        places = namespaces.everyone(session)
+        places = accounts.everyone(session)
         found = [b.posting for p in places for b in bookings.standing(session, p.id, None) if b.posting.key == uid]
     return sorted(((p.kind, p.start - T0, p.at - T0, p.amount) for p in found), key=lambda p: p[1])
 
@@ -68,7 +69,7 @@ def posted(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
 def consumed(books: Books, name: str) -> int:
     """Return what is booked as charged on a namespace, a team or an organisation."""
     with books.database.reading() as session:
-        places = {place.name: place for place in namespaces.everyone(session)}
+        places = {place.name: place for place in accounts.everyone(session)}
         return bookings.balances(session, places[name].id)["charged"]
 
 
@@ -106,9 +107,9 @@ def test_late_and_reordered_knowledge_ends_in_what_an_independent_oracle_says(
                 under(books, place, parents[child], T0 - 1)
             for index, (since, name, amount) in enumerate(sorted(grants)):
                 target = Place(
-                    f"uid-{name}" if name in names else namespaces.parent_uid(name), name, policies.get(name, POLICY)
+                    f"uid-{name}" if name in names else accounts.parent_uid(name), name, policies.get(name, POLICY)
                 )
-                movements.grant(books, target, order(amount, f"{index}", T0), valid_from=T0 + since, valid_to=None)
+                movement.grant(books, target, order(amount, f"{index}", T0), valid_from=T0 + since, valid_to=None)
             for step, (name, one) in enumerate(told):
                 books.apply([opening(one.uid, one.start, one.rate, name)], [], policies, T0 + 50_000 + step)
             for _, one in reversed(told):
@@ -152,8 +153,8 @@ def test_a_parents_period_and_grant_bring_running_pods_back_at_their_instant(boo
     assert under(books, "physics", "chemistry")
     assert under(books, RED, "physics")
     run(books, "a", T0 + HOUR - 20_000)
-    movements.grant(
-        books, Place(namespaces.parent_uid("physics"), "physics", POLICY), order(3_000, "g", T0 + HOUR - 5_000),
+    movement.grant(
+        books, Place(accounts.parent_uid("physics"), "physics", POLICY), order(3_000, "g", T0 + HOUR - 5_000),
         valid_from=T0 + HOUR - 5_000, valid_to=None,
     )  # fmt: skip
     end(books, "a", T0 + HOUR + 7_000)
@@ -189,7 +190,7 @@ def test_a_refund_goes_up_the_chain(books: Books) -> None:
     under(books, RED, "physics")
     run(books, "a", T0, T0 + 15_000)
     run(books, "b", T0 + 15_000)
-    movements.refund(books, RED, order(2_000, "r", T0 + 16_000), pod_uid="a")
+    movement.refund(books, RED, order(2_000, "r", T0 + 16_000), pod_uid="a")
     end(books, "b", T0 + 20_000)
     assert posted(books, "b") == [
         ("over-budget", 15_000, 16_000, 1_000),
@@ -204,15 +205,15 @@ def test_what_is_set_aside_in_one_namespace_is_not_free_in_another(books: Books)
     for place in (RED, BLUE):
         under(books, place, "physics")
     run(books, "a", T0, T0 + 2_000)
-    reservations.open_by_hand(books, RED, order(5_000, "r", T0 + 2_000), expires_at=T0 + HOUR)
+    reservation.open_by_hand(books, RED, order(5_000, "r", T0 + 2_000), expires_at=T0 + HOUR)
     with pytest.raises(Conflict, match="more than the 3000 that blue has free"):
-        reservations.open_by_hand(books, BLUE, order(3_001, "r", T0 + 2_000), expires_at=T0 + HOUR)
-    parent = Place(namespaces.parent_uid("physics"), "physics", POLICY)
+        reservation.open_by_hand(books, BLUE, order(3_001, "r", T0 + 2_000), expires_at=T0 + HOUR)
+    parent = Place(accounts.parent_uid("physics"), "physics", POLICY)
     with pytest.raises(Conflict, match="more than the 3000 that team physics has left and not set aside"):
-        movements.adjust(books, parent, order(-3_001, "w", T0 + 2_000))
+        movement.adjust(books, parent, order(-3_001, "w", T0 + 2_000))
     with books.database.reading() as session:
-        assert reservations.free_of(session, books.require("blue"), T0 + 2_000).amount == 3_000
-    reservations.open_by_hand(books, BLUE, order(3_000, "s", T0 + 2_000), expires_at=T0 + HOUR)
+        assert reservation.free_of(session, books.require("blue"), T0 + 2_000).amount == 3_000
+    reservation.open_by_hand(books, BLUE, order(3_000, "s", T0 + 2_000), expires_at=T0 + HOUR)
 
 
 def test_a_balance_is_explained_to_what_it_is_under_a_parent(books: Books) -> None:
@@ -230,7 +231,7 @@ def test_a_suspended_parent_puts_all_below_over_budget(books: Books) -> None:
     team(books, "physics", 50_000)
     under(books, RED, "physics")
     run(books, "a", T0)
-    uid = namespaces.parent_uid("physics")
+    uid = accounts.parent_uid("physics")
     books.set_status(uid, "physics", POLICY, "suspended", reason="r", actor="me", now=T0 + 2_000)
     books.set_status(uid, "physics", POLICY, "active", reason="r", actor="me", now=T0 + 5_000)
     end(books, "a", T0 + 6_000)

@@ -10,8 +10,8 @@ import pytest
 
 from slicekeeper.errors import Forbidden
 from slicekeeper.kube.client import TOKEN_REVIEWS
-from timekeeper import identity as identity_module
-from timekeeper.identity import Caller, Identity
+from timekeeper.api.identity import Identity, time
+from timekeeper.core.caller import Caller
 
 EXTRA = {"example.com/scopes": ["read", "write"], "authentication.kubernetes.io/credential-id": ["JTI=1"]}
 
@@ -51,7 +51,7 @@ def identity(server: ApiServer) -> Identity:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     at = [1000.0]
-    monkeypatch.setattr(identity_module.time, "monotonic", lambda: at[0])
+    monkeypatch.setattr(time, "monotonic", lambda: at[0])
     return at
 
 

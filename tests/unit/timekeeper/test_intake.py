@@ -11,11 +11,11 @@ import pytest
 from slicekeeper.errors import NotFound
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.settings import Resources, Settings
-from timekeeper import interval
-from timekeeper.books import Books
-from timekeeper.cluster import Namespaces, Nodes
-from timekeeper.intake import Intake
-from timekeeper.store.prices import PriceBook
+from timekeeper.cluster.opening import Intake
+from timekeeper.cluster.watches import Namespaces, Nodes
+from timekeeper.core import interval
+from timekeeper.core.rate import PriceBook
+from timekeeper.ledger.books import Books
 
 T0 = 1_767_225_600_000
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED", "nvidia.com/gpu.memory": "81559"}

@@ -10,7 +10,7 @@ import pytest
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import parse_instant
-from timekeeper.interval import End, Start, credible, end_of, others_ended, start_of
+from timekeeper.core.interval import End, Start, credible, end_of, others_ended, start_of
 
 BOUND = "2026-11-21T10:00:00.250Z"
 START = parse_instant(BOUND)

@@ -28,14 +28,15 @@ from sqlalchemy import text
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy, movements
-from timekeeper.books import Books, Closing
-from timekeeper.movements import BALANCE_INSUFFICIENT, REFUND_ABOVE_CHARGE, Order, Place
-from timekeeper.records import Rule
-from timekeeper.store import bookings, namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.record import Rule
+from timekeeper.ledger import hierarchy, movement
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, REFUND_ABOVE_CHARGE, Order, Place
+from timekeeper.ledger.rate import set_price
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, bookings
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 MINUTE = 60_000
 STARTS = {
@@ -44,7 +45,7 @@ STARTS = {
 }
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_zone="Europe/Berlin"))
 PLACES = {name: Place(f"uid-{name}", name, POLICY) for name in ("team", "other")}
-PARENTS = {name: Place(namespaces.parent_uid(name), name, POLICY) for name in ("lab", "school")}
+PARENTS = {name: Place(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
 places, amounts = st.sampled_from(sorted(PLACES)), st.integers(1, 30 * MINUTE)
 behind = st.sampled_from([0, 0, 0, 2_000, 5 * MINUTE])
 """By how much the clock of the replica lags that takes a request."""
@@ -125,7 +126,7 @@ class Ledger(RuleBasedStateMachine):
     )
     def a_grant(self, name: str, amount: int, lasts: int | None, priority: int) -> None:
         order, end = self.order(amount), None if lasts is None else self.now + lasts
-        self.twice(lambda: movements.grant(
+        self.twice(lambda: movement.grant(
             self.books, PLACES[name], order, valid_from=order.now, valid_to=end, priority=priority
         ))  # fmt: skip
 
@@ -133,14 +134,14 @@ class Ledger(RuleBasedStateMachine):
     def a_transfer(self, amount: int, back: bool) -> None:
         order, (source, target) = self.order(amount), sorted(PLACES, reverse=back)
         self.twice(
-            lambda: movements.transfer(self.books, PLACES[source], PLACES[target], order, valid_to=None),
+            lambda: movement.transfer(self.books, PLACES[source], PLACES[target], order, valid_to=None),
             BALANCE_INSUFFICIENT,
         )
 
     @rule(name=places, amount=amounts, sign=st.sampled_from([1, -1]))
     def an_adjustment(self, name: str, amount: int, sign: int) -> None:
         order = self.order(sign * amount)
-        self.twice(lambda: movements.adjust(self.books, PLACES[name], order), BALANCE_INSUFFICIENT)
+        self.twice(lambda: movement.adjust(self.books, PLACES[name], order), BALANCE_INSUFFICIENT)
 
     @precondition(lambda self: any(end is not None for _, _, end, _ in self.pods.values()))
     @rule(data=st.data(), amount=amounts)
@@ -148,14 +149,14 @@ class Ledger(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(uid for uid, pod in self.pods.items() if pod[2] is not None)))
         order = self.order(amount)
         place = PLACES[self.pods[uid][0]]
-        if self.twice(lambda: movements.refund(self.books, place, order, pod_uid=uid), REFUND_ABOVE_CHARGE):
+        if self.twice(lambda: movement.refund(self.books, place, order, pod_uid=uid), REFUND_ABOVE_CHARGE):
             self.refunded[uid] += amount
 
     @rule(rate=prices, ahead=st.integers(0, 30 * MINUTE))
     def a_price(self, rate: Fraction, ahead: int) -> None:
         since = self.now + ahead
         if all(at != since for at, _ in self.prices):
-            movements.set_price(self.books, "A100", rate, since=since, reason="r", actor="me", now=self.now)
+            set_price(self.books, "A100", rate, since=since, reason="r", actor="me", now=self.now)
             self.prices.append((since, rate))
 
     @rule(carry=st.booleans())
@@ -188,7 +189,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(data=st.data(), amount=amounts)
     def a_parents_grant(self, data: st.DataObject, amount: int) -> None:
         place, order = PARENTS[data.draw(st.sampled_from(sorted(self.made_parents)))], self.order(amount)
-        self.twice(lambda: movements.grant(self.books, place, order, valid_from=order.now, valid_to=None))
+        self.twice(lambda: movement.grant(self.books, place, order, valid_from=order.now, valid_to=None))
 
     @precondition(lambda self: self.made_parents)
     @rule(data=st.data(), name=places)
@@ -201,7 +202,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(above=st.sampled_from([None, "school"]))
     def the_lab_is_put_under(self, above: str | None) -> None:
         hierarchy.put_under(
-            self.books, Place(namespaces.parent_uid("lab"), "lab", POLICY), above, reason="r", actor="me", now=self.now
+            self.books, Place(accounts.parent_uid("lab"), "lab", POLICY), above, reason="r", actor="me", now=self.now
         )
         self.links.append((self.now, "lab", above))
 
@@ -218,7 +219,7 @@ class Ledger(RuleBasedStateMachine):
     def a_parents_consumption_is_that_of_those_below(self) -> None:
         wanted: Counter[str] = Counter()
         with self.books.database.reading() as session:
-            everyone = namespaces.everyone(session)
+            everyone = accounts.everyone(session)
             booked = {p.name: bookings.balances(session, p.id)["charged"] for p in everyone if p.kind != "namespace"}
             for place in everyone:
                 for one in bookings.standing(session, place.id, None) if place.kind == "namespace" else ():
@@ -261,7 +262,7 @@ class Ledger(RuleBasedStateMachine):
     def balances_hold(self) -> None:
         for position in self.books.positions():
             with self.books.database.reading() as session:
-                known = namespaces.find_name(session, "default", position.known.name)
+                known = accounts.find_name(session, "default", position.known.name)
                 booked = bookings.balances(session, position.known.id)
             assert known == position.known
             assert booked["charged"] + booked["over-budget"] >= 0

@@ -13,7 +13,7 @@ from slicekeeper import names
 from slicekeeper.inventory import Gpu
 from slicekeeper.request import parse_pod
 from slicekeeper.settings import Resources
-from timekeeper.metering import GPU_UNKNOWN, QUOTA_MISSING, Metering, Quota, Weight, meter, quota_of
+from timekeeper.core.metering import GPU_UNKNOWN, QUOTA_MISSING, Metering, Quota, Weight, meter, quota_of
 
 RESOURCES = Resources()
 A = Gpu(uuid="GPU-a", model="A100", memory_mib=40960)

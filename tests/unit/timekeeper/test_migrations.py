@@ -12,9 +12,9 @@ from databases import Databases
 from sqlalchemy import Engine, inspect, text
 
 from slicekeeper.errors import SettingsError
-from timekeeper.store import migrate
-from timekeeper.store.engine import make_engine
-from timekeeper.store.models import Base
+from timekeeper.store.db import migrate
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.models import Base
 
 
 @pytest.fixture

@@ -15,15 +15,17 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy, movements, reservations, sealing
-from timekeeper.books import Books, Closing
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
-from timekeeper.store import audit, bookings, migrate, namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.models import AuditRecord, BudgetGrant
-from timekeeper.store.verify import verify
+from timekeeper.core.record import Rule
+from timekeeper.ledger import hierarchy, movement, rate, reservation, seal
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, audit, bookings, budget_rules
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.models import AuditRecord, BudgetGrant
+from timekeeper.store.movements import grant_under, other_side
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -43,7 +45,7 @@ def order(amount: int, key: str, now: int) -> Order:
 
 def charges(books: Books, uid: str) -> list[tuple[str, int, int, int]]:
     with books.database.reading() as session:
-        known = namespaces.find_name(session, "default", "team")
+        known = accounts.find_name(session, "default", "team")
         assert known is not None
         found = [b.posting for b in bookings.standing(session, known.id, None) if b.posting.key == uid]
     return sorted((p.kind, p.start - T0, p.at - T0, p.amount) for p in found)
@@ -53,15 +55,15 @@ def test_a_refund_never_exceeds_the_charge_and_is_used_within_the_period(books: 
     run(books, "a", T0, T0 + 15_000)
     run(books, "b", T0 + 15_000)
     with pytest.raises(Conflict, match="still runs"):
-        movements.refund(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="b")
+        movement.refund(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="b")
     with pytest.raises(NotFound):
-        movements.refund(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="nobody")
+        movement.refund(books, TEAM, order(1, "k0", T0 + 16_000), pod_uid="nobody")
     with pytest.raises(Conflict, match="at most 15000"):
-        movements.refund(books, TEAM, order(15_001, "k1", T0 + 16_000), pod_uid="a")
-    assert movements.refund(books, TEAM, order(9_000, "k2", T0 + 16_000), pod_uid="a")
-    assert not movements.refund(books, TEAM, order(9_000, "k2", T0 + 17_000), pod_uid="a")
+        movement.refund(books, TEAM, order(15_001, "k1", T0 + 16_000), pod_uid="a")
+    assert movement.refund(books, TEAM, order(9_000, "k2", T0 + 16_000), pod_uid="a")
+    assert not movement.refund(books, TEAM, order(9_000, "k2", T0 + 17_000), pod_uid="a")
     with pytest.raises(Conflict, match="at most 6000"):
-        movements.refund(books, TEAM, order(6_001, "k3", T0 + 16_000), pod_uid="a")
+        movement.refund(books, TEAM, order(6_001, "k3", T0 + 16_000), pod_uid="a")
     assert books.require("team").at(T0 + 16_000).balance == 13_000
     assert books.require("team").run_out(T0 + 16_000) == T0 + 29_000
     assert books.require("team").at(T0 + HOUR).balance == 20_000
@@ -69,10 +71,10 @@ def test_a_refund_never_exceeds_the_charge_and_is_used_within_the_period(books: 
 
 def test_a_transfer_conserves_and_needs_cover(books: Books) -> None:
     run(books, "a", T0)
-    assert movements.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 1_000), valid_to=None)
-    assert not movements.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 2_000), valid_to=None)
+    assert movement.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 1_000), valid_to=None)
+    assert not movement.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 2_000), valid_to=None)
     with pytest.raises(Conflict, match="more than the 5000"):
-        movements.transfer(books, TEAM, OTHER, order(6_000, "k2", T0 + 3_000), valid_to=None)
+        movement.transfer(books, TEAM, OTHER, order(6_000, "k2", T0 + 3_000), valid_to=None)
     assert books.require("team").at(T0 + 3_000).balance == 5_000
     assert books.require("other").at(T0 + 3_000).balance == 32_000
     with books.database.reading() as session:
@@ -82,17 +84,17 @@ def test_a_transfer_conserves_and_needs_cover(books: Books) -> None:
 
 def test_an_adjustment_takes_what_is_left_and_not_more(books: Books) -> None:
     run(books, "a", T0, T0 + 1_000)
-    assert movements.adjust(books, TEAM, order(-19_000, "k", T0 + 2_000))
+    assert movement.adjust(books, TEAM, order(-19_000, "k", T0 + 2_000))
     assert books.require("team").at(T0 + 2_000).exhausted
     with pytest.raises(Conflict, match="more than the 0"):
-        movements.adjust(books, TEAM, order(-1, "k2", T0 + 2_000))
-    assert movements.adjust(books, TEAM, order(500, "k3", T0 + 2_000))
+        movement.adjust(books, TEAM, order(-1, "k2", T0 + 2_000))
+    assert movement.adjust(books, TEAM, order(500, "k3", T0 + 2_000))
     assert books.require("team").at(T0 + 2_000).balance == 500
 
 
 def test_what_was_moved_stands_when_late_knowledge_finds_less(books: Books) -> None:
     run(books, "a", T0, T0 + 1_000)
-    assert movements.transfer(books, TEAM, OTHER, order(15_000, "k", T0 + 10_000), valid_to=None)
+    assert movement.transfer(books, TEAM, OTHER, order(15_000, "k", T0 + 10_000), valid_to=None)
     run(books, "late", T0 + 1_000, T0 + 9_000)
     state = books.require("team").at(T0 + 10_000)
     assert (state.balance, state.exhausted) == (-4_000, True)
@@ -103,9 +105,9 @@ def test_a_new_price_splits_a_running_pod_exactly_whenever_it_is_noticed(books: 
     run(books, "a", T0, share=Fraction(1, 3))
     price: dict[str, Any] = {"since": T0 + 5_000, "reason": "r", "actor": "me"}
     for now, made in ((T0 + 1_000, True), (T0 + 2_000, False)):
-        assert movements.set_price(books, "A100", Fraction(3, 2), now=now, **price) == (T0 + 5_000, made)
+        assert rate.set_price(books, "A100", Fraction(3, 2), now=now, **price) == (T0 + 5_000, made)
     with pytest.raises(Conflict):
-        movements.set_price(books, "A100", Fraction(2), since=T0 + 5_000, reason="r", actor="me", now=T0 + 2_000)
+        rate.set_price(books, "A100", Fraction(2), since=T0 + 5_000, reason="r", actor="me", now=T0 + 2_000)
     run(books, "late", T0 + 4_000, T0 + 6_000)
     books.apply([], [Closing("a", T0 + 9_001, "finished")], {}, T0 + 20_000)
     # 5,000 × 1/3 + 4,001 × 1/2 = 3,667.17, rounded once.
@@ -114,11 +116,11 @@ def test_a_new_price_splits_a_running_pod_exactly_whenever_it_is_noticed(books: 
 
 
 def test_prices_of_the_settings_are_followed_where_they_change(books: Books) -> None:
-    movements.follow_settings(books, {"A100": Fraction(2)}, T0)
+    rate.follow_settings(books, {"A100": Fraction(2)}, T0)
     run(books, "a", T0)
-    movements.set_price(books, "A100", Fraction(3), since=T0 + 1_000, reason="r", actor="me", now=T0 + 1_000)
-    movements.follow_settings(books, {"A100": Fraction(2)}, T0 + 2_000)  # a restart changes nothing
-    movements.follow_settings(books, {}, T0 + 3_000)
+    rate.set_price(books, "A100", Fraction(3), since=T0 + 1_000, reason="r", actor="me", now=T0 + 1_000)
+    rate.follow_settings(books, {"A100": Fraction(2)}, T0 + 2_000)  # a restart changes nothing
+    rate.follow_settings(books, {}, T0 + 3_000)
     books.apply([], [Closing("a", T0 + 4_000, "finished")], {}, T0 + 4_000)
     assert [amount for *_, amount in charges(books, "a")] == [2_000, 6_000, 1_000]
 
@@ -126,7 +128,7 @@ def test_prices_of_the_settings_are_followed_where_they_change(books: Books) -> 
 def test_the_first_prices_of_a_ledger_that_has_charged_pods_hold_from_now_on(books: Books) -> None:
     run(books, "old", T0, T0 + 1_000)
     run(books, "runs", T0)
-    movements.follow_settings(books, {"A100": Fraction(2)}, T0 + 3_000)
+    rate.follow_settings(books, {"A100": Fraction(2)}, T0 + 3_000)
     books.apply([], [Closing("runs", T0 + 4_000, "finished")], {}, T0 + 4_000)
     assert charges(books, "old") == [("charge", 0, 1_000, 1_000)]
     assert [amount for *_, amount in charges(books, "runs")] == [3_000, 2_000]
@@ -162,7 +164,7 @@ def test_what_a_period_leaves_goes_over_up_to_its_cap(books: Books) -> None:
 
 
 def test_a_suspended_budget_is_not_spent_and_a_closed_one_stays_closed(books: Books) -> None:
-    def turn(status: namespaces.Status, now: int) -> None:
+    def turn(status: budget_rules.Status, now: int) -> None:
         books.set_status("uid-team", "team", POLICY, status, reason="why", actor="me", now=now)
 
     run(books, "a", T0)
@@ -172,7 +174,7 @@ def test_a_suspended_budget_is_not_spent_and_a_closed_one_stays_closed(books: Bo
     with pytest.raises(Conflict, match="is closed"):
         turn("active", T0 + 5_000)
     with pytest.raises(Conflict, match="is closed"):
-        movements.adjust(books, TEAM, order(1, "k", T0 + 5_000))
+        movement.adjust(books, TEAM, order(1, "k", T0 + 5_000))
     books.apply([], [Closing("a", T0 + 6_000, "finished")], {}, T0 + 6_000)
     assert charges(books, "a") == [
         ("charge", 0, 1_000, 1_000), ("charge", 3_000, 4_000, 1_000),
@@ -182,7 +184,7 @@ def test_a_suspended_budget_is_not_spent_and_a_closed_one_stays_closed(books: Bo
 
 def test_grants_of_low_priority_are_used_first(books: Books) -> None:
     for key, priority in (("late", 5), ("early", -5)):
-        movements.grant(books, TEAM, order(1_000, key, T0), valid_from=T0, valid_to=None, priority=priority)
+        movement.grant(books, TEAM, order(1_000, key, T0), valid_from=T0, valid_to=None, priority=priority)
     run(books, "a", T0, T0 + 1_500)
     left = {b.priority: b.left for b in books.require("team").at(T0 + 1_500).grants}
     assert left == {5: 1_000}  # what is used up is no longer there
@@ -190,22 +192,22 @@ def test_grants_of_low_priority_are_used_first(books: Books) -> None:
 
 def later(books: Books, key: str, place: Place = TEAM, begins: int = T0 + 5_000) -> int:
     """Book a grant that begins later; return its id."""
-    movements.grant(books, place, order(9_000, key, T0), valid_from=begins, valid_to=None)
+    movement.grant(books, place, order(9_000, key, T0), valid_from=begins, valid_to=None)
     with books.database.reading() as session:
-        known = namespaces.find(session, "default", place.uid)
+        known = accounts.find(session, "default", place.uid)
         assert known is not None
-        row = namespaces.grant_under(session, known.id, key)
+        row = grant_under(session, known.id, key)
         assert row is not None
         return row.id
 
 
 def withdraw(books: Books, key: int, now: int, place: Place = TEAM) -> int | None:
-    def find(session: Session) -> namespaces.Known:
-        found = namespaces.find(session, "default", place.uid)
+    def find(session: Session) -> accounts.Known:
+        found = accounts.find(session, "default", place.uid)
         assert found is not None
         return found
 
-    return movements.withdraw(books, find, key, reason="a mistake", actor="me", now=now).withdrawn_at
+    return movement.withdraw(books, find, key, reason="a mistake", actor="me", now=now).withdrawn_at
 
 
 def test_a_grant_that_has_not_begun_is_withdrawn_once_and_brings_nothing(books: Books) -> None:
@@ -214,7 +216,7 @@ def test_a_grant_that_has_not_begun_is_withdrawn_once_and_brings_nothing(books: 
         assert withdraw(books, key, now) == T0 + 1_000
     run(books, "a", T0, T0 + 8_000)
     assert books.require("team").at(T0 + 8_000).balance == 20_000 - 8_000 + 9_000
-    assert not movements.grant(books, TEAM, order(9_000, "k", T0 + 1), valid_from=T0 + 5_000, valid_to=None)
+    assert not movement.grant(books, TEAM, order(9_000, "k", T0 + 1), valid_from=T0 + 5_000, valid_to=None)
     with books.database.reading() as session:
         assert [row.action for row in audit.page(session, "default", "team", 0, 9)] == ["grant", "grant", "withdraw"]
     with pytest.raises(Conflict, match="has begun at .* by an adjustment"):
@@ -224,7 +226,7 @@ def test_a_grant_that_has_not_begun_is_withdrawn_once_and_brings_nothing(books: 
 
 
 def test_a_grant_is_withdrawn_from_its_own_budget_alone_a_teams_too(books: Books) -> None:
-    lab = Place(namespaces.parent_uid("lab"), "lab", POLICY)
+    lab = Place(accounts.parent_uid("lab"), "lab", POLICY)
     hierarchy.put_parent(books, "lab", "team", Rule(T0, 5_000, "day", "UTC"), actor="me", if_match=None)
     key = later(books, "k", lab)
     later(books, "other")
@@ -238,9 +240,9 @@ def test_a_grant_on_which_time_set_aside_depends_is_not_withdrawn(books: Books) 
     safe = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="none", enforcement="safe"))
     place = Place("uid-safe", "safe", safe)
     passing = order(10_000, "passing", T0)
-    movements.grant(books, place, passing, valid_from=T0, valid_to=T0 + 6_000)
+    movement.grant(books, place, passing, valid_from=T0, valid_to=T0 + 6_000)
     key = later(books, "k", place)
-    reservations.open_by_hand(books, place, order(29_000, "r", T0 + 1), expires_at=T0 + 9_000)
+    reservation.open_by_hand(books, place, order(29_000, "r", T0 + 1), expires_at=T0 + 9_000)
     with pytest.raises(Conflict, match="would lack 9000"):
         withdraw(books, key, T0 + 2, place)
     with books.database.reading() as session:
@@ -270,12 +272,12 @@ def test_verify_finds_a_withdrawal_that_was_none(database_url: str, damage: str,
 def test_a_transfer_says_so_if_its_key_is_taken_on_the_other_side(books: Books) -> None:
     run(books, "a", T0)
     with books.database.reading() as session:
-        giver = namespaces.find(session, "default", TEAM.uid)
+        giver = accounts.find(session, "default", TEAM.uid)
         assert giver is not None
-        taken = namespaces.other_side(giver.id, "k")
-    movements.grant(books, OTHER, order(1, taken, T0), valid_from=T0, valid_to=None)
+        taken = other_side(giver.id, "k")
+    movement.grant(books, OTHER, order(1, taken, T0), valid_from=T0, valid_to=None)
     with pytest.raises(Conflict, match="send another"):
-        movements.transfer(books, TEAM, OTHER, order(1_000, "k", T0 + 1_000), valid_to=None)
+        movement.transfer(books, TEAM, OTHER, order(1_000, "k", T0 + 1_000), valid_to=None)
     assert books.require("team").at(T0 + 1_000).balance == 19_000
 
 
@@ -297,8 +299,8 @@ def test_a_transfer_says_so_if_its_key_is_taken_on_the_other_side(books: Books) 
 def test_verify_finds_what_was_tampered_with(database_url: str, damage: str, told: str) -> None:
     books = Books(Database(make_engine(database_url)), "default", carry=False)
     run(books, "a", T0, T0 + 1_000)
-    movements.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 1_000), valid_to=None)
-    movements.refund(books, TEAM, order(1_000, "r", T0 + 1_000), pod_uid="a")
+    movement.transfer(books, TEAM, OTHER, order(12_000, "k", T0 + 1_000), valid_to=None)
+    movement.refund(books, TEAM, order(1_000, "r", T0 + 1_000), pod_uid="a")
     assert verify(books.database.engine, carry=False).differences == []
     with books.database.reading() as session:
         assert [row.action for row in audit.page(session, "default", "", 0, 9)] == ["transfer", "transfer", "refund"]
@@ -313,11 +315,11 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
     acts: tuple[Callable[[], object], ...] = (
         lambda: books.set_budget(TEAM.uid, TEAM.name, POLICY, rule, actor="me", if_match=None),
         lambda: books.set_status(TEAM.uid, TEAM.name, POLICY, "suspended", reason="r", actor="me", now=T0 + 1),
-        lambda: movements.set_price(books, "A100", Fraction(2), since=T0 + 9, reason="r", actor="me", now=T0 + 2),
+        lambda: rate.set_price(books, "A100", Fraction(2), since=T0 + 9, reason="r", actor="me", now=T0 + 2),
         lambda: hierarchy.put_parent(books, "lab", "team", replace(rule, since=T0 + 3), actor="me", if_match=None),
         lambda: hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0 + 4),
-        lambda: movements.grant(books, TEAM, order(1, "k", T0 + 6), valid_from=T0 + 6, valid_to=None),
-        lambda: sealing.seal(books, books.require("team").known, DAY_END, reason="r", actor="me", now=DAY_END + 5),
+        lambda: movement.grant(books, TEAM, order(1, "k", T0 + 6), valid_from=T0 + 6, valid_to=None),
+        lambda: seal.seal(books, books.require("team").known, DAY_END, reason="r", actor="me", now=DAY_END + 5),
     )  # fmt: skip
     for number, act in enumerate(acts, 1):
         act()
@@ -341,17 +343,17 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
 def test_the_migration_down_and_up_keeps_the_ledger(database_url: str) -> None:
     engine = make_engine(database_url)
     books = Books(Database(engine), "default", carry=False)
-    movements.follow_settings(books, {"A100": Fraction(3, 2)}, T0)
+    rate.follow_settings(books, {"A100": Fraction(3, 2)}, T0)
     run(books, "a", T0, T0 + 1_001, share=Fraction(1, 3))
     run(books, "b", T0 + 2_000)
-    movements.grant(books, TEAM, order(1_000, "k", T0 + 3_000), valid_from=T0 + 3_000, valid_to=None)
+    movement.grant(books, TEAM, order(1_000, "k", T0 + 3_000), valid_from=T0 + 3_000, valid_to=None)
     before = charges(books, "a")
     migrate.downgrade(engine, "0001")
     migrate.upgrade(engine)
     assert verify(engine, carry=False).differences == []
     books.apply([], [Closing("b", T0 + 9_000, "finished")], {}, T0 + 9_000)
     assert charges(books, "a") == before == [("charge", 0, 1_001, 501)]
-    movements.adjust(books, TEAM, order(5, "k2", T0 + 9_000))
+    movement.adjust(books, TEAM, order(5, "k2", T0 + 9_000))
     with pytest.raises(RuntimeError, match="have no place in revision 0001"):
         migrate.downgrade(engine, "0001")
     assert verify(engine, carry=False).differences == []

@@ -12,23 +12,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openings import opening
 
+from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import books as books_module
-from timekeeper import hierarchy, movements
-from timekeeper.allowances import State
-from timekeeper.books import Books, Closing
-from timekeeper.movements import Order, Place
-from timekeeper.records import Posting, Rule
-from timekeeper.store import bookings, namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.budget import State
+from timekeeper.core.record import Posting, Rule
+from timekeeper.ledger import books as books_module
+from timekeeper.ledger import hierarchy, movement
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, bookings
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_835_388_000_000
 HOUR, MINUTE = 3_600_000, 60_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour"))
 PLACES = {name: Place(f"uid-{name}", name, POLICY) for name in ("red", "blue")}
-PLACES |= {name: Place(namespaces.parent_uid(name), name, POLICY) for name in ("lab", "school")}
+PLACES |= {name: Place(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
 
 
 def parent(books: Books, name: str, amount: int, *, period: Any = "none", at: int = T0) -> None:
@@ -51,7 +52,7 @@ def order(amount: int, key: str, now: int) -> Order:
 
 def standing(books: Books, name: str) -> list[Posting]:
     with books.database.reading() as session:
-        known = next(place for place in namespaces.everyone(session) if place.name == name)
+        known = next(place for place in accounts.everyone(session) if place.name == name)
         return sorted(one.posting for one in bookings.standing(session, known.id, None))
 
 
@@ -59,8 +60,8 @@ def test_what_was_due_before_a_move_is_booked(books: Books) -> None:
     """A transfer books the hour's allowance; nothing was settled when the hour ended and the namespace moved."""
     start = 1_835_389_800_000
     parent(books, "school", 1691, at=start)
-    movements.grant(books, PLACES["red"], order(11_135, "1", start), valid_from=start, valid_to=None)
-    movements.transfer(books, PLACES["red"], PLACES["blue"], order(338, "2", start + 166), valid_to=None)
+    movement.grant(books, PLACES["red"], order(11_135, "1", start), valid_from=start, valid_to=None)
+    movement.transfer(books, PLACES["red"], PLACES["blue"], order(338, "2", start + 166), valid_to=None)
     now = start + 166 + 1_921 + 3_628_800
     move(books, "red", "school", now)
     missed = Posting(T0 + HOUR, "expiry", f"period:{T0}", T0 + HOUR, 20 * MINUTE - 338)
@@ -171,8 +172,8 @@ def test_any_moves_end_in_what_the_records_say(databases: Databases, steps: Any,
                     books.apply([], [Closing(uid, min(start + two, now), "finished")], {}, now)
                 elif kind == "adjust":
                     try:
-                        movements.adjust(books, PLACES[one], order(two, f"{now}-{two}-{one}", now))
-                    except books_module.Conflict:
+                        movement.adjust(books, PLACES[one], order(two, f"{now}-{two}-{one}", now))
+                    except Conflict:
                         continue
                 elif kind == "pass":
                     now += one
@@ -193,7 +194,7 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
     """A team is put under another one by a fast clock, taken out, and the other one put under it by a slow clock."""
     for name in ("one", "two"):
         hierarchy.put_parent(books, name, "team", Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
-    teams = {name: Place(namespaces.parent_uid(name), name, POLICY) for name in ("one", "two")}
+    teams = {name: Place(accounts.parent_uid(name), name, POLICY) for name in ("one", "two")}
     move(books, "red", "two", T0 + 1)
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
     for child, above, at in (
@@ -206,5 +207,5 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
     move(books, "red", "one", T0 + 5_000)
     books.apply([], [Closing("a", T0 + 12_000, "finished")], {}, T0 + 12_000)
     with books.database.reading() as session:
-        used = {p.name: bookings.balances(session, p.id)["charged"] for p in namespaces.everyone(session)}
+        used = {p.name: bookings.balances(session, p.id)["charged"] for p in accounts.everyone(session)}
     assert used == {"red": 11_000, "two": 11_000, "one": 3_000}

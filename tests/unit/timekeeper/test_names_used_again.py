@@ -18,10 +18,10 @@ from slicekeeper.clock import ManualClock
 from slicekeeper.errors import Forbidden
 from timekeeper.api.app import routed
 from timekeeper.api.service import Service
-from timekeeper.books import Closing
-from timekeeper.explain import explain
-from timekeeper.identity import Caller
-from timekeeper.store.verify import verify
+from timekeeper.core.caller import Caller
+from timekeeper.ledger.books import Closing
+from timekeeper.ledger.explain import explain
+from timekeeper.ledger.verify import verify
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slicekeeper.units import MS_PER_HOUR, format_instant, parse_instant
-from timekeeper.periods import PeriodName, bounds
+from timekeeper.core.period import PeriodName, bounds
 
 ZONES = ["UTC", "Europe/Berlin", "America/Havana", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo",
          "Pacific/Apia", "Asia/Beirut", "Asia/Kathmandu"]  # fmt: skip

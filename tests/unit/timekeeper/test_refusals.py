@@ -17,10 +17,10 @@ from timekeeper_service import serving
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.kube.client import PODS
-from timekeeper import hierarchy
 from timekeeper.api.app import MAX_BODY_BYTES, routed
-from timekeeper.records import Rule
-from timekeeper.store.database import Database
+from timekeeper.core.record import Rule
+from timekeeper.ledger import hierarchy
+from timekeeper.store.db.database import Database
 
 PLACES = {"{namespace}": "team", "{parent}": "lab", "{reservation}": "1", "{grant}": "1"}
 BAD_PATHS = ("Team", "a" * 64, "-a", "a_b", "%2e%2e", "a%00", "%F0%9F%92%A5")

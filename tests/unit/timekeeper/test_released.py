@@ -21,10 +21,10 @@ from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, NODES, PODS, KubeCl
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper.books import Books
-from timekeeper.controller import Controller
+from timekeeper.cluster.controller import Controller
+from timekeeper.ledger.books import Books
 from timekeeper.store import workloads
-from timekeeper.store.models import Workload
+from timekeeper.store.db.models import Workload
 
 T0 = 1_767_225_600_000
 MINUTE = 60_000

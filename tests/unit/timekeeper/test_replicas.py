@@ -20,15 +20,14 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import movements
-from timekeeper.books import Books, Closing
-from timekeeper.movements import Order, Place
-from timekeeper.store import migrate
-from timekeeper.store import writer as writer_module
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.leadership import Leadership
-from timekeeper.store.verify import verify
+from timekeeper.ledger import movement
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store.db import migrate, writer
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.leadership import Leadership
 
 T0 = 1_767_225_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
@@ -81,7 +80,7 @@ def life(books: Books, index: int) -> None:
 
 def grant(books: Books, key: str, amount: int = 1_000) -> bool:
     order = Order(amount, "why", key, str(amount).encode(), "me", T0 + 50_000)
-    return movements.grant(books, Place("uid-team", "team", POLICY), order, valid_from=T0 + 50_000, valid_to=None)
+    return movement.grant(books, Place("uid-team", "team", POLICY), order, valid_from=T0 + 50_000, valid_to=None)
 
 
 def undisturbed(tmp_path: Path) -> tuple[int, int, int]:
@@ -161,7 +160,7 @@ def test_forced_losses_are_run_again_and_another_change_of_the_batch_is_not_harm
 def test_a_server_that_stays_away_is_an_error_and_its_return_is_noticed(
     server: Postgres, replicas: list[Books], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "_LONGEST_TRY", 0.3)
+    monkeypatch.setattr(writer, "_LONGEST_TRY", 0.3)
     server.stop()
     try:
         with pytest.raises(DBAPIError):

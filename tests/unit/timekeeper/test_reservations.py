@@ -16,18 +16,18 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.inventory import Gpu
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.request import GpuRequest, PodRequest
-from timekeeper import hierarchy, movements, reservations
-from timekeeper.books import Books, Closing
-from timekeeper.holds import Hold, hold_of, span_of
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
-from timekeeper.store import audit, namespaces
+from timekeeper.core.rate import PriceBook
+from timekeeper.core.record import Rule
+from timekeeper.core.reservation import Hold, hold_of, span_of
+from timekeeper.ledger import hierarchy, movement, reservation
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.store import accounts, audit
 from timekeeper.store import reservations as store
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.models import Reservation
-from timekeeper.store.namespaces import Known
-from timekeeper.store.prices import PriceBook
+from timekeeper.store.accounts import Known
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.models import Reservation
 
 T0 = 1_767_225_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none", enforcement="safe"))
@@ -46,11 +46,11 @@ def order(amount: int, key: str = "k", now: int = T0) -> Order:
 
 
 def find_team(session: Session) -> Known | None:
-    return namespaces.find(session, "default", "uid-team")
+    return accounts.find(session, "default", "uid-team")
 
 
 def held(books: Books, now: int) -> int:
-    return reservations.held(books, now)[books.require("team").known.id]
+    return reservation.held(books, now)[books.require("team").known.id]
 
 
 def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int, rate: Fraction = Fraction(1)) -> None:
@@ -61,7 +61,7 @@ def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int,
 def outcomes(books: Books, now: int) -> dict[str, str]:
     with books.database.reading() as session:
         rows = store.page(session, books.require("team").known.id, None, 100)
-    return {row.pod_uid or row.reason: reservations.outcome_of(row, now) for row in rows}
+    return {row.pod_uid or row.reason: reservation.outcome_of(row, now) for row in rows}
 
 
 # What a pod needs
@@ -103,11 +103,11 @@ def test_a_hold_is_what_the_dearest_place_would_cost(request_: PodRequest, rate:
 
 
 def test_a_pods_reservation_shrinks_as_it_is_charged_and_its_rest_comes_back_at_once(books: Books) -> None:
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(60_000, 60_000), T0)
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(60_000, 60_000), T0), "asked again, the same one"
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(60_000, 60_000), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(60_000, 60_000), T0), "asked again, the same one"
     assert held(books, T0) == 60_000
-    assert not reservations.open_for_pod(books, TEAM, "q", "q", Hold(40_001, 1), T0)
-    assert reservations.open_for_pod(books, TEAM, "q", "q", Hold(40_000, 1), T0)
+    assert not reservation.open_for_pod(books, TEAM, "q", "q", Hold(40_001, 1), T0)
+    assert reservation.open_for_pod(books, TEAM, "q", "q", Hold(40_000, 1), T0)
     run(books, "p", T0 + 1_000, now=T0 + 11_000)
     for now, left in ((T0 + 11_000, 50_000), (T0 + 31_000, 30_000), (T0 + 61_000, 0)):
         assert held(books, now) == left + 40_000
@@ -115,54 +115,54 @@ def test_a_pods_reservation_shrinks_as_it_is_charged_and_its_rest_comes_back_at_
     books.apply([], [Closing("p", T0 + 41_000, "finished")], {}, T0 + 50_000)
     assert held(books, T0 + 50_000) == 40_000
     assert books.require("team").at(T0 + 50_000).balance == 60_000
-    assert reservations.open_for_pod(books, TEAM, "r", "r", Hold(20_000, 1), T0 + 50_000)
+    assert reservation.open_for_pod(books, TEAM, "r", "r", Hold(20_000, 1), T0 + 50_000)
     books.database.write(lambda session: store.end_pods(session, ["p", "q"], T0 + 50_000))
     assert outcomes(books, T0 + 50_000) == {"p": "settled", "q": "expired", "r": "open"}
     assert held(books, T0 + 50_000) == 20_000
 
 
 def test_a_pod_on_a_cheaper_gpu_than_feared_keeps_only_what_it_needs_there(books: Books) -> None:
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(80_000, 40_000), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(80_000, 40_000), T0)
     run(books, "p", T0, now=T0, rate=Fraction(1, 2))
     assert held(books, T0) == 20_000
     assert held(books, T0 + 10_000) == 15_000
 
 
 def test_what_is_set_aside_cannot_be_taken_out_and_a_grant_makes_room(books: Books) -> None:
-    made, new = reservations.open_by_hand(books, TEAM, order(70_000), expires_at=T0 + 60_000)
+    made, new = reservation.open_by_hand(books, TEAM, order(70_000), expires_at=T0 + 60_000)
     assert (new, made.amount_ms) == (True, 70_000)
     with pytest.raises(Conflict, match="more than the 30000"):
-        movements.transfer(books, TEAM, OTHER, order(30_001, "t"), valid_to=None)
+        movement.transfer(books, TEAM, OTHER, order(30_001, "t"), valid_to=None)
     with pytest.raises(Conflict, match="more than the 30000"):
-        movements.adjust(books, TEAM, order(-30_001, "a"))
-    movements.transfer(books, TEAM, OTHER, order(30_000, "t"), valid_to=None)
-    assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
-    movements.grant(books, TEAM, order(1, "g"), valid_from=T0, valid_to=None)
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+        movement.adjust(books, TEAM, order(-30_001, "a"))
+    movement.transfer(books, TEAM, OTHER, order(30_000, "t"), valid_to=None)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+    movement.grant(books, TEAM, order(1, "g"), valid_from=T0, valid_to=None)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
 
 
 def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
-    first, new = reservations.open_by_hand(books, TEAM, order(60_000), expires_at=T0 + 60_000)
-    again, repeated = reservations.open_by_hand(books, TEAM, order(60_000), expires_at=T0 + 60_000)
+    first, new = reservation.open_by_hand(books, TEAM, order(60_000), expires_at=T0 + 60_000)
+    again, repeated = reservation.open_by_hand(books, TEAM, order(60_000), expires_at=T0 + 60_000)
     assert (new, repeated, again.id) == (True, False, first.id)
     with pytest.raises(Conflict, match="another request"):
-        reservations.open_by_hand(books, TEAM, order(50_000), expires_at=T0 + 60_000)
+        reservation.open_by_hand(books, TEAM, order(50_000), expires_at=T0 + 60_000)
     with pytest.raises(Conflict, match="the 40000 that team has free"):
-        reservations.open_by_hand(books, TEAM, order(40_001, "k2"), expires_at=T0 + 60_000)
-    assert reservations.release(books, find_team, "team", first.id, actor="me", now=T0 + 1).outcome == "released"
-    assert reservations.release(books, find_team, "team", first.id, actor="me", now=T0 + 2).ended_at == T0 + 1
+        reservation.open_by_hand(books, TEAM, order(40_001, "k2"), expires_at=T0 + 60_000)
+    assert reservation.release(books, find_team, "team", first.id, actor="me", now=T0 + 1).outcome == "released"
+    assert reservation.release(books, find_team, "team", first.id, actor="me", now=T0 + 2).ended_at == T0 + 1
     assert held(books, T0 + 2) == 0
-    short, _ = reservations.open_by_hand(books, TEAM, order(100_000, "k3", T0 + 2), expires_at=T0 + 10_000)
+    short, _ = reservation.open_by_hand(books, TEAM, order(100_000, "k3", T0 + 2), expires_at=T0 + 10_000)
     assert held(books, T0 + 9_999) == 100_000
     assert held(books, T0 + 10_000) == 0
-    assert reservations.outcome_of(short, T0 + 10_000) == "expired"
+    assert reservation.outcome_of(short, T0 + 10_000) == "expired"
     with pytest.raises(NotFound):
-        reservations.release(books, find_team, "team", 999, actor="me", now=T0)
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0 + 20_000)
+        reservation.release(books, find_team, "team", 999, actor="me", now=T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0 + 20_000)
     with books.database.reading() as session:
         row: Reservation = store.page(session, books.require("team").known.id, None, 1)[0]
     with pytest.raises(Conflict, match="ends with the pod"):
-        reservations.release(books, find_team, "team", row.id, actor="me", now=T0)
+        reservation.release(books, find_team, "team", row.id, actor="me", now=T0)
 
 
 def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Books) -> None:
@@ -170,28 +170,28 @@ def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Boo
     for place in (TEAM, OTHER):
         hierarchy.put_under(books, place, "lab", reason="r", actor="me", now=T0)
     now = T0 + 1
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(30_000, 30_000), now)
-    assert not reservations.open_for_pod(books, OTHER, "q", "q", Hold(20_001, 1), now)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(30_000, 30_000), now)
+    assert not reservation.open_for_pod(books, OTHER, "q", "q", Hold(20_001, 1), now)
     position = books.require("other")
     with books.database.reading() as session:
-        free = reservations.free_of(session, position, now)
+        free = reservation.free_of(session, position, now)
     assert (free.amount, free.tightest) == (20_000, position.above[0].id)
-    assert reservations.most_of(position, now) == 50_000
-    assert reservations.open_for_pod(books, OTHER, "q", "q", Hold(20_000, 20_000), now)
+    assert reservation.most_of(position, now) == 50_000
+    assert reservation.open_for_pod(books, OTHER, "q", "q", Hold(20_000, 20_000), now)
     with pytest.raises(Conflict, match="the 0 that other has free"):
-        reservations.open_by_hand(books, OTHER, order(1, now=now), expires_at=T0 + 9)
+        reservation.open_by_hand(books, OTHER, order(1, now=now), expires_at=T0 + 9)
     run(books, "p", now, end=now + 10_000, now=now + 10_000)
     with books.database.reading() as session:
-        free = reservations.free_of(session, books.require("team"), now + 10_000)
+        free = reservation.free_of(session, books.require("team"), now + 10_000)
     assert free.amount == 20_000, "the rest of a pod is free for all under the team"
 
 
 def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
     for uid in ("p", "q"):
-        assert reservations.open_for_pod(books, TEAM, uid, uid, Hold(20_000, 20_000), T0)
+        assert reservation.open_for_pod(books, TEAM, uid, uid, Hold(20_000, 20_000), T0)
     run(books, "p", T0, end=T0 + 20_000, now=T0 + 20_000)
     run(books, "q", T0, end=T0 + 25_000, now=T0 + 25_000)
-    reservations.end_pods(books, {"p": ("team", "p"), "q": ("team", "q")}, T0 + 26_000)
+    reservation.end_pods(books, {"p": ("team", "p"), "q": ("team", "q")}, T0 + 26_000)
     assert outcomes(books, T0 + 26_000) == {"p": "settled", "q": "settled"}
     with books.database.reading() as session:
         (told,) = audit.page(session, "default", "team", 0, 10)
@@ -202,16 +202,16 @@ def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
 
 def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
     books.set_status("uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0)
-    assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
     with pytest.raises(Conflict, match="suspended"):
-        reservations.open_by_hand(books, TEAM, order(1), expires_at=T0 + 1)
+        reservation.open_by_hand(books, TEAM, order(1), expires_at=T0 + 1)
 
 
 def test_credit_may_be_set_aside_but_not_more(books: Books) -> None:
     rule = Rule(T0, 10_000, "none", "UTC", credit=5_000)
     books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
-    assert not reservations.open_for_pod(books, TEAM, "p", "p", Hold(15_001, 1), T0)
-    assert reservations.open_for_pod(books, TEAM, "p", "p", Hold(15_000, 15_000), T0)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(15_001, 1), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(15_000, 15_000), T0)
     run(books, "p", T0, end=T0 + 15_000, now=T0 + 15_000)
     state = books.require("team").at(T0 + 15_000)
     assert (state.balance, state.over) == (-5_000, 0)

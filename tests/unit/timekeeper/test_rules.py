@@ -15,22 +15,23 @@ from sqlalchemy import text
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy, movements
-from timekeeper.allowances import State
-from timekeeper.books import Books, Closing, version_of
-from timekeeper.movements import Order, Place
-from timekeeper.records import Posting, Rule
-from timekeeper.sealing import period_around
-from timekeeper.store import bookings, migrate, namespaces
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.accounting_period import period_around
+from timekeeper.core.budget import State
+from timekeeper.core.record import Posting, Rule
+from timekeeper.ledger import hierarchy, movement, rate
+from timekeeper.ledger.books import Books, Closing, version_of
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, bookings, budget_rules, timelines
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000  # 2026-01-01T00:00Z, a Thursday
 SECOND, HOUR, DAY = 1_000, 3_600_000, 86_400_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="month"))
 TEAM = Place("uid-team", "team", POLICY)
-LAB = Place(namespaces.parent_uid("lab"), "lab", POLICY)
+LAB = Place(accounts.parent_uid("lab"), "lab", POLICY)
 MONTH = Rule(0, 100 * SECOND, "month", "UTC")
 
 
@@ -51,18 +52,18 @@ def order(seconds: int, key: str, now: int) -> Order:
 
 
 def grant(books: Books, seconds: int, now: int, until: int | None = None) -> None:
-    movements.grant(books, TEAM, order(seconds, f"g{now}", now), valid_from=now, valid_to=until)
+    movement.grant(books, TEAM, order(seconds, f"g{now}", now), valid_from=now, valid_to=until)
 
 
 def booked(books: Books, name: str = "team") -> dict[str, int]:
     with books.database.reading() as session:
-        known = next(place for place in namespaces.everyone(session) if place.name == name)
+        known = next(place for place in accounts.everyone(session) if place.name == name)
         return dict(bookings.balances(session, known.id))
 
 
 def posted(books: Books, kind: str) -> list[Posting]:
     with books.database.reading() as session:
-        known = namespaces.require_name(session, "default", "team")
+        known = accounts.require_name(session, "default", "team")
         return sorted(b.posting for b in bookings.standing(session, known.id, None) if b.posting.kind == kind)
 
 
@@ -207,7 +208,7 @@ def test_the_period_that_runs_ends_where_the_new_calendar_says(books: Books) -> 
     assert (state.balance, state.period.expires) == (20 * SECOND, T0 + DAY)
     assert books.require("team").at(T0 + DAY).balance == 100 * SECOND
     with books.database.reading() as session:
-        rules = [row.rule for row in namespaces.rules(session, books.require("team").known.id)]
+        rules = [row.rule for row in budget_rules.rules(session, books.require("team").known.id)]
     assert period_around(rules, T0 + 3 * HOUR) == period_around(rules, T0 + 1) == (T0, T0 + DAY)
     assert period_around(rules, T0 + DAY + HOUR) == (T0 + DAY, T0 + 2 * DAY)
 
@@ -220,7 +221,7 @@ def test_a_period_begins_there_and_then_where_that_is_asked_for(books: Books) ->
         state = set_to(books, at, 100, used="anew", **changed)
         assert (state.used, state.balance) == (0, 100 * SECOND)
     with books.database.reading() as session:
-        rules = [row.rule for row in namespaces.rules(session, books.require("team").known.id)]
+        rules = [row.rule for row in budget_rules.rules(session, books.require("team").known.id)]
     assert period_around(rules, at + 1) == (at, T0 + DAY)
     assert period_around(rules, at - 2) == (T0, at - 2) or period_around(rules, at - 3) == (T0, at - 2)
 
@@ -280,9 +281,9 @@ def test_what_a_clock_far_ahead_wrote_never_holds_once_another_rule_is_written(b
     assert [row.rule.amount for row in rules_of(books)] == [100 * SECOND, 90 * SECOND, 90 * SECOND, 90 * SECOND]
 
 
-def rules_of(books: Books) -> list[namespaces.RuleRow]:
+def rules_of(books: Books) -> list[budget_rules.RuleRow]:
     with books.database.reading() as session:
-        return namespaces.rules(session, books.require("team").known.id)
+        return budget_rules.rules(session, books.require("team").known.id)
 
 
 def test_the_policy_and_parents_follow_the_later_write_too(books: Books) -> None:
@@ -306,11 +307,11 @@ def test_the_policy_and_parents_follow_the_later_write_too(books: Books) -> None
 def test_a_price_for_at_once_is_not_overtaken_by_an_earlier_one_of_a_clock_ahead(books: Books) -> None:
     ahead, behind = T0 + 2 * SECOND, T0
     price: dict[str, Any] = {"reason": "r", "actor": "me"}
-    movements.set_price(books, "A100", Fraction(9), since=T0 + DAY, now=T0, **price)
-    movements.set_price(books, "A100", Fraction(5), since=None, now=ahead, **price)
-    since, made = movements.set_price(books, "A100", Fraction(2), since=None, now=behind, **price)
+    rate.set_price(books, "A100", Fraction(9), since=T0 + DAY, now=T0, **price)
+    rate.set_price(books, "A100", Fraction(5), since=None, now=ahead, **price)
+    since, made = rate.set_price(books, "A100", Fraction(2), since=None, now=behind, **price)
     assert (since, made) == (ahead + 1, True)
-    assert movements.set_price(books, "A100", Fraction(2), since=None, now=behind, **price) == (since, False)
+    assert rate.set_price(books, "A100", Fraction(2), since=None, now=behind, **price) == (since, False)
     pods = [opening(f"p{n}", at, Fraction(1), model="A100") for n, at in enumerate((T0 + HOUR, T0 + DAY + HOUR))]
     ends = [Closing(f"p{n}", o.start + SECOND, "finished") for n, o in enumerate(pods)]
     books.apply(pods, ends, {"team": POLICY}, T0 + 2 * DAY)
@@ -330,7 +331,7 @@ def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books
         books.set_status("uid-team", "team", policy, "active", reason="r", actor="me", now=T0)
     else:
         with pytest.raises(Conflict):
-            movements.adjust(books, place, order(-1_000, "k", T0))
+            movement.adjust(books, place, order(-1_000, "k", T0))
         books.database.write(lambda session: books.ensure(session, "uid-team", "team", policy, T0))
     state = books.require("team").at(T0 + SECOND)
     assert (state.period_start, state.balance, state.since) == (T0, 20 * SECOND, T0)
@@ -339,7 +340,7 @@ def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books
 
 
 def test_grants_that_are_used_up_leave_the_state_and_its_anchors(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timekeeper.books.ANCHOR_EVERY", 1)
+    monkeypatch.setattr("timekeeper.ledger.books.ANCHOR_EVERY", 1)
     set_to(books, T0, 0)
     for step in range(30):
         grant(books, 2, T0 + step * HOUR, T0 + step * HOUR + DAY if step % 2 else None)
@@ -347,7 +348,7 @@ def test_grants_that_are_used_up_leave_the_state_and_its_anchors(books: Books, m
     state = books.require("team").at(T0 + 30 * HOUR)
     assert (state.grants, state.balance, state.granted) == ([], 0, 60 * SECOND)
     with books.database.reading() as session:
-        kept = namespaces.anchors(session, books.require("team").known.id)
+        kept = timelines.anchors(session, books.require("team").known.id)
     assert kept
     assert max(len(anchor.grants) for anchor in kept) <= 1
     assert booked(books)["charged"] == 60 * SECOND
@@ -387,7 +388,7 @@ def test_a_ledger_of_before_stays_what_it_was(databases: Databases) -> None:
 
 def standing(books: Books) -> list[Posting]:
     with books.database.reading() as session:
-        known = namespaces.require_name(session, "default", "team")
+        known = accounts.require_name(session, "default", "team")
         return sorted(b.posting for b in bookings.standing(session, known.id, None))
 
 

@@ -19,16 +19,17 @@ from sqlalchemy import text
 
 from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import movements, sealing
-from timekeeper.books import Books, Closing
-from timekeeper.explain import explain
-from timekeeper.ledger import effect
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
-from timekeeper.store import bookings, migrate, statements
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.core.posting import effect
+from timekeeper.core.record import Rule
+from timekeeper.ledger import movement, seal
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.explain import explain
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import bookings, statements
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -105,7 +106,7 @@ class Sealed(RuleBasedStateMachine):
 
         def act(books: Books, now: int) -> None:
             end = None if lasts is None else now + lasts
-            movements.grant(books, PLACE, Order(amount, "r", key, b"", "me", now), valid_from=now, valid_to=end)
+            movement.grant(books, PLACE, Order(amount, "r", key, b"", "me", now), valid_from=now, valid_to=end)
 
         self.do(act)
 
@@ -123,7 +124,7 @@ class Sealed(RuleBasedStateMachine):
 
     @rule(grace=st.sampled_from([0, HOUR, 24 * HOUR]))
     def periods_are_sealed(self, grace: int) -> None:
-        sealing.seal_due(self.books, grace, self.now)
+        seal.seal_due(self.books, grace, self.now)
 
     @rule()
     def another_process_takes_over(self) -> None:
@@ -228,7 +229,7 @@ def rows(books: Books) -> list[tuple[str, str, int, int | None]]:
 
 def test_a_pod_that_is_known_late_is_charged_to_its_own_period_by_corrections_in_the_open_one(books: Books) -> None:
     tell(books, "a", T0, T0 + 5 * MINUTE, T0 + 5 * MINUTE)
-    sealing.seal_due(books, HOUR, T0 + 3 * HOUR)
+    seal.seal_due(books, HOUR, T0 + 3 * HOUR)
     before = held(books, T0 + HOUR)
     assert balances(books)["expired"] == 15 * MINUTE
     tell(books, "late", T0 + 10 * MINUTE, T0 + 30 * MINUTE, T0 + 9 * HOUR)
@@ -259,7 +260,7 @@ def test_an_explanation_begins_with_what_is_sealed(books: Books) -> None:
 
     before = explained()
     assert ("charge", -5 * MINUTE, 55 * MINUTE) in before
-    sealing.seal_due(books, HOUR, february + 2 * HOUR)
+    seal.seal_due(books, HOUR, february + 2 * HOUR)
     assert explained() == [("sealed", 55 * MINUTE, 55 * MINUTE), ("charge", -MINUTE, 54 * MINUTE)]
     assert before[-1] == explained()[-1]
 
@@ -268,9 +269,9 @@ def test_a_request_seals_at_the_end_of_a_period_that_is_over_and_nowhere_else(bo
     tell(books, "a", T0, None, T0)
     for until in (T0 + HOUR, T0 + 30 * MINUTE):
         with pytest.raises(Conflict):
-            sealing.seal(books, books.require("team").known, until, reason="r", actor="me", now=T0 + 59 * MINUTE)
+            seal.seal(books, books.require("team").known, until, reason="r", actor="me", now=T0 + 59 * MINUTE)
     for _ in range(2):
-        sealing.seal(books, books.require("team").known, T0 + HOUR, reason="r", actor="me", now=T0 + HOUR)
+        seal.seal(books, books.require("team").known, T0 + HOUR, reason="r", actor="me", now=T0 + HOUR)
     assert books.require("team").known.sealed_until == T0 + HOUR
     with books.database.reading() as session:
         assert session.execute(text("SELECT count(*) FROM audit WHERE action = 'seal'")).scalar_one() == 1
@@ -281,9 +282,9 @@ def test_without_periods_months_are_sealed(books: Books) -> None:
     whole = Rule(T0, HOUR, "none", "Europe/Berlin")
     books.set_budget("uid-team", "team", POLICY, whole, actor="me", if_match=None)
     april = 1_774_994_400_000  # 2026-03-31T22:00Z
-    sealing.seal_due(books, 24 * HOUR, april + 24 * HOUR - 1)
+    seal.seal_due(books, 24 * HOUR, april + 24 * HOUR - 1)
     assert books.require("team").known.sealed_until < april
-    sealing.seal_due(books, 24 * HOUR, april + 24 * HOUR)
+    seal.seal_due(books, 24 * HOUR, april + 24 * HOUR)
     assert books.require("team").known.sealed_until == april
 
 
@@ -298,7 +299,7 @@ def test_without_periods_months_are_sealed(books: Books) -> None:
 def test_verify_finds_a_change_of_what_is_sealed(books: Books, damage: str) -> None:
     tell(books, "a", T0, T0 + 5 * MINUTE, T0 + 5 * MINUTE)
     tell(books, "b", T0, T0 + 1 * MINUTE, T0 + 6 * MINUTE)
-    sealing.seal_due(books, 0, T0 + 2 * HOUR)
+    seal.seal_due(books, 0, T0 + 2 * HOUR)
     tell(books, "late", T0, T0 + 1 * MINUTE, T0 + 3 * HOUR)
     assert verify(books.database.engine, carry=False).differences == []
     books.database.write(lambda session: session.execute(text(damage)) and None)
@@ -313,11 +314,11 @@ def test_the_ledger_of_before_gets_seals_and_goes_back_while_it_has_no_correctio
         made = Books(Database(engine), "default", carry=False)
         try:
             tell(made, "a", T0, T0 + 5 * MINUTE, T0 + 5 * MINUTE)
-            sealing.seal_due(made, 0, T0 + 2 * HOUR)
+            seal.seal_due(made, 0, T0 + 2 * HOUR)
             migrate.downgrade(engine, "0002")
             migrate.upgrade(engine)
             assert made.require("team").known.sealed_until == 0
-            sealing.seal_due(made, 0, T0 + 2 * HOUR)
+            seal.seal_due(made, 0, T0 + 2 * HOUR)
             tell(made, "late", T0, T0 + 1 * MINUTE, T0 + 3 * HOUR)
             with pytest.raises(RuntimeError, match="corrections"):
                 migrate.downgrade(engine, "0002")

@@ -13,14 +13,14 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy, movements
-from timekeeper.books import Books, Closing
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
+from timekeeper.core.record import Rule
+from timekeeper.ledger import hierarchy, movement
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
 from timekeeper.store import second_opinion
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -37,9 +37,9 @@ def ledger(database_url: str) -> Iterator[Books]:
     run(books, "a", T0, T0 + 5_000)
     run(books, "b", T0 + HOUR, T0 + HOUR + 40_000)
     order = Order(16_000, "why", "g", b"", "me", T0 + 2 * HOUR)
-    movements.grant(books, TEAM, order, valid_from=T0 + 2 * HOUR, valid_to=None)
+    movement.grant(books, TEAM, order, valid_from=T0 + 2 * HOUR, valid_to=None)
     run(books, "c", T0 + 2 * HOUR, T0 + 2 * HOUR + 40_000)
-    movements.transfer(
+    movement.transfer(
         books, OTHER, TEAM, Order(1_000, "w", "t", b"", "me", T0 + 3 * HOUR), valid_to=None
     )  # fmt: skip
     yield books

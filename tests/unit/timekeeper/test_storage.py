@@ -20,12 +20,12 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session
 
 from timekeeper.api import problems
-from timekeeper.books import Books
-from timekeeper.store import migrate
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.failures import out_of_room
-from timekeeper.store.models import GpuSeen
+from timekeeper.ledger.books import Books
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.failures import out_of_room
+from timekeeper.store.db.models import GpuSeen
 
 
 def problem(error: SQLAlchemyError) -> tuple[int, str, str]:

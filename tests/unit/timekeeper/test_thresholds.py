@@ -18,15 +18,16 @@ from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import EVENTS, NAMESPACES
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import PolicySettings, Settings
-from timekeeper import hierarchy, movements, views
-from timekeeper.books import Books, Closing
-from timekeeper.controller import Controller
-from timekeeper.movements import Order, Place
-from timekeeper.records import Rule
+from timekeeper.api import views
+from timekeeper.cluster.controller import Controller
+from timekeeper.core.record import Rule
+from timekeeper.ledger import hierarchy, movement
+from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.verify import verify
 from timekeeper.store import audit
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
@@ -163,7 +164,7 @@ def test_a_grant_moves_what_lies_ahead_and_a_lowered_amount_tells_what_it_crosse
     stage.run("a")
     assert stage.after(40) == []
     order = Order(100_000, "r", "k", b"", "me", stage.clock.now_ms())
-    movements.grant(stage.books, stage.place, order, valid_from=order.now, valid_to=None)
+    movement.grant(stage.books, stage.place, order, valid_from=order.now, valid_to=None)
     assert stage.after(50) == []
     assert stage.after(11) == [50]
     stage.finish("a")

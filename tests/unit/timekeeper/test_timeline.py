@@ -13,16 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timeline_oracle import Oracle, histories, rounded, short_bounds
 
-from timekeeper import allowances, timeline
-from timekeeper.allowances import State
-from timekeeper.ledger import entries
-from timekeeper.records import Claim, Debt, Forest, Grant, Posting, Records, Rule
-from timekeeper.timeline import begin
+from timekeeper.core import budget as budget_core
+from timekeeper.core import timeline
+from timekeeper.core.budget import State
+from timekeeper.core.posting import entries
+from timekeeper.core.record import Claim, Debt, Forest, Grant, Posting, Records, Rule
+from timekeeper.core.timeline import begin
 
 
 @pytest.fixture(autouse=True)
 def _short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowances, "bounds", short_bounds)
+    monkeypatch.setattr(budget_core, "bounds", short_bounds)
 
 
 @dataclass

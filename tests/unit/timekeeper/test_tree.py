@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timeline_oracle import ForestOracle, forests, short_bounds
 
-from timekeeper import allowances
-from timekeeper.records import Forest, Link, Posting, Records, Rule
-from timekeeper.timeline import Outcome, advance, begin_all, chain, run_outs
+from timekeeper.core import budget as budget_core
+from timekeeper.core.hierarchy import chain
+from timekeeper.core.record import Forest, Link, Posting, Records, Rule
+from timekeeper.core.timeline import Outcome, advance, begin_all, run_outs
 
 
 @pytest.fixture(autouse=True)
 def _short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowances, "bounds", short_bounds)
+    monkeypatch.setattr(budget_core, "bounds", short_bounds)
 
 
 def whole(forest: Forest, until: int) -> Outcome:

@@ -22,12 +22,12 @@ from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.units import format_instant, format_seconds
-from timekeeper.books import Books
-from timekeeper.controller import Controller
+from timekeeper.cluster.controller import Controller
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.verify import verify
 from timekeeper.store import bookings, workloads
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 HOUR, AMOUNT = 3_600_000, 40_000

@@ -17,16 +17,17 @@ from sqlalchemy import text
 
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
-from timekeeper import hours, reports, retention, sealing
-from timekeeper.books import Books, Closing, Opening
-from timekeeper.counters import Watermark
-from timekeeper.hours import SILENCE_MS, HourUsed
-from timekeeper.identity import Caller
-from timekeeper.store import migrate, usage, watermarks, workloads
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
+from timekeeper.core.caller import Caller
+from timekeeper.core.usage import SILENCE_MS, HourUsed, Watermark, advance, in_this_hour
+from timekeeper.ledger import retention, seal
+from timekeeper.ledger.books import Books, Closing, Opening
+from timekeeper.ledger.report import take
+from timekeeper.ledger.verify import verify
+from timekeeper.store import usage, watermarks, workloads
+from timekeeper.store.db import migrate
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 from timekeeper.store.usage import Wanted
-from timekeeper.store.verify import verify
 
 T0 = 1_767_225_600_000
 MINUTE, HOUR = 60_000, 3_600_000
@@ -43,12 +44,12 @@ def test_hours_add_up_to_the_counter_whatever_it_does(steps: list[tuple[int, int
         at += wait
         used = used if more is None else (used or 0) + more
         following = Watermark(T0 * 1_000_000, 1, used, at * 1_000_000)
-        before, (mark, over) = mark, hours.advance(mark, following, at)
+        before, (mark, over) = mark, advance(mark, following, at)
         found += [over] if over else []
         if before is not None and wait > SILENCE_MS:
             assert mark.observed_ms == (before.observed_ms if mark.hour == before.hour else 0)
     assert mark is not None
-    found.append(hours.in_this_hour(mark))
+    found.append(in_this_hour(mark))
     assert all(one.hour < other.hour for one, other in pairwise(found))
     assert sum(one.used_ms or 0 for one in found) == (used or 0)
     assert sum(one.observed_ms for one in found) <= at - T0
@@ -80,7 +81,7 @@ def tell(books: Books, uid: str, begun: int, until: int, *, every: int = MINUTE)
     """Have a sidecar report each minute that a tenth of the time was used, and everything twice."""
     for at in range(begun + every, until + 1, every):
         one = report(uid, at, (at - begun) // every, (at - begun) // 10, begun)
-        first, second = reports.take(books.database, OPERATOR, [one, one], at)
+        first, second = take(books.database, OPERATOR, [one, one], at)
         assert (first.outcome, second.outcome) == ("accepted", "duplicate"), first
 
 
@@ -125,7 +126,7 @@ def test_a_spool_that_comes_at_once_counts_in_the_hours_in_which_it_was_read(boo
     now = T0 + 149 * MINUTE
     for start in range(0, len(spool), 50):
         last = spool[: start + 50][-1]
-        reports.take(books.database, OPERATOR, spool[start : start + 50], T0 + last.monotonic_ns // 1_000_000)
+        take(books.database, OPERATOR, spool[start : start + 50], T0 + last.monotonic_ns // 1_000_000)
     assert [(row[0], row[5], row[6]) for row in told(books, now, by_hour(3))] == [
         (0, 5_800, 0), (1, 6_000, 0), (2, 3_000, 0),
     ]  # fmt: skip
@@ -143,7 +144,7 @@ def test_retention_takes_only_what_it_may_while_pods_report_and_are_charged(book
     with books.database.reading() as session:
         marks = watermarks.read(session, ["runs"]).marks
     assert retention.sweep(books.database, "default", raw_days=14, usage_days=425, now=now) == (0, 0), "not sealed"
-    sealing.seal_due(books, DAY, now)
+    seal.seal_due(books, DAY, now)
     ledger = "SELECT count(*), sum(amount_ms) FROM entry"
     with books.database.reading() as session:
         entries = session.execute(text(ledger)).one()
@@ -156,10 +157,8 @@ def test_retention_takes_only_what_it_may_while_pods_report_and_are_charged(book
             while not stop.is_set():
                 sent += 1
                 at = now + sent * MINUTE
-                (done,) = reports.take(
-                    books.database, OPERATOR, [report("runs", at, sent, sent * MINUTE // 10, now)], at
-                )
-                (late,) = reports.take(books.database, OPERATOR, [report("old-1", T0 + HOUR, 1, 1, T0)], at)
+                (done,) = take(books.database, OPERATOR, [report("runs", at, sent, sent * MINUTE // 10, now)], at)
+                (late,) = take(books.database, OPERATOR, [report("old-1", T0 + HOUR, 1, 1, T0)], at)
                 assert done.outcome == "accepted"
                 assert late.outcome in ("accepted", "duplicate") or late.reason == "pod-archived"
         except BaseException as error:
@@ -179,7 +178,7 @@ def test_retention_takes_only_what_it_may_while_pods_report_and_are_charged(book
     assert (rows["old-0"].used_ms, rows["old-3"].used_ms) == (9 * MINUTE, None)
     (after,) = told(books, now, [(T0, T0 + DAY)])
     assert (after[4], after[5] // MINUTE) == (before[0][4], before[0][5] // MINUTE), "old-1 told of 1 ms"
-    (refused,) = reports.take(books.database, OPERATOR, [report("old-0", T0 + 2 * HOUR, 99, 99, T0)], now)
+    (refused,) = take(books.database, OPERATOR, [report("old-0", T0 + 2 * HOUR, 99, 99, T0)], now)
     assert (refused.outcome, refused.reason) == ("refused", "pod-archived")
     assert verify(books.database.engine, carry=False).differences == []
 
@@ -225,7 +224,7 @@ def test_pods_of_before_get_their_size_and_go_back_while_none_is_archived(databa
             migrate.upgrade(engine)
             (row,) = told(books, T0 + HOUR, [(T0, T0 + HOUR)], "model")
             assert (row[1], row[4]) == ("A100,H100", 3_000_000 - 1)
-            sealing.seal_due(books, 0, T0 + 40 * DAY)
+            seal.seal_due(books, 0, T0 + 40 * DAY)
             retention.sweep(books.database, "default", raw_days=1, usage_days=400, now=T0 + 40 * DAY)
             with pytest.raises(RuntimeError, match="archived"):
                 migrate.downgrade(engine, "0004")

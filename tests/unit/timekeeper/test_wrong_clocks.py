@@ -13,15 +13,15 @@ from openings import opening
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper import hierarchy
-from timekeeper.books import Books, Closing, Opening
-from timekeeper.movements import Place
-from timekeeper.records import Posting, Rule
-from timekeeper.store import audit, bookings, namespaces, workloads
-from timekeeper.store.database import Database
-from timekeeper.store.engine import make_engine
-from timekeeper.store.verify import verify
-from timekeeper.views import workload_views
+from timekeeper.api.views import workload_views
+from timekeeper.core.record import Posting, Rule
+from timekeeper.ledger import hierarchy
+from timekeeper.ledger.books import Books, Closing, Opening
+from timekeeper.ledger.movement import Place
+from timekeeper.ledger.verify import verify
+from timekeeper.store import accounts, audit, bookings, workloads
+from timekeeper.store.db.database import Database
+from timekeeper.store.db.engine import make_engine
 
 T0 = 1_767_225_600_000
 MINUTE = 60_000
@@ -34,13 +34,13 @@ def apply(books: Books, openings: Collection[Opening], closings: Collection[Clos
 
 def standing(books: Books, name: str) -> list[Posting]:
     with books.database.reading() as session:
-        known = namespaces.require_name(session, books.cluster, name)
+        known = accounts.require_name(session, books.cluster, name)
         return sorted(b.posting for b in bookings.standing(session, known.id, None))
 
 
 def settled_until(books: Books) -> int:
     with books.database.reading() as session:
-        return max((known.settled_at for known in namespaces.everyone(session)), default=0)
+        return max((known.settled_at for known in accounts.everyone(session)), default=0)
 
 
 def ended_at(books: Books, uid: str) -> int | None:

@@ -14,18 +14,18 @@ from sqlalchemy.orm import Session
 from slicekeeper.namespace_policy import LAST_ANCHOR
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import BudgetList
-from timekeeper import reservations, views
-from timekeeper.api import requests
+from timekeeper.api import requests, views
 from timekeeper.api.holders import Holder, NamespaceHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import BudgetBody, BudgetPatch, EntryList, LedgerEntry, StatusBody
 from timekeeper.api.service import Service, service
-from timekeeper.books import ANY_VERSION, Change
-from timekeeper.identity import Caller
-from timekeeper.records import Rule
-from timekeeper.store import bookings, namespaces
+from timekeeper.core.caller import Caller
+from timekeeper.core.record import Rule
+from timekeeper.core.timeline import CHILD
+from timekeeper.ledger import reservation
+from timekeeper.ledger.books import ANY_VERSION, Change
+from timekeeper.store import accounts, bookings
 from timekeeper.store.bookings import Line
-from timekeeper.timeline import CHILD
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def listed() -> Response:
     limit, after = requests.limit(), requests.cursor(tuple[str, int])
     positions = it.books.all_positions(after or ("", 0), limit + 1)
     now = it.clock.now_ms()
-    held = reservations.held(it.books, now)
+    held = reservation.held(it.books, now)
     items = [
         views.budget(
             p.known.name, p, it.policy.of(p.known.name), now, held[p.known.id], uid=p.known.uid,
@@ -210,5 +210,5 @@ def _subjects(session: Session, lines: list[Line]) -> dict[str, str]:
     """Return how people know the budgets below that a parent's charges are of."""
     found = {line.transaction.subject: re.fullmatch(f"{CHILD}([0-9]+)", line.transaction.subject) for line in lines}
     keys = {subject: int(match[1]) for subject, match in found.items() if match}
-    named = namespaces.named(session, keys.values()) if keys else {}
+    named = accounts.named(session, keys.values()) if keys else {}
     return {subject: f"{named[key].kind}:{named[key].name}" for subject, key in keys.items()}

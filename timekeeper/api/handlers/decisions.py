@@ -11,11 +11,11 @@ from flask import Response
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
-from timekeeper import reservations, views
-from timekeeper.api import requests
+from timekeeper.api import requests, views
 from timekeeper.api.holders import NamespaceHolder
 from timekeeper.api.service import Service, service
-from timekeeper.books import Position
+from timekeeper.ledger import reservation
+from timekeeper.ledger.books import Position
 
 
 def listed() -> Response:
@@ -23,7 +23,7 @@ def listed() -> Response:
     it = service()
     it.allow("list")
     now = it.clock.now_ms()
-    held = reservations.held(it.books, now)
+    held = reservation.held(it.books, now)
     items = [
         views.decision(p, it.policy.of(p.known.name), it.settings, now, held[p.known.id])
         for p in it.books.positions()
@@ -43,7 +43,7 @@ def shown(namespace: str) -> Response:
     if position is None or not _is_there(it, position):
         raise NotFound(f"namespace {name} has no account yet: it is in budget", 404, "namespace-unknown")
     now = it.clock.now_ms()
-    held = reservations.held(it.books, now, position.known.id)[position.known.id]
+    held = reservation.held(it.books, now, position.known.id)[position.known.id]
     decision = views.decision(position, it.policy.of(name), it.settings, now, held)
     etag = views.decisions_tag([decision])
     return requests.not_modified(etag) or requests.answer(decision, etag=etag)

@@ -11,7 +11,7 @@ from slicekeeper.errors import SettingsError
 from timekeeper.api import requests
 from timekeeper.api.schemas import Health
 from timekeeper.api.service import service
-from timekeeper.store import migrate
+from timekeeper.store.db import migrate
 
 
 def live() -> Response:

@@ -7,14 +7,14 @@ from flask import Response
 
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
-from timekeeper import corrections
 from timekeeper.api import requests
 from timekeeper.api.handlers import budgets, movements
 from timekeeper.api.holders import holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import IntervalBody
 from timekeeper.api.service import service
-from timekeeper.corrections import Wanted
+from timekeeper.ledger import correction
+from timekeeper.ledger.correction import Wanted
 from timekeeper.store import corrections as store
 
 
@@ -61,4 +61,4 @@ def correct(namespace: str) -> Response:
         for field, value in (("start", given.start), ("end", given.end))
     )
     wanted = Wanted(given.pod_uid, start, end, given.reason, order.key, order.body, order.actor, order.now)
-    return budgets.changed(whose, made=corrections.correct(it.books, whose.require, wanted))
+    return budgets.changed(whose, made=correction.correct(it.books, whose.require, wanted))

@@ -8,7 +8,6 @@ from flask import Response
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
-from timekeeper import movements
 from timekeeper.api import requests
 from timekeeper.api.handlers import budgets
 from timekeeper.api.holders import Holder, ParentHolder, holder
@@ -22,10 +21,11 @@ from timekeeper.api.schemas import (
     TransferBody,
 )
 from timekeeper.api.service import Service, service
-from timekeeper.identity import Caller
-from timekeeper.movements import Order
-from timekeeper.store import namespaces
-from timekeeper.store.models import BudgetGrant
+from timekeeper.core.caller import Caller
+from timekeeper.ledger import movement
+from timekeeper.ledger.movement import Order
+from timekeeper.store import movements as movements_store
+from timekeeper.store.db.models import BudgetGrant
 
 _CLOCKS_MS = 1_000
 
@@ -89,7 +89,7 @@ def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant
     limit, before = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
         known = whose.find(session)
-        rows = namespaces.grants(session, known.id, kind, before, limit + 1) if known else []
+        rows = movements_store.grants(session, known.id, kind, before, limit + 1) if known else []
     return rows[:limit], requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
 
 
@@ -105,7 +105,7 @@ def grant(**path: str) -> Response:
     given = requests.body(GrantBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
     start, end = _validity(given, order, repeated=_booked(whose, order.key))
-    made = movements.grant(it.books, whose.place(), order, valid_from=start, valid_to=end, priority=given.priority)
+    made = movement.grant(it.books, whose.place(), order, valid_from=start, valid_to=end, priority=given.priority)
     return budgets.changed(whose, made=made)
 
 
@@ -132,7 +132,7 @@ def withdraw(grant: str, **path: str) -> Response:
     caller = whose.allow("delete", "grants")
     key = int(grant) if grant.isascii() and grant.isdecimal() and len(grant) <= 18 else 0
     reason = requests.plain("reason", 1024) or "withdrawn"
-    row = movements.withdraw(it.books, whose.require, key, reason=reason, actor=caller.name, now=it.clock.now_ms())
+    row = movement.withdraw(it.books, whose.require, key, reason=reason, actor=caller.name, now=it.clock.now_ms())
     it.controller.nudge()
     return requests.answer(_grant(row))
 
@@ -144,7 +144,7 @@ def refund(namespace: str) -> Response:
     caller = whose.allow("create", "refunds")
     given = requests.body(RefundBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
-    return budgets.changed(whose, made=movements.refund(it.books, whose.place(), order, pod_uid=given.pod_uid))
+    return budgets.changed(whose, made=movement.refund(it.books, whose.place(), order, pod_uid=given.pod_uid))
 
 
 def adjust(**path: str) -> Response:
@@ -156,7 +156,7 @@ def adjust(**path: str) -> Response:
     if given.amount_ms == 0:
         raise Problem(422, "body-invalid", "amountMs: 0 changes nothing; name what is to come or to go", "amountMs")
     order = order_of(it, caller, given.amount_ms, given.reason)
-    return budgets.changed(whose, made=movements.adjust(it.books, whose.place(), order))
+    return budgets.changed(whose, made=movement.adjust(it.books, whose.place(), order))
 
 
 def transfer(**path: str) -> Response:
@@ -177,7 +177,7 @@ def transfer(**path: str) -> Response:
         there = target.place()
     except NotFound as error:
         raise NotFound(f"to: {error}", error.status, error.reason, "to") from error
-    return budgets.changed(whose, made=movements.transfer(it.books, whose.place(), there, order, valid_to=end))
+    return budgets.changed(whose, made=movement.transfer(it.books, whose.place(), there, order, valid_to=end))
 
 
 def _target(whose: Holder, given: TransferBody) -> Holder:
@@ -207,4 +207,4 @@ def order_of(it: Service, caller: Caller, amount: int, reason: str) -> Order:
 def _booked(whose: Holder, key: str) -> bool:
     with whose.it.books.database.reading() as session:
         known = whose.find(session)
-        return known is not None and namespaces.grant_under(session, known.id, key) is not None
+        return known is not None and movements_store.grant_under(session, known.id, key) is not None

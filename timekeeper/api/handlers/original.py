@@ -8,14 +8,14 @@ import uuid
 from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE
-from timekeeper import movements
 from timekeeper.api import requests
 from timekeeper.api.handlers import reports
 from timekeeper.api.holders import NamespaceHolder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import IncreaseBody, OriginalBudget, SignOfLife, Terminate
 from timekeeper.api.service import Service, service
-from timekeeper.movements import Order
+from timekeeper.ledger import movement
+from timekeeper.ledger.movement import Order
 from timekeeper.store import workloads
 
 
@@ -60,6 +60,6 @@ def increase(namespace: str) -> Response:
     now = it.clock.now_ms()
     key = requests.idempotency_key(shorten=True) or uuid.uuid4().hex
     order = Order(given.minutes * MS_PER_MINUTE, given.reason, key, requests.canonical(), caller.name, now)
-    movements.grant(it.books, NamespaceHolder(it, name).place(), order, valid_from=now, valid_to=None)
+    movement.grant(it.books, NamespaceHolder(it, name).place(), order, valid_from=now, valid_to=None)
     it.controller.nudge()
     return _answer(it, name)

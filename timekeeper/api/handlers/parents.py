@@ -9,12 +9,12 @@ from msgspec import UnsetType
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
-from timekeeper import hierarchy, reservations, views
-from timekeeper.api import requests
+from timekeeper.api import requests, views
 from timekeeper.api.handlers import budgets
 from timekeeper.api.holders import ParentHolder, holder
 from timekeeper.api.schemas import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.service import service
+from timekeeper.ledger import hierarchy, reservation
 from timekeeper.store import bookings
 
 _RIGHT = "parents"
@@ -26,7 +26,7 @@ def listed() -> Response:
     it.allow("list", "", _RIGHT)
     limit, after = requests.limit(), requests.cursor(str)
     positions, now = it.books.parents(after or "", limit + 1), it.clock.now_ms()
-    held = reservations.held_below(it.books, positions, now)
+    held = reservation.held_below(it.books, positions, now)
     items = [views.parent(position, now, held[position.known.id]) for position in positions[:limit]]
     more = requests.next_cursor(items[-1].name) if len(positions) > limit else None
     return requests.answer(ParentList(items=items, next_cursor=more))

@@ -8,13 +8,13 @@ from flask import Response, request
 
 from slicekeeper.namespace_policy import parse_rate
 from slicekeeper.units import format_instant
-from timekeeper import movements
 from timekeeper.api import requests
 from timekeeper.api.holders import named
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import AuditEntry, AuditList, GpuRate, GpuRateList, RateBody
 from timekeeper.api.service import service
-from timekeeper.store import audit, namespaces, prices
+from timekeeper.ledger.rate import set_price
+from timekeeper.store import accounts, audit, rates
 
 
 def listed() -> Response:
@@ -23,7 +23,7 @@ def listed() -> Response:
     it.allow("list", "", "rates")
     limit, after = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
-        rows = prices.listed(session, requests.plain("model"), after or 0, limit + 1)
+        rows = rates.listed(session, requests.plain("model"), after or 0, limit + 1)
     items = [
         GpuRate(
             id=row.id, model=row.model, rate=str(row.rate), effective_at=format_instant(row.effective_at),
@@ -48,12 +48,10 @@ def put() -> Response:
     wanted = None if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
     if wanted is not None and wanted < now:
         raise Problem(422, "instant-past", "effectiveAt lies in the past: what was charged stands", "effectiveAt")
-    since, made = movements.set_price(
-        it.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now
-    )
+    since, made = set_price(it.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now)
     it.controller.nudge()
     with it.books.database.reading() as session:
-        row = prices.at(session, given.model, since)
+        row = rates.at(session, given.model, since)
     if row is None:
         raise Problem(503, "database-unavailable", "the rate was set and cannot be read; ask again")
     answer = GpuRate(
@@ -76,7 +74,7 @@ def audited() -> Response:
     with it.books.database.reading() as session:
         rows = []
         if whose is None:
-            parent = namespaces.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
+            parent = accounts.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
             rows = audit.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
         elif known := whose.find(session):
             rows = audit.page(session, it.books.cluster, known.title, after, limit + 1, uid=known.uid)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from flask import Response
 
 from slicekeeper.wire.timekeeper import ReportAnswer, ReportBatch
-from timekeeper import reports
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service, service
-from timekeeper.identity import Caller
-from timekeeper.interval import others_ended
+from timekeeper.core.caller import Caller
+from timekeeper.core.interval import others_ended
+from timekeeper.ledger.report import take
 
 MOST_AT_ONCE = 1_000
 
@@ -23,7 +23,7 @@ def taken() -> Response:
     given = requests.body(ReportBatch)
     if len(given.reports) > MOST_AT_ONCE:
         raise Problem(422, "batch-too-large", f"send at most {MOST_AT_ONCE} reports at once", "reports")
-    outcomes = reports.take(it.books.database, caller, given.reports, it.clock.now_ms())
+    outcomes = take(it.books.database, caller, given.reports, it.clock.now_ms())
     uids = {caller.pod_uid} if caller.pod_uid else {report.pod_uid for report in given.reports}
     return requests.answer(ReportAnswer(outcomes=outcomes, terminate=may_leave(it, uids)))
 

@@ -10,15 +10,15 @@ from flask import Response
 
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
-from timekeeper import reservations
 from timekeeper.api import requests
 from timekeeper.api.handlers import movements
 from timekeeper.api.holders import NamespaceHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import ReservationBody
 from timekeeper.api.service import Service, service
+from timekeeper.ledger.reservation import key_of, open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
-from timekeeper.store.models import Reservation as Row
+from timekeeper.store.db.models import Reservation as Row
 
 _LARGEST = 2**62
 
@@ -51,7 +51,7 @@ def opened(namespace: str) -> Response:
         )  # fmt: skip
     if not order.now < end < _LARGEST and not _made(it, name, order.key):
         raise Problem(422, "instant-past", "expiresAt must lie in the future", "expiresAt")
-    row, made = reservations.open_by_hand(it.books, place, order, expires_at=end)
+    row, made = open_by_hand(it.books, place, order, expires_at=end)
     return requests.answer(_views(it, [row])[0], 201 if made else 200)
 
 
@@ -83,9 +83,7 @@ def released(namespace: str, reservation: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     caller = it.allow("delete", name, "reservations")
     key = _key(name, reservation)
-    row = reservations.release(
-        it.books, NamespaceHolder(it, name).find, name, key, actor=caller.name, now=it.clock.now_ms()
-    )
+    row = release(it.books, NamespaceHolder(it, name).find, name, key, actor=caller.name, now=it.clock.now_ms())
     it.controller.nudge()
     return requests.answer(_views(it, [row])[0])
 
@@ -93,7 +91,7 @@ def released(namespace: str, reservation: str) -> Response:
 def _made(it: Service, name: str, key: str) -> bool:
     with it.books.database.reading() as session:
         known = NamespaceHolder(it, name).find(session)
-        return known is not None and store.under(session, known.id, reservations.key_of(key)) is not None
+        return known is not None and store.under(session, known.id, key_of(key)) is not None
 
 
 def _views(it: Service, rows: Sequence[Row]) -> list[Reservation]:
@@ -103,7 +101,7 @@ def _views(it: Service, rows: Sequence[Row]) -> list[Reservation]:
     return [
         Reservation(
             id=row.id,
-            state=cast(Literal["open", "settled", "released", "expired"], reservations.outcome_of(row, now)),
+            state=cast(Literal["open", "settled", "released", "expired"], outcome_of(row, now)),
             amount_ms=row.amount_ms,
             held_ms=left[row.id],
             pod_uid=row.pod_uid,

@@ -13,8 +13,6 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
-from timekeeper import ledger, sealing
-from timekeeper.allowances import rule_at
 from timekeeper.api import requests
 from timekeeper.api.holders import Holder, holder
 from timekeeper.api.schemas import (
@@ -23,12 +21,15 @@ from timekeeper.api.schemas import (
     SealBody,
 )
 from timekeeper.api.service import Service, service
-from timekeeper.records import Rule
-from timekeeper.sealing import period_around
-from timekeeper.store import namespaces, statements
-from timekeeper.store.namespaces import Known
+from timekeeper.core import posting
+from timekeeper.core.accounting_period import period_around
+from timekeeper.core.budget import rule_at
+from timekeeper.core.record import Rule
+from timekeeper.core.timeline import CHILD
+from timekeeper.ledger.seal import seal as seal_up
+from timekeeper.store import accounts, budget_rules, statements
+from timekeeper.store.accounts import Known
 from timekeeper.store.statements import Charged, Total
-from timekeeper.timeline import CHILD
 
 _GIVES: Final = ("allowance", "adjustment", "refund", "transfer-in")
 _TAKES: Final = ("withdrawal", "transfer-out")
@@ -51,7 +52,7 @@ def seal(**path: str) -> Response:
     until = requests.instant(given.until, "until")
     with it.books.database.reading() as session:
         known = whose.require(session)
-    sealing.seal(it.books, known, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
+    seal_up(it.books, known, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
     return _periods(whose, 1, until)
 
 
@@ -59,7 +60,7 @@ def _periods(whose: Holder, limit: int, before: int | None) -> Response:
     now = whose.it.clock.now_ms()
     with whose.it.books.database.reading() as session:
         known = whose.require(session)
-        rules = [row.rule for row in namespaces.rules(session, known.id)]
+        rules = [row.rule for row in budget_rules.rules(session, known.id)]
         found = _newest(
             rules, now if before is None else min(before - 1, now), statements.first_instant(session, known.id)
         )
@@ -117,7 +118,7 @@ def statement(**path: str) -> Response:
     wanted = requests.choice("format", ("json", "csv"))
     with it.books.database.reading() as session:
         known = whose.require(session)
-        rules = [row.rule for row in namespaces.rules(session, known.id)]
+        rules = [row.rule for row in budget_rules.rules(session, known.id)]
         span = requests.interval(period_around(rules, it.clock.now_ms()))
         if wanted == "csv":
             return _csv(it, known, span)
@@ -156,7 +157,7 @@ def _children(session: Session, known: Known, rows: Sequence[Charged]) -> list[S
     if known.kind == "namespace":
         return []
     keys = [int(row.pod_uid.removeprefix(CHILD)) for row in rows]
-    named = namespaces.named(session, keys)
+    named = accounts.named(session, keys)
     return [
         StatementChild(
             name=named[key].name,
@@ -177,7 +178,7 @@ def _summed(session: Session, known: Known, span: tuple[int, int]) -> tuple[int,
             correction=total.correction,
             count=total.count,
             amount_ms=total.amount,
-            balance_ms=ledger.effect(total.kind, "budget", total.amount),
+            balance_ms=posting.effect(total.kind, "budget", total.amount),
         )
         for total in totals
     ]

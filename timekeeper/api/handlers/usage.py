@@ -12,7 +12,7 @@ from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas import UsageBucket, UsageList
 from timekeeper.api.service import service
-from timekeeper.periods import PeriodName, bounds
+from timekeeper.core.period import PeriodName, bounds
 from timekeeper.store import usage
 from timekeeper.store.usage import GroupBy, Wanted
 

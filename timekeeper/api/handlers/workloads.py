@@ -7,8 +7,7 @@ from flask import Response
 
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
-from timekeeper import views
-from timekeeper.api import requests
+from timekeeper.api import requests, views
 from timekeeper.api.holders import NamespaceHolder, named
 from timekeeper.api.schemas import Usage
 from timekeeper.api.service import service

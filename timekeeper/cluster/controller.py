@@ -1,0 +1,571 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop that keeps ledger and cluster in step. It holds nothing that a restart could lose.
+
+A look is a list of steps: intervals that the pods' records open or close go into the books in one transaction;
+finalizers of paid pods go; budget states flip where a namespace ran out or got more. A step that fails leaves what it
+had to do to the next look, and keeps no other step from its work. All of it is decided from records, so a crash between
+any two steps is made good too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from slicekeeper import names, threads
+from slicekeeper.clock import CLOCK_SKEW_MS, Clock
+from slicekeeper.errors import NotFound, ServiceError, Unavailable
+from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
+from slicekeeper.kube.watch import Watch
+from slicekeeper.namespace_policy import PolicyBook, PolicyFile
+from slicekeeper.released import SEEN_AT
+from slicekeeper.settings import Settings
+from slicekeeper.tenure import has_ended, is_bound
+from slicekeeper.units import MS_PER_HOUR, format_instant
+from timekeeper.cluster import pod_patch
+from timekeeper.cluster.eviction import Evictions
+from timekeeper.cluster.gate import Gates
+from timekeeper.cluster.opening import Intake, charged_request, namespace_of
+from timekeeper.cluster.released import Released
+from timekeeper.cluster.stray import Strays
+from timekeeper.cluster.threshold import Thresholds
+from timekeeper.cluster.watches import Namespaces, Nodes, Pods
+from timekeeper.core import interval
+from timekeeper.ledger import retention, seal
+from timekeeper.ledger.books import ORPHAN, Books, Closing, Opening, Position
+from timekeeper.store import workloads
+from timekeeper.store.db.failures import may_succeed_later, out_of_room
+from timekeeper.store.db.leadership import Leadership
+from timekeeper.store.db.models import Workload
+from timekeeper.store.workloads import holders_of
+
+log = logging.getLogger(__name__)
+
+SHORTEST_PAUSE = 0.2
+"""Real seconds between two looks: what comes meanwhile is booked together, and a look costs more than its pods."""
+
+KUBELET_MS = 300_000
+KUBELET_SECONDS = 10.0
+"""How long after a deletion's grace kubelet may still tell when the containers ended (our time, and real)."""
+
+RETRY_SECONDS = 1.0
+STUCK_SECONDS = 60.0
+SEAL_MS = 60_000
+"""How often periods that are to be sealed are looked for (our time)."""
+
+SWEEP_MS = 3_600_000
+"""How often what is too old is looked for (our time)."""
+
+CONFIRM_SECONDS = 5.0
+
+
+class Controller:
+    """Follows the cluster's pods and keeps their charges, finalizers and budget states."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, client: KubeClient, books: Books, policy: PolicyFile,
+        on_end: Callable[[str], None] = lambda _uid: None,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._clock = clock
+        self._client = client
+        self._books = books
+        self._policy = policy
+        self._on_end = on_end
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self.pods = Pods(self._wake)
+        self.namespaces = Namespaces()
+        nodes = Nodes()
+        self._intake = Intake(settings, client, books.database, nodes, self.namespaces)
+        self._watches = (
+            Watch(client, NAMESPACES, self.namespaces),
+            Watch(client, NODES, nodes),
+            Watch(client, PODS, self.pods, label_selector=names.MANAGED_SELECTOR),
+        )
+        self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
+        self._let_go = Released(client, settings.certificates.namespace, self.pods, nodes)
+        self.strays = Strays(client, self.pods, self._patches)
+        margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
+        self._gates = Gates(
+            client, clock, books, self._intake, self.pods, margin_ms=margin_ms, each=self._each
+        )  # fmt: skip
+        self._evictions = Evictions(client, clock, books)
+        self._thresholds = Thresholds(client, clock, books, self.namespaces.uid)
+        self._book: PolicyBook | None = None
+        self._debt_followed = False
+        self._lists = 0
+        self._later: dict[str, float] = {}
+        self._ending: dict[str, float] = {}
+        self._end_seen: dict[str, int] = {}
+        """When an end that lies in the future was first seen, by UID."""
+        self._paid: set[str] = set()
+        """Pods of which our finalizer is to go."""
+        self._changed: set[str] = set()
+        """Pods whose budget state is to be looked at."""
+        self._to_label: set[str] = set()
+        """Pods whose label is to be looked at."""
+        self._to_gates: tuple[dict[str, Object], set[str]] = ({}, set())
+        """Pods that have changed and that are settled, for the gates."""
+        self._unsettled: set[int] = set()
+        """Namespaces in which something fell due by the passing of time."""
+        self._failures: list[Exception] = []
+        self._states: dict[str, str] = {}
+        self._why: dict[str, str] = {}
+        self._due: dict[str, tuple[Position, int | None]] = {}
+        self._written: dict[str, tuple[str, float]] = {}
+        self._confirmed = 0.0
+        self._sealed = 0
+        self._swept = 0
+        self._looked = time.monotonic()
+        self._leadership = Leadership(books.database.engine, books.cluster)
+        self._leads = False
+
+    def start(self) -> None:
+        """Start to follow, in daemon threads."""
+        for watch in self._watches:
+            watch.start()
+        threads.keep("controller", self.run, self._stop.is_set)
+
+    def stop(self) -> None:
+        """Stop after the look at hand."""
+        self._stop.set()
+        self._wake.set()
+        for watch in self._watches:
+            watch.stop()
+
+    def nudge(self) -> None:
+        """Have a look soon: a budget has changed."""
+        self._wake.set()
+
+    def namespace_uid(self, name: str) -> str:
+        """Return a namespace's UID, asking the API server where the watch has not brought it.
+
+        Raises NotFound where there is no such namespace.
+        """
+        uid = self.namespaces.uid(name)
+        if uid is not None:
+            return uid
+        try:
+            return str(self._client.get(NAMESPACES, name)["metadata"]["uid"])
+        except NotFound as error:
+            message = f"the cluster has no namespace {name}; make it first"
+            raise NotFound(message, 404, "namespace-unknown") from error
+
+    @property
+    def synced(self) -> bool:
+        """Whether all watches have brought their first list."""
+        return all(watch.synced.is_set() for watch in self._watches)
+
+    def trouble(self) -> str:
+        """Return what is stuck, empty where nothing is."""
+        age = time.monotonic() - self._looked
+        if age > STUCK_SECONDS:
+            return f"the controller has not finished a look for {age:.0f} s"
+        failing = [watch for watch in self._watches if watch.failures > 20]
+        return "a watch of the API server has failed more than 20 times in a row" if failing else ""
+
+    def run(self) -> None:
+        """Look, wait, look again, until `stop`."""
+        while not self._stop.is_set():
+            begun = time.monotonic()
+            self._wake.clear()
+            self._failures = []
+            pause = self._settings.timekeeper.controller_seconds
+            if self.synced:
+                try:
+                    pause = min(pause, self.look() if self._lead() else pause)
+                    self._looked = time.monotonic()
+                except Exception as error:  # noqa: BLE001 - the loop outlives every error; `trouble` tells of one that stays
+                    if all(map(_is_database_away, self._failures or [error])):
+                        self._looked = time.monotonic()  # a restart would not bring it back
+                    if not self._failures:
+                        _tell("the look", error)
+                    self._stop.wait(RETRY_SECONDS)
+            self._clock.wait(self._wake, pause)
+            self._stop.wait(max(SHORTEST_PAUSE - (time.monotonic() - begun), 0))
+        self._leadership.close()
+
+    def _lead(self) -> bool:
+        """Whether this process is to look. One that has just taken over trusts nothing that it remembers."""
+        led, self._leads = self._leads, False  # where nobody can know, another may have led when this one does again
+        self._leads = self._leadership.held()
+        if self._leads and not led:
+            self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
+            self._lists = 0
+            self._debt_followed = False
+            self._paid.clear()
+            self._changed.clear()
+            self._to_label.clear()
+            self._to_gates = {}, set()
+            self._unsettled.clear()
+            self._states.clear()
+            self._written.clear()
+            self._gates.start_over()
+            self.strays.start_over()
+            self._thresholds.start_over()
+        elif not self._leads:
+            there, gone = self.pods.take()  # the leader's business, but for their tokens
+            for uid in (*gone, *(uid for uid, pod in there.items() if has_ended(pod))):
+                self._on_end(uid)
+        return self._leads
+
+    def look(self) -> float:
+        """Bring ledger and cluster in step once; return in how many seconds something is due.
+
+        Raises the first error of a step after all steps have had their turn.
+        """
+        now = self._clock.now_ms()
+        self._failures = []
+        steps: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("GPUs", self._intake.keep_inventory),
+            ("settings", lambda: self._follow_settings(now)),
+            ("strays", lambda: self.strays.look(RETRY_SECONDS)),
+            ("intervals", lambda: self._keep_intervals(now)),
+            ("finalizers", self._release),
+            ("dues", lambda: self._settle_due(now)),
+            ("gates", lambda: self._look_at_gates(now)),
+            ("budget states", lambda: self._flip(now)),
+            ("labels", self._label),
+            ("thresholds", lambda: self._warn(now)),
+            ("evictions", self._evict),
+            ("watch", lambda: self._confirm(now)),
+            ("seals", lambda: self._seal(now)),
+        )
+        dues: list[int] = []
+        for name, step in steps:
+            try:
+                due = step()
+                dues += [due] if isinstance(due, int) else []
+            except Exception as error:  # noqa: BLE001 - one step's trouble is not another's
+                self._fail(name, error)
+        if self._failures:
+            raise self._failures[0]
+        dues += [due for _, due in self._due.values() if due is not None]
+        return max(min(dues, default=now + 3_600_000) - self._clock.now_ms(), 0) / 1000
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Note that a part of this look must be done again by the next one."""
+        _tell(what, error)
+        self._failures.append(error)
+
+    # Pods' intervals
+
+    def _take(self) -> tuple[dict[str, Object], dict[str, Object]]:
+        now = time.monotonic()
+        again = [uid for uid, at in self._later.items() if at <= now]
+        for uid in again:
+            del self._later[uid]
+        self.pods.mark([*again, *self._ending])
+        there, gone = self.pods.take()
+        for uid in [uid for uid, pod in gone.items() if pod_patch.holds_finalizer(pod)]:
+            # Nothing goes that bears our finalizer: it lost our label, and is charged all the same.
+            self.strays.add(gone.pop(uid))
+        return there, gone
+
+    def _follow_settings(self, now: int) -> None:
+        if not self._debt_followed:
+            self._books.follow_debt(now)
+            self._debt_followed = True
+        book = self._policy.book
+        if book is not self._book:
+            known = [position.known.name for position in self._books.positions()]
+            self._books.follow_policy({name: book.of(name) for name in known}, now)
+            self._evictions.follow_policy(known, book.of, now if self._book else 0)
+            self._book = book
+            self._states.clear()  # the mode may have changed, and with it whether states are written
+
+    def _keep_intervals(self, now: int) -> None:
+        """Book what the records of changed pods say, and hand on what the other steps have to do for it."""
+        there, gone = self._take()
+        listed = self._lists != self.pods.lists
+        try:
+            if listed:
+                gone = self._let_go.gone() | gone
+            paid, settled = self._account(there, gone, now)
+        except Exception:
+            self.pods.mark(there, gone.values())
+            raise
+        self._paid |= paid
+        self._changed |= there.keys()
+        self._to_label |= there.keys()
+        changed, done = self._to_gates
+        self._to_gates = changed | there, done | set(settled)
+        self._let_go.settle(settled)
+        if listed:  # after what was let go is booked: of that nothing need be guessed
+            self._look_for_absent(now)
+
+    def _account(
+        self, there: dict[str, Object], gone: dict[str, Object], now: int
+    ) -> tuple[set[str], list[str]]:  # fmt: skip
+        """Book what pods' records say; return the pods of which our finalizer may go, and all that are settled."""
+        with self._books.database.reading() as session:
+            rows = workloads.by_uid(session, {*there, *gone})
+        openings: dict[str, Opening] = {}
+        closings: dict[str, Closing] = {}
+        settled: list[str] = []
+        for uid, pod in (there | gone).items():
+            try:
+                opening, closing, done = self._read(pod, rows.get(uid), now, gone=uid in gone)
+            except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
+                if isinstance(error, Unavailable):
+                    log.info("pod %s/%s waits: %s", namespace_of(pod), pod["metadata"]["name"], error)
+                else:
+                    self._fail(f"pod {namespace_of(pod)}/{pod['metadata']['name']}", error)
+                self._again(uid, pod, gone=uid in gone)
+                continue
+            if opening:
+                openings[uid] = opening
+            if closing:
+                closings[uid] = closing
+            if done:
+                settled.append(uid)
+        refused = self._apply(openings, closings, now)
+        for uid in refused:
+            self._again(uid, (there | gone)[uid], gone=uid in gone)
+        settled = [uid for uid in settled if uid not in refused]
+        for uid in settled:
+            self._ending.pop(uid, None)
+            self._end_seen.pop(uid, None)
+            self._written.pop(uid, None)
+            self._on_end(uid)
+        return {uid for uid in settled if uid in there}, settled
+
+    def _again(self, uid: str, pod: Object, *, gone: bool) -> None:
+        """Have a pod looked at again soon."""
+        self._later[uid] = time.monotonic() + RETRY_SECONDS
+        if gone:
+            self.pods.mark([], [pod])
+
+    def _apply(self, openings: dict[str, Opening], closings: dict[str, Closing], now: int) -> list[str]:
+        """Append intervals in one transaction; return the pods whose records the books don't take.
+
+        Raises what the database raises if it may take them later.
+        """
+        if not openings and not closings:
+            return []
+        policies = {opening.namespace: self._policy.of(opening.namespace) for opening in openings.values()}
+        try:
+            self._books.apply(list(openings.values()), list(closings.values()), policies, now)
+        except Exception as error:
+            pods = openings.keys() | closings.keys()
+            if _is_database_away(error):
+                raise
+            if len(pods) == 1:
+                self._fail(f"pod {min(pods)}", error)
+                return list(pods)
+            return [
+                refused
+                for uid in sorted(pods)
+                for refused in self._apply(
+                    {uid: openings[uid]} if uid in openings else {},
+                    {uid: closings[uid]} if uid in closings else {},
+                    now,
+                )
+            ]
+        return []
+
+    def _read(
+        self, pod: Object, row: Workload | None, now: int, *, gone: bool
+    ) -> tuple[Opening | None, Closing | None, bool]:
+        """Return the interval's opening and closing as far as they are news, and whether all is settled by them."""
+        uid = pod["metadata"]["uid"]
+        now = min(now, pod.get(SEEN_AT, now))
+        if row is not None and row.ended_at is not None:
+            return None, None, True
+        opening = None
+        if row is not None:
+            began, holders = row.started_at, holders_of(row.holders)
+        else:
+            start = interval.start_of(pod, now)
+            policy = self._policy.of(namespace_of(pod))
+            opening = None if start is None else self._intake.opening(pod, start, policy)
+            if start is None or opening is None:
+                over = gone or has_ended(pod) or interval.deleted_at(pod) is not None
+                if over and is_bound(pod):
+                    charged = charged_request(pod, policy, self._settings)
+                    over = not (charged.requests or charged.whole_device_gpus)
+                return None, None, over
+            began, holders = start.at, holders_of(opening.holders)
+        end = interval.end_of(pod, holders, began, final=gone or self._overdue(pod, now))
+        if end is None and gone:
+            end = interval.End(max(began, self._last_confirmed(now)), ORPHAN)
+        if end is None:
+            return opening, None, False
+        told = interval.end_of(pod, holders, 0, final=True) or end
+        seen = self._end_seen.setdefault(uid, now) if end.at > now else now
+        at = max(interval.credible(end.at, seen), began)
+        skewed = ["clock-skew"] if at < end.at or told.at < began - CLOCK_SKEW_MS else []
+        flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
+        return opening, Closing(uid, at, end.source, tuple(flags)), True
+
+    def _overdue(self, pod: Object, now: int) -> bool:
+        """Whether kubelet has had its time to tell how a deleted pod ended."""
+        uid, deletion = pod["metadata"]["uid"], interval.deleted_at(pod)
+        if deletion is None or has_ended(pod):
+            return deletion is not None
+        since = self._ending.setdefault(uid, time.monotonic())
+        return now > deletion + KUBELET_MS and time.monotonic() - since > KUBELET_SECONDS
+
+    def _last_confirmed(self, now: int) -> int:
+        with self._books.database.reading() as session:
+            return min(workloads.confirmed(session, self._books.cluster) or now, now)
+
+    def _look_for_absent(self, now: int) -> None:
+        """Close intervals whose pod vanished unseen: our finalizer was taken off, or the cluster was restored."""
+        lists = self.pods.lists
+        with self._books.database.reading() as session:
+            still_open = workloads.open_ones(session, self._books.cluster)
+        closings: dict[str, Closing] = {}
+        all_seen = True
+        for uid, (namespace, name) in still_open.items():
+            if self.pods.find(uid) is not None:
+                continue
+            try:
+                pod = self._client.get(PODS, name, namespace)
+            except NotFound:
+                pod = None
+            except ServiceError as error:
+                self._fail(f"pod {namespace}/{name}", error)
+                all_seen = False
+                continue
+            if pod is not None and pod["metadata"]["uid"] == uid:
+                self.strays.add(pod)
+                continue
+            closings[uid] = Closing(uid, self._last_confirmed(now), ORPHAN, (f"end-{ORPHAN}",))
+        refused = self._apply({}, closings, now)
+        if all_seen and not refused:
+            self._lists = lists
+
+    # Marks on pods
+
+    def _release(self) -> None:
+        pods = [pod for pod in map(self.pods.find, self._paid) if pod is not None and pod_patch.holds_finalizer(pod)]
+        self._each(pods, lambda pod: pod_patch.release(self._client, pod))
+        self._paid.clear()
+
+    def _each(self, pods: list[Object], act: Callable[[Object], None]) -> None:
+        """Act on pods side by side; one that failed is looked at again."""
+
+        def attempt(pod: Object) -> None:
+            what = f"pod {namespace_of(pod)}/{pod['metadata']['name']}"
+            try:
+                act(pod)
+            except ServiceError as error:
+                log.info("%s again later: %s", what, error)
+            except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
+                self._fail(what, error)
+            else:
+                return
+            self._later[pod["metadata"]["uid"]] = time.monotonic() + RETRY_SECONDS
+
+        list(self._patches.map(attempt, pods))
+
+    def _label(self) -> None:
+        self.strays.label([pod for pod in map(self.pods.find, self._to_label) if pod is not None], self._each)
+        self._to_label.clear()
+
+    def _settle_due(self, now: int) -> None:
+        """Book what has fallen due, and have come back to now what was settled in the future."""
+        self._unsettled |= {position.known.id for position, at in self._due.values() if at is not None and at <= now}
+        self._books.settle(self._unsettled, now)
+        self._unsettled.clear()
+        self._books.come_back(now)
+
+    def _look_at_gates(self, now: int) -> None:
+        changed, done = self._to_gates
+        self._gates.look(changed, done, self._policy.of, now)
+        self._to_gates = {}, set()
+
+    def _flip(self, now: int) -> None:
+        """Write the budget state on the pods that bear another one."""
+        for position in self._books.positions():
+            name = position.known.name
+            seen = self._due.get(name)
+            fresh = seen is None or seen[0] is not position or (seen[1] is not None and seen[1] <= now)
+            if not fresh and name in self._states:
+                continue
+            self._due[name] = (position, position.due(now))
+            state = position.at(now)
+            wanted = names.OVER_BUDGET if state.over_budget else names.IN_BUDGET
+            self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
+            policy = self._policy.of(name)
+            if state.over_budget and policy.evicts:
+                due = format_instant(self._evictions.due(name, policy, state.since))
+                self._why[name] += f"; its pods are evicted from {due} on, unless a grant or a new period comes before"
+            if self._states.get(name) != wanted:
+                self._changed |= {pod["metadata"]["uid"] for pod in self.pods.all() if namespace_of(pod) == name}
+                self._states[name] = wanted
+        pods = [pod for pod in map(self.pods.find, self._changed) if pod is not None]
+        self._each(
+            [pod for pod in pods if self._wrong(pod)], lambda pod: self._write(pod, self._why[namespace_of(pod)])
+        )
+        self._changed.clear()
+
+    def _wanted(self, pod: Object) -> str | None:
+        """Return the state that a pod is to bear: one for which GPU time is, or will be, set aside stays in budget."""
+        wanted = self._states.get(namespace_of(pod))
+        return names.IN_BUDGET if wanted and self._gates.keeps_in_budget(pod) else wanted
+
+    def _wrong(self, pod: Object) -> bool:
+        namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
+        wanted = self._wanted(pod)
+        if wanted is None or has_ended(pod) or self._policy.of(namespace).mode != "enforce":
+            return False
+        if pod_patch.state_of(pod) == wanted:
+            self._written.pop(uid, None)
+            return False
+        state, at = self._written.get(uid, ("", 0.0))
+        return state != wanted or time.monotonic() - at > RETRY_SECONDS * 5
+
+    def _write(self, pod: Object, why: str) -> None:
+        wanted = self._wanted(pod) or names.IN_BUDGET
+        pod_patch.flip(self._client, self._clock, pod, wanted, why)
+        self._written[pod["metadata"]["uid"]] = (wanted, time.monotonic())
+
+    def _seal(self, now: int) -> None:
+        """From time to time seal the periods that ended long enough ago, and throw away what is too old."""
+        if now - self._sealed >= SEAL_MS:
+            seal.seal_due(self._books, int(self._settings.timekeeper.seal_after_hours * MS_PER_HOUR), now)
+            self._sealed = now
+        if now - self._swept >= SWEEP_MS:
+            mine = self._settings.timekeeper
+            retention.sweep(
+                self._books.database, self._books.cluster, raw_days=mine.raw_days, usage_days=mine.usage_days, now=now
+            )
+            self._swept = now
+
+    def _evict(self) -> int | None:
+        """Evict who is to go; return when somebody is next."""
+        spent = {
+            name: policy
+            for name, state in self._states.items()
+            if state == names.OVER_BUDGET and (policy := self._policy.of(name)).evicts
+        }
+        return self._evictions.look(spent, self.pods.all, self._each)
+
+    def _warn(self, now: int) -> int | None:
+        """Tell which thresholds were passed; return when the next one is due."""
+        positions = [*self._books.positions(), *self._books.parents()]
+        return self._thresholds.look(positions, self._policy.of, self._policy.book.default, now)
+
+    def _confirm(self, now: int) -> None:
+        """Note from time to time that the watch is up, for pods that vanish unseen later."""
+        if time.monotonic() - self._confirmed > CONFIRM_SECONDS and not any(w.failures for w in self._watches):
+            cluster = self._books.cluster
+            self._books.database.write(lambda session: workloads.confirm(session, cluster, now))
+            self._confirmed = time.monotonic()
+
+
+def _is_database_away(error: Exception) -> bool:
+    return may_succeed_later(error) or out_of_room(error)
+
+
+def _tell(what: str, error: Exception) -> None:
+    """Log what failed; with a traceback if nobody expects it."""
+    surprise = not (_is_database_away(error) or isinstance(error, ServiceError))
+    level = logging.ERROR if surprise else logging.WARNING
+    log.log(level, "look failed at %s: %s", what, error, exc_info=error if surprise else None)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evicts the pods of namespaces that are enforced `hard`, once their budget is spent and the grace is over.
+
+Through `pods/eviction`, so that disruption budgets hold: where one does not allow it now, it is tried again. Whether
+the budget is still spent is asked of the books before each round, so a grant within the grace keeps the pods.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from slicekeeper.clock import Clock
+from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
+from slicekeeper.kube.client import KubeClient, Object
+from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.tenure import has_ended
+from slicekeeper.units import format_duration, format_instant
+from timekeeper.cluster import pod_patch
+from timekeeper.cluster.opening import namespace_of
+from timekeeper.core import interval
+from timekeeper.ledger.books import Books
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 5.0
+"""Real seconds until a pod that did not go is tried again."""
+
+
+class Evictions:
+    """Who is to go, and who was tried of late. Used by the controller's one thread."""
+
+    def __init__(self, client: KubeClient, clock: Clock, books: Books) -> None:
+        self._client = client
+        self._clock = clock
+        self._books = books
+        self._tried: dict[str, float] = {}
+        self._protected: set[str] = set()
+        self._hard_since: dict[str, int] = {}
+        """When a namespace was seen to be enforced hard from then on; 0 where it was so when this process began."""
+
+    def follow_policy(self, namespaces: Collection[str], policy_of: Callable[[str], NamespacePolicy], now: int) -> None:
+        """Note since when namespaces are enforced hard: a grace never counts from before that. `now` is 0 at first."""
+        self._hard_since = {name: self._hard_since.get(name, now) for name in namespaces if policy_of(name).evicts}
+
+    def due(self, namespace: str, policy: NamespacePolicy, since: int) -> int:
+        """Return when the pods of a namespace that ran out at an instant have to go."""
+        return max(since, self._hard_since.get(namespace, 0)) + policy.budget.grace_ms
+
+    def look(
+        self, spent: Mapping[str, NamespacePolicy], pods: Callable[[], list[Object]],
+        each: Callable[[list[Object], Callable[[Object], None]], None],
+    ) -> int | None:  # fmt: skip
+        """Evict who is due in namespaces that have spent their budget; return when the next ones are."""
+        dues: list[int] = []
+        over: dict[str, str] = {}
+        now = self._clock.now_ms()
+        for name, policy in spent.items():
+            state = self._books.require(name).at(now)
+            due = self.due(name, policy, state.since)
+            if state.over_budget and due <= now:
+                over[name] = (
+                    f"the GPU budget of namespace {name} is spent since {format_instant(state.since)} and the grace of "
+                    f"{format_duration(policy.budget.grace_ms)} is over"
+                )
+            elif state.over_budget:
+                dues.append(due)
+        if not over:
+            self._tried.clear()
+            self._protected.clear()
+            return min(dues, default=None)
+        fresh = time.monotonic() - AGAIN_SECONDS
+        going = [
+            pod for pod in pods()
+            if namespace_of(pod) in over and not has_ended(pod) and interval.deleted_at(pod) is None
+            and self._tried.get(pod["metadata"]["uid"], 0.0) < fresh
+        ]  # fmt: skip
+        each(going, lambda pod: self._evict(pod, over[namespace_of(pod)]))
+        return min(dues, default=None)
+
+    def _evict(self, pod: Object, why: str) -> None:
+        uid = pod["metadata"]["uid"]
+        self._tried[uid] = time.monotonic()
+        try:
+            evict(self._client, pod)
+        except NotFound:
+            return
+        except Conflict:
+            return  # it has changed since it was seen; the next look sees how
+        except ServiceError as error:
+            if error.status == TOO_MANY_REQUESTS and uid not in self._protected:
+                self._protected.add(uid)
+                self._say(pod, "EvictionPutOff", f"To be evicted: {why}; a disruption budget does not allow it yet")
+            elif isinstance(error, Forbidden):
+                log.error("a hard budget is spent, and no pod may be evicted: add components/hard-budgets (%s)", error)
+            return
+        self._say(pod, "BudgetEviction", f"Evicted: {why}")
+
+    def _say(self, pod: Object, reason: str, note: str) -> None:
+        pod_patch.say(self._client, self._clock, pod, kind="Warning", reason=reason, action="Evict", note=note)

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets pods of `safe` namespaces start: sets GPU time aside until each one's deadline, then lifts our scheduling gate.
+
+In a namespace the oldest waiting pod comes first, and no younger one goes before it, however small: else a large pod
+would wait for ever. One that could not have its hold even with nothing else set aside (it needs more than a period
+brings) is told so and passed over. A crash between the reservation and the lifting is made good by the next look.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from slicekeeper.clock import Clock
+from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.units import format_duration, format_instant
+from timekeeper.cluster import pod_patch
+from timekeeper.cluster.opening import Intake, namespace_of
+from timekeeper.cluster.watches import Pods
+from timekeeper.core import interval
+from timekeeper.core.reservation import Hold, span_of
+from timekeeper.ledger import reservation
+from timekeeper.ledger.books import Books, Position
+from timekeeper.ledger.movement import Place
+from timekeeper.store import rates
+from timekeeper.store import reservations as store
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 5.0
+"""Real seconds for the watch to show that a gate is lifted, before it is lifted again."""
+
+Act = Callable[[Object], None]
+Each = Callable[[list[Object], Act], None]
+
+
+class Gates:
+    """The waiting pods, and the pods that have GPU time set aside. Used by the controller's one thread.
+
+    `each` acts on pods side by side and survives what goes wrong with one.
+    """
+
+    def __init__(
+        self, client: KubeClient, clock: Clock, books: Books, intake: Intake, pods: Pods, *, margin_ms: int, each: Each,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._clock = clock
+        self._books = books
+        self._intake = intake
+        self._pods = pods
+        self._margin_ms = margin_ms
+        self._each = each
+        self._waiting: dict[str, Object] = {}
+        self._reserved: dict[str, tuple[str, str]] | None = None
+        """Pods with an open reservation; None: not read yet. This process alone opens and ends them."""
+        self._done: set[str] = set()
+        self._lists = 0
+        self._lifted: dict[str, float] = {}
+        self._told: dict[str, str] = {}
+
+    def start_over(self) -> None:
+        """Trust nothing that is remembered: another process may have led meanwhile."""
+        self._reserved = None
+        self._lists = 0
+        self._lifted.clear()
+
+    def keeps_in_budget(self, pod: Object) -> bool:
+        """Whether a pod has GPU time set aside, which others cannot take, or does not start before it has."""
+        return pod["metadata"]["uid"] in (self._reserved or {}) or pod_patch.gate_index(pod) is not None
+
+    def look(
+        self, there: Mapping[str, Object], done: Collection[str], policy_of: Callable[[str], NamespacePolicy], now: int
+    ) -> None:
+        """End the reservations of pods that are done, and let in those for which there is GPU time.
+
+        `there` are the pods that have changed, `done` those of which nothing more is to come.
+        """
+        self._done.update(done)
+        for uid, pod in there.items():
+            if pod_patch.gate_index(pod) is None or interval.deleted_at(pod) is not None:
+                self._waiting.pop(uid, None)
+                self._lifted.pop(uid, None)
+                self._told.pop(uid, None)
+            else:
+                self._waiting[uid] = pod
+        for uid in [uid for uid in self._waiting if self._pods.find(uid) is None]:
+            del self._waiting[uid]
+            self._told.pop(uid, None)
+        self._end(self._done & self._known().keys(), now)
+        self._done.clear()
+        if self._lists != self._pods.lists:
+            self._look_for_absent(now)
+            self._lists = self._pods.lists
+        queues: dict[str, list[Object]] = {}
+        for pod in sorted(self._waiting.values(), key=_age):
+            queues.setdefault(namespace_of(pod), []).append(pod)
+        for namespace, queue in queues.items():
+            try:
+                self._serve(queue, policy_of(namespace), now)
+            except ServiceError as error:
+                log.info("namespace %s: waiting pods are looked at again: %s", namespace, error)
+
+    def _known(self) -> dict[str, tuple[str, str]]:
+        if self._reserved is None:
+            with self._books.database.reading() as session:
+                self._reserved = store.pods(session, self._books.cluster)
+        return self._reserved
+
+    def _end(self, uids: Collection[str], now: int) -> None:
+        if uids:
+            reservation.end_pods(self._books, {uid: self._known()[uid] for uid in uids}, now)
+            for uid in uids:
+                self._known().pop(uid, None)
+
+    def _look_for_absent(self, now: int) -> None:
+        """End the reservations of pods that vanished unseen."""
+        gone = []
+        for uid, (namespace, name) in self._known().items():
+            if self._pods.find(uid) is not None:
+                continue
+            try:
+                pod = self._client.get(PODS, name, namespace)
+            except NotFound:
+                pod = None
+            if pod is None or pod["metadata"]["uid"] != uid:
+                gone.append(uid)
+        self._end(gone, now)
+
+    # One namespace's queue, the oldest first
+
+    def _serve(self, queue: list[Object], policy: NamespacePolicy, now: int) -> None:
+        ready: list[tuple[Object, str]] = []
+        ahead = ""
+        for pod in queue:
+            name = pod["metadata"]["name"]
+            if pod["metadata"]["uid"] in self._known():
+                ready.append((pod, "GPU time until this pod's deadline is set aside"))
+                continue
+            if ahead:
+                self._tell(pod, "behind", f"waits behind pod {ahead}, which is older and lacks GPU time")
+                continue
+            why, waits = self._admit(pod, policy, now)
+            if why:
+                ready.append((pod, why))
+            elif waits:
+                ahead = name
+        fresh = time.monotonic() - AGAIN_SECONDS
+        words = {pod["metadata"]["uid"]: why for pod, why in ready}
+        due = [pod for pod, _ in ready if self._lifted.get(pod["metadata"]["uid"], 0.0) < fresh]
+        self._each(due, lambda pod: self._lift(pod, words[pod["metadata"]["uid"]]))
+
+    def _lift(self, pod: Object, why: str) -> None:
+        pod_patch.lift(self._client, self._clock, pod, why)
+        self._lifted[pod["metadata"]["uid"]] = time.monotonic()
+
+    def _admit(self, pod: Object, policy: NamespacePolicy, now: int) -> tuple[str, bool]:
+        """Return why a pod may start, empty where it may not; and whether those behind it wait with it."""
+        namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
+        if not policy.reserves or not self._intake.is_charged(pod, policy):
+            return f"namespace {namespace} sets no GPU time aside for this pod", False
+        span = span_of(pod, self._margin_ms)
+        if span is None:
+            self._tell(pod, "deadline", "has no activeDeadlineSeconds: nobody can tell how much GPU time it needs")
+            return "", False
+        with self._books.database.reading() as session:
+            hold = self._intake.hold(pod, policy, span, rates.read(session), now)
+        if hold is None:
+            self._tell(pod, "gpu", "waits for a node with a GPU such as it asks for: its share is not known before")
+            return "", False
+        place = Place(self._intake.namespace_uid(namespace), namespace, policy)
+        needs = f"{format_duration(hold.amount)} of GPU time (deadline, grace and margin are {format_duration(span)})"
+        if not self._fits(place, hold) or not reservation.open_for_pod(
+            self._books, place, uid, pod["metadata"]["name"], hold, now
+        ):
+            return "", self._explain(pod, place, hold, needs, now)
+        self._known()[uid] = (namespace, pod["metadata"]["name"])
+        return f"{needs} are set aside until it ends; what it does not use comes back then", False
+
+    def _fits(self, place: Place, hold: Hold) -> bool:
+        """Whether it is worth to ask: a look that finds nothing new must not write."""
+        position = self._position(place)
+        if position is None:
+            return True
+        now = self._clock.now_ms()
+        with self._books.database.reading() as session:
+            free = reservation.free_of(session, position, now)
+        return hold.amount <= free.amount and reservation.gap_of(position, free, hold, now) is None
+
+    def _position(self, place: Place) -> Position | None:
+        position = self._books.position_of(place.uid)
+        return position if position is not None and position.known.uid == place.uid else None
+
+    def _explain(self, pod: Object, place: Place, hold: Hold, needs: str, now: int) -> bool:
+        """Tell what is missing; return whether younger pods wait too."""
+        position = self._position(place)
+        if position is None:
+            self._tell(pod, "missing", f"needs {needs}, more than the budget has")
+            return False
+        with self._books.database.reading() as session:
+            free = reservation.free_of(session, position, now)
+        most = reservation.most_of(position, now)
+        if hold.amount > most:
+            self._tell(
+                pod, "never",
+                f"needs {needs}, and the budget can bring {format_duration(max(most, 0))} at most: it waits for a "
+                f"grant or a raised budget, or lower activeDeadlineSeconds; younger pods go before it",
+            )  # fmt: skip
+            return False
+        gap = reservation.gap_of(position, free, hold, now) if hold.amount <= free.amount else None
+        if gap is not None:
+            waits = reservation.gap_of(position, free, hold, now, alone=True) is None
+            self._tell(
+                pod, "later",
+                f"needs {needs}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} on, when "
+                "what they would be taken from has expired; it waits for "
+                + ("what is set aside for others" if waits else "a grant, or lower activeDeadlineSeconds"),
+            )  # fmt: skip
+            return waits
+        missing = hold.amount - max(free.amount, 0)
+        tight = next(known for known in (position.known, *position.above) if known.id == free.tightest)
+        comes = position.together.at(now)[tight.id].period.expires
+        rule = position.together.forest.records[tight.id].rules[-1]
+        where = "" if tight is position.known else f" in the budget of {tight.title} above"
+        when = "" if comes is None or rule.amount == 0 else (
+            f"; the next period begins {format_instant(comes)} and brings {format_duration(rule.amount)}"
+        )  # fmt: skip
+        self._tell(
+            pod, "missing",
+            f"needs {needs}: {format_duration(missing)} are missing ({format_duration(max(free.amount, 0))} are free, "
+            f"{format_duration(free.held)} set aside for others){where}{when}",
+        )  # fmt: skip
+        return True
+
+    def _tell(self, pod: Object, kind: str, note: str) -> None:
+        """Write an event where it is another reason than before: amounts change with every look."""
+        uid = pod["metadata"]["uid"]
+        if self._told.get(uid) != kind:
+            self._told[uid] = kind
+            pod_patch.say(
+                self._client, self._clock, pod,
+                kind="Warning", reason="WaitsForGpuTime", action="Reserve", note=f"This pod {note}",
+            )  # fmt: skip
+
+
+def _age(pod: Object) -> tuple[str, str]:
+    metadata = pod["metadata"]
+    return str(metadata.get("creationTimestamp", "")), str(metadata["uid"])

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a pod as the watch brings it to what the books need to know: whether it is charged, since when, for what."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slicekeeper.errors import NotFound, Unavailable
+from slicekeeper.inventory import Gpu
+from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.released import NAMESPACE_UID
+from slicekeeper.request import PodRequest, parse_admitted
+from slicekeeper.settings import Settings
+from timekeeper.cluster.watches import Namespaces, Nodes
+from timekeeper.core import interval, metering, reservation
+from timekeeper.core.rate import PriceBook
+from timekeeper.ledger.books import Opening
+from timekeeper.store import workloads
+from timekeeper.store.db.database import Database
+
+
+def namespace_of(pod: Object) -> str:
+    """Return the namespace's name."""
+    return str(pod["metadata"]["namespace"])
+
+
+def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) -> PodRequest:
+    """Return what a pod is charged for: nothing in a namespace that is off, or where nothing of it is valid."""
+    if policy.mode == "off":
+        return PodRequest()
+    # Of containers' requests that cannot be read nothing is charged: no charge is guessed.
+    request, _ = parse_admitted(pod, settings.resources)
+    if policy.nvidia_gpu != "metered" and request.whole_device_gpus:
+        request = PodRequest(request.requests, request.gpu_class)
+    return request
+
+
+class Intake:
+    """Makes openings. Asks the API server only for what no watch has brought."""
+
+    def __init__(
+        self, settings: Settings, client: KubeClient, database: Database, nodes: Nodes, namespaces: Namespaces
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._database = database
+        self._nodes = nodes
+        self._namespaces = namespaces
+        self._unkept: dict[str, Gpu] = {}
+        with database.reading() as session:
+            self._inventory: dict[str, Gpu] = workloads.gpus(session)
+
+    def keep_inventory(self) -> None:
+        """Note the GPUs that nodes have published since the last call."""
+        self._unkept |= {gpu.uuid: gpu for gpu in self._nodes.take()}
+        if self._unkept:
+            self._database.write(lambda session: workloads.keep_gpus(session, self._unkept.values()))
+            self._inventory |= self._unkept
+            self._unkept.clear()
+
+    def opening(self, pod: Object, start: interval.Start, policy: NamespacePolicy) -> Opening | None:
+        """Return the opening of a bound pod; None where it is not charged.
+
+        Raises Unavailable where the API server has to be asked and does not answer, or knows less than we do yet.
+        """
+        request = charged_request(pod, policy, self._settings)
+        if not request.requests and not request.whole_device_gpus:
+            return None
+        found = self._meter(pod, request, policy)
+        if metering.GPU_UNKNOWN in found.flags and self._look_at(pod["spec"]["nodeName"]):
+            found = self._meter(pod, request, policy)
+        flags = {*found.flags}
+        if not start.exact:
+            flags.add("bound-elsewhere")
+        if start.skewed:
+            flags.add("clock-skew")
+        holders = {r.container: r.gpus for r in request.requests}
+        for container, count in request.whole_device_gpus.items():
+            holders[container] = holders.get(container, 0) + count
+        return Opening(
+            pod_uid=pod["metadata"]["uid"],
+            pod_name=pod["metadata"]["name"],
+            namespace=namespace_of(pod),
+            namespace_uid=str(pod.get(NAMESPACE_UID) or self.namespace_uid(namespace_of(pod))),
+            node=pod["spec"]["nodeName"],
+            gpus=found.gpus,
+            holders=msgspec.json.encode(holders).decode(),
+            gpu_class=request.gpu_class,
+            shares=found.shares,
+            start=start.at,
+            flags=tuple(sorted(flags)),
+            created=interval.created_at(pod, start.at),
+        )
+
+    def is_charged(self, pod: Object, policy: NamespacePolicy) -> bool:
+        """Whether a pod will be charged once it is bound."""
+        request = charged_request(pod, policy, self._settings)
+        return bool(request.requests or request.whole_device_gpus)
+
+    def hold(
+        self, pod: Object, policy: NamespacePolicy, span: int, prices: PriceBook, now: int
+    ) -> reservation.Hold | None:  # fmt: skip
+        """Return what must be set aside for a pod that holds its GPUs for `span` milliseconds at most.
+
+        None where no GPU is known that it could get. Raises Unavailable where the API server does not answer.
+        """
+        weight = self._settings.timekeeper.weight
+        return reservation.hold_of(
+            charged_request(pod, policy, self._settings),
+            span,
+            gpus=self._inventory.values(),
+            prices=prices,
+            weight=weight,
+            background=policy.background_fraction,
+            quota=self._quota(namespace_of(pod)) if weight == "quota" else None,
+            now=now,
+            device_nodes=self._nodes.all_device_labels(),
+        )
+
+    def namespace_uid(self, name: str) -> str:
+        """Return a namespace's UID.
+
+        Raises Unavailable where it is not known yet.
+        """
+        uid = self._namespaces.uid(name)
+        if uid is None:
+            raise Unavailable(f"namespace {name} is not known yet")
+        return uid
+
+    def _meter(self, pod: Object, request: PodRequest, policy: NamespacePolicy) -> metering.Metering:
+        weight = self._settings.timekeeper.weight
+        quota = self._quota(namespace_of(pod)) if weight == "quota" else None
+        node = pod["spec"]["nodeName"]
+        if request.devices and self._nodes.device_labels(node) is None:
+            self._look_at(node)  # what part of a GPU they are must not depend on which watch was faster
+        return metering.meter(
+            pod,
+            request,
+            inventory=self._inventory,
+            weight=weight,
+            background=policy.background_fraction,
+            quota=quota,
+            device_model=self._nodes.device_model(node),
+            device_labels=self._nodes.device_labels(node) or {},
+        )
+
+    def _quota(self, namespace: str) -> metering.Quota | None:
+        quotas, _ = self._client.list(RESOURCE_QUOTAS, namespace=namespace)
+        return metering.quota_of(quotas, self._settings.resources)
+
+    def _look_at(self, node: str) -> bool:
+        """Ask for a node whose GPUs the watch has not brought; return whether it told anything new."""
+        try:
+            self._nodes.on_event("MODIFIED", self._client.get(NODES, node))
+        except NotFound:
+            return False
+        before = len(self._inventory)
+        self.keep_inventory()
+        return len(self._inventory) > before

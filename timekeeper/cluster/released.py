@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that somebody let go while no timekeeper worked (`check --break-glass`): read from their record, and booked.
+
+A record is read as the last event of a watch would be, so a charge is what it would have been. The ledger knows pods
+by their UID: what is booked stays as it is, however often a record is read. It goes when all in it is booked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from slicekeeper import names, released
+from slicekeeper.errors import Forbidden, NotFound, ServiceError
+from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
+from timekeeper.cluster.watches import Nodes, Pods
+
+log = logging.getLogger(__name__)
+
+
+class Released:
+    """The records in one namespace; used by the leading controller alone."""
+
+    def __init__(self, client: KubeClient, namespace: str, pods: Pods, nodes: Nodes) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._pods = pods
+        self._nodes = nodes
+        self._open: dict[str, set[str]] = {}
+        """UIDs that are not settled yet, by ConfigMap."""
+
+    def gone(self) -> dict[str, Object]:
+        """Return the recorded pods that are gone, each in its last state, by UID.
+
+        Raises ServiceError if the API server does not say: what vanished must not be closed by guess then.
+        """
+        newest: dict[str, Object] = {}
+        self._open = {}
+        for config_map in self._listed():
+            name = config_map["metadata"]["name"]
+            try:
+                record = released.read(config_map)
+            except ValueError as error:
+                log.error("configmap %s: the record of released pods cannot be read: %s", name, error)
+                continue
+            for node in record.nodes:
+                if self._nodes.device_labels(node["metadata"]["name"]) is None:
+                    self._nodes.on_event("ADDED", node)
+            # A pod that is there was not let go, or another finalizer holds it: the watch tells of it.
+            missing = {
+                pod["metadata"]["uid"]: pod for pod in record.pods if self._pods.find(pod["metadata"]["uid"]) is None
+            }
+            self._open[name] = set(missing)
+            for uid, pod in missing.items():
+                if uid not in newest or released.version_of(pod) >= released.version_of(newest[uid]):
+                    newest[uid] = pod
+        return {uid: _without_finalizer(pod) for uid, pod in newest.items()}
+
+    def settle(self, settled: Collection[str]) -> None:
+        """Take away the records of which all pods are settled."""
+        for name, waiting in list(self._open.items()):
+            waiting.difference_update(settled)
+            if waiting:
+                continue
+            try:
+                self._client.delete(CONFIG_MAPS, name, self._namespace)
+            except NotFound:
+                pass
+            except ServiceError as error:
+                log.warning("configmap %s: all its pods are booked, but it cannot be taken away: %s", name, error)
+            log.info("configmap %s: all pods that were let go are booked", name)
+            del self._open[name]
+
+    def _listed(self) -> list[Object]:
+        try:
+            return self._client.list(CONFIG_MAPS, namespace=self._namespace, label_selector=f"{released.LABEL}=true")[0]
+        except NotFound:
+            return []
+        except Forbidden as error:
+            log.error("records of pods that were let go by hand cannot be read, apply the manifests anew: %s", error)
+            return []
+
+
+def _without_finalizer(pod: Object) -> Object:
+    metadata = pod["metadata"]
+    kept = [finalizer for finalizer in metadata.get("finalizers") or [] if finalizer != names.FINALIZER]
+    return {**pod, "metadata": {**metadata, "finalizers": kept}}

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that lost our label, by which all parts watch: found by our other marks, followed, and labelled again.
+
+The API server's guards do not let users take the label. But a guard may be missing or come later than the pod, an
+administrator may override it, and since Kubernetes 1.35 a Binding's labels replace the pod's. What is owed must depend
+on none of that. A value that was overwritten is still watched, because the watches select on the label's presence.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from typing import Final
+
+from slicekeeper import names
+from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.kube.client import PODS, KubeClient, Object
+from slicekeeper.request import annotations_of, as_list, as_map
+from timekeeper.cluster import pod_patch
+from timekeeper.cluster.watches import Pods
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 300.0
+"""How often all pods without our label are looked through for our other marks (real seconds)."""
+
+AGAIN_SECONDS: Final = 10.0
+"""How long after a sweep that failed (real seconds)."""
+
+
+class Strays:
+    """The pods that no watch brings; `look` is called by the leading controller alone."""
+
+    def __init__(self, client: KubeClient, pods: Pods, executor: Executor) -> None:
+        self._client = client
+        self._pods = pods
+        self._executor = executor
+        self._lock = threading.Lock()
+        self._known: dict[str, Object] = {}
+        self._visited = 0.0
+        self._swept = float("-inf")
+
+    def add(self, pod: Object) -> None:
+        """Follow a pod that no watch brings any more; of the object, only the metadata need be there."""
+        with self._lock:
+            self._known.setdefault(pod["metadata"]["uid"], pod)
+
+    def start_over(self) -> None:
+        """Sweep at the next look: another process may have led meanwhile, or none."""
+        self._swept = float("-inf")
+
+    def look(self, pause: float) -> None:
+        """Ask for each stray, at most every `pause` real seconds; start a sweep in the background when one is due."""
+        now = time.monotonic()
+        if now - self._swept >= SWEEP_SECONDS:
+            self._swept = now
+            self._executor.submit(self._sweep_and_log)
+        with self._lock:
+            known = dict(self._known)
+        if known and now - self._visited >= pause:
+            self._visited = now
+            for uid, last in known.items():
+                self._visit(uid, last)
+
+    def sweep(self) -> None:
+        """Find pods that bear a mark of ours, but not the label.
+
+        Raises ServiceError if the API server does not answer.
+        """
+        found, _ = self._client.list(PODS, label_selector=f"!{names.MANAGED_LABEL}", metadata_only=True)
+        for pod in filter(bears_our_marks, found):
+            log.warning("pod %s has lost the label %s", _shown(pod), names.MANAGED_LABEL)
+            self.add(pod)
+
+    def label(self, pods: Iterable[Object], each: Callable[[list[Object], Callable[[Object], None]], None]) -> None:
+        """Give pods that the watch brings, but with another value of our label, the right one."""
+        each([pod for pod in pods if not _is_labelled(pod)], lambda pod: pod_patch.label(self._client, pod))
+
+    def _sweep_and_log(self) -> None:
+        try:
+            self.sweep()
+        except ServiceError as error:
+            log.info("pods without our label are looked for again later: %s", error)
+            self._swept = time.monotonic() - SWEEP_SECONDS + AGAIN_SECONDS
+
+    def _visit(self, uid: str, last: Object) -> None:
+        try:
+            pod: Object | None = self._client.get(PODS, last["metadata"]["name"], last["metadata"]["namespace"])
+        except NotFound:
+            pod = None
+        except ServiceError as error:
+            log.info("pod %s is asked for again later: %s", _shown(last), error)
+            return
+        if pod is None or pod["metadata"]["uid"] != uid:
+            self._drop(uid)
+            self._pods.on_event("DELETED", {**last, "metadata": {**last["metadata"], "finalizers": []}})
+            return
+        with self._lock:
+            self._known[uid] = pod
+        if _is_labelled(pod):
+            self._drop(uid)  # the watch brings it again, and knows more than this answer
+            return
+        self._pods.on_event("MODIFIED", pod)
+        try:
+            pod_patch.label(self._client, pod)
+        except ServiceError as error:
+            log.info("pod %s is followed without the label %s: %s", _shown(pod), names.MANAGED_LABEL, error)
+
+    def _drop(self, uid: str) -> None:
+        with self._lock:
+            self._known.pop(uid, None)
+
+
+def bears_our_marks(pod: Object) -> bool:
+    """Whether admission or a Binding of ours wrote something on the pod."""
+    written = (names.BUDGET_STATE, *names.NEVER_ON_NEW_PODS)
+    return names.FINALIZER in as_list(pod["metadata"].get("finalizers")) or any(
+        key in written or key.startswith(names.GPU_PREFIX) for key in annotations_of(pod)
+    )
+
+
+def _is_labelled(pod: Object) -> bool:
+    return as_map(pod["metadata"].get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE
+
+
+def _shown(pod: Object) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

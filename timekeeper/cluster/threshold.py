@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells when a budget's thresholds are crossed: each of them once per period, by an event and in the audit log.
+
+The event stands on the namespace (of a team or an organisation: on each namespace under it). Its name follows from
+budget, period and threshold, so a controller that writes it again after a crash, or beside another one, is refused
+by the API server. Then the ledger notes that it was told; only what is not noted there is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from slicekeeper.clock import Clock
+from slicekeeper.errors import ServiceError, Unavailable
+from slicekeeper.kube import events
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.units import format_duration, format_instant
+from timekeeper.cluster import pod_patch
+from timekeeper.core import timeline
+from timekeeper.core.budget import State
+from timekeeper.core.hierarchy import Tree
+from timekeeper.core.threshold import crossed, limit_of
+from timekeeper.ledger.books import Books, Position
+from timekeeper.store import accounts, thresholds
+
+log = logging.getLogger(__name__)
+
+AGAIN_MS: Final = 5_000
+"""When an event that could not be written is tried again."""
+
+
+def next_crossing(position: Position, state: State, percents: Iterable[int], now: int) -> int | None:
+    """Return when the next threshold can be crossed at the earliest if what runs now goes on; None: not foreseeable."""
+    limit = limit_of(state)
+    ahead = [p for p in percents if state.used * 100 < limit * p]
+    forest = position.together.forest
+    tree = Tree(frozenset(forest.records), tuple(forest.links))
+    rates = [
+        max(num / den for num, den in ((claim.num, claim.den), *((n, d) for _, n, d in claim.turns)))
+        for key in tree.below(position.known.id)
+        for claim in forest.records[key].claims
+        if claim.goes_on(now)
+    ]
+    if not ahead or not sum(rates) or state.over_budget:
+        return None
+    missing = limit * min(ahead) / 100 - state.used
+    return now + max(int(missing / sum(rates)), 1)
+
+
+class Thresholds:
+    """What was told, and when to look again. Used by the controller's one thread; the ledger outlives it."""
+
+    def __init__(self, client: KubeClient, clock: Clock, books: Books, uid_of: Callable[[str], str | None]) -> None:
+        self._client = client
+        self._clock = clock
+        self._books = books
+        self._uid_of = uid_of
+        self._due: dict[int, tuple[Position, NamespacePolicy, int | None]] = {}
+
+    def start_over(self) -> None:
+        """Trust nothing that is remembered: another process may have led."""
+        self._due.clear()
+
+    def look(
+        self, positions: Iterable[Position], policy_of: Callable[[str], NamespacePolicy], of_parents: NamespacePolicy,
+        now: int,
+    ) -> int | None:  # fmt: skip
+        """Tell what was crossed; return when to look again. Parents have the thresholds of the policy's default."""
+        dues: list[int] = []
+        for position in positions:
+            known = position.known
+            policy = policy_of(known.name) if known.kind == "namespace" else of_parents
+            seen = self._due.get(known.id)
+            fresh = seen is None or seen[0] is not position or seen[1] is not policy
+            due = None if seen is None else seen[2]
+            if fresh or (due is not None and due <= now):
+                due = self._look_at(position, policy, now)
+                self._due[known.id] = (position, policy, due)
+            dues += [] if due is None else [due]
+        return min(dues, default=None)
+
+    def _look_at(self, position: Position, policy: NamespacePolicy, now: int) -> int | None:
+        state, percents = position.at(now), policy.budget.thresholds
+        found = crossed(state, percents, is_open=position.rule.rule.open)
+        if found and policy.mode != "off" and not self._tell(position, state, found, now):
+            return now + AGAIN_MS
+        ahead = (next_crossing(position, state, percents, now), timeline.next_turn(
+            position.together.at(now), position.together.forest, position.known.id
+        ))  # fmt: skip
+        return min((at for at in ahead if at is not None), default=None)
+
+    def _tell(self, position: Position, state: State, found: list[int], now: int) -> bool:
+        """Tell those that nobody has told yet; return whether all are told."""
+        known, period = position.known, state.period_start or 0
+        with self._books.database.reading() as session:
+            news = sorted(set(found) - thresholds.told(session, known.id, period))
+        if not news:
+            return True
+        whose = "the budget" if known.kind == "namespace" else f"the budget of {known.title}"
+        for percent in news:
+            note = (
+                f"{percent} % of {whose} are used: {format_duration(state.used)} of {format_duration(limit_of(state))}"
+                + ("" if state.period_start is None else f" since {format_instant(state.period_start)}")
+            )
+            name = f"gpu-budget-{known.id}-{period}-{percent}"
+            try:
+                for namespace in self._told_there(position):
+                    events.tell_namespace(
+                        self._client, self._clock, namespace, self._uid_of(namespace) or "", name=name,
+                        kind="Warning", reason="BudgetThreshold", action="WatchBudget", note=note,
+                        reporter=pod_patch.REPORTER,
+                    )  # fmt: skip
+            except Unavailable as error:
+                log.info("threshold %d %% of %s again later: %s", percent, known.title, error)
+                return False
+            except ServiceError as error:  # that will not change: the audit log tells of it all the same
+                log.warning("threshold %d %% of %s: no event: %s", percent, known.title, error)
+        self._books.note_thresholds(known, period, state.used, limit_of(state), news, now)
+        return True
+
+    def _told_there(self, position: Position) -> list[str]:
+        """Return the namespaces on which an event is written: those under the budget that the cluster still has."""
+        forest = position.together.forest
+        tree = Tree(frozenset(forest.records), tuple(forest.links))
+        with self._books.database.reading() as session:
+            below = accounts.named(session, tree.below(position.known.id)).values()
+        return [known.name for known in below if self._uid_of(known.name) == known.uid]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accounting period around an instant, under all rules that a budget ever had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from timekeeper.core.period import PeriodName, bounds
+from timekeeper.core.record import Rule
+
+
+def period_around(rules: Sequence[Rule], at: int) -> tuple[int, int]:
+    """Return the start and end of the accounting period around an instant, under the rules of a namespace.
+
+    A rule of another calendar goes on with the period that runs, and ends it where its own calendar says so; one that
+    begins a period ends the one before where it begins.
+    """
+    calendar = _calendar(rules[0])
+    start = end = 0
+    for rule in rules[1:]:
+        if rule.since > at:
+            break
+        if rule.used == "anew":
+            start, end = rule.since, _bounds(rule.since, _calendar(rule))[1]
+        elif _calendar(rule) != calendar:
+            start = start if rule.since < end else _bounds(rule.since, calendar)[0]
+            end = _bounds(rule.since, _calendar(rule))[1]
+        calendar = _calendar(rule)
+    if at >= end:
+        start, end = max(_bounds(at, calendar)[0], end), _bounds(at, calendar)[1]
+    for rule in rules[1:]:
+        if at < rule.since < end:
+            if rule.used == "anew":
+                return start, rule.since
+            if _calendar(rule) != calendar:
+                calendar = _calendar(rule)
+                end = _bounds(rule.since, calendar)[1]
+    return start, end
+
+
+def _calendar(rule: Rule) -> tuple[PeriodName, str, int | None]:
+    """Return when a rule's accounting periods begin: without periods, each calendar month."""
+    return ("month", rule.zone, None) if rule.period == "none" else rule.calendar
+
+
+def _bounds(at: int, calendar: tuple[PeriodName, str, int | None]) -> tuple[int, int]:
+    found = bounds(at, *calendar)
+    if found is None:
+        raise ValueError("a month has bounds")
+    return found

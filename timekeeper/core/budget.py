@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One budget's allowances along the time line: what comes, what is drawn, what expires, when nothing is left. Pure.
+
+`timekeeper.core.timeline` moves one or more of them through time together, and says whose time counts in which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from timekeeper.core.period import bounds
+from timekeeper.core.record import Claim, Debt, Grant, Posting, PostingKind, Records, Rule, Withdrawal
+
+_SCALE: Final = 2**40
+"""Parts of a GPU-millisecond in which what may have been spent is followed: integers, far cheaper than fractions."""
+
+
+class Bucket(msgspec.Struct):
+    """An allowance and what is left of it. The period's is booked when the first pod may draw on it.
+
+    Of the period's less than nothing is left when its amount was lowered below what it has used.
+    """
+
+    key: str
+    amount: int
+    left: int
+    expires: int | None
+    booked: bool
+    priority: int = 0
+    repaid: int = 0
+    """What was owed and the period has paid: it is owed again where the amount is lowered below it."""
+
+
+class State(msgspec.Struct):
+    """Where a budget stands at `at`, everything that happened at that instant included."""
+
+    at: int
+    period_start: int | None
+    """When the running period began; None: there is none, or there was none when what it has used began to count."""
+    period: Bucket
+    grants: list[Bucket]
+    exhausted: bool
+    """Nothing is left of this budget itself."""
+    since: int
+    """When `over_budget` last changed."""
+    cut: int
+    """When the charges' account or the period last changed: no posting goes across it."""
+    debt: int = 0
+    used: int = 0
+    """Charged to the budget in this period."""
+    over: int = 0
+    """Metered over budget in this period; a parent's: what its own budget had no room for."""
+    granted: int = 0
+    """Grants that began in this period."""
+    overdrawn: int = 0
+    """Drawn beyond all allowances: on credit, or by a withdrawal that late knowledge left without cover."""
+    barred: int | None = None
+    """The nearest budget above of which nothing is left, while something is left of this one."""
+    counts_since: int | None = None
+    """The instant after which `used`, `over` and `granted` count; None: ever."""
+
+    @property
+    def balance(self) -> int:
+        """GPU-milliseconds left; below zero what is owed back."""
+        return self.period.left + sum(bucket.left for bucket in self.grants) - self.overdrawn
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether nothing may be charged: nothing is left of this budget, or of one above it."""
+        return self.exhausted or self.barred is not None
+
+    def copy(self) -> State:
+        """Return a state that may be changed without changing this one."""
+        return msgspec.structs.replace(
+            self, period=msgspec.structs.replace(self.period), grants=[msgspec.structs.replace(b) for b in self.grants]
+        )
+
+
+def _scaled(claim: Claim, at: int) -> int:
+    """Return a pod's rate in parts, rounded up."""
+    num, den = claim.rate(at)
+    return -(-num * _SCALE // den)
+
+
+def rule_at(rules: Sequence[Rule], at: int) -> Rule:
+    """Return the rule in force at an instant."""
+    return next((rule for rule in reversed(rules) if rule.since <= at), rules[0])
+
+
+def carried_at(debts: Sequence[Debt], at: int) -> bool:
+    """Return whether time that is over budget from an instant on is owed."""
+    return next((debt.carry for debt in reversed(debts) if debt.since <= at), False)
+
+
+def period_bucket(rule: Rule, at: int) -> tuple[int | None, Bucket]:
+    """Return the start and the allowance of the period around an instant."""
+    start, end = bounds(at, *rule.calendar) or (None, None)
+    key = f"period:{'none' if start is None else start}"
+    return start, Bucket(key, rule.amount, rule.amount, end, booked=False)
+
+
+class Line:
+    """One budget's passage along the time line.
+
+    A window is a stretch in which allowances don't change. Within it only the sum of the rates is followed, as whole
+    parts of a GPU-millisecond, rounded up; the pods' rounded charges are added up where that sum comes near what is
+    left, and when the window closes. So a boundary costs little, however many pods run.
+    """
+
+    def __init__(self, key: int, state: State, records: Records, at: int) -> None:
+        self.key = key
+        self.state = state = state.copy()
+        state.at = at  # earlier than the state's own where nothing concerns the budget until then
+        self.rule = rule_at(records.rules, state.at)
+        self.parent: Line | None = None
+        self.active: dict[str, Claim] = {}
+        """The budget's own pods that run."""
+        self.running = 0
+        """Pods that run under it, its own and those of the budgets below."""
+        self.counting: tuple[Line, ...] = (self,)
+        """The lines in which its own pods' time counts."""
+        self.postings: list[Posting] = []
+        self.rules: dict[int, Rule] = {}
+        for rule in records.rules:
+            if rule.since > state.at:
+                at_once = self.rules.get(rule.since)
+                anew = at_once is not None and at_once.used == "anew"  # which holds, whatever rule follows at once
+                self.rules[rule.since] = replace(rule, used="anew") if anew else rule
+        self.grants: dict[int, list[Grant]] = {}
+        for grant in records.grants:
+            if grant.since > state.at:
+                self.grants.setdefault(grant.since, []).append(grant)
+        self.withdrawals: dict[int, list[Withdrawal]] = {}
+        for withdrawal in records.withdrawals:
+            if withdrawal.at > state.at:
+                self.withdrawals.setdefault(withdrawal.at, []).append(withdrawal)
+        self._carry = carried_at(records.debts, state.at)
+        self._counted: dict[str, Claim] = {}
+        self._rates: dict[str, int] = {}
+        self._rate = 0
+        self._open_window()
+
+    @property
+    def chain(self) -> tuple[Line, ...]:
+        """Return this line and those above it."""
+        found = [self]
+        while found[-1].parent is not None:
+            found.append(found[-1].parent)
+        return tuple(found)
+
+    # The window
+
+    def _open_window(self) -> None:
+        self._from = self.state.at
+        self._entered: dict[str, int] = {}
+        self._base = {key: claim.gross(self._from) for key, claim in self._counted.items()}
+        self._ended = 0
+        self._estimate = 0
+        self._repriced: dict[str, int] = {}
+        self._ahead = (self._from, self._estimate)
+        self._available = self.state.balance + self.rule.credit
+
+    def enter(self, claim: Claim) -> None:
+        """Count a pod's time from now on."""
+        at, key = self.state.at, claim.key
+        self._counted[key] = claim
+        self._base[key] = claim.gross(at)
+        self._entered[key] = at
+        self._rates[key] = _scaled(claim, at)
+        self._rate += self._rates[key]
+
+    def leave(self, claim: Claim) -> None:
+        """Count a pod's time no more."""
+        at, key = self.state.at, claim.key
+        del self._counted[key]
+        rate, entered = self._rates.pop(key), self._entered.pop(key, self._from)
+        self._rate -= rate
+        self._estimate -= rate * (at - entered) + self._repriced.pop(key, 0)
+        self._ended += claim.gross(at) - self._base.pop(key)
+
+    def reprice(self, claim: Claim) -> None:
+        """Follow a pod whose price turns now."""
+        key, at, rate = claim.key, self.state.at, _scaled(claim, self.state.at)
+        before = self._rates[key]
+        since = self._entered.get(key, self._from)
+        self._repriced[key] = self._repriced.get(key, 0) + before * (at - since)
+        self._entered[key] = at
+        self._rate += rate - before
+        self._rates[key] = rate
+
+    def _spent(self, at: int) -> int:
+        base = self._base
+        return self._ended + sum(claim.gross(at) - base[key] for key, claim in self._counted.items())
+
+    def close_window(self) -> None:
+        """Draw what was spent since the window opened from the allowances, and open the next."""
+        state, spent = self.state, self._spent(self.state.at)
+        if state.over_budget:
+            state.over += spent
+            state.debt += spent if self._carry and state.exhausted else 0
+        else:
+            state.used += spent
+            self.draw(spent)
+        self._open_window()
+
+    def draw(self, amount: int) -> None:
+        """Take an amount from the allowances: by priority, and of those the one that expires first. Then on credit.
+
+        Grants that are used up leave the state.
+        """
+        state = self.state
+        for bucket in sorted(
+            [state.period, *state.grants], key=lambda b: (b.priority, b.expires is None, b.expires or 0)
+        ):
+            part = max(0, min(bucket.left, amount))
+            bucket.left -= part
+            amount -= part
+        state.overdrawn += amount
+        state.grants = [bucket for bucket in state.grants if bucket.left]
+
+    def _repay(self, amount: int) -> None:
+        """Take what is owed from the allowances, and remember what the period gave."""
+        period = self.state.period
+        before = period.left
+        self.draw(amount)
+        period.repaid += before - period.left
+
+    # Time
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing happens at the end of the period."""
+        state = self.state
+        owed = state.debt or state.overdrawn or self.rule.rollover
+        if state.period.expires is None or self.running or owed or state.period.booked:
+            return False
+        return not (state.exhausted and self.rule.amount)  # else the next period restores it, at its very start
+
+    def skip_idle_periods(self, to: int) -> None:
+        """Pass over periods in which nothing can happen, up to the one just before an instant.
+
+        So a year of idle hours costs one step. What begins at the instant itself may follow another rule.
+        """
+        state, end = self.state, self.state.period.expires
+        if end is None or end >= to:
+            return
+        start, bucket = period_bucket(self.rule, to - 1)
+        if start is not None:
+            state.period_start, state.period = start, bucket
+            state.used = state.over = state.granted = 0
+            state.cut = state.counts_since = start
+            self._open_window()
+
+    def crossing(self, to: int) -> int | None:
+        """Return when nothing is left, or the start of the first millisecond that would exceed what is left.
+
+        None where that does not come up to `to`.
+        """
+        if not self._counted or self.state.over_budget:
+            return None
+        before = self.state.at
+        estimate = self._estimate + self._rate * (to - before)
+        self._ahead = (to, estimate)
+        if self._at_most(estimate) < self._available or self._spent(to) < self._available:
+            return None
+        after = to
+        while after - before > 1:
+            middle = (before + after) // 2
+            before, after = (before, middle) if self._spent(middle) >= self._available else (middle, after)
+        return after if self._spent(after) == self._available else before
+
+    def go(self, to: int) -> None:
+        """Go on to an instant before which nothing changes by itself but the balance."""
+        if self._counted and not self.state.over_budget:
+            known, estimate = self._ahead
+            self._estimate = estimate if known == to else self._estimate + self._rate * (to - self.state.at)
+        self.state.at = to
+
+    def used_up(self) -> bool:
+        """Whether pods have spent all that was left."""
+        return self._may_cross() and self._spent(self.state.at) >= self._available
+
+    def exceeds(self) -> bool:
+        """Whether the millisecond that begins now would exceed what is left: then it is over at this instant."""
+        return self._may_cross() and self._spent(self.state.at + 1) > self._available
+
+    def _may_cross(self) -> bool:
+        if not self._counted or self.state.over_budget:
+            return False
+        return self._at_most(self._estimate + self._rate) >= self._available
+
+    def _at_most(self, estimate: int) -> int:
+        """Return what can have been spent at most, rounding included."""
+        return self._ended + estimate // _SCALE + 1 + len(self._counted)
+
+    # What happens at an instant
+
+    def owe(self, carry: bool) -> None:
+        """Have time over budget be owed from now on, or forgiven; what is owed stays so."""
+        self.close_window()
+        self._carry = carry
+
+    def expire_grants(self) -> None:
+        """Take away the grants that end now."""
+        for bucket in [b for b in self.state.grants if b.expires == self.state.at]:
+            self._expire(bucket)
+            self.state.grants.remove(bucket)
+
+    def adjust(self, rule: Rule) -> bool:
+        """Have a rule hold, with the period that runs; return whether there is more to spend than before.
+
+        What the period has used counts in full, however often its amount was lowered meanwhile.
+        """
+        before, period = self.rule, self.state.period
+        self.rule = rule
+        change = rule.amount - before.amount
+        if rule.used == "clamped":
+            change = max(change, -period.left)
+        period.amount += rule.amount - before.amount
+        period.left += change
+        if rule.calendar != before.calendar:
+            self._follow_calendar()
+        if period.booked and change:
+            self._post("adjustment", period.key, change)
+        owed_again = max(0, min(-period.left, period.repaid))
+        period.left += owed_again
+        period.repaid -= owed_again
+        self.state.overdrawn += owed_again
+        return change > 0 or self._opened(before)
+
+    def _follow_calendar(self) -> None:
+        """Have the period that runs end where the rule's calendar says so; nobody knows yet of one not booked."""
+        start, named = period_bucket(self.rule, self.state.at)
+        period = self.state.period
+        period.expires = named.expires
+        if not period.booked:
+            period.key, self.state.period_start = named.key, start
+
+    def renew(self, rule: Rule | None, *, over: bool) -> bool:
+        """Begin a period, the old one being `over` or given up; return whether there is more to spend than before."""
+        state, old, before = self.state, self.state.period, self.rule
+        self.rule = rule or before
+        self._expire(old)
+        start, state.period = period_bucket(self.rule, state.at)
+        state.period_start = start if over or start is None else state.at
+        if state.period_start != start and self.rule.calendar == before.calendar:
+            state.period.key = f"period:{state.at}"  # another than the one that it cuts off
+        kept = max(0, min(old.left, before.rollover)) if over else 0
+        state.period.amount += kept
+        state.period.left += kept
+        state.used = state.over = state.granted = 0
+        state.counts_since = state.at
+        return state.period.amount > 0 or self._opened(before)
+
+    def _opened(self, before: Rule) -> bool:
+        return self.rule.credit > before.credit or (self.rule.open and not before.open)
+
+    def grant(self, grant: Grant, until: int | None) -> None:
+        """Take in a grant, whose rest expires at `until`."""
+        bucket = Bucket(grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority)
+        self.state.grants.append(bucket)
+        self.state.granted += grant.amount
+        self._post(grant.kind, grant.key, grant.amount)
+
+    def withdraw(self, withdrawal: Withdrawal) -> None:
+        """Take GPU time out."""
+        self.book_period()
+        self.draw(withdrawal.amount)
+        self._post(withdrawal.kind, withdrawal.key, withdrawal.amount)
+
+    def judge(self, *, raised: bool) -> bool:
+        """Settle what is owed, and return whether nothing is left of this budget."""
+        state = self.state
+        if raised and state.overdrawn:
+            self.book_period()
+            owed, state.overdrawn = state.overdrawn, 0
+            self._repay(owed)
+        if raised and state.debt:
+            self.book_period()
+            paid = min(state.debt, max(state.balance, 0))
+            state.debt -= paid
+            self._repay(paid)
+            self._post("debt", f"debt:{state.at}", paid)
+        self._open_window()
+        may_spend = self.rule.open and state.balance + self.rule.credit > 0
+        return not may_spend or (state.exhausted and not raised)
+
+    def book_period(self) -> None:
+        """Book the period's allowance, because somebody may draw on it."""
+        bucket = self.state.period
+        if not bucket.booked:
+            bucket.booked = True
+            self._post("allowance", bucket.key, bucket.amount)
+
+    def _expire(self, bucket: Bucket) -> None:
+        if bucket.booked:
+            self._post("expiry", bucket.key, bucket.left)
+
+    def _post(self, kind: PostingKind, key: str, amount: int) -> None:
+        if amount:
+            self.postings.append(Posting(self.state.at, kind, key, self.state.at, amount))

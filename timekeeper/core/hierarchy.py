@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How budgets stand under each other at an instant, and which of them depend on each other because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from timekeeper.core.record import Link
+
+IN_FORCE: Final = 2**62
+"""Later than every instant: the links that nothing has ended."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Budgets that depend on each other from some instant on, and the links between them."""
+
+    keys: frozenset[int]
+    links: tuple[Link, ...]
+
+    @cached_property
+    def parents(self) -> dict[int, int]:
+        """Which budget each one stands under now."""
+        return parents_at(self.links, IN_FORCE)
+
+    @property
+    def roots(self) -> list[int]:
+        """The budgets that stand under none, in the order in which writers take their rows."""
+        return sorted(self.keys - self.parents.keys())
+
+    def chain(self, key: int) -> list[int]:
+        """Return a budget and those it stands under, nearest first."""
+        found, parents = [key], self.parents
+        while found[-1] in parents:
+            found.append(parents[found[-1]])
+        return found
+
+    def below(self, key: int) -> list[int]:
+        """Return a budget and those that stand under it."""
+        return [one for one in sorted(self.keys) if key in self.chain(one)]
+
+
+def parents_at(links: Iterable[Link], at: int) -> dict[int, int]:
+    """Return which budget each one stands under at an instant, those under none left out."""
+    found: dict[int, int | None] = {}
+    for link in sorted(links, key=lambda link: link.since):
+        if link.since <= at:
+            found[link.child] = link.parent
+    return {child: parent for child, parent in found.items() if parent is not None}
+
+
+def chain(links: Iterable[Link], key: int, at: int) -> list[int]:
+    """Return a budget and those above it at an instant, nearest first."""
+    parents = parents_at(links, at)
+    found = [key]
+    while found[-1] in parents:
+        found.append(parents[found[-1]])
+    return found

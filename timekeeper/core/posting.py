@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Double entry: which accounts a posting moves, and what must be reversed and booked so that the ledger is right.
+
+Every namespace has the same accounts. GPU time comes from `issued` into `budget`; pods move it on to `charged`, what
+nobody used goes to `expired`. Time over budget comes from `unfunded`, whose negative balance is the debt under
+`debt: carry`, and goes to `over-budget`. A refund takes back from `charged`; what goes to another namespace's budget
+passes through `transferred`, whose balances sum to zero over all namespaces. Nothing is ever edited: what late
+knowledge shows to be wrong is reversed, and booked anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from timekeeper.core.record import Posting, PostingKind
+
+AccountKind = Literal["issued", "budget", "charged", "over-budget", "unfunded", "expired", "transferred"]
+ACCOUNTS: Final[tuple[AccountKind, ...]] = get_args(AccountKind)
+
+_ROUTE: Final[dict[PostingKind, tuple[AccountKind, AccountKind]]] = {
+    "charge": ("budget", "charged"),
+    "over-budget": ("unfunded", "over-budget"),
+    "allowance": ("issued", "budget"),
+    "adjustment": ("issued", "budget"),
+    "expiry": ("budget", "expired"),
+    "debt": ("budget", "unfunded"),
+    "refund": ("charged", "budget"),
+    "withdrawal": ("budget", "issued"),
+    "transfer-in": ("transferred", "budget"),
+    "transfer-out": ("budget", "transferred"),
+}
+
+
+@dataclass(frozen=True)
+class Booked:
+    """A posting that stands in the ledger, and the transaction that holds it."""
+
+    transaction: int
+    posting: Posting
+    effective_at: int
+    """When it counts: `posting.at`, but of a correction an instant of the period that was open when it was booked."""
+
+
+def entries(posting: Posting) -> tuple[tuple[AccountKind, int], ...]:
+    """Return the accounts that a posting moves and by how much; their sum is zero, nothing for an amount of zero."""
+    source, target = _ROUTE[posting.kind]
+    return ((source, -posting.amount), (target, posting.amount)) if posting.amount else ()
+
+
+def effect(kind: PostingKind, account: AccountKind, amount: int) -> int:
+    """Return by how much a posting of a kind moves an account."""
+    source, target = _ROUTE[kind]
+    return amount * ((target == account) - (source == account))
+
+
+def difference(booked: Iterable[Booked], wanted: Iterable[Posting]) -> tuple[list[Booked], list[Posting]]:
+    """Return what must be reversed and what must be booked so that exactly `wanted` stands in the ledger."""
+    missing = Counter(wanted)
+    wrong: list[Booked] = []
+    for entry in booked:
+        if missing[entry.posting] > 0:
+            missing[entry.posting] -= 1
+        else:
+            wrong.append(entry)
+    return wrong, sorted(missing.elements())
+
+
+def idempotency_key(namespace: int, posting: Posting, version: int) -> str:
+    """Return the key under which a posting can be booked once; `version` counts its bookings that were reversed."""
+    parts = (namespace, posting.kind, posting.key, posting.start, posting.at, posting.amount, version)
+    return ":".join(map(str, parts))

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a namespace's time line is made of, and the postings that come of it. Instants are milliseconds, UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+from timekeeper.core.period import PeriodName
+
+PostingKind = Literal[
+    "charge", "over-budget", "allowance", "expiry", "adjustment", "debt", "refund", "withdrawal", "transfer-in",
+    "transfer-out",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One pod: its interval, and GPU-milliseconds per millisecond as `num / den`. `end` None: it goes on.
+
+    `turns` are the instants after `start` at which a price changes, each with the `num` and `den` from then on.
+    """
+
+    key: str
+    start: int
+    end: int | None
+    num: int
+    den: int
+    turns: tuple[tuple[int, int, int], ...] = ()
+
+    def goes_on(self, at: int) -> bool:
+        """Whether it has not ended at an instant."""
+        return self.end is None or self.end > at
+
+    def gross(self, at: int) -> int:
+        """Return the cumulative charge at an instant, rounded half up."""
+        last = at if self.end is None or at < self.end else self.end
+        if last <= self.start:
+            return 0
+        if not self.turns:
+            return (2 * self.num * (last - self.start) + self.den) // (2 * self.den)
+        exact = self.exact(last)
+        return (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
+
+    def exact(self, at: int) -> Fraction:
+        """Return the cumulative charge at an instant, unrounded."""
+        last = at if self.end is None or at < self.end else self.end
+        total, since, rate = Fraction(0), self.start, Fraction(self.num, self.den)
+        for turn, num, den in self.turns:
+            if turn >= last:
+                break
+            total += rate * (turn - since)
+            since, rate = turn, Fraction(num, den)
+        return total + rate * max(last - since, 0)
+
+    def rate(self, at: int) -> tuple[int, int]:
+        """Return the rate in force from an instant on, as numerator and denominator."""
+        found = self.num, self.den
+        for turn, num, den in self.turns:
+            if turn <= at:
+                found = num, den
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """GPU time set aside in a budget: for a pod's claim, as long as that goes on, or by hand until an instant."""
+
+    budget: int
+    amount: int
+    claim: Claim | None = None
+    until: int = 0
+
+    def rest(self, at: int) -> int:
+        """Return what is left of it at an instant: less what the pod has been charged, nothing after its end."""
+        if self.claim is None:
+            return self.amount if at < self.until else 0
+        return max(self.amount - self.claim.gross(at), 0)
+
+
+Used = Literal["counts", "anew", "clamped"]
+"""What becomes of what the running period has used when a rule begins in it: it counts in full; or it does not, for a
+period begins with the rule. `clamped`: it counts up to the amount that was; so rules did before revision 0014."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A budget rule, in force from `since` until the next one. The first rule of a time line holds from the start.
+
+    `credit` is how far the balance may go below zero, `rollover` the most that a period leaves to the next one. While
+    a rule is not `open` nothing may be spent. Of two with the same `since` the later one in a list holds.
+    """
+
+    since: int
+    amount: int
+    period: PeriodName
+    zone: str
+    credit: int = 0
+    rollover: int = 0
+    open: bool = True
+    anchor: int | None = None
+    """An instant at which a period begins; None: they begin as the calendar does."""
+    used: Used = "counts"
+
+    @property
+    def calendar(self) -> tuple[PeriodName, str, int | None]:
+        """When periods begin."""
+        return self.period, self.zone, self.anchor
+
+    def says_the_same(self, other: Rule) -> bool:
+        """Whether the two differ in nothing but in how and when they came."""
+        return self == replace(other, since=self.since, used=self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """GPU time beside the budget; what is left of it at `until` expires (None: never). Low `priority` is used first."""
+
+    key: str
+    amount: int
+    since: int
+    until: int | None
+    kind: PostingKind = "allowance"
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """GPU time taken out of a budget: by hand, or into another namespace's."""
+
+    key: str
+    amount: int
+    at: int
+    kind: PostingKind
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """What becomes of time over budget, from `since` until the next one: `carry`, it is taken from a later allowance.
+
+    What was owed stays owed when that ends. Before the first one all is forgiven.
+    """
+
+    since: int
+    carry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """All that a namespace's time line depends on."""
+
+    claims: Sequence[Claim]
+    rules: Sequence[Rule]
+    grants: Sequence[Grant] = ()
+    withdrawals: Sequence[Withdrawal] = ()
+    debts: Sequence[Debt] = ()
+    opened: int | None = None
+    """When its account was opened: its time line begins there, unless there are records of before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A budget stands under another one from an instant on, until its next link; `parent` None: under none."""
+
+    child: int
+    parent: int | None
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The budgets that go through time together, by key, and how they stand under each other."""
+
+    records: Mapping[int, Records]
+    links: Sequence[Link] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Posting:
+    """What the ledger must hold: `amount` GPU-milliseconds, settled at `at`; charges cover [start, at)."""
+
+    at: int
+    kind: PostingKind
+    key: str
+    start: int
+    amount: int
+
+
+def planned(key: str, budget: int, amount: int, span: int, now: int) -> Aside:
+    """Return what is set aside for a pod that is not bound yet, as if it were bound now and needed all of it."""
+    return Aside(budget, amount, Claim(key, now, now + max(span, 1), amount, max(span, 1)))

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much GPU time must be set aside so that a pod can finish, and whether that stays covered. Pure, exact.
+
+Which GPU the pod gets is not known yet.
+
+A pod holds its GPUs from its binding until its containers have ended. Kubelet ends them when `activeDeadlineSeconds`
+have passed since the pod's `startTime`, which is kubelet's first look at it and not the binding, and then gives them
+the pod's grace. So at most `deadline + grace + margin` pass, where the margin covers the time from the binding to that
+look, kubelet's own pace and its whole seconds. For each GPU model that the pod might get the dearest share is taken:
+every container on a GPU of its own, of the least memory, at the highest price that is set for now or later.
+
+That enough is free now does not say that it is there later: what a grant or a period brought may expire before a pod
+has used it. So `gap` follows the time line of those who have time set aside to their ends, as if a pod that is not
+bound yet were bound now, and nobody else drew on the budgets. Wherever an allowance comes or goes, what is left then
+must cover what is set aside then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.inventory import Gpu, model_matches
+from slicekeeper.request import PodRequest, as_map
+from slicekeeper.units import MS_PER_SECOND
+from timekeeper.core import hierarchy, metering, timeline
+from timekeeper.core.budget import State, rule_at
+from timekeeper.core.rate import PriceBook
+from timekeeper.core.record import Aside, Claim, Forest
+
+DEFAULT_GRACE_SECONDS: Final = 30
+_ANY_MODEL: Final = "*"
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What a pod needs at most: GPU-milliseconds, and milliseconds for which it holds its GPUs."""
+
+    amount: int
+    span: int
+
+
+def span_of(pod: Mapping[str, Any], margin_ms: int) -> int | None:
+    """Return for how long a pod holds its GPUs at most, in milliseconds; None where it has no deadline."""
+    spec = as_map(pod.get("spec"))
+    deadline, grace = spec.get("activeDeadlineSeconds"), spec.get("terminationGracePeriodSeconds")
+    if not isinstance(deadline, int) or deadline < 1:
+        return None
+    seconds = deadline + (grace if isinstance(grace, int) and grace >= 0 else DEFAULT_GRACE_SECONDS)
+    return seconds * MS_PER_SECOND + margin_ms
+
+
+def hold_of(
+    request: PodRequest,
+    span: int,
+    *,
+    gpus: Collection[Gpu],
+    prices: PriceBook,
+    weight: metering.Weight,
+    background: Fraction,
+    quota: metering.Quota | None,
+    now: int,
+    device_nodes: Collection[Mapping[str, str]] = (),
+) -> Hold | None:
+    """Return what a request needs for `span` milliseconds on any of `gpus`; None if it can run on none of them.
+
+    `device_nodes` are the labels of the nodes that have NVIDIA's own devices.
+    """
+    rates = [
+        sum((share * _price(prices, model, now) for model, share in shares.items()), Fraction(0))
+        for shares in _shares_by_model(request, gpus, weight, background, quota, device_nodes)
+    ]
+    return Hold(ceil(max(rates) * span), span) if rates else None
+
+
+def _price(prices: PriceBook, model: str, now: int) -> Fraction:
+    return prices.highest_of_all(now) if model == _ANY_MODEL else prices.highest(model, now)
+
+
+def _shares_by_model(
+    request: PodRequest,
+    gpus: Collection[Gpu],
+    weight: metering.Weight,
+    background: Fraction,
+    quota: metering.Quota | None,
+    device_nodes: Collection[Mapping[str, str]],
+) -> list[Mapping[str, Fraction]]:
+    """Return for each model that the pod might get what it would be charged there per millisecond, by model."""
+    smallest: dict[str, Gpu] = {}
+    for gpu in gpus:
+        fits = request.gpu_uuid in ("", gpu.uuid) and (
+            not request.gpu_models or any(model_matches(asked, gpu.model) for asked in request.gpu_models)
+        )
+        if fits and gpu.memory_mib < smallest.get(gpu.model, gpu).memory_mib + 1:
+            smallest[gpu.model] = gpu
+    if not request.requests:  # NVIDIA's plugin hands out the GPUs, of any model
+        smallest = {_ANY_MODEL: Gpu(uuid="", model=_ANY_MODEL, memory_mib=1)}
+    annotations = {
+        names.gpu_annotation(wanted.container): ",".join(f"{wanted.container}/{i}" for i in range(wanted.gpus))
+        for wanted in request.requests
+    }
+    if request.sharing == "exclusive":
+        annotations[names.SHARING_MODE] = "exclusive"
+    pod = {"metadata": {"annotations": annotations}}
+    named = [uuid for value in annotations.values() for uuid in value.split(",")]
+    return [
+        metering.meter(
+            pod, request,
+            inventory=dict.fromkeys(named, gpu),
+            weight=weight, background=background, quota=quota,
+            device_model=_ANY_MODEL, device_labels=labels,
+        ).shares
+        for gpu in smallest.values()
+        for labels in (device_nodes if request.devices and device_nodes else ({},))
+    ]  # fmt: skip
+
+
+_MOST_TURNS: Final = 200
+"""Allowances that come or go and are looked at: after so many hourly budgets nothing new is to be expected."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Where, from when on and by how much what is set aside is not covered."""
+
+    budget: int
+    at: int
+    amount: int
+
+
+def gap(
+    states: Mapping[int, State], forest: Forest, asides: Sequence[Aside], budgets: Collection[int], now: int
+) -> Gap | None:
+    """Return where what is set aside in some budgets and below them stops being covered; None: not before its end."""
+    claims: dict[int, list[Claim]] = {}
+    for one in asides:
+        if one.claim is not None:
+            claims.setdefault(one.budget, []).append(one.claim)
+    kept = Forest(
+        {key: replace(forest.records[key], claims=claims.get(key, []), debts=()) for key in states}, forest.links
+    )
+    below = {
+        key: [one for one in asides if key in hierarchy.chain(forest.links, one.budget, now)] for key in sorted(budgets)
+    }
+    for _ in range(_MOST_TURNS):
+        turns = [turn for key in budgets if (turn := timeline.next_turn(states, kept, key)) is not None]
+        at = min(turns, default=None)
+        if at is None or not any(one.rest(at) for one in asides):
+            return None
+        states = timeline.advance(states, kept, at).states
+        for key, mine in below.items():
+            owed = sum(one.rest(at) for one in mine)
+            rule = rule_at(kept.records[key].rules, at)
+            left = max(states[key].balance + rule.credit, 0) if rule.open else 0
+            if owed > left:
+                return Gap(key, at, owed - left)
+    return None

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which thresholds of a budget are crossed in a period."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from timekeeper.core.budget import State
+
+
+def limit_of(state: State) -> int:
+    """Return what a period's thresholds are percentages of: its amount, with what rolled over, and its grants."""
+    return state.period.amount + state.granted
+
+
+def crossed(state: State, percents: Iterable[int], *, is_open: bool) -> list[int]:
+    """Return the thresholds that are crossed, lowest first. One that is spent has crossed all of them."""
+    limit = limit_of(state)
+    spent = state.exhausted and is_open and state.used > 0
+    return sorted({p for p in percents if limit > 0 and (spent or state.used * 100 >= limit * p)})

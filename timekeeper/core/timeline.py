@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time line of budgets: what pods are charged, from which account, at every instant. A pure function of records.
+
+Records are claims (pods), rules (budget amount per period) and grants; what comes out is the state at an instant and
+the postings that the ledger must hold up to there. It never matters when anybody looked: `advance` from any earlier
+state gives the same as from the beginning, so callers keep states as anchors and go on from one.
+
+A claim's cumulative charge is `round_half_up(rate × milliseconds)`, and a part of it is a difference of two such
+values: cutting a claim anywhere moves nothing. A budget is exhausted from the instant at which nothing is left,
+or at the start of the first millisecond whose charge would exceed what is left. It stays so until an allowance comes:
+a grant, a new period, a raised amount. Charges of exhausted time go to the over-budget account.
+
+Budgets stand under each other, and one with all that depend on it goes through time together. A pod's time is charged
+to its namespace's budget and to all above it, or to none: where one of them is exhausted it is over budget in the
+namespace, and in the lowest that is exhausted. Of a millisecond that several budgets cannot carry the lower ones are
+asked first. A budget above holds one posting per budget below and instant, the sum of what was posted there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from timekeeper.core.budget import Line, State, period_bucket
+from timekeeper.core.hierarchy import chain, parents_at
+from timekeeper.core.record import Claim, Forest, Link, Posting, PostingKind, Records
+
+CHILD = "child:"
+"""Before the key of the budget below, in the subject of a posting that sums up its charges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The states at the instant asked for, the postings settled since the states before, and anchors on the way."""
+
+    states: dict[int, State]
+    postings: dict[int, list[Posting]]
+    anchors: list[dict[int, State]]
+
+
+def begin(records: Records, at: int) -> State:
+    """Return one budget's state before anything happened: at its opening, just before its first record, or at `at`."""
+    later = [rule.since for rule in records.rules[1:]]
+    moved = [*(g.since for g in records.grants), *(w.at for w in records.withdrawals)]
+    firsts = [*(c.start for c in records.claims), *moved, *later]
+    at = min([at, *(first - 1 for first in firsts), *([] if records.opened is None else [records.opened])])
+    rule = records.rules[0]
+    start, bucket = period_bucket(rule, at)
+    return State(
+        at=at,
+        period_start=start,
+        period=bucket,
+        grants=[],
+        exhausted=rule.amount + rule.credit == 0 or not rule.open,
+        since=at if start is None else start,
+        cut=at,
+    )
+
+
+def begin_all(forest: Forest, at: int) -> dict[int, State]:
+    """Return all budgets' states before anything concerned them: each just before its own first record or link.
+
+    So a budget's beginning is the same whatever others it is settled with.
+    """
+    births: dict[int, int] = {}
+    for link in forest.links:
+        for key in (link.child, link.parent):
+            if key is not None:
+                births[key] = min(link.since - 1, births.get(key, at))
+    return {key: begin(records, min(at, births.get(key, at))) for key, records in forest.records.items()}
+
+
+def advance(
+    states: Mapping[int, State], forest: Forest, until: int, *, every: int = 0, settled: int = 0
+) -> Outcome:  # fmt: skip
+    """Return the outcome at `until` from earlier states, which are left as they are.
+
+    They are of one instant, but for budgets that begin later. All records that differ from those `states` were made of
+    must begin after their instant. Anchors are taken after each `every` boundaries (0: none) that lie before `settled`,
+    of the budgets that have begun.
+    """
+    run = _Run(states, forest)
+    anchors: list[dict[int, State]] = []
+    passed = 0
+    while (boundary := run.next_boundary(until)) is not None:
+        run.move(boundary)
+        run.apply()
+        passed += 1
+        if every and passed >= every and boundary < settled:
+            run.complete()
+            begun = [key for key, state in states.items() if state.at <= boundary]
+            anchors.append({key: run.lines[key].state.copy() for key in begun})
+            passed = 0
+    run.move(until)
+    run.complete()
+    return Outcome({key: line.state for key, line in run.lines.items()}, run.postings(), anchors)
+
+
+_FORECAST_PERIODS = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}
+_FORECAST_DAYS = 400
+_FORECAST_STEPS = 20_000
+"""The most that a forecast looks at: boundaries times budgets."""
+
+
+def run_outs(states: Mapping[int, State], forest: Forest) -> dict[int, int]:
+    """Return when budgets that have time left, above too, will have none if open claims go on for ever.
+
+    One that is not in the answer has none already, or none of its pods runs, or it is not foreseeable.
+    """
+    going_on = {
+        key: replace(records, claims=[c for c in records.claims if c.goes_on(states[key].at)], debts=())
+        for key, records in forest.records.items()
+    }
+    run = _Run(states, Forest(going_on, forest.links))
+    found: dict[int, int] = {}
+    used = {one.key for key, records in going_on.items() if records.claims for one in run.lines[key].chain}
+    waiting = {key: line for key, line in run.lines.items() if key in used and not line.state.over_budget}
+    furthest = run.at + _FORECAST_DAYS * 86_400_000
+    periods: Counter[int] = Counter()
+
+    def note(before: int) -> None:
+        for key, line in list(waiting.items()):
+            if line.state.over_budget and line.state.since < before:
+                found[key] = waiting.pop(key).state.since
+
+    for _ in range(max(_FORECAST_STEPS // len(run.lines), 50)):
+        boundary = run.next_boundary(furthest)
+        if boundary is None or not waiting:
+            break
+        run.move(boundary)
+        note(boundary)
+        periods.update(key for key, line in run.lines.items() if line.state.period.expires == boundary)
+        spent = {key for key, line in run.lines.items() if periods[key] > _FORECAST_PERIODS[line.rule.period]}
+        for key in [key for key, line in waiting.items() if all(one.key in spent for one in line.chain)]:
+            del waiting[key]
+        run.apply()
+        note(boundary + 1)
+    else:
+        return found
+    if waiting:
+        run.move(furthest)
+        note(furthest + 1)
+    return found
+
+
+def next_turn(states: Mapping[int, State], forest: Forest, key: int) -> int | None:
+    """Return the next instant at which an allowance of a budget, or of one above it, comes or goes by itself."""
+    instants: list[int] = []
+    at = states[key].at
+    for one in chain(forest.links, key, at):
+        records, state = forest.records[one], states[one]
+        instants += [r.since for r in records.rules]
+        instants += [g.since for g in records.grants] + [w.at for w in records.withdrawals]
+        instants += [b.expires for b in (state.period, *state.grants) if b.expires is not None]
+    return min((instant for instant in instants if instant > at), default=None)
+
+
+class _Run:
+    """One passage of some budgets along the time line."""
+
+    def __init__(self, states: Mapping[int, State], forest: Forest) -> None:
+        self.at = min(state.at for state in states.values())
+        self.lines = {key: Line(key, state, forest.records[key], self.at) for key, state in states.items()}
+        self._links: dict[int, list[Link]] = {}
+        for link in forest.links:
+            if link.since > self.at:
+                self._links.setdefault(link.since, []).append(link)
+        for child, parent in parents_at(forest.links, self.at).items():
+            if child in self.lines:
+                self.lines[child].parent = self.lines[parent]
+        self._linked = bool(forest.links)
+        self._starts: dict[int, list[tuple[Line, Claim]]] = {}
+        self._ends: dict[int, list[tuple[Line, Claim]]] = {}
+        self._turns: dict[int, list[tuple[Line, Claim]]] = {}
+        self._debts: dict[int, list[tuple[Line, bool]]] = {}
+        self._sums: dict[tuple[int, int, PostingKind, int], tuple[int, int]] = {}
+        self._sort()
+        for key, line in self.lines.items():
+            line.counting = self._counting(line)
+            self._take_in(line, forest.records[key].claims)
+            for debt in forest.records[key].debts:
+                if debt.since > self.at:
+                    self._debts.setdefault(debt.since, []).append((line, debt.carry))
+        own = [instant for line in self.lines.values() for instant in (*line.rules, *line.grants, *line.withdrawals)]
+        known = {*self._starts, *self._ends, *self._turns, *self._links, *self._debts, *own}
+        self._instants = sorted(known, reverse=True)
+
+    def _take_in(self, line: Line, claims: Iterable[Claim]) -> None:
+        for claim in claims:
+            if claim.end is not None and (claim.end <= claim.start or claim.end <= self.at):
+                continue
+            if claim.start <= self.at:
+                self._start(line, claim)
+            else:
+                self._starts.setdefault(claim.start, []).append((line, claim))
+            if claim.end is not None:
+                self._ends.setdefault(claim.end, []).append((line, claim))
+            for turn, _, _ in claim.turns:
+                if turn > self.at:
+                    self._turns.setdefault(turn, []).append((line, claim))
+
+    def _sort(self) -> None:
+        """Have the budgets in the order in which they are asked whether a millisecond is too much: lower ones first."""
+        self._order = sorted(self.lines.values(), key=lambda line: (-len(line.chain), line.key))
+
+    def postings(self) -> dict[int, list[Posting]]:
+        """Return the postings of all budgets."""
+        found = {key: line.postings for key, line in self.lines.items()}
+        for (key, child, kind, at), (start, amount) in self._sums.items():
+            found[key].append(Posting(at, kind, f"{CHILD}{child}", start, amount))
+        return found
+
+    # Time
+
+    def next_boundary(self, until: int) -> int | None:
+        """Return the next instant, up to `until`, at which anything changes; None where there is none."""
+        while self._instants and self._instants[-1] <= self.at:
+            self._instants.pop()
+        known = self._instants[-1] if self._instants else None
+        idle: list[Line] = []
+        for line in self._order:
+            end = line.state.period.expires
+            if end is not None and line.idle:
+                idle.append(line)
+            elif end is not None and (known is None or end < known):
+                known = end
+            for bucket in line.state.grants:
+                if bucket.expires is not None and (known is None or bucket.expires < known):
+                    known = bucket.expires
+        found = known
+        for line in idle:
+            line.skip_idle_periods(until if known is None else min(known, until))
+            end = line.state.period.expires
+            if end is not None:
+                found = end if found is None else min(found, end)
+        return found if found is not None and found <= until else None
+
+    def move(self, to: int) -> None:
+        """Go on to an instant before which nothing changes by itself but balances."""
+        while to > self.at:
+            crossings = [at for line in self._order if (at := line.crossing(to)) is not None]
+            if not crossings:
+                break
+            self._go(min(crossings))
+            for line in self._order:
+                if line.used_up() or (self.at < to and line.exceeds()):
+                    self._turn_over(line, exhausted=True)
+        self._go(to)
+
+    def _go(self, to: int) -> None:
+        for line in self._order:
+            line.go(to)
+        self.at = to
+
+    def complete(self) -> None:
+        """Make the states those of this instant: balances drawn, and over at once what the next millisecond exceeds.
+
+        So what is settled from them on lies after it.
+        """
+        for line in self._order:
+            line.close_window()
+        for line in self._order:
+            if line.exceeds():
+                self._turn_over(line, exhausted=True)
+
+    # What happens at an instant
+
+    def apply(self) -> None:
+        """Apply everything that happens at this instant."""
+        at = self.at
+        for line, claim in self._ends.get(at, ()):
+            self._end(line, claim)
+        for line, carry in self._debts.get(at, ()):
+            line.owe(carry)
+        self._turn(at)
+        for link in self._links.get(at, ()):
+            self._relink(link)
+        self._allow(at)
+        for line, claim in self._starts.get(at, ()):
+            self._start(line, claim)
+        for line in self._order:
+            if line.running:
+                line.book_period()
+
+    def _start(self, line: Line, claim: Claim) -> None:
+        line.active[claim.key] = claim
+        for one in line.chain:
+            one.running += 1
+        for one in line.counting:
+            one.enter(claim)
+
+    def _end(self, line: Line, claim: Claim) -> None:
+        del line.active[claim.key]
+        for one in line.chain:
+            one.running -= 1
+        for one in line.counting:
+            one.leave(claim)
+        self._post_charge(line, claim)
+
+    def _turn(self, at: int) -> None:
+        """Have new prices hold from now on; what ran before is posted at the old ones."""
+        turned = [(line, claim) for line, claim in self._turns.get(at, ()) if claim.key in line.active]
+        for line in {line.key: line for line, _ in turned}.values():
+            self._cut(line)
+        for line, claim in turned:
+            for one in line.counting:
+                one.reprice(claim)
+
+    def _allow(self, at: int) -> None:
+        """Have allowances come and go, all of this instant's before anything is judged."""
+        due = {line.key: line for line in self._order if self._has_turn(line, at)}
+        for line in list(due.values()):
+            if any(grant.kind == "refund" for grant in line.grants.get(at, ())):
+                due |= {one.key: one for one in line.chain}
+        raised = {key: self._renew(line, at) for key, line in due.items()}
+        for line in list(due.values()):
+            for grant in line.grants.get(at, ()):
+                line.grant(grant, grant.until)
+                raised[line.key] = True
+                for one in line.chain[1:] if grant.kind == "refund" else ():
+                    one.grant(grant, one.state.period.expires)
+                    raised[one.key] = True
+            for withdrawal in line.withdrawals.get(at, ()):
+                line.withdraw(withdrawal)
+        for key, line in due.items():
+            exhausted = line.judge(raised=raised[key])
+            if exhausted != line.state.exhausted:
+                self._turn_over(line, exhausted=exhausted)
+
+    def _has_turn(self, line: Line, at: int) -> bool:
+        if line.state.period.expires == at or at in line.rules or at in line.grants or at in line.withdrawals:
+            return True
+        return any(bucket.expires == at for bucket in line.state.grants)
+
+    def _renew(self, line: Line, at: int) -> bool:
+        """Expire what ends now, begin a new period or rule; return whether there is more to spend than before."""
+        line.close_window()
+        line.expire_grants()
+        over, rule = line.state.period.expires == at, line.rules.get(at)
+        if not over and rule is None:
+            return False
+        if not over and rule is not None and rule.used != "anew":
+            return line.adjust(rule)
+        self._cut(line)
+        return line.renew(rule, over=over)
+
+    # Whose time counts where
+
+    def _below(self, line: Line) -> list[Line]:
+        """Return a line and all under it."""
+        return [one for one in self._order if line in one.chain] if self._linked else [line]
+
+    def _counting(self, line: Line) -> tuple[Line, ...]:
+        """Return where a line's own pods' time counts: in all above, or only in the lowest that is exhausted."""
+        found = line.chain
+        stop = next((one for one in found if one.state.exhausted), None)
+        return found if stop is None else (line,) if stop is line else (line, stop)
+
+    def _turn_over(self, line: Line, *, exhausted: bool) -> None:
+        """Have a budget be exhausted, or no more; it concerns all below."""
+        self._cut(line)
+
+        def change() -> None:
+            line.state.exhausted = exhausted
+
+        self._change(line, change)
+
+    def _relink(self, link: Link) -> None:
+        """Have a budget stand under another one from now on; what was before stays where it was."""
+        line = self.lines[link.child]
+        self._cut(line)
+
+        def change() -> None:
+            for one in line.chain[1:]:
+                one.running -= line.running
+            line.parent = None if link.parent is None else self.lines[link.parent]
+            for one in line.chain[1:]:
+                one.running += line.running
+
+        self._change(line, change)
+        self._sort()
+
+    def _change(self, line: Line, change: Callable[[], None]) -> None:
+        """Change what decides where the pods' time counts, of a line and all under it, and count it there."""
+        below = self._below(line)
+        before = [one.state.over_budget for one in below]
+        for one in below:
+            one.close_window()
+        change()
+        for one, was in zip(below, before, strict=True):
+            state = one.state
+            above = next((up.key for up in one.chain[1:] if up.state.exhausted), None)
+            state.barred = None if state.exhausted else above
+            if state.over_budget != was:
+                state.since = self.at
+            counting = self._counting(one)
+            for old in one.counting:
+                if old not in counting:
+                    for claim in one.active.values():
+                        old.leave(claim)
+            for new in counting:
+                if new not in one.counting:
+                    for claim in one.active.values():
+                        new.enter(claim)
+            one.counting = counting
+
+    # Postings
+
+    def _cut(self, line: Line) -> None:
+        """Post what ran up to now, in a line and all under it."""
+        for one in self._below(line):
+            for claim in one.active.values():
+                self._post_charge(one, claim)
+            if one.active or one is line:
+                one.state.cut = self.at
+
+    def _post_charge(self, line: Line, claim: Claim) -> None:
+        start, at = max(claim.start, line.state.cut), self.at
+        if at <= start:
+            return
+        kind: PostingKind = "over-budget" if line.state.over_budget else "charge"
+        amount = claim.gross(at) - claim.gross(start)
+        line.postings.append(Posting(at, kind, claim.key, start, amount))
+        child = line
+        for one in line.chain[1:]:
+            if amount and one in line.counting:
+                place = (one.key, child.key, kind, at)
+                since, total = self._sums.get(place, (start, 0))
+                self._sums[place] = (min(since, start), total + amount)
+            child = one

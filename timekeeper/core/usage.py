@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Usage counters that sidecars report: which report counts, and what was used in each hour. Pure.
+
+Counters are cumulative within an epoch (one run of a sidecar), so loss, repeat and reorder change nothing. What was
+used is the sum over epochs. Reports never open, close or change a charge: a refused one costs nobody anything.
+
+A watermark remembers where its counter stood when the hour began, so that a report costs no more than before; a row is
+written once an hour. What a report adds counts in the hour in which the counter was read. Time between two reports is
+observed unless it is longer than `SILENCE_MS`: then nobody knows, and it stays unobserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.units import MS_PER_HOUR
+from slicekeeper.wire.timekeeper import UsageReport
+
+Outcome = Literal["accepted", "duplicate", "refused"]
+
+WRONG_POD: Final = "wrong-pod"
+UNKNOWN_POD: Final = "unknown-pod"
+POD_ARCHIVED: Final = "pod-archived"
+UNKNOWN_CONTAINER: Final = "unknown-container"
+RAN_BACKWARDS: Final = "counter-ran-backwards"
+TOO_FAST: Final = "counter-above-possible"
+BAD_COUNTER: Final = "counter-invalid"
+BAD_EPOCH: Final = "epoch-implausible"
+TOO_MANY_EPOCHS: Final = "too-many-epochs"
+
+MAX_EPOCHS: Final = 256
+"""A sidecar that restarts each minute for four hours; more is a fault, and each would cost a row."""
+
+SLACK_MS: Final = 60_000
+"""Clocks of nodes differ, and counters are read a moment before they are sent."""
+
+_LARGEST: Final = 2**62
+
+
+class Watermark(NamedTuple):
+    """The furthest that one epoch of one container has reported. `used_ms` None: unknown."""
+
+    epoch: int
+    seq: int
+    used_ms: int | None
+    monotonic_ns: int
+    """When it was last read; before it is first known, when it was last reported."""
+    hour: int = 0
+    """The hour in which the counter was last read, by its first instant."""
+    hour_base: int = 0
+    """What had been used when that hour began."""
+    observed_ms: int = 0
+    """For how much of that hour somebody has told of."""
+
+
+class Bounds(NamedTuple):
+    """What a container can have used: GPUs held, since when, as of now."""
+
+    gpus: int
+    start: int
+    now: int
+
+    @property
+    def most_ms(self) -> int:
+        """The most that all epochs together may have counted."""
+        return _most(max(self.now - self.start, 0), self.gpus)
+
+
+def _most(elapsed_ms: int, gpus: int) -> int:
+    return (elapsed_ms + elapsed_ms // 50 + SLACK_MS) * gpus
+
+
+def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -> tuple[Outcome, str, Watermark | None]:
+    """Return a report's outcome, the reason where it is refused, and the watermark to keep where that changed.
+
+    `marks` are the container's watermarks by epoch.
+    """
+    if not (
+        0 < report.seq < _LARGEST
+        and 0 <= report.monotonic_ns < _LARGEST
+        and (report.used_ms is None or 0 <= report.used_ms < _LARGEST)
+    ):
+        return "refused", BAD_COUNTER, None
+    if not 0 < report.epoch <= (bounds.now + CLOCK_SKEW_MS) * 1_000_000:
+        return "refused", BAD_EPOCH, None
+    mark = marks.get(report.epoch)
+    if mark is None:
+        if len(marks) >= MAX_EPOCHS:
+            return "refused", TOO_MANY_EPOCHS, None
+        mark = Watermark(report.epoch, 0, None, report.monotonic_ns)
+    elif report.seq <= mark.seq:
+        return _late(report, mark)
+    refusal = _impossible(report, mark, marks, bounds)
+    if refusal:
+        return "refused", refusal, None
+    if report.used_ms is None and mark.used_ms is not None:
+        # The counter may have gone on: what it says next is of all the time since it was last read.
+        return "accepted", "", mark._replace(seq=report.seq)
+    return "accepted", "", Watermark(report.epoch, report.seq, report.used_ms, report.monotonic_ns)
+
+
+def _late(report: UsageReport, mark: Watermark) -> tuple[Outcome, str, None]:
+    """Judge a report at or behind the watermark: it may only say less than what is known."""
+    if report.used_ms is not None and mark.used_ms is not None and report.used_ms > mark.used_ms:
+        return "refused", RAN_BACKWARDS, None
+    return "duplicate", "", None
+
+
+def _impossible(report: UsageReport, mark: Watermark, marks: Mapping[int, Watermark], bounds: Bounds) -> str:
+    if report.monotonic_ns < mark.monotonic_ns:
+        return RAN_BACKWARDS
+    if report.used_ms is None:
+        return ""
+    before = mark.used_ms or 0
+    if report.used_ms < before:
+        return RAN_BACKWARDS
+    others = sum(m.used_ms or 0 for m in marks.values() if m.epoch != report.epoch)
+    if others + report.used_ms > bounds.most_ms:
+        return TOO_FAST
+    elapsed_ms = (report.monotonic_ns - mark.monotonic_ns) // 1_000_000
+    if mark.seq and mark.used_ms is not None and report.used_ms - before > _most(elapsed_ms, bounds.gpus):
+        return TOO_FAST
+    return ""
+
+
+def used(marks: Mapping[int, Watermark]) -> int | None:
+    """Return what a container used, None where no epoch ever knew."""
+    known = [mark.used_ms for mark in marks.values() if mark.used_ms is not None]
+    return sum(known) if known else None
+
+
+SILENCE_MS: Final = 120_000
+"""Twelve of the sidecar's usual intervals. What it could not send it spools, so this is a sidecar that was away."""
+
+
+@dataclass(frozen=True)
+class HourUsed:
+    """What one epoch of one container used in an hour that is over; `used_ms` None: unknown."""
+
+    epoch: int
+    hour: int
+    used_ms: int | None
+    observed_ms: int
+
+
+def in_this_hour(mark: Watermark) -> HourUsed:
+    """Return what the hour of the newest report has come to."""
+    used = None if mark.used_ms is None else mark.used_ms - mark.hour_base
+    return HourUsed(mark.epoch, mark.hour, used, mark.observed_ms)
+
+
+def advance(before: Watermark | None, mark: Watermark, at: int) -> tuple[Watermark, HourUsed | None]:
+    """Return a new watermark that knows its hour, and the hour that is over by it.
+
+    `before` is the watermark of the same epoch that it follows; `at` is when the counter was read.
+    """
+    hour = at // MS_PER_HOUR * MS_PER_HOUR
+    epoch, seq, used, monotonic = mark[:4]
+    if before is None:
+        passed = at - epoch // 1_000_000  # an epoch is named by the instant at which it began
+        return Watermark(epoch, seq, used, monotonic, hour, 0, passed if 0 <= passed <= SILENCE_MS else 0), None
+    passed = (monotonic - before.monotonic_ns) // 1_000_000
+    observed = passed if passed <= SILENCE_MS else 0
+    if hour <= before.hour:
+        observed += before.observed_ms
+        return Watermark(epoch, seq, used, monotonic, before.hour, before.hour_base, observed), None
+    here = min(observed, at - hour)
+    over = in_this_hour(before)
+    over = replace(over, observed_ms=over.observed_ms + observed - here)
+    return Watermark(epoch, seq, used, monotonic, hour, before.used_ms or 0, here), over

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what `timekeeper.core.reservation.gap` needs: whether what is set aside stays covered until its end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from sqlalchemy.orm import Session
+
+from timekeeper.core.budget import State
+from timekeeper.core.hierarchy import IN_FORCE, Tree
+from timekeeper.core.record import Aside, Forest
+from timekeeper.core.reservation import Gap, gap
+from timekeeper.ledger.books import Books
+from timekeeper.store import memberships, timelines
+from timekeeper.store import reservations as store
+
+
+def gap_of_withdrawal(books: Books, session: Session, budget: int, now: int) -> Gap | None:
+    """Return where what is set aside in a budget and below it is not covered, after something was taken out."""
+    tree = memberships.tree(session, [budget], IN_FORCE)
+    asides = store.asides(session, tree.keys, now)
+    return (
+        gap_in(session, tree, books.settle_all(session, {budget: None}, now), asides, [budget], now) if asides else None
+    )
+
+
+def gap_in(
+    session: Session,
+    tree: Tree,
+    states: Mapping[int, State],
+    asides: Sequence[Aside],
+    budgets: Collection[int],
+    now: int,
+) -> Gap | None:
+    """Return where what is set aside in some budgets of a tree, and below them, stops being covered."""
+    forest = Forest(timelines.records(session, tree.keys, max(s.at for s in states.values()), carry=False), tree.links)
+    return gap({key: states[key] for key in tree.keys}, forest, asides, budgets, now)

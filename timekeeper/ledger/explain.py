@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Explains a budget's balance: every booking that moved it, the sum so far, and the record that caused it.
+
+What is sealed comes first, as one sum, so that an explanation does not grow with the years. Bookings after it stand
+where they fall due, corrections among those of the period that they tell of. Then comes what is not booked yet: what is
+due since the namespace was last settled, the allowance of a period that no pod has drawn on, and the pods that run. So
+the last sum is the balance that decisions are made of, at any instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from slicekeeper.errors import NotFound
+from slicekeeper.units import format_instant
+from timekeeper.core import hierarchy, timeline
+from timekeeper.core.accounting_period import period_around
+from timekeeper.core.budget import rule_at
+from timekeeper.core.posting import difference, effect
+from timekeeper.core.record import Forest, Posting
+from timekeeper.core.timeline import CHILD
+from timekeeper.ledger.books import anchored, instant_of
+from timekeeper.store import (
+    accounts,
+    bookings,
+    budget_rules,
+    corrections,
+    memberships,
+    movements,
+    seals,
+    timelines,
+    workloads,
+)
+from timekeeper.store.accounts import Known
+from timekeeper.store.bookings import Caused
+from timekeeper.store.db.models import BudgetGrant, Workload
+
+
+@dataclass(frozen=True)
+class Line:
+    """A step of the balance. Instants are RFC 3339, amounts GPU-ms.
+
+    `transaction` None: it is not booked yet, or it is the sum of what is sealed.
+    """
+
+    at: str
+    transaction: int | None
+    kind: str
+    amount_ms: int
+    balance_ms: int
+    cause: str
+
+
+def explain(
+    engine: Engine, cluster: str, name: str, at: int, *, carry: bool, parent: bool = False, uid: str = ""
+) -> Iterator[Line]:
+    """Yield the steps of a namespace's balance, or a parent's, up to an instant; the last one has the balance.
+
+    `uid` is the namespace's if several had the name; without it, the newest is explained.
+
+    What was sealed before comes first, as one sum. `carry` is as for `verify`. Raises NotFound where it has no account.
+    """
+    with Session(engine, expire_on_commit=False) as session, session.begin():
+        if uid:
+            found = accounts.find(session, cluster, uid)
+            if found is None or found.title != name:
+                raise NotFound(f"namespace {name} of UID {uid} has no account", 404, "namespace-unknown")
+            known = found
+        else:
+            known = (accounts.require_parent if parent else accounts.require_name)(session, cluster, name)
+        yield from _summed(_lines(session, known, at, carry=carry))
+
+
+def _lines(session: Session, known: Known, at: int, *, carry: bool) -> Iterator[Line]:
+    sealed, sums = seals.latest(session, known.id, at)
+    cause = "the sum of all that is sealed up to then"
+    yield Line(format_instant(sealed), None, "sealed", sums.get("budget", 0), 0, cause)
+    causes = _Causes(session, known.id)
+    yield from map(causes.of_booking, bookings.causes(session, known.id, sealed, at))
+    tree, anchor = anchored(session, memberships.tree(session, [known.id], at), at + 1)
+    after = instant_of(anchor)
+    forest = Forest(timelines.records(session, tree.keys, after, carry=carry, until=at), tree.links)
+    start = timeline.begin_all(forest, at) | anchor
+    outcome = timeline.advance(start, forest, max(at, *(state.at for state in start.values())))
+    _, due = difference(bookings.standing(session, known.id, after, at), outcome.postings[known.id])
+    yield from map(causes.of_due, due)
+    state = outcome.states[known.id]
+    if not state.period.booked and state.period.amount:
+        yield Line(format_instant(at), None, "allowance", state.period.amount, 0, "no pod has drawn on it yet")
+    below = [key for key in sorted(tree.keys) if known.id in hierarchy.chain(tree.links, key, at)]
+    for key in below:
+        mine = outcome.states[key]
+        for claim in () if mine.over_budget else forest.records[key].claims:
+            since = max(claim.start, mine.cut)
+            if claim.start <= at and (claim.end is None or claim.end > at) and claim.gross(at) > claim.gross(since):
+                cause = f"{causes.pod(claim.key)} runs, since {format_instant(since)}"
+                yield Line(format_instant(at), None, "charge", claim.gross(since) - claim.gross(at), 0, cause)
+
+
+def _summed(lines: Iterable[Line]) -> Iterator[Line]:
+    balance = 0
+    for line in lines:
+        balance += line.amount_ms
+        if line.amount_ms:
+            yield replace(line, balance_ms=balance)
+
+
+class _Causes:
+    """The records of a namespace, for telling which of them caused a booking."""
+
+    def __init__(self, session: Session, namespace: int) -> None:
+        self._session = session
+        self._rules = [row.rule for row in budget_rules.rules(session, namespace)]
+        self._children = {
+            f"{CHILD}{key}": f"all under {known.title}"
+            for key, known in accounts.named(session, memberships.tree(session, [namespace], None).keys).items()
+        }
+        self._corrected = corrections.newest(session, namespace)
+        self._grants: dict[str, BudgetGrant] = {
+            f"{row.kind}:{row.id}": row
+            for kind in ("grant", "refund", "adjustment", "transfer")
+            for row in movements.grants(session, namespace, kind)
+        }
+
+    def of_booking(self, booked: Caused) -> Line:
+        """Return the line of a booking."""
+        posting = booked.posting
+        cause = self._cause(posting, booked.pod_name, booked.ended)
+        if booked.reverses is not None:
+            cause = f"takes back transaction {booked.reverses}: {cause}"
+        if booked.corrects:
+            cause += f"; correction, effective {format_instant(booked.effective_at)}"
+        amount = effect(posting.kind, "budget", posting.amount)
+        return Line(format_instant(posting.at), booked.transaction, posting.kind, amount, 0, cause)
+
+    def of_due(self, posting: Posting) -> Line:
+        """Return the line of what is not booked yet."""
+        amount = effect(posting.kind, "budget", posting.amount)
+        pod = self._find(posting.key)
+        name = "" if pod is None else pod.pod_name
+        cause = self._cause(posting, name, pod.end_source if pod and pod.ended_at == posting.at else "")
+        return Line(format_instant(posting.at), None, posting.kind, amount, 0, f"{cause}; due")
+
+    def pod(self, uid: str) -> str:
+        """Return how a person knows a pod."""
+        pod = self._find(uid)
+        return _named(uid, pod.pod_name if pod else "")
+
+    def _find(self, uid: str) -> Workload | None:
+        return workloads.by_uid(self._session, [uid]).get(uid)
+
+    def _cause(self, posting: Posting, pod_name: str, ended: str) -> str:
+        if posting.key in self._grants:
+            row = self._grants[posting.key]
+            other = f", {row.counterpart}" if row.counterpart else ""
+            return f"{row.kind} {row.id} by {row.actor}{other}: {row.reason}"
+        if posting.key.startswith(("period:", "debt:")):
+            rule = rule_at(self._rules, posting.at if posting.kind == "allowance" else posting.at - 1)
+            since = format_instant(period_around(self._rules, posting.at)[0])
+            if posting.kind == "expiry":
+                return f"left of {posting.key} ({rule.amount} per {rule.period}, {rule.zone})"
+            return f"{rule.amount} per {rule.period}, {rule.zone}, since {since}"
+        why = f", ended ({ended})" if ended else ""
+        if posting.key in self._corrected:
+            put_right = self._corrected[posting.key]
+            why += f"; interval corrected by {put_right.actor}: {put_right.reason}"
+        if posting.key in self._children:
+            return f"{self._children[posting.key]} from {format_instant(posting.start)}"
+        return f"{_named(posting.key, pod_name)} from {format_instant(posting.start)}{why}"
+
+
+def _named(uid: str, name: str) -> str:
+    return f"pod {name} ({uid})" if name else f"pod {uid}"

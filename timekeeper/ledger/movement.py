@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU time moved by hand: grants, refunds, adjustments, transfers. All of it is in the audit log.
+
+A movement is a record like a pod's interval: it is appended and its namespace settled in one transaction. What takes
+time out is refused where less is left. Where late knowledge finds afterwards that less was left, the balance is
+below zero until the next allowance: a movement that was acknowledged stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from sqlalchemy.orm import Session
+
+from slicekeeper.errors import Conflict, NotFound
+from slicekeeper.namespace_policy import MAX_AMOUNT_MS, NamespacePolicy
+from slicekeeper.units import format_instant
+from timekeeper.core.hierarchy import IN_FORCE
+from timekeeper.core.period import bounds
+from timekeeper.ledger import coverage
+from timekeeper.ledger.books import Books
+from timekeeper.store import bookings, budget_rules, memberships, movements, reservations, workloads
+from timekeeper.store.accounts import Known
+from timekeeper.store.db.models import BudgetGrant
+
+Kind = Literal["grant", "refund", "adjustment", "transfer"]
+
+REFUND_ABOVE_CHARGE: Final = "refund-above-charge"
+BALANCE_INSUFFICIENT: Final = "balance-insufficient"
+TRANSFER_REFUSED: Final = "transfer-refused"
+GRANT_BEGUN: Final = "grant-begun"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A namespace by its UID, with the policy that it starts with."""
+
+    uid: str
+    name: str
+    policy: NamespacePolicy
+
+
+@dataclass(frozen=True)
+class Order:
+    """What somebody wants moved. `key` and `body` tell a repeated request from another one."""
+
+    amount: int
+    reason: str
+    key: str
+    body: bytes
+    actor: str
+    now: int
+
+    def digest(self, kind: Kind) -> str:
+        """Return what tells this request from another under the same key."""
+        return hashlib.sha256((b"" if kind == "grant" else kind.encode() + b"\0") + self.body).hexdigest()
+
+
+def grant(
+    books: Books, place: Place, order: Order, *, valid_from: int, valid_to: int | None, priority: int = 0
+) -> bool:
+    """Book a grant; return False where the same request was booked before under its key.
+
+    Raises Conflict where the key was used for another request, the budget is closed, or sums grow beyond all bounds.
+    """
+
+    def change(session: Session) -> bool:
+        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, known, order, "grant"):
+            return False
+        _append(
+            books, session, known, order, "grant",
+            valid_from=valid_from, valid_to=valid_to, priority=priority,
+        )  # fmt: skip
+        return True
+
+    return books.database.write(change)
+
+
+def withdraw(
+    books: Books, find: Callable[[Session], Known], key: int, *, reason: str, actor: str, now: int
+) -> BudgetGrant:  # fmt: skip
+    """Have a grant that has not begun bring nothing, and return it; again changes nothing.
+
+    `find` gives whose grant it is. Raises NotFound if there is no such grant, Conflict if it has begun, or if GPU time
+    that is set aside needs it.
+    """
+
+    def change(session: Session) -> None:
+        known = find(session)
+        row = movements.grant_by_id(session, known.id, key)
+        if row is None:
+            raise NotFound(f"{known.title} has no grant {key}", 404, "grant-unknown")
+        if row.withdrawn_at is not None:
+            return
+        # Settled first: the row of the root moves, so that nobody sets aside or books at the same time.
+        if row.valid_from <= books.settle_in(session, known.id, None, now).at:
+            raise Conflict(
+                f"grant {key} has begun at {format_instant(row.valid_from)}: take what is left of it by an adjustment",
+                409, GRANT_BEGUN,
+            )  # fmt: skip
+        movements.withdraw_grant(session, key, now)
+        detail = {"id": key, "amountMs": row.amount_ms, "reason": reason}
+        books.note(session, actor=actor, action="withdraw", about=known, detail=detail, now=now)
+        books.settle_in(session, known.id, row.valid_from, now)
+        _still_covered(books, session, known, now)
+
+    books.database.write(change)
+    with books.database.reading() as session:
+        return session.get_one(BudgetGrant, key)
+
+
+def refund(books: Books, place: Place, order: Order, *, pod_uid: str) -> bool:
+    """Give back what an ended pod was charged, or part of it; it must be used before the period ends.
+
+    Raises NotFound where the namespace had no such pod, Conflict where more than its charge would be refunded.
+    """
+
+    def change(session: Session) -> bool:
+        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, known, order, "refund"):
+            return False
+        pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
+        if pod is None or pod.namespace_id != known.id:
+            raise NotFound(f"namespace {place.name} had no pod {pod_uid} that held GPUs", 404, "pod-unknown")
+        if pod.ended_at is None:
+            raise Conflict(f"pod {pod_uid} still runs: refund it when it has ended", 409, "pod-running")
+        books.settle_in(session, known.id, None, order.now)
+        charged, _ = bookings.booked_by_pod(session, [pod_uid]).get(pod_uid, (0, 0))
+        left = charged - movements.refunded(session, known.id, pod_uid)
+        if order.amount > left:
+            raise Conflict(
+                f"amountMs is {order.amount}: of what pod {pod_uid} was charged at most {left} may be refunded",
+                409, REFUND_ABOVE_CHARGE,
+            )  # fmt: skip
+        rule = budget_rules.rules(session, known.id)[-1].rule
+        around = bounds(order.now, *rule.calendar)
+        _append(books, session, known, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
+        return True
+
+    return books.database.write(change)
+
+
+def adjust(books: Books, place: Place, order: Order) -> bool:
+    """Put GPU time right by hand: a negative amount takes it away.
+
+    Raises Conflict where more would be taken than is left.
+    """
+
+    def change(session: Session) -> bool:
+        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, known, order, "adjustment"):
+            return False
+        if order.amount < 0:
+            _need(books, session, known, -order.amount, order.now)
+        _append(books, session, known, order, "adjustment")
+        if order.amount < 0:
+            _still_covered(books, session, known, order.now)
+        return True
+
+    return books.database.write(change)
+
+
+def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_to: int | None) -> bool:
+    """Move GPU time from one budget to another, both or neither.
+
+    Raises Conflict where less is left (credit cannot be handed on), or one stands under the other: what the lower one
+    spends is taken from the upper one too, so there the time would be paid twice.
+    """
+
+    def change(session: Session) -> bool:
+        giver = books.ensure(session, source.uid, source.name, source.policy, order.now)
+        if _repeated(session, giver, order, "transfer"):
+            return False
+        taker = books.ensure(session, target.uid, target.name, target.policy, order.now)
+        _apart(session, giver, taker)
+        _need(books, session, giver, order.amount, order.now)
+        _append(books, session, giver, order, "transfer", amount=-order.amount, counterpart=taker.title)
+        key = movements.other_side(giver.id, order.key)
+        if movements.grant_under(session, taker.id, key) is not None:
+            told = (
+                f"{taker.title} has a movement under the Idempotency-Key that this transfer needs there: send another"
+            )
+            raise Conflict(told, 409, "idempotency-key-reused")
+        _append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
+        _still_covered(books, session, giver, order.now)
+        return True
+
+    return books.database.write(change)
+
+
+def _repeated(session: Session, known: Known, order: Order, kind: Kind) -> bool:
+    before = movements.grant_under(session, known.id, order.key)
+    if before is not None and before.request_hash != order.digest(kind):
+        raise Conflict(f"Idempotency-Key {order.key!r} was used for another request", 409, "idempotency-key-reused")
+    return before is not None
+
+
+def _need(books: Books, session: Session, known: Known, amount: int, now: int) -> None:
+    state = books.settle_in(session, known.id, None, now)
+    below = memberships.tree(session, [known.id], IN_FORCE).below(known.id)
+    left = state.balance - sum(one.rest(state.at) for one in reservations.asides(session, below, state.at))
+    if amount > left:
+        raise Conflict(
+            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.title} has left and not set aside",
+            409, BALANCE_INSUFFICIENT,
+        )  # fmt: skip
+
+
+def _still_covered(books: Books, session: Session, known: Known, now: int) -> None:
+    """Refuse to take out what is needed later, when what would be left has expired."""
+    gap = coverage.gap_of_withdrawal(books, session, known.id, now)
+    if gap is not None:
+        raise Conflict(
+            f"amountMs: what {known.title} has set aside would lack {gap.amount} GPU-ms from "
+            f"{format_instant(gap.at)} on, when what would be left has expired; take less",
+            409, BALANCE_INSUFFICIENT,
+        )  # fmt: skip
+
+
+def _apart(session: Session, giver: Known, taker: Known) -> None:
+    """Refuse a transfer between a budget and one that it stands under."""
+    tree = memberships.tree(session, [giver.id], IN_FORCE)
+    for lower, upper in ((giver, taker), (taker, giver)):
+        if upper.id in tree.keys and lower.id in tree.keys and upper.id in tree.chain(lower.id):
+            raise Conflict(
+                f"to: {lower.title} stands under {upper.title}, from which all that it spends is taken too; "
+                f"give {taker.title} a grant instead",
+                409, TRANSFER_REFUSED,
+            )  # fmt: skip
+
+
+def _append(
+    books: Books, session: Session, known: Known, order: Order, kind: Kind, *,
+    amount: int | None = None, key: str = "", valid_from: int | None = None, valid_to: int | None = None,
+    priority: int = 0, counterpart: str = "",
+) -> None:  # fmt: skip
+    """Append a movement and settle its namespace."""
+    given = order.amount if amount is None else amount
+    if budget_rules.rules(session, known.id)[-1].status == "closed":
+        raise Conflict(f"the budget of {known.title} is closed", 409, "budget-closed")
+    if movements.granted_in_all(session, known.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
+        raise Conflict(f"movements of {known.title} would exceed what the ledger can hold", 409, "amount-overflow")
+    since = order.now if valid_from is None else valid_from
+    values: dict[str, Any] = {
+        "namespace_id": known.id,
+        "amount_ms": given,
+        "reason": order.reason,
+        "valid_from": since,
+        "valid_to": valid_to,
+        "idempotency_key": key or order.key,
+        "request_hash": order.digest(kind),
+        "actor": order.actor,
+        "booked_at": order.now,
+        "kind": kind,
+        "priority": priority,
+        "counterpart": counterpart,
+    }
+    row = movements.add_grant(session, values)
+    detail = {"id": row, "amountMs": given, "reason": order.reason, "counterpart": counterpart}
+    books.note(session, actor=order.actor, action=kind, about=known, detail=detail, now=order.now)
+    books.settle_in(session, known.id, since, order.now)

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens and releases reservations: GPU time of a namespace that is set aside and that nobody else can have.
+
+What is free is what is left, credit included, less what is set aside. A reservation is opened only where that much is
+free, in the transaction that says so; so what is set aside never exceeds what there is. Movements that take time out
+of a budget ask the same. Reservations are no entries of the ledger: they move nothing, they only keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy.orm import Session
+
+from slicekeeper.errors import Conflict, NotFound
+from slicekeeper.units import format_instant
+from timekeeper.core import reservation
+from timekeeper.core.budget import State
+from timekeeper.core.hierarchy import IN_FORCE, Tree
+from timekeeper.core.record import Aside, Rule, planned
+from timekeeper.core.reservation import Gap, Hold
+from timekeeper.ledger import coverage
+from timekeeper.ledger.books import Books, Position
+from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, Order, Place
+from timekeeper.store import accounts, budget_rules, memberships
+from timekeeper.store import reservations as store
+from timekeeper.store.accounts import Known
+from timekeeper.store.db.models import Reservation
+
+CONTROLLER: Final = "controller"
+
+
+@dataclass(frozen=True)
+class Free:
+    """What a namespace may set aside at an instant, what it has set aside, and which budget has the least free."""
+
+    amount: int
+    held: int
+    tightest: int
+    asides: Sequence[Aside] = ()
+
+
+def free_of(session: Session, position: Position, now: int) -> Free:
+    """Return what is free by what this process knows; whether it really is, is decided in `open_for_pod`."""
+    together, states = position.together, position.together.at(now)
+    tree = Tree(frozenset(states), tuple(together.forest.links))
+    rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.known.id)}
+    asides = store.asides(session, tree.keys, max(now, states[position.known.id].at))
+    held = sum(one.rest(now) for one in asides if one.budget == position.known.id)
+    amount, tightest = _least(asides, tree, states, rules, now)
+    return Free(amount, held, tightest, asides)
+
+
+def gap_of(position: Position, free: Free, hold: Hold, now: int, *, alone: bool = False) -> Gap | None:
+    """Return where a hold, with all that is set aside or `alone`, would not be covered until its end; None: nowhere."""
+    more = planned("new", position.known.id, hold.amount, hold.span, now)
+    together = position.together
+    asides = [*([] if alone else free.asides), more]
+    budgets = [known.id for known in (position.known, *position.above)]
+    return reservation.gap(together.at(now), together.forest, asides, budgets, now)
+
+
+def most_of(position: Position, now: int) -> int:
+    """Return what could be set aside with nothing else set aside, now or in the next period; the least of the chain."""
+    states, records = position.together.at(now), position.together.forest.records
+    most = []
+    for known in (position.known, *position.above):
+        state, rule = states[known.id], records[known.id].rules[-1]
+        granted = sum(bucket.left for bucket in state.grants)
+        # A budget that is granted once has what is left of it.
+        most.append((state.balance if rule.period == "none" else rule.amount + rule.rollover + granted) + rule.credit)
+    return min(most)
+
+
+def held(books: Books, now: int, namespace: int | None = None) -> Counter[int]:
+    """Return what is set aside, by namespace; of one alone where it is named."""
+    with books.database.reading() as session:
+        return store.held_by_namespace(session, now, namespace)
+
+
+def held_below(books: Books, positions: Iterable[Position], now: int) -> dict[int, int]:
+    """Return what is set aside in budgets and all that stand under them."""
+    everywhere = held(books, now)
+    found = {}
+    for position in positions:
+        tree = Tree(frozenset(position.together.forest.records), tuple(position.together.forest.links))
+        found[position.known.id] = sum(everywhere[key] for key in tree.below(position.known.id))
+    return found
+
+
+def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, now: int) -> bool:
+    """Set GPU time aside for a pod; return whether it is. A pod has one reservation, however often this is asked."""
+
+    def change(session: Session) -> bool:
+        known = books.ensure(session, place.uid, place.name, place.policy, now)
+        key = f"pod:{uid}"
+        if store.under(session, known.id, key) is not None:
+            return True
+        more = planned("new", known.id, hold.amount, hold.span, now)
+        free, gap = _check(books, session, more, now)
+        if hold.amount > free or gap is not None:
+            return False
+        values = {"pod_uid": uid, "pod_name": name, "amount_ms": hold.amount, "span_ms": hold.span, "expires_at": None}
+        store.add(session, _values(known.id, values, key=key, reason="", digest="", actor=CONTROLLER, now=now))
+        return True
+
+    return books.database.write(change)
+
+
+def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: int) -> None:
+    """End the reservations of pods (namespace and name by UID); who paid more than was set aside is audited."""
+
+    def change(session: Session) -> None:
+        for row, paid in store.exceeded(session, pods):
+            known = accounts.named(session, [row.namespace_id])[row.namespace_id]
+            _, name = pods[str(row.pod_uid)]
+            detail = {"podUid": row.pod_uid, "podName": name, "amountMs": row.amount_ms, "paidMs": paid}
+            books.note(session, actor=CONTROLLER, action="reservation-exceeded", about=known, detail=detail, now=now)
+        store.end_pods(session, pods, now)
+
+    books.database.write(change)
+
+
+def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -> tuple[Reservation, bool]:
+    """Set GPU time aside until an instant; return the reservation, and False where it was made before under its key.
+
+    Raises Conflict where less is free, the budget may not be spent, or the key was used for another request.
+    """
+
+    def change(session: Session) -> tuple[int, bool]:
+        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        key = key_of(order.key)
+        digest = hashlib.sha256(order.body).hexdigest()
+        before = store.under(session, known.id, key)
+        if before is not None:
+            if before.request_hash != digest:
+                raise Conflict(
+                    f"Idempotency-Key {order.key!r} was used for another request", 409, "idempotency-key-reused"
+                )
+            return before.id, False
+        status = budget_rules.rules(session, known.id)[-1].status
+        if status != "active":
+            raise Conflict(f"the budget of {known.name} is {status}", 409, "budget-closed")
+        free, gap = _check(books, session, Aside(known.id, order.amount, until=expires_at), order.now)
+        if order.amount > free:
+            raise Conflict(
+                f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {known.name} has free",
+                409, BALANCE_INSUFFICIENT,
+            )  # fmt: skip
+        if gap is not None:
+            raise Conflict(
+                f"amountMs: {gap.amount} GPU-ms would be missing from {format_instant(gap.at)} on, when what they "
+                "would be taken from has expired; name less, or an expiresAt before that",
+                409, BALANCE_INSUFFICIENT,
+            )  # fmt: skip
+        values = {
+            "pod_uid": None, "pod_name": "", "amount_ms": order.amount, "span_ms": 0, "expires_at": expires_at,
+        }  # fmt: skip
+        row = store.add(
+            session,
+            _values(
+                known.id, values, key=key, reason=order.reason, digest=digest, actor=order.actor, now=order.now
+            ),
+        )  # fmt: skip
+        detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}
+        books.note(session, actor=order.actor, action="reservation", about=known, detail=detail, now=order.now)
+        return row, True
+
+    row, made = books.database.write(change)
+    return _read(books, row), made
+
+
+def key_of(idempotency_key: str) -> str:
+    """Return the key under which a request's reservation stands: apart from those of pods, and never too long."""
+    return "key:" + hashlib.sha256(idempotency_key.encode()).hexdigest()
+
+
+def release(
+    books: Books, find: Callable[[Session], Known | None], name: str, key: int, *, actor: str, now: int
+) -> Reservation:  # fmt: skip
+    """Give back what was set aside by hand; again is harmless. `find` gives whose it is.
+
+    Raises NotFound where the namespace has no such reservation, Conflict where it is a pod's.
+    """
+
+    def change(session: Session) -> None:
+        known = find(session)
+        row = None if known is None else store.by_id(session, known.id, key)
+        if known is None or row is None:
+            raise NotFound(f"namespace {name} has no reservation {key}", 404, "reservation-unknown")
+        if row.pod_uid is not None:
+            raise Conflict(
+                f"reservation {key} is that of pod {row.pod_name}: it ends with the pod; delete the pod", 409,
+                "reservation-of-pod",
+            )  # fmt: skip
+        if row.ended_at is None and row.expires_at is not None and now < row.expires_at:
+            store.release(session, key, now)
+            detail = {"id": key, "amountMs": row.amount_ms}
+            books.note(session, actor=actor, action="release", about=known, detail=detail, now=now)
+
+    books.database.write(change)
+    return _read(books, key)
+
+
+def _read(books: Books, key: int) -> Reservation:
+    with books.database.reading() as session:
+        return session.get_one(Reservation, key)
+
+
+def outcome_of(row: Reservation, now: int) -> str:
+    """Return `open`, or how a reservation ended."""
+    if row.outcome:
+        return row.outcome
+    return "expired" if row.expires_at is not None and row.expires_at <= now else "open"
+
+
+def _check(books: Books, session: Session, more: Aside, now: int) -> tuple[int, Gap | None]:
+    """Settle a budget, and return what it may set aside, and where `more` would not be covered until its end.
+
+    The row of its root moves, so two cannot both have the same.
+    """
+    states = books.settle_all(session, {more.budget: None}, now)
+    tree = memberships.tree(session, [more.budget], IN_FORCE)
+    chain = tree.chain(more.budget)
+    asides = store.asides(session, tree.keys, max(now, states[more.budget].at))
+    rules = {key: budget_rules.rules(session, key)[-1].rule for key in chain}
+    free = _least(asides, tree, states, rules, now)[0]
+    if more.amount > free:
+        return free, None
+    return free, coverage.gap_in(session, tree, states, [*asides, more], chain, now)
+
+
+def _least(
+    asides: Sequence[Aside], tree: Tree, states: Mapping[int, State], rules: Mapping[int, Rule], now: int
+) -> tuple[int, int]:  # fmt: skip
+    """Return what is free in the tightest of some budgets, and which that is: what is set aside below counts."""
+    free = []
+    for key, rule in rules.items():
+        state = states[key]
+        below = set(tree.below(key))
+        held = sum(one.rest(max(now, state.at)) for one in asides if one.budget in below)
+        free.append((state.balance + rule.credit - held if rule.open and not state.exhausted else 0, key))
+    return min(free)
+
+
+def _values(
+    namespace: int, values: dict[str, Any], *, key: str, reason: str, digest: str, actor: str, now: int
+) -> dict[str, Any]:
+    return {
+        **values, "namespace_id": namespace, "idempotency_key": key, "reason": reason, "request_hash": digest,
+        "actor": actor, "opened_at": now, "ended_at": None, "outcome": "",
+    }  # fmt: skip

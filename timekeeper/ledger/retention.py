@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is thrown away, and when. Never the ledger, nor a record that it follows from.
+
+Watermarks are raw: they go some days after their pod has ended and its period is sealed; from then on reports of the
+pod are refused, so that none can count twice. Hours of usage are kept longer. Little is done in one transaction, so
+that reports and charges never wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from timekeeper.store import usage
+from timekeeper.store.db.database import Database
+
+DAY_MS: Final = 86_400_000
+_AT_ONCE: Final = 500
+
+
+def sweep(database: Database, cluster: str, *, raw_days: int, usage_days: int, now: int) -> tuple[int, int]:
+    """Throw away what is old enough; return how many pods were archived, and how many hours deleted one by one."""
+    usage_before = now - usage_days * DAY_MS
+    database.write(lambda session: usage.turn_partitions(session, now, usage_before))
+
+    def archive(session: Session) -> int:
+        uids = usage.archivable(session, cluster, now - raw_days * DAY_MS, _AT_ONCE)
+        if uids:
+            usage.archive(session, uids, now)
+        return len(uids)
+
+    def forget(session: Session) -> int:
+        return usage.forget_hours(session, usage_before, _AT_ONCE)
+
+    archived = forgotten = 0
+    while done := database.write(archive):
+        archived += done
+    while done := database.write(forget):
+        forgotten += done
+    return archived, forgotten

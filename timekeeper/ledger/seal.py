@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Closing periods: after a grace, or when an operator says so, what is effective in them never changes again.
+
+What becomes known later is booked as a correction that is effective in the period which is open then, and names the
+instant at which it would have been effective. A correction moves the same accounts by the same amounts as the booking
+(or the reversal) that it stands for. So for each account: what the sealed period holds, and the corrections of it,
+come to what the period would hold had everything been known in time; and the balance now is what it would be then.
+
+Without periods (`none`) the calendar months of the budget's time zone are sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from slicekeeper.errors import Conflict
+from timekeeper.core.accounting_period import period_around
+from timekeeper.ledger.books import Books
+from timekeeper.store import accounts, budget_rules, seals
+from timekeeper.store.accounts import Known
+
+_TOGETHER = 50
+"""Namespaces in one transaction: others that write wait for it."""
+
+
+def seal_due(books: Books, grace_ms: int, now: int) -> None:
+    """Seal the periods that ended `grace_ms` ago or earlier, of all namespaces that ever were."""
+    with books.database.reading() as session:
+        places = accounts.of_cluster(session, books.cluster)
+        rules = budget_rules.all_rules(session, books.cluster)
+    ends = {place.id: period_around(rules[place.id], now - grace_ms)[0] for place in places}
+    wanted = [(place.id, ends[place.id]) for place in places if ends[place.id] > place.sealed_until]
+    for start in range(0, len(wanted), _TOGETHER):
+        _seal_together(books, wanted[start : start + _TOGETHER], now)
+
+
+def _seal_together(books: Books, wanted: Sequence[tuple[int, int]], now: int) -> None:
+    def change(session: Session) -> None:
+        for namespace, end in wanted:
+            _seal(books, session, namespace, end, actor=seals.BY_ITSELF, now=now)
+
+    books.database.write(change)
+
+
+def seal(books: Books, place: Known, until: int, *, reason: str, actor: str, now: int) -> None:
+    """Seal a budget's periods up to the end of one, by an operator's request; again changes nothing.
+
+    Raises Conflict where no period that is over ends there.
+    """
+
+    def change(session: Session) -> None:
+        rules = [row.rule for row in budget_rules.rules(session, place.id)]
+        if until > now or period_around(rules, until - 1)[1] != until:
+            raise Conflict("until: no period that is over ends at that instant", 409, "period-not-over")
+        if until > seals.until(session, place.id):
+            _seal(books, session, place.id, until, actor=actor, now=now)
+            detail = {"until": until, "reason": reason}
+            books.note(session, actor=actor, action="seal", about=place, detail=detail, now=now)
+
+    books.database.write(change)
+
+
+def _seal(books: Books, session: Session, namespace: int, until: int, *, actor: str, now: int) -> None:
+    """Book what is due, then close."""
+    books.settle_in(session, namespace, None, now)
+    seals.put(session, namespace, until, actor=actor, now=now)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks a ledger against itself and against the records: every projection is rebuilt and compared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session, aliased
+
+from timekeeper.core import timeline
+from timekeeper.core.budget import State
+from timekeeper.core.hierarchy import Tree
+from timekeeper.core.posting import Booked, difference
+from timekeeper.core.record import Claim, Forest, Posting
+from timekeeper.store import (
+    accounts,
+    acts,
+    audit,
+    bookings,
+    corrections,
+    memberships,
+    movements,
+    seals,
+    second_opinion,
+    timelines,
+)
+from timekeeper.store.accounts import Known
+from timekeeper.store.db.models import Account, Entry, Transaction
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found; no differences: the ledger is right."""
+
+    namespaces: int
+    transactions: int
+    entries: int
+    differences: list[str]
+
+    @property
+    def summary(self) -> str:
+        """One line for a person."""
+        verdict = f"{len(self.differences)} differences" if self.differences else "no difference"
+        return f"{self.namespaces} namespaces, {self.transactions} transactions, {self.entries} entries: {verdict}"
+
+
+def verify(engine: Engine, *, carry: bool) -> Verification:
+    """Compare a database's projections with what its records and entries say. Reads one snapshot, writes nothing.
+
+    `carry` is what `timekeeper.debt` says: it holds where the ledger has no word of it yet.
+    """
+    with Session(engine) as session, session.begin():
+        places = accounts.everyone(session)
+        differences = [
+            *_unbalanced(session),
+            *_bad_reversals(session),
+            *_transfers(session),
+            *audit.broken(session),
+            *acts.differences(session),
+            *corrections.broken(session),
+        ]
+        known = {place.id: place for place in places}
+        checked: set[int] = set()
+        for place in places:
+            differences += _balances(session, place)
+            if place.id not in checked:
+                tree = memberships.tree(session, [place.id], None)
+                checked |= tree.keys
+                differences += _bookings(session, tree, known, carry=carry)
+            differences += _refunds(session, place)
+            differences += seals.broken(session, place)
+        differences += second_opinion.opinion(session)
+        return Verification(
+            namespaces=len(places),
+            transactions=session.execute(select(func.count(Transaction.id))).scalar_one(),
+            entries=session.execute(select(func.count(Entry.id))).scalar_one(),
+            differences=differences,
+        )
+
+
+def _unbalanced(session: Session) -> Iterator[str]:
+    total = func.sum(Entry.amount_ms)
+    for key, amount in session.execute(select(Entry.txn_id, total).group_by(Entry.txn_id).having(total != 0)):
+        yield f"transaction {key}: its entries sum to {amount}, not to zero"
+
+
+def _bad_reversals(session: Session) -> Iterator[str]:
+    undone, undo = aliased(Entry), aliased(Entry)
+    query = (
+        select(Transaction.id)
+        .join(undone, undone.txn_id == Transaction.reverses)
+        .outerjoin(
+            undo,
+            (undo.txn_id == Transaction.id)
+            & (undo.account_id == undone.account_id)
+            & (undo.amount_ms == -undone.amount_ms),
+        )
+        .where(Transaction.reverses.is_not(None), undo.id.is_(None))
+    )
+    for key in session.scalars(query.distinct()):
+        yield f"transaction {key}: it is not the opposite of what it reverses"
+
+
+def _transfers(session: Session) -> Iterator[str]:
+    """Yield the transfers of which one side lacks, or is not the opposite of the other."""
+    rows = movements.transfers(session)
+    given = {movements.other_side(r.namespace_id, r.idempotency_key): r for r in rows if r.amount_ms < 0}
+    for row in rows:
+        if row.amount_ms > 0:
+            other = given.pop(row.idempotency_key, None)
+            if other is None or other.amount_ms != -row.amount_ms:
+                yield f"transfer {row.id}: nobody gave the {row.amount_ms} that it brings"
+    for row in given.values():
+        yield f"transfer {row.id}: the {-row.amount_ms} that it takes went to nobody"
+
+
+def _refunds(session: Session, place: Known) -> Iterator[str]:
+    """Yield the pods that were refunded more than what the ledger charges them, reversals and corrections taken off."""
+    found = movements.refunds(session, [place.id])
+    charged = bookings.booked_by_pod(session, sorted(found))
+    for uid, rows in found.items():
+        net = charged.get(uid, (0, 0))[0]
+        given, wanted = sum(row.amount_ms - row.taken_back_ms for row in rows), sum(row.amount_ms for row in rows)
+        if given > net:
+            yield f"{_where(place)}: pod {uid} was refunded {given}, and its net charge is {net}"
+        elif given != min(wanted, net):
+            yield f"{_where(place)}: of {wanted} for pod {uid}, refunds of {given} stand, and {min(wanted, net)} should"
+
+
+def _balances(session: Session, place: Known) -> Iterator[str]:
+    query = (
+        select(Account.kind, Account.balance_ms, func.coalesce(func.sum(Entry.amount_ms), 0))
+        .outerjoin(Entry, Entry.account_id == Account.id)
+        .where(Account.namespace_id == place.id)
+        .group_by(Account.id, Account.kind, Account.balance_ms)
+    )
+    for kind, cached, rebuilt in session.execute(query):
+        if cached != rebuilt:
+            yield f"namespace {place.name} ({place.uid}): account {kind} holds {cached}, its entries sum to {rebuilt}"
+
+
+def _bookings(session: Session, tree: Tree, places: Mapping[int, Known], *, carry: bool) -> Iterator[str]:
+    """Yield where what is booked, or an anchor, does not follow from the records of what was ever settled together."""
+    settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
+    kept = _anchors(session, tree)
+    booked = _InOrder(bookings.standing_in_order(session, tree.keys))
+    states: dict[int, State] = {}
+    begun = last = 0
+    for end, records in timelines.stretches(session, tree.keys, carry=carry):
+        forest = Forest(records, tree.links)
+        if not states:
+            states = timeline.begin_all(_beginnings(session, forest), max(settled.values()))
+            begun = min(state.at for state in states.values())
+            last = max([*settled.values(), begun, *kept])
+        upto = last if end is None else min(end, last)
+        stops = {at for at in (*kept, *settled.values(), upto) if begun <= at <= upto}
+        postings: dict[int, list[Posting]] = {key: [] for key in tree.keys}
+        for at in sorted(stops):
+            outcome = timeline.advance(states, forest, at)
+            states = outcome.states
+            for key, mine in outcome.postings.items():
+                postings[key] += mine if at <= max(settled[key], begun) else []
+            for key, anchor in kept.pop(at, ()):
+                if states[key] != anchor:
+                    yield f"{_where(places[key])}: the anchor at {at} is not what the records give"
+        found = booked.up_to(end)
+        for key in sorted(tree.keys):
+            yield from _compared(found[key], postings[key], places[key])
+    for at, anchors in kept.items():
+        for key, _ in anchors:
+            yield f"{_where(places[key])}: the anchor at {at} is older than all records"
+
+
+def _anchors(session: Session, tree: Tree) -> dict[int, list[tuple[int, State]]]:
+    found: dict[int, list[tuple[int, State]]] = {}
+    for key in tree.keys:
+        for anchor in timelines.anchors(session, key):
+            found.setdefault(anchor.at, []).append((key, anchor))
+    return found
+
+
+class _InOrder:
+    """Hands out what is booked, by budget, as far as a time."""
+
+    def __init__(self, booked: Iterator[tuple[int, Booked]]) -> None:
+        self._booked = booked
+        self._next = next(booked, None)
+
+    def up_to(self, end: int | None) -> dict[int, list[Booked]]:
+        found: defaultdict[int, list[Booked]] = defaultdict(list)
+        while self._next is not None and (end is None or self._next[1].posting.at <= end):
+            key, booked = self._next
+            found[key].append(booked)
+            self._next = next(self._booked, None)
+        return found
+
+
+def _beginnings(session: Session, forest: Forest) -> Forest:
+    """Return records that begin when those of a database do."""
+    starts = timelines.first_starts(session, forest.records)
+    first = {key: [Claim("", at, at, 0, 1)] for key, at in starts.items()}
+    return replace(forest, records={key: replace(r, claims=first.get(key, [])) for key, r in forest.records.items()})
+
+
+def _compared(booked: list[Booked], wanted: list[Posting], place: Known) -> Iterator[str]:
+    wrong, missing = difference(booked, wanted)
+    for one in wrong:
+        yield f"{_where(place)}: transaction {one.transaction} does not follow from the records: {one.posting}"
+    for posting in missing:
+        yield f"{_where(place)}: missing: {posting}"
+
+
+def _where(place: Known) -> str:
+    return f"{place.kind} {place.name} ({place.uid})"

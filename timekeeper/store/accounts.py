@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budget accounts: of namespaces, teams and organisations, and up to when each is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sqlalchemy import func, insert, literal, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from slicekeeper.errors import NotFound
+from timekeeper.core.posting import ACCOUNTS
+from timekeeper.core.record import Rule
+from timekeeper.store.budget_rules import add_rule
+from timekeeper.store.db.models import Account, Namespace
+
+PARENT_UNKNOWN: Final = "parent-unknown"
+Kind = Literal["namespace", "team", "organisation"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A namespace that has an account, or a team or an organisation."""
+
+    id: int
+    uid: str
+    name: str
+    settled_at: int
+    version: int
+    sealed_until: int
+    kind: str = "namespace"
+
+    @property
+    def title(self) -> str:
+        """What people call it; no two of a cluster have the same."""
+        return self.name if self.kind == "namespace" else f"{self.kind} {self.name}"
+
+
+_COLUMNS = (
+    Namespace.id,
+    Namespace.uid,
+    Namespace.name,
+    Namespace.settled_at,
+    Namespace.version,
+    Namespace.sealed_until,
+    Namespace.kind,
+)
+
+
+def parent_uid(name: str) -> str:
+    """Return what stands for the UID of a team or an organisation; no namespace has the like."""
+    return f":{name}"
+
+
+def find(session: Session, cluster: str, uid: str) -> Known | None:
+    """Return a namespace by its UID."""
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.uid == uid)
+    row = session.execute(query).one_or_none()
+    return Known(*row) if row else None
+
+
+def find_name(session: Session, cluster: str, name: str) -> Known | None:
+    """Return the newest namespace of a name; older ones were deleted."""
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.name == name, Namespace.kind == "namespace")
+    row = session.execute(query.order_by(Namespace.id.desc()).limit(1)).one_or_none()
+    return Known(*row) if row else None
+
+
+def require_name(session: Session, cluster: str, name: str) -> Known:
+    """Return the newest namespace of a name.
+
+    Raises NotFound where it has no account.
+    """
+    found = find_name(session, cluster, name)
+    if found is None:
+        raise NotFound(f"namespace {name} has no account yet", 404, "namespace-unknown")
+    return found
+
+
+def require_parent(session: Session, cluster: str, name: str) -> Known:
+    """Return a team or an organisation.
+
+    Raises NotFound where there is none of that name.
+    """
+    found = find(session, cluster, parent_uid(name))
+    if found is None:
+        raise NotFound(f"{name!r} is no team and no organisation; make it first", 404, PARENT_UNKNOWN)
+    return found
+
+
+def newest(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[Known]:
+    """Return the newest namespace of each name, in the order of names."""
+    latest = select(func.max(Namespace.id)).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
+    latest = latest.group_by(Namespace.name)
+    query = select(*_COLUMNS).where(Namespace.id.in_(latest), Namespace.name > after).order_by(Namespace.name)
+    return [Known(*row) for row in session.execute(query.limit(limit))]
+
+
+def accounts(session: Session, cluster: str, after: tuple[str, int], limit: int) -> list[Known]:
+    """Return all namespaces that ever had an account, by name and age, from the one after a place on."""
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
+    query = query.where(tuple_(Namespace.name, Namespace.id) > tuple_(literal(after[0]), literal(after[1])))
+    return [Known(*row) for row in session.execute(query.order_by(Namespace.name, Namespace.id).limit(limit))]
+
+
+def parents(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[Known]:
+    """Return a cluster's teams and organisations, in the order of names."""
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind != "namespace", Namespace.name > after)
+    return [Known(*row) for row in session.execute(query.order_by(Namespace.name).limit(limit))]
+
+
+def named(session: Session, ids: Collection[int]) -> dict[int, Known]:
+    """Return namespaces, teams and organisations by id."""
+    return {row.id: Known(*row) for row in session.execute(select(*_COLUMNS).where(Namespace.id.in_(ids)))}
+
+
+def everyone(session: Session) -> list[Known]:
+    """Return all namespaces that ever were."""
+    return [Known(*row) for row in session.execute(select(*_COLUMNS).order_by(Namespace.id))]
+
+
+def of_cluster(session: Session, cluster: str) -> list[Known]:
+    """Return all namespaces of a cluster that ever were."""
+    query = select(*_COLUMNS).where(Namespace.cluster == cluster)
+    return [Known(*row) for row in session.execute(query.order_by(Namespace.id))]
+
+
+def open_account(
+    session: Session, cluster: str, uid: str, name: str, rule: Rule, now: int,
+    *, kind: Kind = "namespace", actor: str = "policy",
+) -> Known:  # fmt: skip
+    """Make a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
+    values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": now, "version": 1}
+    values["kind"] = kind
+    key = session.execute(insert(Namespace).values(values).returning(Namespace.id)).scalar_one()
+    session.execute(insert(Account), [{"namespace_id": key, "kind": kind, "balance_ms": 0} for kind in ACCOUNTS])
+    add_rule(session, key, rule, source="policy" if kind == "namespace" else "own", actor=actor, now=now)
+    return Known(key, uid, name, now, 1, 0, kind)
+
+
+def settled_until(session: Session, keys: Collection[int]) -> int:
+    """Return up to when what is settled together is settled."""
+    return session.execute(select(func.max(Namespace.settled_at)).where(Namespace.id.in_(keys))).scalar_one()
+
+
+def settled_after(session: Session, cluster: str, at: int) -> list[int]:
+    """Return what is settled further than an instant."""
+    query = select(Namespace.id).where(Namespace.cluster == cluster, Namespace.settled_at > at)
+    return list(session.scalars(query.order_by(Namespace.id)))
+
+
+def touch(session: Session, key: int) -> None:
+    """Note that what others hold is old; whoever else writes waits, or has lost, from here on."""
+    session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))
+
+
+def settled(session: Session, key: int, at: int) -> None:
+    """Note up to when what hangs on a root is settled."""
+    session.execute(update(Namespace).where(Namespace.id == key).values(settled_at=at))
+
+
+def settled_at_most(session: Session, keys: Collection[int], at: int) -> None:
+    """Note that nothing is settled further than an instant, of roots and of what stands under them now."""
+    ahead = update(Namespace).where(Namespace.id.in_(keys), Namespace.settled_at > at)
+    session.execute(ahead.values(settled_at=at))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budget rules: which ever hold, in the order in which they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from timekeeper.core.period import PeriodName
+from timekeeper.core.record import Rule, Used
+from timekeeper.store.db.models import BudgetRule, Namespace
+
+Status = Literal["active", "suspended", "closed"]
+
+
+# Budget rules
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """A rule and who made it; `id` is the budget's version."""
+
+    id: int
+    rule: Rule
+    source: str
+    status: Status = "active"
+
+
+def _rule_row(row: BudgetRule) -> RuleRow:
+    status = cast(Status, row.status)
+    rule = Rule(
+        row.effective_at, row.amount_ms, cast(PeriodName, row.period), row.time_zone, row.credit_ms, row.rollover_ms,
+        status == "active", row.anchor_at, cast(Used, row.used),
+    )  # fmt: skip
+    return RuleRow(row.id, rule, row.source, status)
+
+
+def add_rule(
+    session: Session, namespace: int, rule: Rule, *, source: str, actor: str, now: int, status: Status = "active"
+) -> int:
+    """Append a rule; return its id."""
+    values = {
+        "namespace_id": namespace,
+        "effective_at": rule.since,
+        "amount_ms": rule.amount,
+        "period": rule.period,
+        "time_zone": rule.zone,
+        "source": source,
+        "actor": actor,
+        "booked_at": now,
+        "credit_ms": rule.credit,
+        "rollover_ms": rule.rollover,
+        "status": status,
+        "anchor_at": rule.anchor,
+        "used": rule.used,
+    }
+    return session.execute(insert(BudgetRule).values(values).returning(BudgetRule.id)).scalar_one()
+
+
+def rules(session: Session, namespace: int) -> list[RuleRow]:
+    """Return a namespace's rules in the order in which they hold, which is that of writing: the last is in force."""
+    query = select(BudgetRule).where(BudgetRule.namespace_id == namespace)
+    return _ruling(session.scalars(query.order_by(BudgetRule.id)).all())
+
+
+def _ruling(rows: Sequence[BudgetRule]) -> list[RuleRow]:
+    """Return which of one budget's rules, in the order of writing, ever hold: a later one takes an earlier's place.
+
+    One that a clock far ahead of all others wrote never begins where another was written since. Those of before
+    revision 0014 hold in the order of their instants, as they did.
+    """
+    old = max((index for index, row in enumerate(rows, 1) if row.used == "clamped"), default=0)
+    ordered = [*sorted(rows[:old], key=lambda row: (row.effective_at, row.id)), *rows[old:]]
+    found: list[RuleRow] = []
+    for index, row in reversed(list(enumerate(ordered))):
+        one = _rule_row(row)
+        if found and one.rule.since > found[-1].rule.since:
+            if index:
+                continue
+            # The first holds from the start, whenever it was written.
+            one = replace(one, rule=replace(one.rule, since=found[-1].rule.since))
+        found.append(one)
+    return found[::-1]
+
+
+def ruling_of_each(rows: Iterable[BudgetRule]) -> dict[int, list[RuleRow]]:
+    """Return the rules of each of some budgets as `_ruling` does."""
+    written: dict[int, list[BudgetRule]] = {}
+    for row in rows:
+        written.setdefault(row.namespace_id, []).append(row)
+    return {key: _ruling(mine) for key, mine in written.items()}
+
+
+def all_rules(session: Session, cluster: str) -> dict[int, list[Rule]]:
+    """Return the rules of all namespaces of a cluster, oldest first."""
+    query = select(BudgetRule).join(Namespace, Namespace.id == BudgetRule.namespace_id)
+    rows = session.scalars(query.where(Namespace.cluster == cluster).order_by(BudgetRule.id))
+    return {key: [row.rule for row in mine] for key, mine in ruling_of_each(rows).items()}
+
+
+def current_rules(session: Session, namespace_ids: Sequence[int]) -> dict[int, RuleRow]:
+    """Return the rule in force of each namespace."""
+    rows = session.scalars(select(BudgetRule).where(BudgetRule.namespace_id.in_(namespace_ids)).order_by(BudgetRule.id))
+    return {key: mine[-1] for key, mine in ruling_of_each(rows).items()}

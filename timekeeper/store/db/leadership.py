@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several processes on one database runs the controller of a cluster.
+
+On PostgreSQL it is who holds an advisory lock, which belongs to a session: it is free as soon as the holder's
+connection is gone. That two processes believe for a moment that they hold it does no harm to the ledger, because
+all they write is idempotent; it only doubles their work. On SQLite there is one process.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from timekeeper.store.db.engine import is_sqlite
+
+log = logging.getLogger(__name__)
+
+_CLASS = 0x51CE
+"""Sets our locks apart from others of the same database; the second key tells clusters apart."""
+
+
+class Leadership:
+    """The right to run the controller. For one thread."""
+
+    def __init__(self, engine: Engine, cluster: str) -> None:
+        self._engine = engine
+        self._key = zlib.crc32(cluster.encode()) - 2**31
+        self._session: Connection | None = None
+        self._held = is_sqlite(engine)
+        self._alone = self._held
+
+    def held(self) -> bool:
+        """Whether this process leads; it tries to where nobody does. Raises SQLAlchemyError where nobody can know."""
+        if self._alone:
+            return True
+        try:
+            if self._session is None:
+                self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            if self._held:
+                self._session.execute(text("SELECT 1"))
+            else:
+                keys = {"class": _CLASS, "key": self._key}
+                query = text("SELECT pg_try_advisory_lock(:class, :key)")
+                self._held = bool(self._session.execute(query, keys).scalar_one())
+                if self._held:
+                    log.info("this process runs the controller from now on")
+        except SQLAlchemyError:
+            self.close()
+            raise
+        return self._held
+
+    def close(self) -> None:
+        """Let another process lead."""
+        session, self._session = self._session, None
+        self._held = self._alone
+        if session is not None:
+            session.invalidate()  # back in the pool the session would keep the lock
+            session.close()

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables. Records and ledger entries are append-only; balances, anchors and versions can be rebuilt from them.
+
+A namespace stands for (cluster, namespace UID): a name that is used again starts afresh. All instants are
+milliseconds since the epoch, all GPU time is GPU-milliseconds, both as 64-bit integers. Types are portable.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from timekeeper.core.posting import ACCOUNTS
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+# SQLite counts up only a column that is exactly INTEGER.
+Id = BigInteger().with_variant(Integer, "sqlite")
+_KINDS = ", ".join(f"'{kind}'" for kind in ACCOUNTS)
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {int: BigInteger}  # noqa: RUF012 - SQLAlchemy's own way
+
+
+class Namespace(Base):
+    """A namespace of a cluster, or a team or an organisation: whoever has accounts.
+
+    Those that stand under each other are settled together. Of them the row at the top tells up to when, and its
+    `version` grows with each change, so that others know what they hold is old.
+    """
+
+    __tablename__ = "namespace"
+    __table_args__ = (
+        UniqueConstraint("cluster", "uid"),
+        Index(None, "cluster", "name"),
+        CheckConstraint("kind IN ('namespace', 'team', 'organisation')", "kind"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    cluster: Mapped[str] = mapped_column(String(253))
+    uid: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(253))
+    opened_at: Mapped[int]
+    settled_at: Mapped[int]
+    version: Mapped[int]
+    sealed_until: Mapped[int] = mapped_column(server_default="0")
+    """Up to this instant, and at it, nothing is booked or reversed any more."""
+    kind: Mapped[str] = mapped_column(String(16), server_default="namespace")
+
+
+class Membership(Base):
+    """A budget stands under another one from an instant on, until its next row; without a parent: under none."""
+
+    __tablename__ = "membership"
+    __table_args__ = (Index(None, "child_id", "effective_at"), Index(None, "parent_id"))
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    child_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("namespace.id"))
+    effective_at: Mapped[int]
+    actor: Mapped[str] = mapped_column(String(253))
+
+
+class Account(Base):
+    """One of a namespace's accounts. The balance is the sum of its entries, kept beside them."""
+
+    __tablename__ = "account"
+    __table_args__ = (UniqueConstraint("namespace_id", "kind"), CheckConstraint(f"kind IN ({_KINDS})", "kind"))
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    kind: Mapped[str] = mapped_column(String(16))
+    balance_ms: Mapped[int]
+
+
+class BudgetRule(Base):
+    """A budget rule, in force from `effective_at` until the next one of the namespace."""
+
+    __tablename__ = "budget_rule"
+    __table_args__ = (
+        Index(None, "namespace_id", "effective_at"),
+        CheckConstraint("amount_ms >= 0", "amount"),
+        CheckConstraint("period IN ('none', 'hour', 'day', 'week', 'month', 'year')", "period"),
+        CheckConstraint("source IN ('policy', 'own')", "source"),
+        CheckConstraint("credit_ms >= 0 AND rollover_ms >= 0", "limits"),
+        CheckConstraint("status IN ('active', 'suspended', 'closed')", "status"),
+        CheckConstraint("used IN ('counts', 'anew', 'clamped')", "used"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    effective_at: Mapped[int]
+    amount_ms: Mapped[int]
+    period: Mapped[str] = mapped_column(String(8))
+    time_zone: Mapped[str] = mapped_column(String(64))
+    source: Mapped[str] = mapped_column(String(8))
+    actor: Mapped[str] = mapped_column(String(253))
+    booked_at: Mapped[int]
+    credit_ms: Mapped[int] = mapped_column(server_default="0")
+    rollover_ms: Mapped[int] = mapped_column(server_default="0")
+    status: Mapped[str] = mapped_column(String(16), server_default="active")
+    anchor_at: Mapped[int | None]
+    """An instant at which a period begins, on the zone's wall clock."""
+    used: Mapped[str] = mapped_column(String(8), server_default="counts")
+    """What becomes of what the running period has used: `timekeeper.core.record.Used`."""
+
+
+class DebtRule(Base):
+    """What `timekeeper.debt` says in a cluster, in force from `effective_at` until the next row. Rows never change.
+
+    The first holds from the start of time. Without any, readers take the setting.
+    """
+
+    __tablename__ = "debt_rule"
+    __table_args__ = (CheckConstraint("debt IN ('forgive', 'carry')", "debt"),)
+
+    cluster: Mapped[str] = mapped_column(String(253), primary_key=True)
+    effective_at: Mapped[int] = mapped_column(primary_key=True)
+    debt: Mapped[str] = mapped_column(String(8))
+
+
+class BudgetGrant(Base):
+    """GPU time that comes beside the budget, or goes (a negative amount): grants, refunds, adjustments, transfers.
+
+    `request_hash` tells a repeated request from another one under the same key. `counterpart` is the pod of a refund,
+    the other namespace's grant of a transfer.
+    """
+
+    __tablename__ = "budget_grant"
+    __table_args__ = (
+        UniqueConstraint("namespace_id", "idempotency_key"),
+        Index(None, "namespace_id", "valid_from"),
+        Index(None, "counterpart"),
+        CheckConstraint("amount_ms <> 0", "amount"),
+        CheckConstraint("kind IN ('grant', 'refund', 'adjustment', 'transfer')", "kind"),
+        CheckConstraint("valid_to IS NULL OR valid_to > valid_from", "validity"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    amount_ms: Mapped[int]
+    reason: Mapped[str] = mapped_column(String(1024))
+    valid_from: Mapped[int]
+    valid_to: Mapped[int | None]
+    idempotency_key: Mapped[str] = mapped_column(String(255))
+    request_hash: Mapped[str] = mapped_column(String(64))
+    actor: Mapped[str] = mapped_column(String(253))
+    booked_at: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(16), server_default="grant")
+    priority: Mapped[int] = mapped_column(server_default="0")
+    counterpart: Mapped[str] = mapped_column(String(253), server_default="")
+    taken_back_ms: Mapped[int] = mapped_column(server_default="0")
+    """Of a refund: the part that its pod, by what is known now, was not charged to the budget. It brings nothing."""
+    withdrawn_at: Mapped[int | None]
+    """When a grant that had not begun was withdrawn: then it never brings anything."""
+
+
+class Threshold(Base):
+    """A threshold of a budget that was told in a period, by the period's start (0: without periods). Rows stay."""
+
+    __tablename__ = "threshold"
+
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    period_start: Mapped[int] = mapped_column(primary_key=True)
+    percent: Mapped[int] = mapped_column(primary_key=True)
+    told_at: Mapped[int]
+
+
+class Reservation(Base):
+    """GPU time set aside: for a pod until it ends, or by hand until `expires_at`. What is left of it is computed.
+
+    `span_ms` is for how long at most the pod holds its GPUs. A row is ended once and kept.
+    """
+
+    __tablename__ = "reservation"
+    __table_args__ = (
+        UniqueConstraint("pod_uid"),
+        UniqueConstraint("namespace_id", "idempotency_key"),
+        Index(None, "namespace_id", "ended_at"),
+        CheckConstraint("amount_ms >= 0", "amount"),
+        CheckConstraint("(pod_uid IS NULL) <> (expires_at IS NULL)", "holder"),
+        CheckConstraint("outcome IN ('', 'settled', 'released', 'expired')", "outcome"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    pod_uid: Mapped[str | None] = mapped_column(String(64))
+    pod_name: Mapped[str] = mapped_column(String(253))
+    amount_ms: Mapped[int]
+    span_ms: Mapped[int]
+    reason: Mapped[str] = mapped_column(String(1024))
+    idempotency_key: Mapped[str] = mapped_column(String(255))
+    request_hash: Mapped[str] = mapped_column(String(64))
+    actor: Mapped[str] = mapped_column(String(253))
+    opened_at: Mapped[int]
+    expires_at: Mapped[int | None]
+    ended_at: Mapped[int | None]
+    outcome: Mapped[str] = mapped_column(String(16))
+
+
+class Rate(Base):
+    """The rate of a GPU model from an instant on; the empty model is never rated. Rows never change.
+
+    `source` tells whether the settings' file said so or somebody by REST: the file is followed where it changes.
+    """
+
+    __tablename__ = "rate"
+    __table_args__ = (
+        UniqueConstraint("model", "effective_at"),
+        CheckConstraint("numerator >= 0 AND denominator > 0", "ratio"),
+        CheckConstraint("source IN ('settings', 'rest')", "source"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    model: Mapped[str] = mapped_column(String(253))
+    numerator: Mapped[int]
+    denominator: Mapped[int]
+    effective_at: Mapped[int]
+    source: Mapped[str] = mapped_column(String(16), server_default="settings")
+    booked_at: Mapped[int | None]
+    """When it was set. One that holds from just then on was meant for at once, any other for its instant."""
+
+
+class GpuSeen(Base):
+    """A GPU as an agent published it: kept after its node is gone, because pods that held it are still charged."""
+
+    __tablename__ = "gpu"
+
+    uuid: Mapped[str] = mapped_column(String(253), primary_key=True)
+    model: Mapped[str] = mapped_column(String(253))
+    memory_mib: Mapped[int]
+
+
+RUNNING_INDEX = "ix_workload_running"
+
+
+class Workload(Base):
+    """A pod that held GPUs: its interval and its share of GPUs by model, set when it opens, closed once."""
+
+    __tablename__ = "workload"
+    __table_args__ = (
+        Index(None, "namespace_id", "ended_at", "started_at"),
+        Index(None, "namespace_id", "started_at", "pod_uid"),
+        Index(None, "started_at", "pod_uid"),
+        Index(None, "archived_at", "ended_at"),
+        Index(
+            RUNNING_INDEX, "pod_uid", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")
+        ),
+        CheckConstraint("ended_at IS NULL OR ended_at >= started_at", "interval"),
+    )
+
+    pod_uid: Mapped[str] = mapped_column(String(64), primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    pod_name: Mapped[str] = mapped_column(String(253))
+    node: Mapped[str] = mapped_column(String(253))
+    gpus: Mapped[str] = mapped_column(Text)
+    """UUIDs, comma-separated."""
+    holders: Mapped[str] = mapped_column(Text)
+    """JSON: GPUs held, by container."""
+    gpu_class: Mapped[str] = mapped_column(String(32))
+    shares: Mapped[str] = mapped_column(Text)
+    """JSON: GPUs per millisecond before their rate, as a ratio, by model; under the empty model what has none."""
+    opened_at: Mapped[int]
+    """When the row was written."""
+    created_at: Mapped[int | None]
+    """When the API server made the pod; None: not known."""
+    closed_at: Mapped[int | None]
+    """When the end was noted, by our clock; None: it runs, or that is not known."""
+    started_at: Mapped[int]
+    ended_at: Mapped[int | None]
+    end_source: Mapped[str] = mapped_column(String(32))
+    flags: Mapped[str] = mapped_column(Text)
+    """Comma-separated."""
+    heard_at: Mapped[int | None]
+    """The last sign of life that came without counters; of an archived pod the last of all."""
+    models: Mapped[str] = mapped_column(String(253), server_default="")
+    """The models of its GPUs, comma-separated; empty where they are not known."""
+    gpus_ppm: Mapped[int] = mapped_column(server_default="0")
+    """GPUs held, of all models, in millionths: for sums that need not be exact."""
+    archived_at: Mapped[int | None]
+    """When its watermarks were thrown away; reports are refused since."""
+    used_ms: Mapped[int | None]
+    """Of an archived pod: what it used; None: unknown."""
+
+
+class IntervalCorrection(Base):
+    """A pod's interval as somebody put it right, and as it was before. Rows never change; the workload has the last."""
+
+    __tablename__ = "interval_correction"
+    __table_args__ = (
+        UniqueConstraint("namespace_id", "idempotency_key"),
+        Index(None, "pod_uid"),
+        CheckConstraint("ended_at IS NULL OR ended_at >= started_at", "interval"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    pod_uid: Mapped[str] = mapped_column(ForeignKey("workload.pod_uid"))
+    started_at: Mapped[int]
+    ended_at: Mapped[int | None]
+    started_before: Mapped[int]
+    ended_before: Mapped[int | None]
+    reason: Mapped[str] = mapped_column(String(1024))
+    idempotency_key: Mapped[str] = mapped_column(String(255))
+    request_hash: Mapped[str] = mapped_column(String(64))
+    actor: Mapped[str] = mapped_column(String(253))
+    booked_at: Mapped[int]
+
+
+class Transaction(Base):
+    """One booking; its entries sum to zero. A posting's own facts stand here, so that it can be compared."""
+
+    __tablename__ = "txn"
+    __table_args__ = (
+        UniqueConstraint("idempotency_key"),
+        UniqueConstraint("reverses"),
+        Index(None, "namespace_id", "effective_at"),
+        Index(None, "namespace_id", "subject", "effective_at"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    kind: Mapped[str] = mapped_column(String(16))
+    idempotency_key: Mapped[str] = mapped_column(String(512))
+    subject: Mapped[str] = mapped_column(String(253))
+    """The pod's UID of a charge, else the allowance."""
+    started_at: Mapped[int]
+    effective_at: Mapped[int]
+    amount_ms: Mapped[int]
+    booked_at: Mapped[int]
+    reverses: Mapped[int | None] = mapped_column(ForeignKey("txn.id"))
+    corrects_at: Mapped[int | None]
+    """Of a correction: the instant in a sealed period at which it would have been effective, had it been known."""
+
+
+class Seal(Base):
+    """The end of what is sealed of a namespace: up to `until`, and at it, nothing is booked or reversed any more.
+
+    `transactions` are those since the seal before, `last_txn` is the newest of them; `balances` are the sums of all
+    entries that are effective up to `until`, by account.
+    """
+
+    __tablename__ = "seal"
+
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    until: Mapped[int] = mapped_column(primary_key=True)
+    sealed_at: Mapped[int]
+    actor: Mapped[str] = mapped_column(String(253))
+    last_txn: Mapped[int]
+    transactions: Mapped[int]
+    balances: Mapped[str] = mapped_column(Text)
+    """JSON: GPU-milliseconds by account."""
+
+
+class Entry(Base):
+    """One side of a transaction."""
+
+    __tablename__ = "entry"
+    __table_args__ = (
+        UniqueConstraint("txn_id", "account_id"),
+        Index(None, "account_id", "id"),
+        CheckConstraint("amount_ms <> 0", "amount"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    txn_id: Mapped[int] = mapped_column(ForeignKey("txn.id"))
+    account_id: Mapped[int] = mapped_column(ForeignKey("account.id"))
+    amount_ms: Mapped[int]
+
+
+class Anchor(Base):
+    """A namespace's state at an instant, from which settling goes on. Dropped when a record before it changes."""
+
+    __tablename__ = "anchor"
+
+    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    at: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(Text)
+
+
+class WatermarkRow(Base):
+    """The furthest that one epoch of one container has reported."""
+
+    __tablename__ = "watermark"
+
+    pod_uid: Mapped[str] = mapped_column(String(64), primary_key=True)
+    container: Mapped[str] = mapped_column(String(253), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    seq: Mapped[int]
+    used_ms: Mapped[int | None]
+    monotonic_ns: Mapped[int]
+    received_at: Mapped[int]
+    hour: Mapped[int] = mapped_column(server_default="0")
+    """The hour in which the counter was last read, by its first instant; `usage_hour` has those before."""
+    hour_base: Mapped[int] = mapped_column(server_default="0")
+    observed_ms: Mapped[int] = mapped_column(server_default="0")
+
+
+class UsageHour(Base):
+    """What one epoch of a container used in an hour that is over. PostgreSQL keeps a partition for each month."""
+
+    __tablename__ = "usage_hour"
+    __table_args__ = (Index(None, "hour"), {"postgresql_partition_by": "RANGE (hour)"})
+
+    pod_uid: Mapped[str] = mapped_column(String(64), primary_key=True)
+    container: Mapped[str] = mapped_column(String(253), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    hour: Mapped[int] = mapped_column(primary_key=True)
+    used_ms: Mapped[int | None]
+    observed_ms: Mapped[int]
+
+
+class AuditRecord(Base):
+    """Who did what and why. Each record holds the hash of the one before, so none can be changed unnoticed."""
+
+    __tablename__ = "audit"
+    __table_args__ = (UniqueConstraint("prev_hash"), Index(None, "cluster", "namespace", "id"))
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    at: Mapped[int]
+    cluster: Mapped[str] = mapped_column(String(253))
+    actor: Mapped[str] = mapped_column(String(253))
+    action: Mapped[str] = mapped_column(String(32))
+    namespace: Mapped[str] = mapped_column(String(253))
+    """Empty where it concerns all."""
+    detail: Mapped[str] = mapped_column(Text)
+    """JSON, with sorted keys."""
+    prev_hash: Mapped[str] = mapped_column(String(64))
+    hash: Mapped[str] = mapped_column(String(64))
+
+
+class WatchMark(Base):
+    """The last instant at which the watch of a cluster's pods was known to be complete."""
+
+    __tablename__ = "watch_mark"
+
+    cluster: Mapped[str] = mapped_column(String(253), primary_key=True)
+    confirmed_at: Mapped[int]

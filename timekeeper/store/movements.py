@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grants, refunds, adjustments, transfers: what comes beside a budget, or goes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+from sqlalchemy import func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from timekeeper.store.db.models import BudgetGrant, Workload
+
+# Grants, and what else comes beside the budget or goes
+
+
+def add_grant(session: Session, values: dict[str, object]) -> int:
+    """Append a grant; return its id."""
+    return session.execute(insert(BudgetGrant).values(values).returning(BudgetGrant.id)).scalar_one()
+
+
+def grant_under(session: Session, namespace: int, key: str) -> BudgetGrant | None:
+    """Return the grant that was booked under an idempotency key."""
+    return session.scalars(
+        select(BudgetGrant).where(BudgetGrant.namespace_id == namespace, BudgetGrant.idempotency_key == key)
+    ).one_or_none()
+
+
+def grants(
+    session: Session, namespace: int, kind: str, before: int | None = None, limit: int | None = None
+) -> list[BudgetGrant]:
+    """Return a namespace's movements of a kind, newest first, from the one before an id on."""
+    query = select(BudgetGrant).where(BudgetGrant.namespace_id == namespace, BudgetGrant.kind == kind)
+    if before is not None:
+        query = query.where(BudgetGrant.id < before)
+    return list(session.scalars(query.order_by(BudgetGrant.id.desc()).limit(limit)))
+
+
+def grant_by_id(session: Session, namespace: int, key: int) -> BudgetGrant | None:
+    """Return a grant of a namespace."""
+    query = select(BudgetGrant).where(BudgetGrant.id == key, BudgetGrant.namespace_id == namespace)
+    return session.scalars(query.where(BudgetGrant.kind == "grant")).one_or_none()
+
+
+def withdraw_grant(session: Session, key: int, now: int) -> None:
+    """Have a grant that has not begun bring nothing."""
+    session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(withdrawn_at=now))
+
+
+def granted_in_all(session: Session, namespace: int) -> int:
+    """Return the sum of all that ever came to a namespace, or went, whichever is more."""
+    query = select(func.sum(func.abs(BudgetGrant.amount_ms)))
+    query = query.where(BudgetGrant.namespace_id == namespace, BudgetGrant.withdrawn_at.is_(None))
+    return int(session.execute(query).scalar() or 0)
+
+
+def refunded(session: Session, namespace: int, pod_uid: str) -> int:
+    """Return what has been refunded of a pod's charge."""
+    query = select(func.sum(BudgetGrant.amount_ms - BudgetGrant.taken_back_ms)).where(
+        BudgetGrant.namespace_id == namespace, BudgetGrant.kind == "refund", BudgetGrant.counterpart == pod_uid
+    )
+    return int(session.execute(query).scalar() or 0)
+
+
+def refunds(session: Session, keys: Collection[int], since: int | None = None) -> dict[str, list[BudgetGrant]]:
+    """Return the refunds of some budgets' pods, oldest first, by the pod's UID.
+
+    `since`: of those alone that were refunded, or ended, at an instant or later.
+    """
+    query = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys), BudgetGrant.kind == "refund")
+    if since is not None:
+        late = select(BudgetGrant.counterpart).where(BudgetGrant.kind == "refund", BudgetGrant.valid_from >= since)
+        ended = select(Workload.pod_uid).where(Workload.ended_at >= since, Workload.namespace_id.in_(keys))
+        query = query.where(or_(BudgetGrant.counterpart.in_(late), BudgetGrant.counterpart.in_(ended)))
+    found: dict[str, list[BudgetGrant]] = {}
+    query = query.order_by(BudgetGrant.valid_from, BudgetGrant.id).execution_options(populate_existing=True)
+    for row in session.scalars(query):
+        found.setdefault(row.counterpart, []).append(row)
+    return found
+
+
+def take_back(session: Session, key: int, amount: int) -> None:
+    """Have a part of a refund bring nothing."""
+    session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(taken_back_ms=amount))
+
+
+def other_side(giver: int, key: str) -> str:
+    """Return the key under which the receiving side of a transfer is booked."""
+    return "transfer:" + hashlib.sha256(f"{giver}:{key}".encode()).hexdigest()
+
+
+def transfers(session: Session) -> list[BudgetGrant]:
+    """Return both sides of all transfers."""
+    return list(session.scalars(select(BudgetGrant).where(BudgetGrant.kind == "transfer").order_by(BudgetGrant.id)))
