@@ -19,7 +19,7 @@ from slicekeeper.cli.main import cli
 from slicekeeper.cli.options import PERIODS
 from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
-from timekeeper.api.schemas import BudgetBody
+from timekeeper.api.schemas.budget import BudgetBody
 from timekeeper.api.service import Service
 from timekeeper.ledger.books import Closing
 

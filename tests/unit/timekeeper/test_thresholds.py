@@ -18,7 +18,7 @@ from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import EVENTS, NAMESPACES
 from slicekeeper.namespace_policy import PolicyFile
 from slicekeeper.settings import PolicySettings, Settings
-from timekeeper.api import views
+from timekeeper.api.views import decision
 from timekeeper.cluster.controller import Controller
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement
@@ -147,7 +147,7 @@ def test_the_decision_names_the_highest(stage: Stage) -> None:
     for seconds, wanted in ((51, 50), (30, 80), (15, 95)):
         stage.clock.advance(seconds * 1_000)
         now, position = stage.clock.now_ms(), stage.books.require(NAMESPACE)
-        found = views.decision(position, stage.place.policy, stage.settings, now, 0)
+        found = decision.decision(position, stage.place.policy, stage.settings, now, 0)
         assert (found.state, found.reason) == ("warning", f"more than {wanted} % of the budget are used")
 
 

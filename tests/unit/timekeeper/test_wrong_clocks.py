@@ -13,7 +13,7 @@ from openings import opening
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper.api.views import workload_views
+from timekeeper.api.views.workload import workload_views
 from timekeeper.core.record import Posting, Rule
 from timekeeper.ledger import hierarchy
 from timekeeper.ledger.books import Books, Closing, Opening

@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from slicekeeper import threads
 from slicekeeper.errors import SettingsError
 from timekeeper.api import requests
-from timekeeper.api.schemas import Health
+from timekeeper.api.schemas.health import Health
 from timekeeper.api.service import service
 from timekeeper.store.db import migrate
 

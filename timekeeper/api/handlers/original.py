@@ -8,11 +8,10 @@ import uuid
 from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE
-from timekeeper.api import requests
-from timekeeper.api.handlers import reports
-from timekeeper.api.holders import NamespaceHolder
+from timekeeper.api import requests, speaker
+from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas import IncreaseBody, OriginalBudget, SignOfLife, Terminate
+from timekeeper.api.schemas.original import IncreaseBody, OriginalBudget, SignOfLife, Terminate
 from timekeeper.api.service import Service, service
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
@@ -40,7 +39,7 @@ def _answer(it: Service, name: str) -> Response:
 def report(namespace: str) -> Response:
     """Take a sign of life; it charges nothing."""
     it, name = service(), requests.namespace(namespace)
-    caller = reports.speaker(it)
+    caller = speaker.speaker(it)
     given = requests.body(SignOfLife)
     if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
         raise Problem(403, "wrong-pod", "a pod reports for itself alone", "pod_name")
@@ -49,7 +48,7 @@ def report(namespace: str) -> Response:
         raise Problem(404, "pod-unknown", f"no GPU pod {given.pod_name} is known in {name}", "pod_name")
     uid, now = pod["metadata"]["uid"], it.clock.now_ms()
     it.books.database.write(lambda session: workloads.heard(session, uid, now))
-    return requests.answer(Terminate(reports.may_leave(it, {uid})))
+    return requests.answer(Terminate(speaker.may_leave(it, {uid})))
 
 
 def increase(namespace: str) -> Response:

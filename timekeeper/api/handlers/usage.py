@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was held, used and not observed, by time."""
+"""What was held, used and not observed, by time; and what a namespace has come to in this period."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from flask import Response, request
 
 from slicekeeper.units import format_instant
 from timekeeper.api import requests
+from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas import UsageBucket, UsageList
+from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
 from timekeeper.api.service import service
+from timekeeper.api.views.state import standing
 from timekeeper.core.period import PeriodName, bounds
-from timekeeper.store import usage
+from timekeeper.store import usage, workloads
 from timekeeper.store.usage import GroupBy, Wanted
 
 _BUCKETS: Final[tuple[PeriodName, ...]] = ("hour", "day", "month")
@@ -69,3 +71,28 @@ def _spans(start: int, end: int, bucket: PeriodName, zone: str) -> list[tuple[in
                 422, "interval-invalid", f"that is more than {_MOST_BUCKETS} times bucket={bucket}: ask for less", "to"
             )
     return spans
+
+
+def of_namespace(namespace: str) -> Response:
+    """Return what a namespace was charged in this period, and what its pods used."""
+    it, name = service(), requests.namespace(namespace)
+    it.allow("get", name)
+    now = it.clock.now_ms()
+    position = NamespaceHolder(it, name).position()
+    state = standing(position, it.policy.of(name), now)
+    used = workloads.Used(0, 0, 0)
+    if position is not None:
+        with it.books.database.reading() as session:
+            used = workloads.used(session, position.known.id, state.period_start or 0)
+    return requests.answer(
+        Usage(
+            namespace=name,
+            period_start=None if state.period_start is None else format_instant(state.period_start),
+            charged_ms=state.used,
+            over_budget_ms=state.over,
+            workloads=used.pods,
+            used_ms=used.total if used.known else None,
+            unknown_workloads=used.pods - used.known,
+            as_of=format_instant(now),
+        )
+    )

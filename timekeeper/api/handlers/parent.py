@@ -9,11 +9,12 @@ from msgspec import UnsetType
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
-from timekeeper.api import requests, views
-from timekeeper.api.handlers import budgets
-from timekeeper.api.holders import ParentHolder, holder
-from timekeeper.api.schemas import ParentBudgetBody, ParentPatch, PlaceBody
+from timekeeper.api import budget_answer, budget_rule, requests
+from timekeeper.api.holder import ParentHolder, holder
+from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.service import service
+from timekeeper.api.views import budget
+from timekeeper.api.views.state import TRIES, state_name
 from timekeeper.ledger import hierarchy, reservation
 from timekeeper.store import bookings
 
@@ -27,7 +28,7 @@ def listed() -> Response:
     limit, after = requests.limit(), requests.cursor(str)
     positions, now = it.books.parents(after or "", limit + 1), it.clock.now_ms()
     held = reservation.held_below(it.books, positions, now)
-    items = [views.parent(position, now, held[position.known.id]) for position in positions[:limit]]
+    items = [budget.parent(position, now, held[position.known.id]) for position in positions[:limit]]
     more = requests.next_cursor(items[-1].name) if len(positions) > limit else None
     return requests.answer(ParentList(items=items, next_cursor=more))
 
@@ -38,9 +39,9 @@ def put(parent: str) -> Response:
     whose = holder(it, parent=parent)
     caller = whose.allow("update")
     given = requests.body(ParentBudgetBody)
-    rule, wanted = budgets.rule_of(it, given), requests.if_match()
+    rule, wanted = budget_rule.rule_of(it, given), requests.if_match()
     made = hierarchy.put_parent(it.books, parent, given.kind, rule, actor=caller.name, if_match=wanted)
-    return budgets.changed(whose, made=made)
+    return budget_answer.changed(whose, made=made)
 
 
 def patch(parent: str) -> Response:
@@ -49,10 +50,10 @@ def patch(parent: str) -> Response:
     whose = ParentHolder(it, requests.parent(parent))
     caller = whose.allow("update")
     given = requests.body(ParentPatch)
-    change, wanted = budgets.patched(it, given), requests.if_match()
+    change, wanted = budget_rule.patched(it, given), requests.if_match()
     kind = None if isinstance(given.kind, UnsetType) else given.kind
     hierarchy.patch_parent(it.books, parent, kind, change, actor=caller.name, if_match=wanted)
-    return budgets.changed(whose)
+    return budget_answer.changed(whose)
 
 
 def put_under(**path: str) -> Response:
@@ -65,7 +66,7 @@ def put_under(**path: str) -> Response:
     hierarchy.put_under(
         it.books, whose.place(), above, reason=given.reason, actor=caller.name, now=it.clock.now_ms()
     )  # fmt: skip
-    return budgets.changed(whose)
+    return budget_answer.changed(whose)
 
 
 def children(parent: str) -> Response:
@@ -75,7 +76,7 @@ def children(parent: str) -> Response:
     whose.allow("get")
     position, now = whose.position(), it.clock.now_ms()
     state, below = position.at(now), it.books.children(position)
-    for _ in range(views.TRIES):  # what is settled between the two looks would be counted as booked and as due
+    for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
         with it.books.database.reading() as session:
             booked = bookings.charged_below(session, position.known.id, position.counts_since(now))
         before, position = position, whose.position()
@@ -86,7 +87,7 @@ def children(parent: str) -> Response:
         Child(
             name=child.known.name,
             kind=child.known.kind,
-            state=views.state_name(child, child.at(now), NamespacePolicy()),
+            state=state_name(child, child.at(now), NamespacePolicy()),
             balance_ms=child.at(now).balance,
             consumed_ms=booked[child.known.id] + running[child.known.id],
         )

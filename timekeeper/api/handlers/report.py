@@ -8,9 +8,8 @@ from flask import Response
 from slicekeeper.wire.timekeeper import ReportAnswer, ReportBatch
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
-from timekeeper.api.service import Service, service
-from timekeeper.core.caller import Caller
-from timekeeper.core.interval import others_ended
+from timekeeper.api.service import service
+from timekeeper.api.speaker import may_leave, speaker
 from timekeeper.ledger.report import take
 
 MOST_AT_ONCE = 1_000
@@ -26,17 +25,3 @@ def taken() -> Response:
     outcomes = take(it.books.database, caller, given.reports, it.clock.now_ms())
     uids = {caller.pod_uid} if caller.pod_uid else {report.pod_uid for report in given.reports}
     return requests.answer(ReportAnswer(outcomes=outcomes, terminate=may_leave(it, uids)))
-
-
-def speaker(it: Service) -> Caller:
-    """Return who speaks: a pod, by a token that is bound to it, or the operator."""
-    caller = it.caller()
-    if not caller.pod_uid and not caller.operator:
-        raise Problem(403, "token-not-bound", "a report needs a token that is bound to its pod")
-    return caller
-
-
-def may_leave(it: Service, uids: set[str]) -> bool:
-    """Whether all other containers have ended, of every one of the pods."""
-    pods = [it.controller.pods.find(uid) for uid in uids]
-    return bool(pods) and all(pod is not None and others_ended(pod) for pod in pods)

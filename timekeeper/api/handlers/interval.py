@@ -7,11 +7,11 @@ from flask import Response
 
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
-from timekeeper.api import requests
-from timekeeper.api.handlers import budgets, movements
-from timekeeper.api.holders import holder
+from timekeeper.api import budget_answer, requests
+from timekeeper.api.holder import holder
+from timekeeper.api.order import order_of
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas import IntervalBody
+from timekeeper.api.schemas.interval import IntervalBody
 from timekeeper.api.service import service
 from timekeeper.ledger import correction
 from timekeeper.ledger.correction import Wanted
@@ -55,10 +55,10 @@ def correct(namespace: str) -> Response:
         raise Problem(
             422, "body-invalid", "start: name a start, an end, or both; for example 2026-11-30T12:00:00Z", "start"
         )
-    order = movements.order_of(it, caller, 0, given.reason)
+    order = order_of(it, caller, 0, given.reason)
     start, end = (
         None if value is None else requests.instant(value, field)
         for field, value in (("start", given.start), ("end", given.end))
     )
     wanted = Wanted(given.pod_uid, start, end, given.reason, order.key, order.body, order.actor, order.now)
-    return budgets.changed(whose, made=correction.correct(it.books, whose.require, wanted))
+    return budget_answer.changed(whose, made=correction.correct(it.books, whose.require, wanted))

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prices of GPU models, and the audit log: what concerns all namespaces."""
+"""Rates of GPU models."""
 
 from __future__ import annotations
 
-import msgspec
-from flask import Response, request
+from flask import Response
 
 from slicekeeper.namespace_policy import parse_rate
 from slicekeeper.units import format_instant
 from timekeeper.api import requests
-from timekeeper.api.holders import named
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas import AuditEntry, AuditList, GpuRate, GpuRateList, RateBody
+from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
 from timekeeper.api.service import service
 from timekeeper.ledger.rate import set_price
-from timekeeper.store import accounts, audit, rates
+from timekeeper.store import rates
 
 
 def listed() -> Response:
@@ -58,33 +56,3 @@ def put() -> Response:
         id=row.id, model=row.model, rate=str(row.rate), effective_at=format_instant(since), source=row.source
     )
     return requests.answer(answer, 201 if made else 200)
-
-
-def audited() -> Response:
-    """Return a page of the audit log, of one namespace or parent where it is named."""
-    it = service()
-    whose, above = named(it), request.args.get("parent", "")
-    if whose and above:
-        raise Problem(422, "query-invalid", "parent: name either a namespace or a parent", "parent")
-    if whose is None:
-        it.allow("list", "", "audit")
-    else:
-        whose.allow("list", "audit")
-    limit, after = requests.limit(), requests.cursor(int) or 0
-    with it.books.database.reading() as session:
-        rows = []
-        if whose is None:
-            parent = accounts.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
-            rows = audit.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
-        elif known := whose.find(session):
-            rows = audit.page(session, it.books.cluster, known.title, after, limit + 1, uid=known.uid)
-    items = [
-        AuditEntry(
-            id=row.id, at=format_instant(row.at), actor=row.actor, action=row.action, namespace=row.namespace,
-            detail=msgspec.json.decode(row.detail, type=dict[str, str | int]),
-            prev_hash=row.prev_hash, hash=row.hash,
-        )
-        for row in rows[:limit]
-    ]  # fmt: skip
-    more = requests.next_cursor(items[-1].id) if len(rows) > limit else None
-    return requests.answer(AuditList(items=items, next_cursor=more))

@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from slicekeeper.errors import NotFound
 from slicekeeper.namespace_policy import NamespacePolicy
 from slicekeeper.wire.timekeeper import Budget, Parent
-from timekeeper.api import requests, views
+from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
+from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
 from timekeeper.ledger.books import Position, version_of
@@ -120,7 +121,7 @@ class NamespaceHolder(Holder):
         namespaces_there = self.it.controller.namespaces
         uid = position.known.uid if position else namespaces_there.uid(self.name) or ""
         gone = position is not None and namespaces_there.is_gone(self.name, uid)
-        budget = views.budget(self.name, position, self.it.policy.of(self.name), now, held, uid=uid, gone=gone)
+        budget = budget_views.budget(self.name, position, self.it.policy.of(self.name), now, held, uid=uid, gone=gone)
         rule = (budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms, budget.anchor)
         unseen = f'"policy-{"-".join(map(str, rule))}"'
         return budget, version_of(position.rule) if position else unseen
@@ -149,7 +150,7 @@ class ParentHolder(Holder):
         """Return the budget."""
         position, now = self.position(), self.it.clock.now_ms()
         held = reservation.held_below(self.it.books, [position], now)[position.known.id]
-        return views.parent(position, now, held), version_of(position.rule)
+        return budget_views.parent(position, now, held), version_of(position.rule)
 
     def position(self) -> Position:
         """Return where it stands.

@@ -8,20 +8,12 @@ from flask import Response
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
-from timekeeper.api import requests
-from timekeeper.api.handlers import budgets
-from timekeeper.api.holders import Holder, ParentHolder, holder
+from timekeeper.api import budget_answer, requests
+from timekeeper.api.holder import Holder, ParentHolder, holder
+from timekeeper.api.order import order_of
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas import (
-    AdjustmentBody,
-    GrantBody,
-    Movement,
-    MovementList,
-    RefundBody,
-    TransferBody,
-)
-from timekeeper.api.service import Service, service
-from timekeeper.core.caller import Caller
+from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
+from timekeeper.api.service import service
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
 from timekeeper.store import movements as movements_store
@@ -106,7 +98,7 @@ def grant(**path: str) -> Response:
     order = order_of(it, caller, given.amount_ms, given.reason)
     start, end = _validity(given, order, repeated=_booked(whose, order.key))
     made = movement.grant(it.books, whose.place(), order, valid_from=start, valid_to=end, priority=given.priority)
-    return budgets.changed(whose, made=made)
+    return budget_answer.changed(whose, made=made)
 
 
 def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[int, int | None]:
@@ -144,7 +136,7 @@ def refund(namespace: str) -> Response:
     caller = whose.allow("create", "refunds")
     given = requests.body(RefundBody)
     order = order_of(it, caller, given.amount_ms, given.reason)
-    return budgets.changed(whose, made=movement.refund(it.books, whose.place(), order, pod_uid=given.pod_uid))
+    return budget_answer.changed(whose, made=movement.refund(it.books, whose.place(), order, pod_uid=given.pod_uid))
 
 
 def adjust(**path: str) -> Response:
@@ -156,7 +148,7 @@ def adjust(**path: str) -> Response:
     if given.amount_ms == 0:
         raise Problem(422, "body-invalid", "amountMs: 0 changes nothing; name what is to come or to go", "amountMs")
     order = order_of(it, caller, given.amount_ms, given.reason)
-    return budgets.changed(whose, made=movement.adjust(it.books, whose.place(), order))
+    return budget_answer.changed(whose, made=movement.adjust(it.books, whose.place(), order))
 
 
 def transfer(**path: str) -> Response:
@@ -177,7 +169,7 @@ def transfer(**path: str) -> Response:
         there = target.place()
     except NotFound as error:
         raise NotFound(f"to: {error}", error.status, error.reason, "to") from error
-    return budgets.changed(whose, made=movement.transfer(it.books, whose.place(), there, order, valid_to=end))
+    return budget_answer.changed(whose, made=movement.transfer(it.books, whose.place(), there, order, valid_to=end))
 
 
 def _target(whose: Holder, given: TransferBody) -> Holder:
@@ -190,18 +182,6 @@ def _target(whose: Holder, given: TransferBody) -> Holder:
         return holder(whose.it, parent=given.to) if above else holder(whose.it, given.to)
     except Problem as problem:
         raise Problem(problem.status, problem.code, f"to: {problem.detail}", "to") from problem
-
-
-def order_of(it: Service, caller: Caller, amount: int, reason: str) -> Order:
-    """Return what the request orders, under its Idempotency-Key.
-
-    Raises Problem where it has none.
-    """
-    key = requests.idempotency_key()
-    if not key:
-        told = f"send an Idempotency-Key header of 1 to {requests.LONGEST_KEY} printable characters; for example a UUID"
-        raise Problem(422, "idempotency-key-missing", told, "Idempotency-Key")
-    return Order(amount, reason, key, requests.canonical(), caller.name, it.clock.now_ms())
 
 
 def _booked(whose: Holder, key: str) -> bool:

@@ -11,10 +11,10 @@ from flask import Response
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
 from timekeeper.api import requests
-from timekeeper.api.handlers import movements
-from timekeeper.api.holders import NamespaceHolder, holder
+from timekeeper.api.holder import NamespaceHolder, holder
+from timekeeper.api.order import order_of
 from timekeeper.api.problems import Problem
-from timekeeper.api.schemas import ReservationBody
+from timekeeper.api.schemas.reservation import ReservationBody
 from timekeeper.api.service import Service, service
 from timekeeper.ledger.reservation import key_of, open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
@@ -40,7 +40,7 @@ def opened(namespace: str) -> Response:
     it, name = service(), requests.namespace(namespace)
     caller = it.allow("create", name, "reservations")
     given = requests.body(ReservationBody)
-    order = movements.order_of(it, caller, given.amount_ms, given.reason)
+    order = order_of(it, caller, given.amount_ms, given.reason)
     end = requests.instant(given.expires_at, "expiresAt")
     place = holder(it, name).place()
     if not place.policy.reserves:

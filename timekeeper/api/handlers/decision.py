@@ -11,9 +11,10 @@ from flask import Response
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
-from timekeeper.api import requests, views
-from timekeeper.api.holders import NamespaceHolder
+from timekeeper.api import requests
+from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.service import Service, service
+from timekeeper.api.views import decision as decision_views
 from timekeeper.ledger import reservation
 from timekeeper.ledger.books import Position
 
@@ -25,11 +26,11 @@ def listed() -> Response:
     now = it.clock.now_ms()
     held = reservation.held(it.books, now)
     items = [
-        views.decision(p, it.policy.of(p.known.name), it.settings, now, held[p.known.id])
+        decision_views.decision(p, it.policy.of(p.known.name), it.settings, now, held[p.known.id])
         for p in it.books.positions()
         if _is_there(it, p)
     ]
-    etag = views.decisions_tag(items)
+    etag = decision_views.decisions_tag(items)
     return requests.not_modified(etag) or requests.answer(
         DecisionList(items=items, as_of=format_instant(now)), etag=etag
     )
@@ -44,8 +45,8 @@ def shown(namespace: str) -> Response:
         raise NotFound(f"namespace {name} has no account yet: it is in budget", 404, "namespace-unknown")
     now = it.clock.now_ms()
     held = reservation.held(it.books, now, position.known.id)[position.known.id]
-    decision = views.decision(position, it.policy.of(name), it.settings, now, held)
-    etag = views.decisions_tag([decision])
+    decision = decision_views.decision(position, it.policy.of(name), it.settings, now, held)
+    etag = decision_views.decisions_tag([decision])
     return requests.not_modified(etag) or requests.answer(decision, etag=etag)
 
 

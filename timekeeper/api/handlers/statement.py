@@ -14,12 +14,8 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
 from timekeeper.api import requests
-from timekeeper.api.holders import Holder, holder
-from timekeeper.api.schemas import (
-    Period,
-    PeriodList,
-    SealBody,
-)
+from timekeeper.api.holder import Holder, holder
+from timekeeper.api.schemas.period import Period, PeriodList, SealBody
 from timekeeper.api.service import Service, service
 from timekeeper.core import posting
 from timekeeper.core.accounting_period import period_around

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule that a body asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from slicekeeper.namespace_policy import LAST_ANCHOR
+from timekeeper.api import requests
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
+from timekeeper.api.service import Service
+from timekeeper.core.record import Rule
+from timekeeper.ledger.books import Change
+
+T = TypeVar("T")
+
+
+def rule_of(it: Service, given: BudgetBody) -> Rule:
+    """Return the rule that a body asks for, from now on.
+
+    Raises Problem where there is no such time zone or anchor.
+    """
+    zone = requests.time_zone(given.time_zone)
+    anchor = None if given.anchor is None else _anchor(given.anchor, given.period)
+    return Rule(
+        it.clock.now_ms(), given.amount_ms, given.period, zone, given.credit_ms, given.rollover_ms, anchor=anchor,
+        used="anew" if given.new_period else "counts",
+    )  # fmt: skip
+
+
+def patched(it: Service, given: BudgetPatch) -> Change:
+    """Return what makes the rule that a body asks for of the one in force, from now on.
+
+    Raises Problem where there is no such time zone or anchor; what comes back raises it where they do not fit.
+    """
+    if given.time_zone is not UNSET:
+        requests.time_zone(given.time_zone)
+    if isinstance(given.anchor, str):
+        _anchor(given.anchor, "none" if given.period == "none" else "month")
+    now = it.clock.now_ms()
+
+    def change(rule: Rule) -> Rule:
+        period = _or(given.period, rule.period)
+        anchor = rule.anchor if given.anchor is UNSET else None
+        if isinstance(given.anchor, str):
+            anchor = _anchor(given.anchor, period)
+        return replace(
+            rule,
+            since=now,
+            amount=_or(given.amount_ms, rule.amount),
+            period=period,
+            zone=_or(given.time_zone, rule.zone),
+            credit=_or(given.credit_ms, rule.credit),
+            rollover=_or(given.rollover_ms, rule.rollover),
+            anchor=None if period == "none" else anchor,
+            used="anew" if given.new_period else "counts",
+        )
+
+    return change
+
+
+def _or(given: T | UnsetType, before: T) -> T:
+    return before if isinstance(given, UnsetType) else given
+
+
+def _anchor(text: str, period: str) -> int:
+    """Return an anchor.
+
+    Raises Problem where a budget can have none, or not that one.
+    """
+    anchor = requests.instant(text, "anchor")
+    if period == "none":
+        raise Problem(422, "body-invalid", "anchor: a budget without periods has none; leave it out", "anchor")
+    if anchor > LAST_ANCHOR:
+        raise Problem(422, "instant-invalid", "anchor: name one before the year 9000", "anchor")
+    return anchor

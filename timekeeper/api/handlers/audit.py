@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit log."""
+
+from __future__ import annotations
+
+import msgspec
+from flask import Response, request
+
+from slicekeeper.units import format_instant
+from timekeeper.api import requests
+from timekeeper.api.holder import named
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas.audit import AuditEntry, AuditList
+from timekeeper.api.service import service
+from timekeeper.store import accounts, audit
+
+
+def listed() -> Response:
+    """Return a page of the audit log, of one namespace or parent where it is named."""
+    it = service()
+    whose, above = named(it), request.args.get("parent", "")
+    if whose and above:
+        raise Problem(422, "query-invalid", "parent: name either a namespace or a parent", "parent")
+    if whose is None:
+        it.allow("list", "", "audit")
+    else:
+        whose.allow("list", "audit")
+    limit, after = requests.limit(), requests.cursor(int) or 0
+    with it.books.database.reading() as session:
+        rows = []
+        if whose is None:
+            parent = accounts.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
+            rows = audit.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
+        elif known := whose.find(session):
+            rows = audit.page(session, it.books.cluster, known.title, after, limit + 1, uid=known.uid)
+    items = [
+        AuditEntry(
+            id=row.id, at=format_instant(row.at), actor=row.actor, action=row.action, namespace=row.namespace,
+            detail=msgspec.json.decode(row.detail, type=dict[str, str | int]),
+            prev_hash=row.prev_hash, hash=row.hash,
+        )
+        for row in rows[:limit]
+    ]  # fmt: skip
+    more = requests.next_cursor(items[-1].id) if len(rows) > limit else None
+    return requests.answer(AuditList(items=items, next_cursor=more))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets and their status."""
+
+from __future__ import annotations
+
+from flask import Response
+
+from slicekeeper.wire.timekeeper import BudgetList
+from timekeeper.api import requests
+from timekeeper.api.budget_answer import answer, changed
+from timekeeper.api.budget_rule import patched, rule_of
+from timekeeper.api.holder import NamespaceHolder, holder
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch, StatusBody
+from timekeeper.api.service import service
+from timekeeper.api.views import budget
+from timekeeper.core.caller import Caller
+from timekeeper.ledger import reservation
+from timekeeper.ledger.books import ANY_VERSION, Change
+
+
+def listed() -> Response:
+    """Return a page of budgets."""
+    it = service()
+    it.allow("list")
+    limit, after = requests.limit(), requests.cursor(tuple[str, int])
+    positions = it.books.all_positions(after or ("", 0), limit + 1)
+    now = it.clock.now_ms()
+    held = reservation.held(it.books, now)
+    items = [
+        budget.budget(
+            p.known.name, p, it.policy.of(p.known.name), now, held[p.known.id], uid=p.known.uid,
+            gone=it.controller.namespaces.is_gone(p.known.name, p.known.uid),
+        )
+        for p in positions[:limit]
+    ]  # fmt: skip
+    last = positions[limit - 1].known if len(positions) > limit else None
+    more = None if last is None else requests.next_cursor((last.name, last.id))
+    return requests.answer(BudgetList(items=items, next_cursor=more))
+
+
+def shown(**path: str) -> Response:
+    """Return one budget."""
+    whose = holder(service(), **path)
+    whose.allow("get")
+    return answer(whose)
+
+
+def put(namespace: str) -> Response:
+    """Give a namespace a budget of its own."""
+    it = service()
+    whose = NamespaceHolder(it, requests.namespace(namespace))
+    caller = whose.allow("update")
+    return _set(whose, rule_of(it, requests.body(BudgetBody)), caller)
+
+
+def patch(namespace: str) -> Response:
+    """Give a namespace a budget of its own that differs from its budget in what the body names."""
+    it = service()
+    whose = NamespaceHolder(it, requests.namespace(namespace))
+    caller = whose.allow("update")
+    given = requests.body(BudgetPatch)
+    return answer(whose) if given == BudgetPatch() else _set(whose, patched(it, given), caller)
+
+
+def _set(whose: NamespaceHolder, change: Change, caller: Caller) -> Response:
+    it, wanted = whose.it, requests.if_match()
+    if wanted is not None and whose.position() is None:
+        if wanted.isdisjoint({whose.current()[1], ANY_VERSION}):
+            told = f"budget of {whose.name}: it was changed meanwhile; read it again"
+            raise Problem(412, "version-mismatch", told, "If-Match")
+        wanted = None
+    place = whose.place()
+    it.books.set_budget(place.uid, place.name, place.policy, change, actor=caller.name, if_match=wanted)
+    return changed(whose)
+
+
+def status(**path: str) -> Response:
+    """Suspend a budget, close it, or have it go on."""
+    it = service()
+    whose = holder(it, **path)
+    caller = whose.allow("update")
+    given = requests.body(StatusBody)
+    place = whose.place()
+    it.books.set_status(
+        place.uid, place.name, place.policy, given.status,
+        reason=given.reason, actor=caller.name, now=it.clock.now_ms(),
+    )  # fmt: skip
+    return changed(whose)

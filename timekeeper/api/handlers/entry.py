@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ledger entries."""
+
+from __future__ import annotations
+
+import re
+
+from flask import Response
+from sqlalchemy.orm import Session
+
+from slicekeeper.units import format_instant
+from timekeeper.api import requests
+from timekeeper.api.holder import holder
+from timekeeper.api.schemas.entry import EntryList, LedgerEntry
+from timekeeper.api.service import service
+from timekeeper.core.timeline import CHILD
+from timekeeper.store import accounts, bookings
+from timekeeper.store.bookings import Line
+
+
+def listed(**path: str) -> Response:
+    """Return a page of ledger entries."""
+    it = service()
+    whose = holder(it, **path)
+    whose.allow("get", "statement")
+    limit, after = requests.limit(), requests.cursor(int)
+    with it.books.database.reading() as session:
+        known = whose.require(session)
+        lines = bookings.lines(session, known.id, after or 0, limit + 1)
+        subjects = _subjects(session, lines)
+        items = [
+            LedgerEntry(
+                id=line.id,
+                transaction=line.transaction.id,
+                kind=line.transaction.kind,
+                account=line.account,
+                amount_ms=line.amount_ms,
+                subject=subjects.get(line.transaction.subject, line.transaction.subject),
+                start=format_instant(line.transaction.started_at),
+                effective_at=format_instant(line.transaction.effective_at),
+                booked_at=format_instant(line.transaction.booked_at),
+                reverses=line.transaction.reverses,
+                corrects_at=None
+                if line.transaction.corrects_at is None
+                else format_instant(line.transaction.corrects_at),
+            )
+            for line in lines[:limit]
+        ]
+    more = requests.next_cursor(items[-1].id) if len(lines) > limit else None
+    return requests.answer(EntryList(items=items, next_cursor=more))
+
+
+def _subjects(session: Session, lines: list[Line]) -> dict[str, str]:
+    """Return how people know the budgets below that a parent's charges are of."""
+    found = {line.transaction.subject: re.fullmatch(f"{CHILD}([0-9]+)", line.transaction.subject) for line in lines}
+    keys = {subject: int(match[1]) for subject, match in found.items() if match}
+    named = accounts.named(session, keys.values()) if keys else {}
+    return {subject: f"{named[key].kind}:{named[key].name}" for subject, key in keys.items()}

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods as the ledger has them."""
+
+from __future__ import annotations
+
+from flask import Response
+
+from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import WorkloadList
+from timekeeper.api import requests
+from timekeeper.api.holder import named
+from timekeeper.api.service import service
+from timekeeper.api.views import workload
+from timekeeper.store import workloads
+
+
+def listed() -> Response:
+    """Return a page of workloads, newest first."""
+    it = service()
+    whose = named(it)
+    if whose is None:
+        it.allow("list", "")
+    else:
+        whose.allow("list")
+    limit, before = requests.limit(), requests.cursor(tuple[int, str])
+    with it.books.database.reading() as session:
+        known = None if whose is None else whose.find(session)
+        rows = []
+        if whose is None or known is not None:
+            key = None if known is None else known.id
+            rows = workloads.page(session, it.books.cluster, key, before, limit + 1)
+    now = it.clock.now_ms()
+    items = workload.workload_views(it.books, rows[:limit], now)
+    last = rows[limit - 1][0] if len(rows) > limit else None
+    more = None if last is None else requests.next_cursor((last.started_at, last.pod_uid))
+    return requests.answer(WorkloadList(items=items, as_of=format_instant(now), next_cursor=more))

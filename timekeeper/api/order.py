@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request orders, once per Idempotency-Key."""
+
+from __future__ import annotations
+
+from timekeeper.api import requests
+from timekeeper.api.problems import Problem
+from timekeeper.api.service import Service
+from timekeeper.core.caller import Caller
+from timekeeper.ledger.movement import Order
+
+
+def order_of(it: Service, caller: Caller, amount: int, reason: str) -> Order:
+    """Return what the request orders, under its Idempotency-Key.
+
+    Raises Problem where it has none.
+    """
+    key = requests.idempotency_key()
+    if not key:
+        told = f"send an Idempotency-Key header of 1 to {requests.LONGEST_KEY} printable characters; for example a UUID"
+        raise Problem(422, "idempotency-key-missing", told, "Idempotency-Key")
+    return Order(amount, reason, key, requests.canonical(), caller.name, it.clock.now_ms())

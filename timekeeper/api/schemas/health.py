@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the server is well."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the server is well."""
+
+    status: Literal["ok", "failing"]
+    reason: str = ""

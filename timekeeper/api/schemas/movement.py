@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grants, refunds, adjustments, transfers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from slicekeeper.namespace_policy import MAX_AMOUNT_MS
+from slicekeeper.wire.timekeeper import Wire
+from timekeeper.api.schemas.base import Amount, Body, Instant, Reason
+
+
+class GrantBody(Body, frozen=True, kw_only=True):
+    """GPU time beside the budget; without `validFrom` from now on, without `validTo` until it is used up."""
+
+    amount_ms: Amount
+    reason: Reason
+    valid_from: Instant | None = None
+    valid_to: Instant | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Low is used first; the budget itself has 0.")] = 0
+
+
+class RefundBody(Body, frozen=True, kw_only=True):
+    """What an ended pod gets back of its charge."""
+
+    pod_uid: Annotated[str, Meta(min_length=1, max_length=64)]
+    amount_ms: Amount
+    reason: Reason
+
+
+class AdjustmentBody(Body, frozen=True, kw_only=True):
+    """GPU time put right by hand; a negative amount takes it away."""
+
+    amount_ms: Annotated[int, Meta(ge=-MAX_AMOUNT_MS, le=MAX_AMOUNT_MS, description="GPU-milliseconds, not 0.")]
+    reason: Reason
+
+
+class TransferBody(Body, frozen=True, kw_only=True):
+    """GPU time for another budget; without `validTo` until it is used up there."""
+
+    to: Annotated[str, Meta(min_length=1, max_length=63, description="The name of the budget that gets it.")]
+    to_kind: Literal["namespace", "parent"] | None = None
+    """Whose name `to` is; without it of one like the giver."""
+    amount_ms: Amount
+    reason: Reason
+    valid_to: Instant | None = None
+
+
+class Movement(Wire, frozen=True, kw_only=True):
+    """A refund, an adjustment or one side of a transfer, as it was booked. A negative amount went."""
+
+    id: int
+    amount_ms: int
+    reason: str
+    counterpart: str
+    """The pod's UID of a refund, the other side of a transfer: a namespace's name, or `team x`, `organisation x`."""
+    valid_to: str | None
+    actor: str
+    booked_at: str
+
+
+class MovementList(Wire, frozen=True, kw_only=True):
+    """A page of movements, newest first."""
+
+    items: list[Movement]
+    next_cursor: str | None = None

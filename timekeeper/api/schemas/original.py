@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The payloads of the service that Slicekeeper replaces."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from slicekeeper.namespace_policy import MAX_AMOUNT_MS
+from timekeeper.api.schemas.base import Reason
+
+
+class IncreaseBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The original service's increase, with what it lacked: how much, and why."""
+
+    minutes: Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS // 60_000)]
+    reason: Reason
+
+
+class SignOfLife(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The original sidecar's report: it says that the pod is alive, and charges nothing."""
+
+    pod_name: Annotated[str, Meta(min_length=1, max_length=253)]
+    usage_factor: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class OriginalBudget(msgspec.Struct, frozen=True):
+    """The original service's budget, in GPU-minutes."""
+
+    budget_available: bool
+    budget: float
+    budget_remaining: float
+
+
+class Terminate(msgspec.Struct, frozen=True):
+    """The original service's answer to a report."""
+
+    terminate: bool

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Teams and organisations: bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from timekeeper.api.schemas.base import Body, Reason
+from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
+
+
+class ParentPatch(BudgetPatch, frozen=True, kw_only=True):
+    """What of a team's or an organisation's budget is to be another; `kind` is refused where it is another."""
+
+    kind: Literal["team", "organisation"] | UnsetType = UNSET
+
+
+class ParentBudgetBody(BudgetBody, frozen=True, kw_only=True):
+    """A team or an organisation and its budget."""
+
+    kind: Literal["team", "organisation"]
+
+
+class PlaceBody(Body, frozen=True, kw_only=True):
+    """Under whom a budget stands from now on; null: under nobody."""
+
+    parent: Annotated[str, Meta(min_length=1, max_length=63)] | None
+    reason: Reason

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was charged, held and used."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from slicekeeper.wire.timekeeper import Wire
+
+
+class Usage(Wire, frozen=True, kw_only=True):
+    """What a namespace was charged and what its pods used, over the current period."""
+
+    namespace: str
+    period_start: str | None
+    charged_ms: int
+    over_budget_ms: int
+    workloads: int
+    """Pods that held GPUs in the period."""
+    used_ms: int | None
+    """Reported by those pods over their whole life; None: nothing is known."""
+    unknown_workloads: int
+    """Pods of which nothing is known."""
+    as_of: str
+
+
+class UsageBucket(Wire, frozen=True, kw_only=True):
+    """What one group of pods held and used in one interval, in GPU-milliseconds before prices."""
+
+    start: str
+    end: str
+    group: str
+    """The namespace, the pod's UID, or the GPU model (empty: not known), as was asked for."""
+    workloads: int
+    unknown_workloads: int
+    """Pods of which nobody told what they used."""
+    allocated_ms: int
+    """GPU time held, used or not."""
+    used_ms: int | None
+    """Reported by the pods; None: nothing is known."""
+    unobserved_ms: int
+    """The part of `allocatedMs` of which no report tells."""
+
+
+class UsageList(Wire, frozen=True, kw_only=True):
+    """A page of usage, by interval and group; an interval in which nobody held a GPU is left out."""
+
+    group_by: Literal["namespace", "workload", "model"]
+    items: list[UsageBucket]
+    as_of: str
+    next_cursor: str | None = None

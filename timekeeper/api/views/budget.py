@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A namespace's, a team's or an organisation's budget, as the wire shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import asdict
+
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import Budget, Figures, Parent
+from timekeeper.api.views.state import standing, state_name
+from timekeeper.core.period import bounds
+from timekeeper.ledger.books import Position, policy_rule
+
+
+def budget(
+    name: str, position: Position | None, policy: NamespacePolicy, now: int, reserved: int, *, uid: str, gone: bool
+) -> Budget:
+    """Return a namespace's budget as it stands; `reserved` is what it has set aside, `gone` whether it was deleted."""
+    return Budget(
+        uid=uid,
+        gone=gone,
+        namespace=name,
+        source="own" if position and position.rule.source == "own" else "policy",
+        enforcement=policy.budget.enforcement,
+        **_figures(position, policy, now, reserved),
+    )
+
+
+def parent(position: Position, now: int, reserved: int) -> Parent:
+    """Return a team's or an organisation's budget as it stands; `reserved` is what is set aside below it."""
+    known = position.known
+    return Parent(
+        name=known.name,
+        kind="team" if known.kind == "team" else "organisation",
+        **_figures(position, NamespacePolicy(), now, reserved),
+    )
+
+
+def _figures(position: Position | None, policy: NamespacePolicy, now: int, reserved: int) -> dict[str, Any]:
+    state = standing(position, policy, now)
+    rule = position.rule.rule if position else policy_rule(policy.budget, 0)
+    around = bounds(now, *rule.calendar)
+    run_out = position.run_out(now) if position else None
+    bound = position.binding(now)[0] if position else None
+    figures = Figures(
+        amount_ms=rule.amount,
+        period=rule.period,
+        time_zone=rule.zone,
+        anchor=None if rule.anchor is None else format_instant(rule.anchor),
+        balance_ms=state.balance,
+        used_ms=state.used,
+        over_budget_ms=state.over,
+        granted_ms=state.granted,
+        state=state_name(position, state, policy),
+        period_start=None if around is None else format_instant(around[0]),
+        period_end=None if around is None else format_instant(around[1]),
+        run_out_at=None if run_out is None else format_instant(run_out),
+        credit_ms=rule.credit,
+        rollover_ms=rule.rollover,
+        status=position.rule.status if position else "active",
+        reserved_ms=reserved,
+        parent=position.above[0].name if position and position.above else None,
+        bound_by="" if position is None or bound is None or bound == position.known else bound.name,
+    )
+    return asdict(figures)

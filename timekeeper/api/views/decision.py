@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a namespace may do now, as the wire shows it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.settings import Settings
+from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import Decision, State
+from timekeeper.api.views.state import state_name
+from timekeeper.core import threshold
+from timekeeper.core.budget import State as Standing
+from timekeeper.ledger.books import Position
+from timekeeper.store.accounts import Known
+
+STALE_MS = 60_000
+"""How long a decision may be believed after `asOf`."""
+
+
+def decision(position: Position, policy: NamespacePolicy, settings: Settings, now: int, reserved: int) -> Decision:
+    """Return what a namespace may do now; `reserved` is what it has set aside."""
+    state = position.at(now)
+    run_out = position.run_out(now)
+    name = state_name(position, state, policy)
+    if state.over_budget and not policy.reserves:
+        chosen = policy.over_budget_class or settings.classes.over_budget.name
+    else:
+        chosen = policy.in_budget_class or settings.classes.in_budget.name
+    bound, binding = position.binding(now)
+    return Decision(
+        namespace=position.known.name,
+        state=name,
+        balance_ms=binding.balance,
+        used_ms=state.used,
+        over_budget_ms=state.over,
+        reserved_ms=reserved,
+        enforcement=policy.budget.enforcement,
+        priority_class_name=chosen,
+        as_of=format_instant(now),
+        since=format_instant(state.since),
+        stale_after=format_instant(now + STALE_MS),
+        run_out_at=None if run_out is None else format_instant(run_out),
+        reason=_reason(name, position, state, policy, bound),
+        bound_by=bound.name if bound != position.known else "",
+    )
+
+
+def _reason(name: State, position: Position, state: Standing, policy: NamespacePolicy, bound: Known) -> str:
+    since = format_instant(state.since)
+    if state.barred is not None and name == "suspended" and position.rule.status == "active":
+        return f"the budget of {bound.title} is not active since {since}"
+    if state.barred is not None and name == "exhausted":
+        return f"nothing is left of the budget of {bound.title} since {since}"
+    if name == "suspended":
+        return f"the budget is {position.rule.status} since {since}"
+    if name == "exhausted":
+        return f"nothing is left of the budget since {since}"
+    if name == "overdraft":
+        return f"the budget is used up; {position.rule.rule.credit + state.balance} GPU-ms of credit are left"
+    if name == "warning":
+        found = threshold.crossed(state, policy.budget.thresholds, is_open=True)
+        return f"more than {max(found, default=0)} % of the budget are used"
+    return ""
+
+
+def decisions_tag(decisions: Sequence[Decision]) -> str:
+    """Return the entity tag of decisions: it changes when one is decided otherwise, not with each millisecond spent."""
+    digest = hashlib.sha256()
+    for one in decisions:
+        parts = (
+            one.namespace, one.state, one.since, one.priority_class_name, one.enforcement, one.run_out_at or "",
+            one.bound_by,
+        )  # fmt: skip
+        digest.update("\0".join(parts).encode() + b"\n")
+    return f'W/"{digest.hexdigest()[:32]}"'

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A budget's state, and its name on the wire."""
+
+from __future__ import annotations
+
+from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.wire.timekeeper import State
+from timekeeper.core import timeline
+from timekeeper.core.budget import State as Standing
+from timekeeper.core.budget import rule_at
+from timekeeper.core.record import Records
+from timekeeper.ledger.books import Position, policy_rule
+
+TRIES = 5
+"""Looks at pods and their namespaces until nothing was settled meanwhile."""
+
+
+def standing(position: Position | None, policy: NamespacePolicy, now: int) -> Standing:
+    """Return a namespace's state; one without an account stands at the beginning of its policy's budget."""
+    if position is not None:
+        return position.at(now)
+    return timeline.begin(Records([], [policy_rule(policy.budget, 0)]), now)
+
+
+def state_name(position: Position | None, state: Standing, policy: NamespacePolicy) -> State:
+    """Return the state's name on the wire."""
+    if position is not None and position.rule.status != "active":
+        return "suspended"
+    if position is not None and state.barred is not None:
+        above = rule_at(position.together.forest.records[state.barred].rules, state.at)
+        return "exhausted" if above.open else "suspended"
+    if state.over_budget:
+        return "exhausted"
+    if state.balance <= 0:
+        return "overdraft"
+    percent = min(policy.budget.thresholds, default=0)
+    limit = state.period.amount + state.granted
+    return "warning" if percent and state.used * 100 >= limit * percent else "ok"

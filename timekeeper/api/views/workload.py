@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods, as the wire shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slicekeeper import names
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.units import format_instant
+from slicekeeper.wire.timekeeper import Workload
+from timekeeper.api.views.state import TRIES
+from timekeeper.core import usage
+from timekeeper.ledger.books import Books, Position
+from timekeeper.store import bookings, watermarks
+from timekeeper.store.db.models import Workload as Row
+from timekeeper.store.workloads import holders_of
+
+
+def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> list[Workload]:
+    """Return pods as the ledger has them; running ones with what they have come to by now."""
+    uids = [row.pod_uid for row, _ in rows]
+    running = {name for row, name in rows if row.ended_at is None or row.ended_at > now - CLOCK_SKEW_MS}
+    positions = {name: books.position(name) for name in running}
+    for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
+        with books.database.reading() as session:
+            booked = bookings.booked_by_pod(session, uids)
+            marks = watermarks.read(session, uids).marks
+        before, positions = positions, {name: books.position(name) for name in running}
+        if positions == before:
+            break
+    return [_workload(row, name, booked, marks, positions.get(name), now) for row, name in rows]
+
+
+def _workload(
+    row: Row,
+    namespace: str,
+    booked: dict[str, tuple[int, int]],
+    marks: dict[tuple[str, str], dict[int, usage.Watermark]],
+    position: Position | None,
+    now: int,
+) -> Workload:
+    charged, over = booked.get(row.pod_uid, (0, 0))
+    exhausted = over > 0
+    claim = None if position is None else position.together.running.get(row.pod_uid)
+    if position is not None and claim is not None:
+        states, due = position.together.charges_due(now)
+        state = states[position.known.id]
+        running = 0
+        if claim.goes_on(state.at):
+            running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, claim.start))
+        exhausted = state.over_budget
+        charged, over = charged + due[row.pod_uid, "charge"], over + due[row.pod_uid, "over-budget"]
+        charged, over = (charged, over + running) if exhausted else (charged + running, over)
+    used = [usage.used(marks.get((row.pod_uid, container), {})) for container in holders_of(row.holders)]
+    known = [ms for ms in used if ms is not None]
+    if row.used_ms is not None:  # archived
+        known = [row.used_ms]
+    flags = [flag for flag in row.flags.split(",") if flag]
+    if (
+        row.ended_at is not None
+        and row.heard_at is None
+        and all((row.pod_uid, container) not in marks for container in holders_of(row.holders))
+    ):
+        flags.append("unobserved")
+    return Workload(
+        namespace=namespace,
+        pod_name=row.pod_name,
+        pod_uid=row.pod_uid,
+        node=row.node,
+        gpus=[uuid for uuid in row.gpus.split(",") if uuid],
+        gpu_class=row.gpu_class,
+        state="running" if row.ended_at is None else "closed",
+        budget_state=names.OVER_BUDGET if exhausted else names.IN_BUDGET,
+        start=format_instant(row.started_at),
+        end=None if row.ended_at is None else format_instant(row.ended_at),
+        charged_ms=charged,
+        over_budget_ms=over,
+        used_ms=sum(known) if known else None,
+        flags=flags,
+    )
