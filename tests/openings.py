@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from timekeeper.ledger.books import Opening
+from timekeeper.ledger.intake import Opening
 
 
 def opening(

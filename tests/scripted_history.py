@@ -32,7 +32,8 @@ from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.record import Rule
 from timekeeper.ledger import movement, rate, seal
-from timekeeper.ledger.books import Books, Closing, Opening
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.report import take
 from timekeeper.ledger.verify import verify

@@ -36,7 +36,8 @@ from load import BATCH, NAMESPACES, report, uid  # noqa: E402
 
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy  # noqa: E402
 from timekeeper.core.caller import OPERATOR  # noqa: E402
-from timekeeper.ledger.books import Books, Closing, Opening  # noqa: E402
+from timekeeper.ledger.books import Books  # noqa: E402
+from timekeeper.ledger.intake import Closing, Opening  # noqa: E402
 from timekeeper.ledger.report import take  # noqa: E402
 from timekeeper.ledger.verify import verify  # noqa: E402
 from timekeeper.store.db import migrate  # noqa: E402

@@ -34,7 +34,8 @@ from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
 from timekeeper.api.requests import next_cursor
 from timekeeper.core.period import bounds
-from timekeeper.ledger.books import ANCHORS_KEPT, Books, Closing
+from timekeeper.ledger.books import ANCHORS_KEPT, Books
+from timekeeper.ledger.intake import Closing
 from timekeeper.store import timelines
 from timekeeper.store.accounts import settled, touch
 from timekeeper.store.db.database import Database

@@ -18,8 +18,9 @@ from timekeeper.api.service import Service
 from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
-from timekeeper.ledger.books import Position, version_of
+from timekeeper.ledger.budget import version_of
 from timekeeper.ledger.movement import Place
+from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts
 from timekeeper.store.accounts import Known
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from slicekeeper.units import MS_PER_HOUR
 from timekeeper.api.service import Service
 from timekeeper.ledger import reservation
-from timekeeper.ledger.books import Position
+from timekeeper.ledger.standing import Position
 from timekeeper.store import bookings, workloads
 
 _LOOKED_BACK_MS = 24 * MS_PER_HOUR

@@ -20,7 +20,7 @@ from slicekeeper.namespace_policy import check_time_zone
 from slicekeeper.units import parse_instant
 from slicekeeper.wire.timekeeper import ReportBatch
 from timekeeper.api.problems import Problem
-from timekeeper.ledger.books import ANY_VERSION
+from timekeeper.ledger.budget import ANY_VERSION
 
 T = TypeVar("T")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

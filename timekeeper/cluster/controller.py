@@ -35,7 +35,9 @@ from timekeeper.cluster.threshold import Thresholds
 from timekeeper.cluster.watches import Namespaces, Nodes, Pods
 from timekeeper.core import interval
 from timekeeper.ledger import retention, seal
-from timekeeper.ledger.books import ORPHAN, Books, Closing, Opening, Position
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import ORPHAN, Closing, Opening
+from timekeeper.ledger.standing import Position
 from timekeeper.store import workloads
 from timekeeper.store.db.failures import may_succeed_later, out_of_room
 from timekeeper.store.db.leadership import Leadership

@@ -24,8 +24,9 @@ from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
 from timekeeper.core.reservation import Hold, span_of
 from timekeeper.ledger import reservation
-from timekeeper.ledger.books import Books, Position
+from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Place
+from timekeeper.ledger.standing import Position
 from timekeeper.store import rates
 from timekeeper.store import reservations as store
 

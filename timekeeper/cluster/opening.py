@@ -15,7 +15,7 @@ from slicekeeper.settings import Settings
 from timekeeper.cluster.watches import Namespaces, Nodes
 from timekeeper.core import interval, metering, reservation
 from timekeeper.core.rate import PriceBook
-from timekeeper.ledger.books import Opening
+from timekeeper.ledger.intake import Opening
 from timekeeper.store import workloads
 from timekeeper.store.db.database import Database
 

@@ -23,7 +23,8 @@ from timekeeper.core import timeline
 from timekeeper.core.budget import State
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.threshold import crossed, limit_of
-from timekeeper.ledger.books import Books, Position
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts, thresholds
 
 log = logging.getLogger(__name__)

@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.errors import Conflict, NotFound
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core import hierarchy, rate, timeline
-from timekeeper.core.budget import State, rule_at
+from slicekeeper.namespace_policy import NamespacePolicy
+from timekeeper.core import timeline
+from timekeeper.core.budget import State
 from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.core.posting import difference
-from timekeeper.core.record import Debt, Forest, Posting, Records, Rule
-from timekeeper.core.timeline import CHILD
+from timekeeper.core.record import Debt, Forest, Rule
+from timekeeper.ledger.budget import ANY_VERSION, Change, not_before, policy_rule, told_of, version_of
+from timekeeper.ledger.intake import ORPHAN, Closing, Opening, row_of
+from timekeeper.ledger.settlement import anchored, instant_of, limit_refunds, rest_of
+from timekeeper.ledger.standing import Position, Together
 from timekeeper.store import (
     accounts,
     audit,
@@ -35,188 +36,21 @@ from timekeeper.store import (
     budget_rules,
     debts,
     memberships,
-    movements,
     seals,
     thresholds,
     timelines,
     workloads,
 )
 from timekeeper.store.accounts import Known
-from timekeeper.store.budget_rules import RuleRow, Status
+from timekeeper.store.budget_rules import Status
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.models import Workload
 
 log = logging.getLogger(__name__)
 
-ORPHAN: Final = "last-confirmed"
-"""How an interval ends whose pod vanished without our finalizer's knowledge."""
-
-ANY_VERSION: Final = "*"
-"""Among the versions of which a budget must have one: it may have any, but must be there."""
-
 ANCHOR_EVERY = 256
 ANCHOR_LAG_MS = 600_000
 ANCHORS_KEPT = 64
-
-
-@dataclass(frozen=True)
-class Opening:
-    """A pod that holds GPUs, as it is when first seen."""
-
-    pod_uid: str
-    pod_name: str
-    namespace: str
-    namespace_uid: str
-    node: str
-    gpus: tuple[str, ...]
-    holders: str
-    gpu_class: str
-    shares: Mapping[str, Fraction]
-    """GPUs held per millisecond before prices, by model."""
-    start: int
-    flags: tuple[str, ...]
-    created: int | None = None
-    """When the API server made the pod; None: its record does not say."""
-
-
-@dataclass(frozen=True)
-class Closing:
-    """The end of a pod's interval."""
-
-    pod_uid: str
-    end: int
-    source: str
-    flags: tuple[str, ...] = ()
-
-
-class Together:
-    """Where budgets stand that depend on each other, good until their records change: what is later follows from it."""
-
-    def __init__(self, states: dict[int, State], forest: Forest) -> None:
-        self.forest = forest
-        self._lock = threading.Lock()
-        self._states = states
-        self._due: Counter[tuple[str, str]] = Counter()
-        self._due_above: list[tuple[int, Posting]] = []
-        """What is due of it in parents: the sums of what was posted below, with whose they are."""
-        self.running = {c.key: c for one in forest.records.values() for c in one.claims}
-        """The claims that go on, by UID: of pods that run, and of those whose end is still to come."""
-        self.next_end = min((c.end for c in self.running.values() if c.end is not None), default=None)
-        """When the first claim ends by itself: clocks differ, so an end may lie ahead of ours."""
-        self._run_outs: dict[int, int] = {}
-        self._forecast_for: list[int] = []
-
-    def at(self, now: int) -> dict[int, State]:
-        """Return the states at an instant, at least that at which the budgets were settled."""
-        with self._lock:
-            self._advance(now)
-            return self._states
-
-    def charges_due(self, now: int) -> tuple[dict[int, State], Counter[tuple[str, str]]]:
-        """Return the states, and what is due but not booked yet, by pod and kind of posting."""
-        with self._lock:
-            self._advance(now)
-            return self._states, self._due.copy()
-
-    def due_below(self, key: int, since: int | None, now: int) -> Counter[int]:
-        """Return what is due of a parent's charges after an instant (None: ever), by the budget directly below."""
-        with self._lock:
-            self._advance(now)
-            found: Counter[int] = Counter()
-            for parent, posting in self._due_above:
-                if parent == key and posting.kind == "charge" and (since is None or posting.at > since):
-                    found[int(posting.key.removeprefix(CHILD))] += posting.amount
-            return found
-
-    def _advance(self, now: int) -> None:
-        if now > next(iter(self._states.values())).at:
-            outcome = timeline.advance(self._states, self.forest, now)
-            self._states = outcome.states
-            for key, postings in outcome.postings.items():
-                for posting in postings:
-                    self._due[posting.key, posting.kind] += posting.amount
-                self._due_above += [(key, posting) for posting in postings if posting.key.startswith(CHILD)]
-
-    def run_outs(self, now: int) -> dict[int, int]:
-        """Return when budgets will have nothing left, their own or above, if the pods that run now go on."""
-        states = self.at(now)
-        cuts = [state.cut for state in states.values()]
-        with self._lock:
-            if self._forecast_for != cuts:
-                self._run_outs, self._forecast_for = timeline.run_outs(states, self.forest), cuts
-        return self._run_outs
-
-
-class Position:
-    """Where a namespace stands, or a team or an organisation, alone or under others."""
-
-    def __init__(self, chain: list[Known], together: Together, rules: list[RuleRow]) -> None:
-        self.known = chain[0]
-        self.above = chain[1:]
-        """What it stands under, nearest first."""
-        self.together = together
-        self.rule = rules[-1]
-
-    def at(self, now: int) -> State:
-        """Return the state at an instant, at least that at which the namespace was settled."""
-        return self.together.at(now)[self.known.id]
-
-    def run_out(self, now: int) -> int | None:
-        """Return when the namespace will be over budget if the pods that run now go on, in others too."""
-        return self.together.run_outs(now).get(self.known.id)
-
-    def binding(self, now: int) -> tuple[Known, State]:
-        """Return the budget that binds, its own or one above: the nearest of which nothing, or of which least is left.
-
-        What may be spent on credit counts as left.
-        """
-        states, chain = self.together.at(now), [self.known, *self.above]
-        state = states[self.known.id]
-        if state.over_budget:
-            key = self.known.id if state.barred is None else state.barred
-            return next((known, states[known.id]) for known in chain if known.id == key)
-
-        def left(known: Known) -> int:
-            rules = self.together.forest.records[known.id].rules
-            return states[known.id].balance + rule_at(rules, state.at).credit
-
-        tightest = min(chain, key=left)
-        return tightest, states[tightest.id]
-
-    def counts_since(self, now: int) -> int | None:
-        """Return since when the state's sums count; None: ever."""
-        return self.at(now).counts_since
-
-    def running_below(self, now: int) -> Counter[int]:
-        """Return what was charged in this period and is not booked yet, by the budget directly below."""
-        found = self.together.due_below(self.known.id, self.counts_since(now), now)
-        states, forest = self.together.at(now), self.together.forest
-        for key, state in states.items():
-            chain = hierarchy.chain(forest.links, key, state.at)
-            if self.known.id in chain[1:] and not state.over_budget:
-                child = chain[chain.index(self.known.id) - 1]
-                for claim in forest.records[key].claims:
-                    if claim.goes_on(state.at):
-                        found[child] += claim.gross(state.at) - claim.gross(max(claim.start, state.cut))
-        return found
-
-    def due(self, now: int) -> int | None:
-        """Return the next instant at which the namespace's state may change by itself."""
-        turn = timeline.next_turn(self.together.at(now), self.together.forest, self.known.id)
-        dues = self.run_out(now), turn, self.together.next_end
-        return min((instant for instant in dues if instant is not None), default=None)
-
-
-def policy_rule(budget: BudgetPolicy, since: int) -> Rule:
-    """Return the rule of a policy's default budget."""
-    return Rule(
-        since, budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms,
-        anchor=budget.anchor_ms,
-    )  # fmt: skip
-
-
-Change = Rule | Callable[[Rule], Rule]
-"""Another rule for a budget, or what makes it of the one in force."""
 
 
 class Books:
@@ -260,7 +94,7 @@ class Books:
             if opening.pod_uid in known:
                 continue
             place = self.ensure(session, opening.namespace_uid, opening.namespace, policies[opening.namespace], now)
-            rows.append(_row(opening, place.id, now))
+            rows.append(row_of(opening, place.id, now))
             dirty[place.id] = min(opening.start, dirty.get(place.id, opening.start))
         workloads.add(session, rows)
         ends: list[dict[str, Any]] = []
@@ -353,7 +187,7 @@ class Books:
             timelines.keep_anchors(session, key, anchors, ANCHORS_KEPT)
         for root in tree.roots:
             accounts.settled(session, root, until)
-        changed = None if since is None else _limit_refunds(session, tree.keys, since)
+        changed = None if since is None else limit_refunds(session, tree.keys, since)
         return outcome.states if changed is None else self._settle(session, tree, changed, now)
 
     def pin(self, session: Session, namespace: int, at: int, now: int) -> None:
@@ -435,7 +269,7 @@ class Books:
         """Give whoever has an account another rule, as `set_budget` does."""
         row = budget_rules.rules(session, place.id)[-1]
         rule = change if isinstance(change, Rule) else change(row.rule)
-        rule = replace(rule, open=row.rule.open, since=_not_before(row.rule, rule.since))
+        rule = replace(rule, open=row.rule.open, since=not_before(row.rule, rule.since))
         if row.source == "own" and rule.used != "anew" and row.rule.says_the_same(rule):
             return
         if if_match is not None and if_match.isdisjoint({version_of(row), ANY_VERSION}):
@@ -468,7 +302,7 @@ class Books:
             return
         if row.status == "closed":
             raise Conflict(f"the budget of {place.title} is closed", 409, "budget-closed")
-        since = _not_before(row.rule, now)
+        since = not_before(row.rule, now)
         rule = replace(row.rule, since=since, open=status == "active", used="counts")
         self._rule(session, place, rule, status, actor=actor, source=row.source)
         detail = {"status": status, "reason": reason}
@@ -488,7 +322,7 @@ class Books:
                 policy, row = policies.get(place.name), current[place.id]
                 if policy is None or row.source == "own" or row.status == "closed":
                     continue
-                rule = replace(policy_rule(policy.budget, _not_before(row.rule, now)), open=row.rule.open)
+                rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
                 if not row.rule.says_the_same(rule):
                     self._rule(session, place, rule, row.status, actor="policy", source="policy")
 
@@ -616,7 +450,7 @@ class Books:
         start = timeline.begin_all(forest, settled) | anchor
         until = max(settled, *(state.at for state in start.values()))
         states = timeline.advance(start, forest, until).states
-        rest = {key: _after(forest.records[key], until) for key in now.keys}
+        rest = {key: rest_of(forest.records[key], until) for key in now.keys}
         together = Together({key: states[key] for key in now.keys}, Forest(rest, now.links))
         with self._lock:
             self._trees[root.id] = (root.version, together)
@@ -631,100 +465,3 @@ class Books:
         if position is None:
             raise NotFound(f"namespace {name} has no account yet", 404, "namespace-unknown")
         return position
-
-
-def _limit_refunds(session: Session, keys: Collection[int], since: int) -> int | None:
-    """Have refunds bring no more than what their pods are charged to the budget, by what is known now.
-
-    Of several, the first ones stand. Only those are looked at that a change at `since` can concern. Returns the
-    earliest instant at which a refund changed; None if none did.
-    """
-    changed: list[int] = []
-    found = movements.refunds(session, keys, since)
-    charged = bookings.booked_by_pod(session, sorted(found)) if found else {}
-    for pod, rows in found.items():
-        left = charged.get(pod, (0, 0))[0]
-        for row in rows:
-            beyond = max(row.amount_ms - left, 0)
-            left = max(left - row.amount_ms, 0)
-            if beyond != row.taken_back_ms:
-                movements.take_back(session, row.id, beyond)
-                changed.append(row.valid_from)
-    return min(changed, default=None)
-
-
-def anchored(session: Session, tree: Tree, before: int | None) -> tuple[Tree, dict[int, State]]:
-    """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since.
-
-    What is not in the anchor has not begun there.
-    """
-    while True:
-        anchor = timelines.anchor_before(session, tree.keys, before)
-        wider = memberships.tree(session, tree.keys, instant_of(anchor))
-        if wider.keys == tree.keys:
-            return wider, anchor
-        tree = wider
-
-
-def instant_of(states: Mapping[int, State]) -> int | None:
-    """Return of which instant states are, None where there are none."""
-    return next((state.at for state in states.values()), None)
-
-
-def _after(records: Records, at: int) -> Records:
-    """Return what of a budget's records still matters after an instant."""
-    return replace(
-        records,
-        claims=[c for c in records.claims if c.goes_on(at)],
-        grants=[g for g in records.grants if g.since > at],
-        withdrawals=[w for w in records.withdrawals if w.at > at],
-    )
-
-
-def told_of(rule: Rule) -> dict[str, str | int]:
-    """Return a rule as the audit log has it."""
-    told: dict[str, str | int] = {
-        "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone, "creditMs": rule.credit,
-        "rolloverMs": rule.rollover,
-    }  # fmt: skip
-    if rule.anchor is not None:
-        told["anchorMs"] = rule.anchor
-    if rule.used == "anew":
-        told["newPeriod"] = "true"
-    return told
-
-
-def _not_before(rule: Rule, now: int) -> int:
-    """Return from when on another rule holds than one that another replica's clock may have written ahead of ours.
-
-    One that lies further ahead was written by a clock that was wrong: it never comes to hold.
-    """
-    return max(now, rule.since) if rule.since <= now + CLOCK_SKEW_MS else now
-
-
-def version_of(row: RuleRow) -> str:
-    """Return the entity tag of a budget: it changes when the rule does, not when time is spent."""
-    return f'"{row.source}-{row.id}"'
-
-
-def _row(opening: Opening, namespace: int, now: int) -> dict[str, Any]:
-    return {
-        "pod_uid": opening.pod_uid,
-        "namespace_id": namespace,
-        "pod_name": opening.pod_name,
-        "node": opening.node,
-        "gpus": ",".join(opening.gpus),
-        "holders": opening.holders,
-        "gpu_class": opening.gpu_class,
-        "shares": rate.encode_shares(opening.shares),
-        "opened_at": now,
-        "created_at": opening.created,
-        "closed_at": None,
-        "started_at": opening.start,
-        "ended_at": None,
-        "end_source": "",
-        "flags": ",".join(opening.flags),
-        "heard_at": None,
-        "models": ",".join(sorted(filter(None, opening.shares)))[:253],
-        "gpus_ppm": round(sum(opening.shares.values()) * 1_000_000),
-    }

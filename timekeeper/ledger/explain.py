@@ -23,7 +23,7 @@ from timekeeper.core.budget import rule_at
 from timekeeper.core.posting import difference, effect
 from timekeeper.core.record import Forest, Posting
 from timekeeper.core.timeline import CHILD
-from timekeeper.ledger.books import anchored, instant_of
+from timekeeper.ledger.settlement import anchored, instant_of
 from timekeeper.store import (
     accounts,
     bookings,

@@ -15,7 +15,8 @@ from slicekeeper.errors import Conflict
 from timekeeper.core import hierarchy
 from timekeeper.core.hierarchy import IN_FORCE
 from timekeeper.core.record import Rule
-from timekeeper.ledger.books import ANCHOR_LAG_MS, Books, Change, told_of
+from timekeeper.ledger.books import ANCHOR_LAG_MS, Books
+from timekeeper.ledger.budget import Change, told_of
 from timekeeper.ledger.movement import Place
 from timekeeper.store import accounts, memberships
 from timekeeper.store.accounts import Kind, Known

@@ -24,8 +24,9 @@ from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.core.record import Aside, Rule, planned
 from timekeeper.core.reservation import Gap, Hold
 from timekeeper.ledger import coverage
-from timekeeper.ledger.books import Books, Position
+from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, Order, Place
+from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts, budget_rules, memberships
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import Known

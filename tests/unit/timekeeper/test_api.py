@@ -33,7 +33,7 @@ from timekeeper.api.app import routed
 from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
-from timekeeper.ledger.books import Closing, Opening
+from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts
 from timekeeper.store.db import migrate

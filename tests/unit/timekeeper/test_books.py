@@ -26,7 +26,9 @@ from timekeeper.core import timeline
 from timekeeper.core.record import Claim, Forest, Posting, Records, Rule
 from timekeeper.ledger import books as books_module
 from timekeeper.ledger import movement
-from timekeeper.ledger.books import Books, Closing, Opening, version_of
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import version_of
+from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, timelines

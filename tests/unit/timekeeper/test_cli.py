@@ -21,7 +21,7 @@ from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.schemas.budget import BudgetBody
 from timekeeper.api.service import Service
-from timekeeper.ledger.books import Closing
+from timekeeper.ledger.intake import Closing
 
 T0 = 1_767_225_600_000
 Run = Callable[..., Any]

@@ -16,9 +16,10 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement, seal
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
 from timekeeper.ledger.correction import Wanted, correct
 from timekeeper.ledger.explain import explain
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, workloads

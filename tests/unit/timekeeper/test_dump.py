@@ -18,7 +18,8 @@ from slicekeeper.errors import SettingsError, Unavailable
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
 from timekeeper.ledger import movement, seal
-from timekeeper.ledger.books import Books, Closing, Opening
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.store.db import dump
 from timekeeper.store.db.database import Database

@@ -17,7 +17,8 @@ from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.reservation import Hold
 from timekeeper.ledger import movement, report, reservation
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, watermarks

@@ -19,9 +19,10 @@ from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.ledger import books as books_module
 from timekeeper.ledger import hierarchy, movement, reservation
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.hierarchy import HIERARCHY_CYCLE, HIERARCHY_TOO_DEEP, PARENT_REFUSED
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit, bookings

@@ -30,7 +30,8 @@ from slicekeeper.errors import Conflict
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, REFUND_ABOVE_CHARGE, Order, Place
 from timekeeper.ledger.rate import set_price
 from timekeeper.ledger.verify import verify

@@ -17,7 +17,8 @@ from slicekeeper.errors import Conflict, NotFound
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement, rate, reservation, seal
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit, bookings, budget_rules

@@ -18,7 +18,8 @@ from timekeeper.core.budget import State
 from timekeeper.core.record import Posting, Rule
 from timekeeper.ledger import books as books_module
 from timekeeper.ledger import hierarchy, movement
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings

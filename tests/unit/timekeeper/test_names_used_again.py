@@ -19,8 +19,8 @@ from slicekeeper.errors import Forbidden
 from timekeeper.api.app import routed
 from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
-from timekeeper.ledger.books import Closing
 from timekeeper.ledger.explain import explain
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.verify import verify
 
 T0 = 1_767_225_600_000

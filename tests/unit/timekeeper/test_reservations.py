@@ -20,7 +20,8 @@ from timekeeper.core.rate import PriceBook
 from timekeeper.core.record import Rule
 from timekeeper.core.reservation import Hold, hold_of, span_of
 from timekeeper.ledger import hierarchy, movement, reservation
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.store import accounts, audit
 from timekeeper.store import reservations as store

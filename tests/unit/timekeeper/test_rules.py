@@ -19,7 +19,9 @@ from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import State
 from timekeeper.core.record import Posting, Rule
 from timekeeper.ledger import hierarchy, movement, rate
-from timekeeper.ledger.books import Books, Closing, version_of
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import version_of
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, budget_rules, timelines

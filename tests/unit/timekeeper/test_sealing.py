@@ -22,8 +22,9 @@ from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.posting import effect
 from timekeeper.core.record import Rule
 from timekeeper.ledger import movement, seal
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
 from timekeeper.ledger.explain import explain
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import bookings, statements

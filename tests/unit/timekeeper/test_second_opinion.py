@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import second_opinion

@@ -22,7 +22,8 @@ from timekeeper.api.views import decision
 from timekeeper.cluster.controller import Controller
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, movement
-from timekeeper.ledger.books import Books, Closing
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import audit

@@ -20,7 +20,8 @@ from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import Caller
 from timekeeper.core.usage import SILENCE_MS, HourUsed, Watermark, advance, in_this_hour
 from timekeeper.ledger import retention, seal
-from timekeeper.ledger.books import Books, Closing, Opening
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.report import take
 from timekeeper.ledger.verify import verify
 from timekeeper.store import usage, watermarks, workloads

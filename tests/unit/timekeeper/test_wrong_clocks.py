@@ -16,7 +16,8 @@ from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
 from timekeeper.api.views.workload import workload_views
 from timekeeper.core.record import Posting, Rule
 from timekeeper.ledger import hierarchy
-from timekeeper.ledger.books import Books, Closing, Opening
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit, bookings, workloads

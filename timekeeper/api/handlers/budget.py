@@ -16,7 +16,7 @@ from timekeeper.api.service import service
 from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
-from timekeeper.ledger.books import ANY_VERSION, Change
+from timekeeper.ledger.budget import ANY_VERSION, Change
 
 
 def listed() -> Response:

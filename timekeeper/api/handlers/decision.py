@@ -16,7 +16,7 @@ from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.service import Service, service
 from timekeeper.api.views import decision as decision_views
 from timekeeper.ledger import reservation
-from timekeeper.ledger.books import Position
+from timekeeper.ledger.standing import Position
 
 
 def listed() -> Response:

@@ -12,7 +12,8 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Budget, Figures, Parent
 from timekeeper.api.views.state import standing, state_name
 from timekeeper.core.period import bounds
-from timekeeper.ledger.books import Position, policy_rule
+from timekeeper.ledger.budget import policy_rule
+from timekeeper.ledger.standing import Position
 
 
 def budget(

@@ -13,7 +13,7 @@ from slicekeeper.wire.timekeeper import Decision, State
 from timekeeper.api.views.state import state_name
 from timekeeper.core import threshold
 from timekeeper.core.budget import State as Standing
-from timekeeper.ledger.books import Position
+from timekeeper.ledger.standing import Position
 from timekeeper.store.accounts import Known
 
 STALE_MS = 60_000

@@ -9,7 +9,8 @@ from timekeeper.core import timeline
 from timekeeper.core.budget import State as Standing
 from timekeeper.core.budget import rule_at
 from timekeeper.core.record import Records
-from timekeeper.ledger.books import Position, policy_rule
+from timekeeper.ledger.budget import policy_rule
+from timekeeper.ledger.standing import Position
 
 TRIES = 5
 """Looks at pods and their namespaces until nothing was settled meanwhile."""

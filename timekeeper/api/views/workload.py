@@ -11,7 +11,8 @@ from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Workload
 from timekeeper.api.views.state import TRIES
 from timekeeper.core import usage
-from timekeeper.ledger.books import Books, Position
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.standing import Position
 from timekeeper.store import bookings, watermarks
 from timekeeper.store.db.models import Workload as Row
 from timekeeper.store.workloads import holders_of
