@@ -109,8 +109,12 @@ def test_states_flip_when_a_budget_runs_out_and_back_with_a_grant_or_a_new_polic
     (site.folder / "policy.yaml").write_text("default: {budget: {amount: 1ms, period: none}}")
     until(lambda: site.state_of("b", "rich") == names.OVER_BUDGET, "the new policy holds")
     until(lambda: site.state_of("c", "watched") == names.OVER_BUDGET, "watched is enforced now")
-    told = {(e["involvedObject"]["name"], e["reason"]) for e in site.kube.list(EVENTS)[0]}
-    assert {("a", "BudgetExhausted"), ("a", "BudgetAvailable"), ("b", "BudgetExhausted")} <= told
+    events = {("a", "BudgetExhausted"), ("a", "BudgetAvailable"), ("b", "BudgetExhausted")}
+    # An event follows the pod's change.
+    until(
+        lambda: events <= {(e["involvedObject"]["name"], e["reason"]) for e in site.kube.list(EVENTS)[0]},
+        "the events are there",
+    )
     assert len(site.all()) == 3
 
 
