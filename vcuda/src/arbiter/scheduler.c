@@ -20,6 +20,7 @@
 #define CEILING_START_NS (1 * MS)
 #define CEILING_START_MAX_NS (50 * MS)
 #define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
+#define CROWD_NS (20 * MS) /* what several processes may keep the GPU past their gate in another's pause */
 #define HUNGRY_NS (100 * MS)
 /* How long background may hold up in-budget work: in all, and with launches known to be long. */
 #define ALLOWANCE_PERMILLE 30
@@ -255,9 +256,24 @@ static struct ar_view view(const struct ar_sched *s, struct ar_share *copy, uint
   return v;
 }
 
+/* What may be in flight is bounded for each process, so many keep the GPU for as many launches past their
+ * gate. Beyond their request they take no short pause of a seat that is owed: each would cost it more
+ * than its window pays back. */
+static bool crowds_out(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
+  if (m->seen.processes < 2 || m->share.residual < CROWD_NS || m->share.credit > 0) return false;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_member *o = s->member[i];
+    if (o->share.vclass == VC_IN_BUDGET && o->share.credit > 0 && o->seen.connected && !o->lost &&
+        !o->share.present && now - o->last_active < RECENT_NS)
+      return true;
+  }
+  return false;
+}
+
 static int pick(const struct ar_sched *s, uint64_t now) {
   struct ar_share copy[s->count + 1];
   struct ar_view v = view(s, copy, now);
+  for (int i = 0; i < s->count; i++) copy[i].eligible &= !crowds_out(s, s->member[i], now);
   int best = s->rule(&v);
   return best >= 0 && best < s->count && copy[best].eligible ? best : -1;
 }

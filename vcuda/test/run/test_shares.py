@@ -107,6 +107,16 @@ def processes() -> None:
     check(28 <= got["share"] <= 31, f"{got['share']:.1f} %")
 
 
+@case("shares: many processes of one seat beside a seat that pauses")
+def many() -> str:
+    training = Seat(50, args=k(1000, "--batch", "15", "--host-us", "5000"))
+    good, all_of_it = together([training, Seat(30, args=k(10000, "--processes", "8"))], 5.0, threads=9)
+    rest = all_of_it["share"] - good["share"]  # of several processes it is the GPU's
+    note = f"{good['share']:.1f} of 50, {rest:.1f} of 30"
+    check(good["share"] >= 50 - POINTS and rest >= 30 - POINTS, note)
+    return note
+
+
 @case("shares: in-budget beside background, the fixed pair")
 def pair() -> None:
     training = ["--kernel-us", "1000", "--batch", "15", "--host-us", "5000"]

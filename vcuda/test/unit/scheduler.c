@@ -148,6 +148,34 @@ static void within_pauses(void) {
 }
 
 /* Whatever a page says, shares of the others hold and arithmetic does not overflow. */
+/* Sixteen processes with a launch each keep the GPU for long: not in a short pause of a seat that is owed. */
+static void crowd(void) {
+  struct ar_sched s;
+  struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
+  uint64_t now = 1000 * MS;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  b.share.residual = 160 * MS;
+  a.share.credit = 100 * MS;
+  b.share.credit = -50 * (int64_t)MS;
+  a.last_active = now;
+  b.seen.waiting = true;
+  b.seen.processes = 16;
+  ar_sched_step(&s, now += MS);
+  CHECK(!b.open);
+  b.seen.processes = 1; /* one has one launch in flight */
+  ar_sched_step(&s, now += MS);
+  CHECK(b.open);
+  b.open = false;
+  s.holder = -1;
+  b.seen.processes = 16;
+  ar_sched_step(&s, now += 40 * MS);
+  CHECK(!b.open);
+  ar_sched_step(&s, now += 20 * MS);
+  CHECK(b.open); /* no short pause */
+  ar_sched_free(&s);
+}
+
 static void garbage(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
@@ -181,6 +209,7 @@ int main(void) {
   stopped_holder();
   below_its_ceiling();
   within_pauses();
+  crowd();
   garbage();
   return 0;
 }
