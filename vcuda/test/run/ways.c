@@ -327,7 +327,8 @@ static struct {
     {{.e_ident = {0x7f, 'E', 'L', 'F', ELFCLASS64}, .e_shoff = sizeof(Elf64_Ehdr), .e_shnum = 3, .e_shstrndx = 2},
      {{0},
       {.sh_name = 1, .sh_type = SHT_NOBITS, .sh_size = 300 * MIB},
-      {.sh_name = 12, .sh_type = SHT_STRTAB, .sh_offset = sizeof(Elf64_Ehdr) + 3 * sizeof(Elf64_Shdr)}},
+      {.sh_name = 12, .sh_type = SHT_STRTAB, .sh_offset = sizeof(Elf64_Ehdr) + 3 * sizeof(Elf64_Shdr),
+       .sh_size = sizeof fat.cubin.names}},
      "\0.nv.global\0.shstrtab"},
 };
 static const struct {
