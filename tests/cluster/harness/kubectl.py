@@ -16,6 +16,9 @@ import yaml
 T = TypeVar("T")
 Object = dict[str, Any]
 
+NEVER_TAKEN = "TLS handshake timeout"
+TRIES = 3
+
 
 class Refused(Exception):
     """kubectl ended with an error; the message is what it said."""
@@ -40,16 +43,19 @@ class Kubectl:
     def __call__(self, *arguments: str, stdin: str = "", timeout: float = 60.0) -> str:
         """Run it; return its standard output.
 
-        Raises Refused with its standard error.
+        A request that a starved API server never took is sent again. Raises Refused with kubectl's standard error.
         """
         command = self.command(*arguments)
         environ = {"PATH": os.environ["PATH"], "HOME": str(self.kubeconfig.parent)}
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout, env=environ
-        )
-        if done.returncode != 0:
-            raise Refused(done.stderr.strip())
-        return done.stdout
+        for _ in range(TRIES):
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout, env=environ
+            )
+            if done.returncode == 0:
+                return done.stdout
+            if NEVER_TAKEN not in done.stderr:
+                break
+        raise Refused(done.stderr.strip())
 
     def apply(self, *objects: Object, namespace: str = "", dry_run: bool = False) -> str:
         """Apply manifests."""
