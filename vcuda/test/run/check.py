@@ -41,14 +41,15 @@ ALONE: set[Callable[[], Any]] = set()
 def patiently(body: Callable[[], Any], tries: int = 3) -> Callable[[], Any]:
     """For what is measured in real time: no other case runs beside it.
 
-    A busy machine may spoil one try, a defect spoils all.
+    A busy machine may spoil one try, and so may a stop within the lock that all users of the fake GPU share; a defect
+    spoils all.
     """
 
     def again() -> Any:
         for left in range(tries - 1, -1, -1):
             try:
                 return body()
-            except AssertionError:
+            except (AssertionError, TimeoutError):
                 if not left:
                     raise
         return None
