@@ -169,14 +169,23 @@ struct fat_wrapper {
   const unsigned char *data;
 };
 
-static uint64_t in_image(const unsigned char *image, uint64_t size);
+/* Reads no further than the first byte that differs: a text may be shorter. No magic number has a zero. */
+static bool begins(const void *image, uint32_t magic) {
+  return !strncmp(image, (const char *)&magic, sizeof magic);
+}
 
-/* One of the images is loaded: the largest counts. */
+/* A text or a cubin of at most so many bytes; a text ends with a zero before. */
+static uint64_t in_single(const unsigned char *image, uint64_t size) {
+  if (size < SELFMAG) return 0;
+  if (!strncmp((const char *)image, ELFMAG, SELFMAG)) return in_elf(image, size);
+  return size == UINT64_MAX || memchr(image, 0, size) ? in_text((const char *)image) : 0;
+}
+
+/* One of the images is loaded: the largest counts. None is a fat binary itself. */
 static uint64_t in_fat(const unsigned char *image, uint64_t size) {
   struct fat fat;
   struct fat_entry entry;
   uint64_t most = 0;
-  if (size < sizeof fat) return 0;
   memcpy(&fat, image, sizeof fat);
   if (!inside(fat.header, fat.size, 1, size)) return 0;
   const unsigned char *at = image + fat.header;
@@ -185,34 +194,23 @@ static uint64_t in_fat(const unsigned char *image, uint64_t size) {
     if (entry.header < sizeof entry || !inside(entry.header, entry.size, 1, left)) break;
     left -= entry.header;
     at += entry.header;
-    uint64_t bytes = entry.compressed ? 0 : in_image(at, entry.size);
+    uint64_t bytes = entry.compressed ? 0 : in_single(at, entry.size);
     if (bytes > most) most = bytes;
   }
   return most;
 }
 
-/* Of at most so many bytes; a text ends with a zero before. */
 static uint64_t in_image(const unsigned char *image, uint64_t size) {
-  uint32_t magic = 0;
-  if (size < sizeof magic) return 0;
-  if (!memchr(image, 0, sizeof magic)) memcpy(&magic, image, sizeof magic);
-  if (magic == FATBIN) return in_fat(image, size);
-  if (magic && !memcmp(image, ELFMAG, SELFMAG)) return in_elf(image, size);
-  return size == UINT64_MAX || memchr(image, 0, size) ? in_text((const char *)image) : 0;
+  return size >= sizeof(struct fat) && begins(image, FATBIN) ? in_fat(image, size) : in_single(image, size);
 }
 
 uint64_t vc_image_globals(const void *image) {
   struct fat_wrapper wrapper;
-  const unsigned char *bytes = image;
-  if (!image) return 0;
-  if (!memchr(bytes, 0, sizeof wrapper.magic)) {
-    memcpy(&wrapper.magic, bytes, sizeof wrapper.magic);
-    if (wrapper.magic == FATBIN_WRAPPER) {
-      memcpy(&wrapper, bytes, sizeof wrapper);
-      bytes = wrapper.data;
-    }
+  if (image && begins(image, FATBIN_WRAPPER)) {
+    memcpy(&wrapper, image, sizeof wrapper);
+    image = wrapper.data;
   }
-  return bytes ? in_image(bytes, UINT64_MAX) : 0;
+  return image ? in_image(image, UINT64_MAX) : 0;
 }
 
 uint64_t vc_image_file(const char *path) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How long a seat that launches past the limiter goes unnamed, from whenever it begins, on a driver
- * and a clock of our own; and that nobody else is named. */
+ * and a clock of our own; and that no other is named. */
 #include "arbiter/audit.h"
 #include "arbiter/gpu.h"
 #include "arbiter/nv.h"
@@ -41,7 +41,8 @@ struct ar_totals ar_seat_totals(const struct ar_seat *s) {
   return (struct ar_totals){0};
 }
 pid_t ar_procfs_parent(pid_t pid) {
-  return pid ? 0 : 0;
+  (void)pid;
+  return 0;
 }
 void ar_procfs_cgroup(pid_t pid, char *out, size_t size) {
   snprintf(out, size, "/%d", (int)pid);

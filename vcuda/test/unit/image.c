@@ -56,6 +56,22 @@ int main(void) {
   CHECK(vc_image_globals(&fat.cubin) == cubin && vc_image_globals(fat.text) == text);
   CHECK(vc_image_globals(&fat) == cubin && of_file(&fat, sizeof fat) == cubin);
   CHECK(of_file(&fat.cubin, sizeof fat.cubin) == cubin && of_file(fat.text, sizeof fat.text) == text);
+  /* A fat binary in a fat binary, very deep, is none. */
+  static struct {
+    uint32_t magic;
+    uint16_t version, header;
+    uint64_t size;
+    struct entry entry;
+  } deep[100000];
+  for (size_t i = 0; i < 100000; i++) {
+    uint64_t rest = sizeof deep - i * sizeof *deep;
+    deep[i].magic = fat.magic;
+    deep[i].version = 1;
+    deep[i].header = 16;
+    deep[i].size = rest - 16;
+    deep[i].entry = (struct entry){2, 1, sizeof fat.first, rest - sizeof *deep, 0, {0}};
+  }
+  CHECK(vc_image_globals(deep) == 0);
   for (size_t size = 0; size < sizeof fat; size += 3) CHECK(of_file(&fat, size) <= cubin);
   for (int i = 0; i < 3000; i++) {
     unsigned char wrong[sizeof fat];
