@@ -34,7 +34,7 @@ struct vc_policy {
   _Atomic uint64_t memory;         /* bytes this seat may hold */
   _Atomic uint64_t overhead;       /* bytes the driver holds for it beyond what it asked for */
   _Atomic uint64_t heartbeat;
-  _Atomic uint32_t contended; /* somebody else wants this GPU */
+  _Atomic uint32_t contended; /* another seat wants this GPU */
   _Atomic uint64_t depth_ns;  /* how much work may be in flight; 0: any amount */
   uint64_t gate_key, bell_key;
   uint8_t uuid[16];

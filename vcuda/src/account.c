@@ -101,19 +101,23 @@ static void release_locked(uint64_t bytes) {
 }
 
 /* After the arbiter's restart the sum is known once all of the container's processes are back. */
-static void await_others(void) {
+void vc_await_others(void) {
   uint64_t until = vc_machine_now() + SETTLE_NS;
   while (atomic_load(&vc_seat.policy->settling) && vc_machine_now() < until)
     vc_machine_sleep(1 * VC_MS);
 }
 
-bool vc_reserve(uint64_t bytes) {
+bool vc_reserve_now(uint64_t bytes) {
   if (!bytes) return true;
-  await_others();
   vc_lock(&guard);
   bool ok = reserve_locked(bytes);
   vc_unlock(&guard);
   return ok;
+}
+
+bool vc_reserve(uint64_t bytes) {
+  if (bytes) vc_await_others();
+  return vc_reserve_now(bytes);
 }
 
 void vc_unreserve(uint64_t bytes) {
@@ -133,7 +137,7 @@ void vc_book(uint64_t bytes) {
 bool vc_take(uint64_t bytes) {
   if (bytes >= SMALL) return vc_reserve(vc_granules(bytes));
   uint64_t rounded = (bytes + 511) / 512 * 512;
-  await_others();
+  vc_await_others();
   vc_lock(&guard);
   uint64_t grow = vc_granules(small + rounded) - vc_granules(small);
   bool ok = !grow || reserve_locked(grow);

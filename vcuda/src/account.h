@@ -7,6 +7,10 @@
 
 /* Take bytes from the container's cap; false when they do not fit. */
 bool vc_reserve(uint64_t bytes);
+/* It begins by waiting until the sum is known after an arbiter's restart. Where a lock is held, wait
+ * before. */
+void vc_await_others(void);
+bool vc_reserve_now(uint64_t bytes);
 void vc_unreserve(uint64_t bytes);
 /* Book what the driver took already; the cap cannot refuse it any more. */
 void vc_book(uint64_t bytes);

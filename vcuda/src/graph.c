@@ -77,7 +77,7 @@ static bool sum_nodes(CUgraph graph, uint64_t *bytes) {
 
 /* ---- graph memory is the device's, and charged by what the driver says it has reserved ---- */
 
-static uint64_t reserved(void *unused) {
+static struct vc_reading reserved(void *unused) {
   (void)unused;
   int count = 0;
   uint64_t sum = 0;
@@ -88,14 +88,14 @@ static uint64_t reserved(void *unused) {
         CUDA_SUCCESS)
       sum += bytes;
   }
-  return sum;
+  return (struct vc_reading){sum, sum}; /* what other graphs' nodes left free does not count */
 }
 
 static bool take(uint64_t bytes) {
   if (!vc_seat_ready()) return false;
-  if (vc_meter_begin(&meter, bytes)) return true;
+  if (vc_meter_begin(&meter, bytes, reserved, NULL)) return true;
   vc_pools_settle();
-  return vc_meter_begin(&meter, bytes);
+  return vc_meter_begin(&meter, bytes, reserved, NULL);
 }
 
 static void remember(CUgraphExec exec, uint64_t bytes, bool uploaded) {

@@ -133,7 +133,9 @@ def write_hooks(headers: Path, out: Path) -> None:
 
 def write_fake(headers: Path, out: Path) -> None:
     known = protos(headers)
-    written = grep("FK_API", ROOT.parent / "test" / "fake")
+    fake = ROOT.parent / "test" / "fake"
+    both = grep("FK_STREAM_API", fake)
+    written = grep("FK_API", fake) | both | {f"{symbol}_ptsz" for symbol in both}
     stubs = sorted(set(known) - written)
     rows = lookups(headers, known)
     out.mkdir(parents=True, exist_ok=True)

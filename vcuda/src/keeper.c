@@ -24,7 +24,7 @@ static struct {
   bool on;
   int64_t credit;
   uint64_t at, busy;
-} own;
+} ration;
 static uint64_t rung_for, settle_at;
 static _Atomic bool running;
 
@@ -38,29 +38,29 @@ static void set_own_gate(bool open) {
 /* Without an arbiter: run no more than the request, by our own measure. */
 static void stand_in(uint64_t now) {
   uint64_t busy = vc_flight_busy();
-  if (!own.on) {
-    own.on = true;
-    own.credit = 0;
-    own.at = now;
-    own.busy = busy;
+  if (!ration.on) {
+    ration.on = true;
+    ration.credit = 0;
+    ration.at = now;
+    ration.busy = busy;
     atomic_store(&vc_gate, &vc_own_gate);
   }
   uint32_t request = atomic_load(&vc_seat.policy->request);
-  own.credit += (int64_t)((now - own.at) * request / VC_PERMILLE) - (int64_t)(busy - own.busy);
-  if (own.credit > (int64_t)OWN_CREDIT_NS) own.credit = OWN_CREDIT_NS;
-  own.at = now;
-  own.busy = busy;
-  set_own_gate(own.credit > 0);
+  ration.credit += (int64_t)((now - ration.at) * request / VC_PERMILLE) - (int64_t)(busy - ration.busy);
+  if (ration.credit > (int64_t)OWN_CREDIT_NS) ration.credit = OWN_CREDIT_NS;
+  ration.at = now;
+  ration.busy = busy;
+  set_own_gate(ration.credit > 0);
 }
 
 static void stand_down(void) {
-  own.on = false;
+  ration.on = false;
   set_own_gate(false);
   atomic_store(&vc_gate, &vc_seat.policy->gate);
   vc_wake(&vc_own_gate, vc_seat.policy->gate_key);
 }
 
-/* Tell the arbiter, once per pause, that the gate can go to somebody else. */
+/* Tell the arbiter, once per pause, that the gate can go to another seat. */
 static void offer(uint64_t now, uint32_t active) {
   uint64_t since = vc_flight_idle_since();
   if (active || since == rung_for) return;
@@ -75,7 +75,7 @@ static uint64_t nap(uint64_t now, uint32_t active) {
   if (active || vc_launch_blocked()) return contended ? NEAR_NS : vc_flight_depth() < ALONE_NS ? MIDDLE_NS : FAR_NS;
   uint64_t idle = now - vc_flight_idle_since();
   if (contended && idle < IDLE_NS) return IDLE_NS - idle;
-  if (own.on || vc_launch_waiting() || idle < FAR_NS) return FAR_NS;
+  if (ration.on || vc_launch_waiting() || idle < FAR_NS) return FAR_NS;
   return LONG_NS;
 }
 
@@ -87,7 +87,7 @@ static void turn(void) {
   if (slot) atomic_fetch_add_explicit(&slot->beat, 1, memory_order_relaxed);
   if (vc_seat_stale(now))
     stand_in(now);
-  else if (own.on)
+  else if (ration.on)
     stand_down();
   if (atomic_load(&vc_seat.policy->contended)) offer(now, active);
   if (now >= settle_at) {
@@ -115,7 +115,7 @@ bool vc_keeper_start(void) {
   pthread_t thread;
   sigset_t all, before;
   sigfillset(&all);
-  own.on = false;
+  ration.on = false;
   atomic_store(&running, false);
   if (pthread_sigmask(SIG_SETMASK, &all, &before)) return false;
   bool ok = pthread_create(&thread, NULL, run, NULL) == 0;

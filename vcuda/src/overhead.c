@@ -99,8 +99,8 @@ VC_HOOK(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   after = value;
   VC_CALL(cuCtxGetLimit)(&after, limit);
   uint64_t has = part_of(limit, r == CUDA_SUCCESS ? after : before);
-  uint64_t now = wants > had ? wants : had;
-  if (has != now) change(context, now, has);
+  uint64_t needs = wants > had ? wants : had;
+  if (has != needs) change(context, needs, has);
   return r;
 }
 

@@ -8,7 +8,6 @@
 
 #include <stdlib.h>
 
-#define TRIES 8
 #define ASKED_MS 1000
 /* cuda.h has a name for it since 13: CU_MEMPOOL_ATTR_LOCATION_TYPE. */
 #define LOCATION_TYPE ((CUmemPool_attribute)12)
@@ -17,10 +16,9 @@ struct pool {
   struct pool *next;
   _Atomic(CUmemoryPool) handle; /* NULL: this place can be taken again */
   struct vc_meter meter;
-  uint64_t promised; /* bytes of requests under way */
   _Atomic bool on_host;
   _Atomic bool doomed; /* destroyed by the program, but still in use */
-  _Atomic bool burying;
+  struct vc_lock burial;
   _Atomic uint32_t asking; /* threads that ask the driver about it just now */
 };
 
@@ -42,8 +40,9 @@ static uint64_t ask(struct pool *p, CUmemPool_attribute name) {
   return value;
 }
 
-static uint64_t reserved(void *pool) {
-  return ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+static struct vc_reading look(void *pool) {
+  uint64_t used = ask(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+  return (struct vc_reading){ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), used};
 }
 
 static bool lies_on_host(CUmemLocationType type) {
@@ -82,19 +81,21 @@ static struct pool *find_or_add(CUmemoryPool handle) {
   return p;
 }
 
+/* A place that is free again is looked at too: what is still charged there belongs to no pool. */
 static void settle(struct pool *p) {
-  if (p->handle && !p->on_host) vc_meter_settle(&p->meter, reserved, p);
+  if (!p->on_host) vc_meter_settle(&p->meter, look, p);
 }
 
 /* A pool that the program destroyed in use is kept in the driver's hands until its last byte is
- * free, for as long as it is there it can be asked what it holds. */
+ * free, for as long as it is there it can be asked what it holds. If another thread is at it, wait:
+ * it may have asked before our caller gave back the bytes that the next request needs. */
 static void bury(struct pool *p) {
-  if (atomic_exchange(&p->burying, true)) return;
+  vc_lock(&p->burial);
   CUmemoryPool handle = p->handle;
   if (atomic_load(&p->doomed)) {
     VC_CALL(cuMemPoolTrimTo)(handle, 0);
     settle(p);
-    if (!reserved(p)) {
+    if (!look(p).reserved) {
       /* The place first: the handle can be a new pool's at once. */
       atomic_store(&p->doomed, false);
       p->handle = NULL;
@@ -103,7 +104,7 @@ static void bury(struct pool *p) {
       atomic_fetch_sub(&doomed, 1);
     }
   }
-  atomic_store(&p->burying, false);
+  vc_unlock(&p->burial);
 }
 
 void vc_pools_settle(void) {
@@ -124,37 +125,6 @@ static uint64_t rounded(uint64_t bytes) {
   return bytes > UINT64_MAX - 511 ? UINT64_MAX : (bytes + 511) / 512 * 512;
 }
 
-/* By how much a request can make the pool grow, beside others that are under way. */
-static uint64_t promise(struct pool *p, uint64_t bytes) {
-  uint64_t growth = vc_granules(bytes);
-  for (int i = 0; i < TRIES; i++) {
-    uint32_t turn = atomic_load(&p->meter.turn);
-    uint64_t has = reserved(p), used = ask(p, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-    uint64_t room = has > used ? has - used : 0;
-    vc_lock(&p->meter.lock);
-    bool fresh = turn == atomic_load(&p->meter.turn);
-    if (fresh) {
-      uint64_t wanted = bytes + p->promised;
-      growth = wanted <= room ? 0 : vc_granules(wanted - room);
-      growth -= p->meter.pending < growth ? p->meter.pending : growth;
-    }
-    if (fresh || i == TRIES - 1) {
-      p->promised += bytes;
-      atomic_fetch_add(&p->meter.turn, 1);
-    }
-    vc_unlock(&p->meter.lock);
-    if (fresh) break;
-  }
-  return growth;
-}
-
-static void keep_promise(struct pool *p, uint64_t bytes) {
-  vc_lock(&p->meter.lock);
-  p->promised -= bytes;
-  atomic_fetch_add(&p->meter.turn, 1);
-  vc_unlock(&p->meter.lock);
-}
-
 static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CUstream stream,
                          alloc_from_t *real) {
   if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -163,16 +133,15 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CU
   if (!p || bytes > vc_cap()) return CUDA_ERROR_OUT_OF_MEMORY;
   if (p->doomed) return CUDA_ERROR_INVALID_VALUE;
   if (p->on_host) return real(out, bytes, handle, stream);
-  settle(p);
-  uint64_t request = rounded(bytes), growth = promise(p, request);
-  bool ok = vc_meter_begin(&p->meter, growth);
+  uint64_t request = rounded(bytes);
+  bool ok = vc_meter_begin(&p->meter, request, look, p);
   if (!ok) {
     vc_pools_settle();
-    ok = vc_meter_begin(&p->meter, growth);
+    ok = vc_meter_begin(&p->meter, request, look, p);
   }
-  CUresult r = ok ? real(out, bytes, handle, stream) : CUDA_ERROR_OUT_OF_MEMORY;
-  keep_promise(p, request);
-  if (ok) vc_meter_end(&p->meter, growth, reserved, p);
+  if (!ok) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult r = real(out, bytes, handle, stream);
+  vc_meter_end(&p->meter, request, look, p);
   /* The driver grew the pool by more than the request: with the cap passed, hand it back. */
   if (r == CUDA_SUCCESS && vc_held() > vc_cap()) {
     VC_CALL(cuMemFreeAsync)(*out, stream);

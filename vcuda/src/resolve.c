@@ -83,7 +83,7 @@ static void seed_from_lookups(struct map *m) {
 
 /* Learn the driver's pointers, once it is loaded. Several threads may do so at once, and get the
  * same: the first map that is finished stays. A lock held over calls of the driver and of the
- * loader could be waited for by somebody whom they wait for. */
+ * loader could be waited for by a thread that they wait for. */
 static bool seed(void) {
   if (VC_LIKELY(atomic_load_explicit(&map, memory_order_acquire) != NULL)) return true;
   vc_dlsym_t *look_up = vc_resolve_dlsym();

@@ -13,7 +13,7 @@
 #define VC_CACHED 16u
 #define VC_STEP_MAX 64u
 
-/* What a fence stands for besides its place in the lane. */
+/* What a fence marks besides its place in the lane. */
 struct vc_note {
   CUevent event;
   struct vc_duration *duration; /* NULL: launches of several functions */

@@ -12,7 +12,7 @@ enum vc_kind { VC_PLAIN = 1, VC_ARRAY, VC_HOST, VC_PHYSICAL, VC_EXEC, VC_CONTEXT
 struct vc_item {
   uint64_t key;
   uint64_t bytes;
-  void *owner; /* a context, or what a handle stands for */
+  void *owner; /* a context, or what a handle refers to */
   uint32_t kind, extra;
 };
 

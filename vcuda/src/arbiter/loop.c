@@ -76,7 +76,7 @@ bool ar_loop_every(void (*tick)(uint64_t now)) {
   return true;
 }
 
-/* A reserve descriptor is given up for the moment that it takes to turn somebody away: a listening
+/* A reserve descriptor is given up for the moment that it takes to turn a client away: a listening
  * socket whose connections nobody can accept stays ready, and the loop would spin. */
 int ar_loop_accept(int listener) {
   int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);

@@ -332,7 +332,7 @@ static bool must_leave(const struct ar_sched *s, uint64_t now) {
 
 static void decide(struct ar_sched *s, uint64_t now) {
   if (s->holder >= 0 && !s->draining && must_leave(s, now)) {
-    shut(s, now); /* what is in flight is to be looked at anew once the gate shows closed */
+    shut(s, now); /* what is in flight is to be looked at again once the gate shows closed */
   } else if (s->holder >= 0 && s->draining) {
     struct ar_member *m = s->member[s->holder];
     bool gone = !m->seen.active || !m->seen.connected;

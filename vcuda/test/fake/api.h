@@ -19,6 +19,19 @@
     if (fault) return (CUresult)fault;                                                             \
   } while (0)
 
+/* A call on a stream, for both streams that a NULL may mean; the result says `s` for it. */
+#define FK_STREAM_API(name, arguments, result)                                                     \
+  FK_API(name, arguments) {                                                                        \
+    FK_ENTER(#name);                                                                               \
+    struct CUstream_st *s = fk_stream_of(stream, false);                                           \
+    return result;                                                                                 \
+  }                                                                                                \
+  FK_API(name##_ptsz, arguments) {                                                                 \
+    FK_ENTER(#name "_ptsz");                                                                       \
+    struct CUstream_st *s = fk_stream_of(stream, true);                                            \
+    return result;                                                                                 \
+  }
+
 /* A lock of this file's that a child of a fork finds free, though another thread held it. */
 #define FK_GUARD(name)                                                                             \
   static pthread_mutex_t name = PTHREAD_MUTEX_INITIALIZER;                                         \

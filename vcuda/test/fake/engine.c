@@ -20,11 +20,16 @@ static struct fk_queue *at(int gpu, int queue) {
 }
 
 static void free_stream(struct fk_gpu *g, uint32_t stream);
+static void settle_share(int gpu, struct fk_share *s);
 
 static void free_queue(int gpu, int queue) {
   struct fk_gpu *g = &fk_world()->gpu[gpu];
   struct fk_queue *q = at(gpu, queue);
   while (q->streams) free_stream(g, q->streams);
+  for (struct fk_share *s = g->share; s < g->share + FK_SHARES; s++) {
+    s->held[queue] = 0;
+    if (s->used) settle_share(gpu, s);
+  }
   g->mem_used -= q->mem;
   if (g->current == queue) g->current = -1;
   fk_life_give(gpu, queue);
@@ -480,10 +485,36 @@ void fk_mem_give(int gpu, int queue, uint64_t bytes) {
   at(gpu, queue)->mem -= bytes;
 }
 
-/* It is counted to another context. */
-void fk_mem_move(int gpu, int from, int to, uint64_t bytes) {
-  at(gpu, from)->mem -= bytes;
-  at(gpu, to)->mem += bytes;
+int fk_share_open(int gpu, int queue, uint64_t bytes) {
+  for (int i = 0; i < FK_SHARES; i++) {
+    struct fk_share *s = &fk_world()->gpu[gpu].share[i];
+    if (s->used) continue;
+    *s = (struct fk_share){.used = 1, .life = s->life + 1, .counted = queue, .bytes = bytes};
+    s->held[queue] = 1;
+    return i;
+  }
+  return -1;
+}
+
+/* Count it to another context if that one does not hold it any more, and free it if none does. */
+static void settle_share(int gpu, struct fk_share *s) {
+  int heir = 0;
+  if (s->held[s->counted]) return;
+  while (heir < FK_CTXS && !s->held[heir]) heir++;
+  s->used = heir < FK_CTXS;
+  if (!s->used) {
+    fk_mem_give(gpu, s->counted, s->bytes);
+    return;
+  }
+  at(gpu, s->counted)->mem -= s->bytes;
+  at(gpu, heir)->mem += s->bytes;
+  s->counted = heir;
+}
+
+void fk_share_let_go(int gpu, int share, int queue) {
+  struct fk_share *s = &fk_world()->gpu[gpu].share[share];
+  if (s->held[queue]) s->held[queue]--;
+  settle_share(gpu, s);
 }
 
 /* Requests below a granule share granules with others of their process. */

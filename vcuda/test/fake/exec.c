@@ -120,30 +120,12 @@ static CUresult launch(CUfunction f, struct CUstream_st *s, uint64_t blocks, uns
 #define SHAPE unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz
 #define BLOCKS (uint64_t)gx *gy *gz, bx *by *bz
 
-FK_API(cuLaunchKernel,
-       (CUfunction f, SHAPE, unsigned shared, CUstream stream, void **params, void **extra)) {
-  FK_ENTER("cuLaunchKernel");
-  (void)shared, (void)extra;
-  return launch(f, fk_stream_of(stream, false), BLOCKS, params);
-}
-FK_API(cuLaunchKernel_ptsz,
-       (CUfunction f, SHAPE, unsigned shared, CUstream stream, void **params, void **extra)) {
-  FK_ENTER("cuLaunchKernel_ptsz");
-  (void)shared, (void)extra;
-  return launch(f, fk_stream_of(stream, true), BLOCKS, params);
-}
-FK_API(cuLaunchCooperativeKernel,
-       (CUfunction f, SHAPE, unsigned shared, CUstream stream, void **params)) {
-  FK_ENTER("cuLaunchCooperativeKernel");
-  (void)shared;
-  return launch(f, fk_stream_of(stream, false), BLOCKS, params);
-}
-FK_API(cuLaunchCooperativeKernel_ptsz,
-       (CUfunction f, SHAPE, unsigned shared, CUstream stream, void **params)) {
-  FK_ENTER("cuLaunchCooperativeKernel_ptsz");
-  (void)shared;
-  return launch(f, fk_stream_of(stream, true), BLOCKS, params);
-}
+FK_STREAM_API(cuLaunchKernel,
+              (CUfunction f, SHAPE, unsigned shared, CUstream stream, void **params, void **extra),
+              ((void)shared, (void)extra, launch(f, s, BLOCKS, params)))
+FK_STREAM_API(cuLaunchCooperativeKernel,
+              (CUfunction f, SHAPE, unsigned shared, CUstream stream, void **params),
+              ((void)shared, launch(f, s, BLOCKS, params)))
 
 static CUresult launch_ex(const CUlaunchConfig *c, CUfunction f, void **params, bool own) {
   uint64_t blocks = (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ;

@@ -18,6 +18,7 @@
 
 #define FK_GPUS 8
 #define FK_CTXS 96
+#define FK_SHARES 32
 #define FK_STREAMS 8192
 #define FK_OPS 65536u
 #define FK_MARKS 65536u
@@ -80,6 +81,14 @@ struct fk_queue {
   uint32_t sm_util;
 };
 
+/* Exported memory: it lives as long as any context holds it, and is counted to one that does. */
+struct fk_share {
+  uint32_t used, life;
+  int32_t counted;        /* to which context */
+  uint32_t held[FK_CTXS]; /* how many handles of each */
+  uint64_t bytes;
+};
+
 struct fk_gpu {
   uint64_t mem_total, mem_used, mem_peak;
   uint64_t at;   /* the time line is known up to here */
@@ -93,6 +102,7 @@ struct fk_gpu {
   struct fk_stream stream[FK_STREAMS];
   struct fk_op op[FK_OPS];
   struct fk_mark mark[FK_MARKS];
+  struct fk_share share[FK_SHARES];
 };
 
 /* A thread that lives in virtual time: time moves only while all of them wait. */
@@ -199,7 +209,9 @@ uint32_t fk_mark_open(int gpu);
 void fk_mark_close(int gpu, uint32_t mark);
 bool fk_mem_take(int gpu, int queue, uint64_t bytes);
 void fk_mem_give(int gpu, int queue, uint64_t bytes);
-void fk_mem_move(int gpu, int from, int to, uint64_t bytes);
+/* What a context took is exported: returns its number, -1 if there are too many. */
+int fk_share_open(int gpu, int queue, uint64_t bytes);
+void fk_share_let_go(int gpu, int share, int queue);
 bool fk_small_take(int gpu, int queue, uint64_t bytes);
 void fk_small_give(int gpu, int queue, uint64_t bytes);
 /* This process is over: its contexts are gone. */

@@ -397,14 +397,7 @@ static CUresult launch(CUgraphExec exec, struct CUstream_st *s) {
   return CUDA_SUCCESS;
 }
 
-FK_API(cuGraphLaunch, (CUgraphExec exec, CUstream stream)) {
-  FK_ENTER("cuGraphLaunch");
-  return launch(exec, fk_stream_of(stream, false));
-}
-FK_API(cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream)) {
-  FK_ENTER("cuGraphLaunch");
-  return launch(exec, fk_stream_of(stream, true));
-}
+FK_STREAM_API(cuGraphLaunch, (CUgraphExec exec, CUstream stream), launch(exec, s))
 
 FK_API(cuDeviceGraphMemTrim, (CUdevice device)) {
   CUcontext ctx = fk_current();

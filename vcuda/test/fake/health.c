@@ -20,6 +20,9 @@ enum {
   NVML_LOST = 15,
   NVML_EVENT_XID = 8,
   NVML_UNCORRECTED = 1,
+  NVML_TOPOLOGY_INTERNAL = 0,
+  NVML_TOPOLOGY_SINGLE = 10,
+  NVML_TOPOLOGY_SYSTEM = 50,
 };
 
 #define LOOK_NS 5000000
@@ -132,6 +135,15 @@ NVML_API(nvmlDeviceGetNvLinkState, (void *device, unsigned link, unsigned *activ
 NVML_API(nvmlDeviceGetNvLinkRemotePciInfo_v2, (void *device, unsigned link, struct pci *out)) {
   struct fk_gpu *other = linked(device, link);
   return other ? nvmlDeviceGetPciInfo_v3(other, out) : NVML_INVALID;
+}
+
+/* SLICEKEEPER_FAKE_SWITCHED: how many GPUs are below each PCIe switch; the rest of the way is the host's. */
+NVML_API(nvmlDeviceGetTopologyCommonAncestor, (void *one, void *other, int *level)) {
+  int each = (int)fk_bytes(fk_setting("SWITCHED"), 0);
+  if (!each) return NVML_UNSUPPORTED;
+  bool near = index_of(one) / each == index_of(other) / each;
+  *level = one == other ? NVML_TOPOLOGY_INTERNAL : near ? NVML_TOPOLOGY_SINGLE : NVML_TOPOLOGY_SYSTEM;
+  return told(one);
 }
 
 __attribute__((visibility("default"))) void skfXid(int gpu, unsigned xid);

@@ -155,45 +155,11 @@ static CUresult queue(struct CUstream_st *s, struct task task) {
   return CUDA_SUCCESS;
 }
 
-FK_API(cuLaunchHostFunc, (CUstream stream, CUhostFn f, void *data)) {
-  FK_ENTER("cuLaunchHostFunc");
-  return queue(fk_stream_of(stream, false), (struct task){.function = f, .data = data});
-}
-FK_API(cuLaunchHostFunc_ptsz, (CUstream stream, CUhostFn f, void *data)) {
-  FK_ENTER("cuLaunchHostFunc_ptsz");
-  return queue(fk_stream_of(stream, true), (struct task){.function = f, .data = data});
-}
-FK_API(cuStreamAddCallback, (CUstream stream, CUstreamCallback f, void *data, unsigned flags)) {
-  FK_ENTER("cuStreamAddCallback");
-  (void)flags;
-  return queue(fk_stream_of(stream, false),
-               (struct task){.callback = f, .stream = stream, .data = data});
-}
-FK_API(cuStreamAddCallback_ptsz,
-       (CUstream stream, CUstreamCallback f, void *data, unsigned flags)) {
-  FK_ENTER("cuStreamAddCallback_ptsz");
-  (void)flags;
-  return queue(fk_stream_of(stream, true),
-               (struct task){.callback = f, .stream = stream, .data = data});
-}
-
 static CUresult batch(struct CUstream_st *s, unsigned count, CUstreamBatchMemOpParams *list) {
   CUresult r = CUDA_SUCCESS;
   for (unsigned i = 0; i < count && r == CUDA_SUCCESS; i++)
     r = queue(s, (struct task){.memory = list[i]});
   return r;
-}
-FK_API(cuStreamBatchMemOp_v2,
-       (CUstream stream, unsigned count, CUstreamBatchMemOpParams *list, unsigned flags)) {
-  FK_ENTER("cuStreamBatchMemOp");
-  (void)flags;
-  return batch(fk_stream_of(stream, false), count, list);
-}
-FK_API(cuStreamBatchMemOp_v2_ptsz,
-       (CUstream stream, unsigned count, CUstreamBatchMemOpParams *list, unsigned flags)) {
-  FK_ENTER("cuStreamBatchMemOp");
-  (void)flags;
-  return batch(fk_stream_of(stream, true), count, list);
 }
 
 static CUresult value(struct CUstream_st *s, CUstreamBatchMemOpType op, CUdeviceptr address,
@@ -207,51 +173,24 @@ static CUresult value(struct CUstream_st *s, CUstreamBatchMemOpType op, CUdevice
   return batch(s, 1, &p);
 }
 
-FK_API(cuStreamWaitValue32_v2,
-       (CUstream stream, CUdeviceptr address, cuuint32_t v, unsigned flags)) {
-  FK_ENTER("cuStreamWaitValue32");
-  return value(fk_stream_of(stream, false), CU_STREAM_MEM_OP_WAIT_VALUE_32, address, v,
-               flags);
-}
-FK_API(cuStreamWaitValue32_v2_ptsz,
-       (CUstream stream, CUdeviceptr address, cuuint32_t v, unsigned flags)) {
-  FK_ENTER("cuStreamWaitValue32");
-  return value(fk_stream_of(stream, true), CU_STREAM_MEM_OP_WAIT_VALUE_32, address, v,
-               flags);
-}
-FK_API(cuStreamWaitValue64_v2,
-       (CUstream stream, CUdeviceptr address, cuuint64_t v, unsigned flags)) {
-  FK_ENTER("cuStreamWaitValue64");
-  return value(fk_stream_of(stream, false), CU_STREAM_MEM_OP_WAIT_VALUE_64, address, v,
-               flags);
-}
-FK_API(cuStreamWaitValue64_v2_ptsz,
-       (CUstream stream, CUdeviceptr address, cuuint64_t v, unsigned flags)) {
-  FK_ENTER("cuStreamWaitValue64");
-  return value(fk_stream_of(stream, true), CU_STREAM_MEM_OP_WAIT_VALUE_64, address, v,
-               flags);
-}
-FK_API(cuStreamWriteValue32_v2,
-       (CUstream stream, CUdeviceptr address, cuuint32_t v, unsigned flags)) {
-  FK_ENTER("cuStreamWriteValue32");
-  return value(fk_stream_of(stream, false), CU_STREAM_MEM_OP_WRITE_VALUE_32, address, v,
-               flags);
-}
-FK_API(cuStreamWriteValue32_v2_ptsz,
-       (CUstream stream, CUdeviceptr address, cuuint32_t v, unsigned flags)) {
-  FK_ENTER("cuStreamWriteValue32");
-  return value(fk_stream_of(stream, true), CU_STREAM_MEM_OP_WRITE_VALUE_32, address, v,
-               flags);
-}
-FK_API(cuStreamWriteValue64_v2,
-       (CUstream stream, CUdeviceptr address, cuuint64_t v, unsigned flags)) {
-  FK_ENTER("cuStreamWriteValue64");
-  return value(fk_stream_of(stream, false), CU_STREAM_MEM_OP_WRITE_VALUE_64, address, v,
-               flags);
-}
-FK_API(cuStreamWriteValue64_v2_ptsz,
-       (CUstream stream, CUdeviceptr address, cuuint64_t v, unsigned flags)) {
-  FK_ENTER("cuStreamWriteValue64");
-  return value(fk_stream_of(stream, true), CU_STREAM_MEM_OP_WRITE_VALUE_64, address, v,
-               flags);
-}
+FK_STREAM_API(cuLaunchHostFunc, (CUstream stream, CUhostFn f, void *data),
+              queue(s, (struct task){.function = f, .data = data}))
+FK_STREAM_API(cuStreamAddCallback,
+              (CUstream stream, CUstreamCallback f, void *data, unsigned flags),
+              ((void)flags,
+               queue(s, (struct task){.callback = f, .stream = stream, .data = data})))
+FK_STREAM_API(cuStreamBatchMemOp_v2,
+              (CUstream stream, unsigned count, CUstreamBatchMemOpParams *list, unsigned flags),
+              ((void)flags, batch(s, count, list)))
+FK_STREAM_API(cuStreamWaitValue32_v2,
+              (CUstream stream, CUdeviceptr address, cuuint32_t v, unsigned flags),
+              value(s, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, v, flags))
+FK_STREAM_API(cuStreamWaitValue64_v2,
+              (CUstream stream, CUdeviceptr address, cuuint64_t v, unsigned flags),
+              value(s, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, v, flags))
+FK_STREAM_API(cuStreamWriteValue32_v2,
+              (CUstream stream, CUdeviceptr address, cuuint32_t v, unsigned flags),
+              value(s, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, v, flags))
+FK_STREAM_API(cuStreamWriteValue64_v2,
+              (CUstream stream, CUdeviceptr address, cuuint64_t v, unsigned flags),
+              value(s, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, v, flags))

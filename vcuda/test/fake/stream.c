@@ -257,22 +257,8 @@ static CUresult stream_finish(struct CUstream_st *s) {
   return s->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : finish(s->ctx, last_of(s));
 }
 
-FK_API(cuStreamQuery, (CUstream stream)) {
-  FK_ENTER("cuStreamQuery");
-  return stream_query(fk_stream_of(stream, false));
-}
-FK_API(cuStreamSynchronize, (CUstream stream)) {
-  FK_ENTER("cuStreamSynchronize");
-  return stream_finish(fk_stream_of(stream, false));
-}
-FK_API(cuStreamQuery_ptsz, (CUstream stream)) {
-  FK_ENTER("cuStreamQuery_ptsz");
-  return stream_query(fk_stream_of(stream, true));
-}
-FK_API(cuStreamSynchronize_ptsz, (CUstream stream)) {
-  FK_ENTER("cuStreamSynchronize_ptsz");
-  return stream_finish(fk_stream_of(stream, true));
-}
+FK_STREAM_API(cuStreamQuery, (CUstream stream), stream_query(s))
+FK_STREAM_API(cuStreamSynchronize, (CUstream stream), stream_finish(s))
 
 FK_API(cuCtxSynchronize_v2, (CUcontext ctx)) {
   FK_ENTER("cuCtxSynchronize");
@@ -304,16 +290,8 @@ static CUresult wait_event(struct CUstream_st *s, CUevent event) {
   fk_unlock();
   return CUDA_SUCCESS;
 }
-FK_API(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags)) {
-  FK_ENTER("cuStreamWaitEvent");
-  (void)flags;
-  return wait_event(fk_stream_of(stream, false), event);
-}
-FK_API(cuStreamWaitEvent_ptsz, (CUstream stream, CUevent event, unsigned flags)) {
-  FK_ENTER("cuStreamWaitEvent_ptsz");
-  (void)flags;
-  return wait_event(fk_stream_of(stream, true), event);
-}
+FK_STREAM_API(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags),
+              ((void)flags, wait_event(s, event)))
 
 /* ---- events ---- */
 
@@ -358,14 +336,7 @@ static CUresult record(CUevent event, struct CUstream_st *s) {
   return CUDA_SUCCESS;
 }
 
-FK_API(cuEventRecord, (CUevent event, CUstream stream)) {
-  FK_ENTER("cuEventRecord");
-  return record(event, fk_stream_of(stream, false));
-}
-FK_API(cuEventRecord_ptsz, (CUevent event, CUstream stream)) {
-  FK_ENTER("cuEventRecord_ptsz");
-  return record(event, fk_stream_of(stream, true));
-}
+FK_STREAM_API(cuEventRecord, (CUevent event, CUstream stream), record(event, s))
 FK_API(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags)) {
   (void)flags;
   return cuEventRecord(event, stream);

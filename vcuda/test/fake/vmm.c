@@ -14,9 +14,8 @@ struct physical {
   CUmemAllocationProp prop;
   uint64_t bytes;
   unsigned handles, maps;
-  int exported_fd;
-  struct exported *shared; /* what other processes know of it, once it was exported */
-  bool foreign;            /* another process's: it holds the bytes, as long as it holds them */
+  bool exported;
+  int share, exported_fd; /* once it was exported; another process's has no descriptor (-1) */
 };
 
 struct mapping {
@@ -42,15 +41,13 @@ static bool take(CUcontext ctx, uint64_t bytes) {
   return ok;
 }
 
-/* What lies in an exported descriptor. Memory that its own process has let go of is the importer's:
- * the driver counts it there. */
+/* What lies in an exported descriptor. */
 struct exported {
   pid_t pid;
   struct physical *physical;
   uint64_t bytes;
-  int gpu, queue;
-  unsigned imports;
-  bool orphan;
+  int gpu, share;
+  uint32_t life;
 };
 
 static bool on_device(const struct physical *p) {
@@ -59,19 +56,13 @@ static bool on_device(const struct physical *p) {
 
 static void settle(struct physical *p) {
   if (p->handles || p->maps) return;
-  struct exported *e = p->shared;
   fk_lock();
-  if (p->foreign) {
-    if (!--e->imports && e->orphan) fk_mem_give(e->gpu, e->queue, e->bytes);
-  } else if (on_device(p) && e && e->imports) {
-    fk_mem_move(e->gpu, p->ctx->queue, e->queue, e->bytes);
-    e->orphan = true;
-  } else if (on_device(p)) {
+  if (p->exported)
+    fk_share_let_go(p->ctx->gpu, p->share, p->ctx->queue);
+  else if (on_device(p))
     fk_mem_give(p->ctx->gpu, p->ctx->queue, p->bytes);
-  }
   fk_unlock();
-  if (e) munmap(e, sizeof *e);
-  if (e && !p->foreign) close(p->exported_fd);
+  if (p->exported && p->exported_fd >= 0) close(p->exported_fd);
   free(p);
 }
 
@@ -173,24 +164,37 @@ FK_API(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *a
   return r;
 }
 
+/* With the guard held: make the descriptor that others import by. */
+static CUresult export(struct physical *p) {
+  struct exported e = {getpid(), p, p->bytes, p->ctx->gpu, -1, 0};
+  int fd = memfd_create("fake-memory", MFD_CLOEXEC);
+  if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  fk_lock();
+  e.share = fk_share_open(e.gpu, p->ctx->queue, p->bytes);
+  if (e.share >= 0) e.life = fk_world()->gpu[e.gpu].share[e.share].life;
+  fk_unlock();
+  if (e.share < 0 || write(fd, &e, sizeof e) != sizeof e) {
+    close(fd);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  p->exported = true;
+  p->share = e.share;
+  p->exported_fd = fd;
+  return CUDA_SUCCESS;
+}
+
 FK_API(cuMemExportToShareableHandle, (void *out, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags)) {
   struct physical *p = (struct physical *)(uintptr_t)handle;
-  struct exported e = {getpid(), p, p->bytes, p->ctx->gpu, -1, 0, false};
+  CUresult r = CUDA_SUCCESS;
   (void)flags;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  int fd = memfd_create("fake-memory", MFD_CLOEXEC);
-  if (fd < 0 || write(fd, &e, sizeof e) != sizeof e) return CUDA_ERROR_OPERATING_SYSTEM;
-  if (!p->shared) {
-    void *at = mmap(NULL, sizeof e, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (at == MAP_FAILED) return CUDA_ERROR_OPERATING_SYSTEM;
-    p->shared = at;
-    p->exported_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  } else {
-    close(fd);
-    fd = fcntl(p->exported_fd, F_DUPFD_CLOEXEC, 0);
-  }
-  *(int *)out = fd;
+  if (!on_device(p)) return CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&guard);
+  if (!p->exported) r = export(p);
+  pthread_mutex_unlock(&guard);
+  if (r != CUDA_SUCCESS) return r;
+  *(int *)out = fcntl(p->exported_fd, F_DUPFD_CLOEXEC, 0);
   return CUDA_SUCCESS;
 }
 
@@ -207,15 +211,16 @@ FK_API(cuMemImportFromShareableHandle,
     p->handles++;
     pthread_mutex_unlock(&guard);
   } else {
-    void *at = mmap(NULL, sizeof e, PROT_READ | PROT_WRITE, MAP_SHARED, (int)(uintptr_t)handle, 0);
-    if (at == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
-    p = calloc(1, sizeof *p);
-    *p = (struct physical){.ctx = ctx, .bytes = e.bytes, .handles = 1, .foreign = true, .shared = at};
-    p->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     fk_lock();
-    p->shared->imports++;
-    p->shared->queue = ctx->queue;
+    struct fk_share *s = &fk_world()->gpu[e.gpu].share[e.share];
+    bool there = s->used && s->life == e.life;
+    if (there) s->held[ctx->queue]++;
     fk_unlock();
+    if (!there) return CUDA_ERROR_INVALID_VALUE;
+    p = calloc(1, sizeof *p);
+    *p = (struct physical){.ctx = ctx, .bytes = e.bytes, .handles = 1, .exported = true,
+                           .share = e.share, .exported_fd = -1};
+    p->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   }
   *out = (CUmemGenericAllocationHandle)(uintptr_t)p;
   return CUDA_SUCCESS;

@@ -6,12 +6,14 @@
  *   accounting all            every part below, in a seat of 1 GiB
  *   accounting open FD        the other side of the IPC part: its handles come through FD
  *   accounting orphan MIB     keep an import after its exporter let go, and wait to be killed
+ *   accounting killed         hold what others exported that were killed, then let go of it
  */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL 1
 #include "program.h"
 
 #include <dlfcn.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdint.h>
 #include <string.h>
@@ -326,11 +328,19 @@ static int open_all(int socket) {
   return bad;
 }
 
-static void ipc(void) {
+/* Start this program again at the other end of a socket. */
+static pid_t start(char *what, int pair[2]) {
   char number[12];
-  char *const arguments[] = {"accounting", "open", number, NULL};
-  int pair[2], status = 1;
+  char *const arguments[] = {"accounting", what, number, NULL};
   pid_t child;
+  if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) exit(4);
+  snprintf(number, sizeof number, "%d", pair[1]);
+  if (posix_spawn(&child, "/proc/self/exe", NULL, NULL, arguments, environ)) exit(4);
+  return child;
+}
+
+static void ipc(void) {
+  int pair[2], status = 1;
   CUdeviceptr plain;
   struct letter letter;
   CUmemGenericAllocationHandle handle = physical(64 * MIB);
@@ -339,9 +349,7 @@ static void ipc(void) {
   must(cuMemExportToShareableHandle(&letter.descriptor, handle,
                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
        "export");
-  if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) exit(4);
-  snprintf(number, sizeof number, "%d", pair[1]);
-  if (posix_spawn(&child, "/proc/self/exe", NULL, NULL, arguments, environ)) exit(4);
+  pid_t child = start("open", pair);
   send_letter(pair[0], &letter);
   waitpid(child, &status, 0);
   bad += status != 0;
@@ -366,10 +374,50 @@ static void orphan(unsigned long mib) {
   pause();
 }
 
+/* Export and wait to be killed. */
+static void make(int socket) {
+  struct letter letter = {0};
+  must(cuMemExportToShareableHandle(&letter.descriptor, physical(300 * MIB),
+                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+       "export");
+  send_letter(socket, &letter);
+  pause();
+}
+
+/* What lives on after its exporter's death is charged until its last importer lets go. */
+static void killed(void) {
+  CUmemGenericAllocationHandle handle[3];
+  CUdeviceptr p;
+  int pair[2];
+  for (int i = 0; i < 3; i++) {
+    pid_t child = start("make", pair);
+    int descriptor = read_letter(pair[0]).descriptor;
+    handle[i] = import(descriptor);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(descriptor), close(pair[0]), close(pair[1]);
+  }
+  /* At once, and when the arbiter has looked at the driver often enough to judge by that alone. */
+  for (int i = 0; i < 30; i++) {
+    if (cuMemAlloc_v2(&p, 200 * MIB) == CUDA_SUCCESS) bad++, printf("granted after %d looks\n", i);
+    usleep(100000);
+  }
+  stand(900 * MIB, "killed: held by the importer");
+  must(cuMemAlloc_v2(&p, 100 * MIB), "the rest");
+  for (int i = 0; i < 3; i++) must(cuMemRelease(handle[i]), "release");
+  stand_soon(100 * MIB, "killed: let go of");
+}
+
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   set_up();
   if (!strcmp(what, "open") && argc > 2) return open_all(atoi(argv[2]));
+  if (!strcmp(what, "make") && argc > 2) make(atoi(argv[2]));
+  if (!strcmp(what, "killed")) {
+    killed();
+    return printf("{\"bad\": %d, \"peak\": %lu, \"cap\": %zu}\n", bad,
+                  driver_peak ? driver_peak(0) : 0, cap) < 0;
+  }
   if (!strcmp(what, "orphan") && argc > 2) orphan(strtoul(argv[2], NULL, 10));
   graphs();
   pools();

@@ -3,7 +3,7 @@
  * A program that has nothing to do with CUDA: it must not notice the limiter.
  *
  *   plain        change nothing, fork, execute another program
- *   plain maps   say as whom it runs and whether the limiter is in it
+ *   plain maps   say as which user it runs and whether the limiter is in it
  *   plain x      end at once
  */
 #include <stdio.h>

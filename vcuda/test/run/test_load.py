@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from check import Skip, case, check
@@ -37,6 +38,23 @@ def exports() -> None:
     names = [line.split()[-1] for line in table.splitlines()]
     strange = [n for n in names if not re.match(r"cu[A-Z]|nvmlDevice|dlsym$", n)]
     check(names and not strange, str(strange))
+
+
+@case("load: the files of the limiter and of the arbiter form layers")
+def layers() -> None:
+    """None needs one that needs it, but that a connection starts the others by `vc_life`, a table of the topmost."""
+    for objects, sources in (("limiter", "src"), ("obj", "src/arbiter")):
+        owner, wants = {}, {}
+        for source in (ROOT / sources).glob("*.c"):
+            table = subprocess.run(["nm", BUILD / objects / f"{source.stem}.o"], capture_output=True, text=True,
+                                   check=True).stdout  # fmt: skip
+            owner |= dict.fromkeys(re.findall(r" [A-TV-Z] (\w+)$", table, re.M), source.stem)
+            wants[source.stem] = set(re.findall(r" U (\w+)$", table, re.M)) - {"vc_life"}
+        needs = {name: {owner[symbol] for symbol in wanted if symbol in owner} for name, wanted in wants.items()}
+        try:
+            TopologicalSorter(needs).prepare()
+        except CycleError as error:
+            raise AssertionError(f"{sources}: {' needs '.join(reversed(error.args[1]))}") from None
 
 
 def run(program: list[str], **env: str) -> subprocess.CompletedProcess[str]:
@@ -239,8 +257,14 @@ def numba_python() -> Path:
     return python
 
 
-for unit in sorted(path.stem for path in (ROOT / "test" / "unit").glob("*.c")):
+def unit(program: Path) -> str:
+    """Run a unit test: what it says is shown if it fails, else the last line of its output."""
+    done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=120)
+    check(done.returncode == 0, f"exit status {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}")
+    return done.stdout.strip().rpartition("\n")[2]
+
+
+for name in sorted(path.stem for path in (ROOT / "test" / "unit").glob("*.c")):
     for build in (".", "asan"):
-        case(f"unit: {unit}{' under sanitizers' if build != '.' else ''}",
-             lambda unit=unit, build=build: subprocess.run([BUILD / build / "unit" / unit], check=True,
-                                                           timeout=120) and None)  # fmt: skip
+        case(f"unit: {name}{' under sanitizers' if build != '.' else ''}",
+             lambda name=name, build=build: unit(BUILD / build / "unit" / name))  # fmt: skip

@@ -38,16 +38,20 @@ def calls() -> None:
     check(answer["total"] == answer["free"] == 1 << 30, f"not empty at the end: {answer}")
 
 
-@case("memory: graph nodes, pools, virtual memory, sparse arrays and IPC, to the byte")
-def accounting() -> str:
+def to_the_byte(what: str) -> str:
     with Node(virtual=False) as node:
-        p = node.run(Seat(50, program=[ACCOUNTING, "all"], name="a"))
+        p = node.run(Seat(50, program=[ACCOUNTING, what], name="a"))
         out, err = p.communicate(timeout=60)
         check(p.returncode == 0, f"ended with {p.returncode}: {err or out}")
         answer = json.loads(out.strip().splitlines()[-1])
     check(answer["bad"] == 0, out)
     check(answer["peak"] <= answer["cap"] == 1 << 30, f"over the cap: {answer}")
     return f"the driver's own peak: {answer['peak']} of {answer['cap']}"
+
+
+case("memory: graph nodes, pools, virtual memory, sparse arrays and IPC, to the byte", lambda: to_the_byte("all"))
+case("memory: what lives on after its exporter was killed is charged until its last importer lets go",
+     lambda: to_the_byte("killed"))  # fmt: skip
 
 
 def by_way(name: str, **fake: str) -> str:

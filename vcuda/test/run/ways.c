@@ -13,6 +13,8 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -532,10 +534,52 @@ static void fits_again(void) {
   CUdeviceptr p;
   for (int i = 0; i < 50; i++) {
     CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
-    got(cuMemAllocFromPoolAsync(&p, 600 * MIB, pool, NULL));
+    bool ok = got(cuMemAllocFromPoolAsync(&p, 600 * MIB, pool, NULL));
     must(cuMemPoolDestroy(pool), "destroy");
-    must(cuMemFreeAsync(p, NULL), "free");
+    if (ok) must(cuMemFreeAsync(p, NULL), "free");
   }
+}
+static atomic_bool looked_enough;
+static void *look_at_memory(void *unused) {
+  size_t spare, total;
+  cuCtxSetCurrent(context);
+  while (!looked_enough) cuMemGetInfo_v2(&spare, &total);
+  return unused;
+}
+/* Threads that ask what the pools hold must not make us miss what we have just given back. */
+static void fits_again_while_looked_at(void) {
+  CUdeviceptr p = 0;
+  CUmemoryPool kept = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+  pthread_t t[4];
+  for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, look_at_memory, NULL);
+  for (int i = 0; i < 2000; i++) {
+    CUmemoryPool pool = i % 2 ? kept : pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+    bool ok = got(cuMemAllocFromPoolAsync(&p, 600 * MIB, pool, NULL));
+    if (pool != kept) must(cuMemPoolDestroy(pool), "destroy");
+    if (ok) must(cuMemFreeAsync(p, NULL), "free");
+    if (pool == kept) must(cuMemPoolTrimTo(kept, 0), "trim");
+  }
+  looked_enough = true;
+  for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+}
+static atomic_int refused;
+static void *share_a_pool(void *pool) {
+  CUdeviceptr p;
+  must(cuCtxSetCurrent(context), "context");
+  for (int i = 0; i < 500; i++)
+    if (cuMemAllocFromPoolAsync(&p, 100 * MIB + 512, pool, NULL) == CUDA_SUCCESS)
+      must(cuMemFreeAsync(p, NULL), "free");
+    else
+      refused++;
+  return NULL;
+}
+static void fits_pool_of_many_threads(void) {
+  pthread_t t[8];
+  CUmemoryPool pool = pool_on(CU_MEM_LOCATION_TYPE_DEVICE);
+  for (int i = 0; i < 8; i++) pthread_create(&t[i], NULL, share_a_pool, pool);
+  for (int i = 0; i < 8; i++) pthread_join(t[i], NULL);
+  tried = 8 * 500;
+  granted = tried - refused;
 }
 static void fits_modules_again(void) {
   CUmodule m;
@@ -617,6 +661,8 @@ static const struct {
     WAY(fits_8_bit),
     WAY(fits_small_arrays),
     WAY(fits_again),
+    WAY(fits_again_while_looked_at),
+    WAY(fits_pool_of_many_threads),
     WAY(fits_modules_again),
     WAY(fits_contexts_again),
     WAY(fits_stack_back),

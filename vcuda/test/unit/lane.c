@@ -10,7 +10,7 @@
  * let go of a wait. In each state that can be reached it must hold that
  *
  *   - no launch is believed complete that the GPU has not completed;
- *   - work that the GPU can run is shown as in flight, or it stands behind a wait;
+ *   - work that the GPU can run is shown as in flight, or it is behind a wait;
  *   - once the arbiter closed the gate and saw nothing in flight, nothing is launched until it opens,
  *     but for what was begun behind a wait of its stream;
  *   - when everybody rests and the GPU is done, the lane is idle.
