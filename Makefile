@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# What gives a suite's processes less priority than others.
+BEHIND ?=
 # Where properties are searched from: another place in each run. A run that failed is repeated by its seed.
 SEED ?= $(shell od -An -N8 -tu8 /dev/urandom | tr -d ' ')
 
@@ -37,7 +39,15 @@ run: $(VENV)/.ready ## Local mode over manifests/examples; stays up. ARGS=--once
 	@$(BIN)/slicekeeper local $(ARGS)
 
 .PHONY: test
-test: check unit functional vcuda-test cluster-test ## Every suite that this machine can carry
+test: check functional unit-beside-cluster-test vcuda-test ## Every suite that this machine can carry
+
+# A cluster mostly waits: the unit tests take the rest of the processors meanwhile. What both would install from Debian
+# packages, `functional` has installed before.
+.PHONY: unit-beside-cluster-test
+unit-beside-cluster-test: $(VENV)/.ready
+	@$(MAKE) --no-print-directory unit BEHIND="nice -n 10" & unit=$$!; status=0; \
+	$(MAKE) --no-print-directory cluster-test || status=$$?; \
+	wait $$unit || status=$$?; exit $$status
 
 .PHONY: check
 check: $(VENV)/.ready ## Format, lint, types, import contracts
@@ -48,11 +58,11 @@ check: $(VENV)/.ready ## Format, lint, types, import contracts
 
 .PHONY: unit
 unit: $(VENV)/.ready ## Unit tests and golden pairs; SEED=… repeats a search for counterexamples
-	$(BIN)/pytest -n logical --maxprocesses 4 --hypothesis-seed=$(SEED) tests/unit tests/golden $(ARGS)
+	$(BEHIND) $(BIN)/pytest -n logical --maxprocesses 4 --hypothesis-seed=$(SEED) tests/unit tests/golden $(ARGS)
 
 .PHONY: test-pythons
 test-pythons: $(VENV)/.ready ## Unit suite, with few examples and on SQLite, and local mode on each supported Python, 3.11 to 3.14
-	$(BIN)/python tests/pythons.py $(ARGS)
+	$(BIN)/python tests/support/pythons.py $(ARGS)
 
 .PHONY: functional
 functional: $(VENV)/.ready ## Parts as processes, local mode, the built wheel

@@ -97,7 +97,7 @@ def is_for(certificate: bytes, hosts: tuple[str, ...]) -> bool:
 
 
 def split(bundle: bytes) -> list[bytes]:
-    """Return the certificates of a bundle, none where it holds none that can be read."""
+    """Return the certificates of a bundle, none if it holds none that can be read."""
     try:
         found = x509.load_pem_x509_certificates(bundle)
     except ValueError:

@@ -16,11 +16,12 @@ import click
 from certificates.follower import Follower
 from certificates.keeper import Keeper
 from certificates.publisher import Publisher
-from slicekeeper import clock, log, probes
+from slicekeeper import clock, log
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection
+from slicekeeper.net import probes
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class _Health:
 
     def __init__(self) -> None:
         self.wrong = "not looked yet"
-        """Why the last look failed, empty where it did not or another replica looks."""
+        """Why the last look failed, empty if it did not or another replica looks."""
         self._went_round = time.monotonic()
 
     def went_round(self) -> None:

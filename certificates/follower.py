@@ -2,8 +2,8 @@
 """Trusts the CAs that another keeps in files, as cert-manager does; signs nothing.
 
 Who keeps them forgets a CA as soon as it has a new one, while servers still show what the old one signed: kubelet
-brings a changed Secret into their pods in one or two minutes. So whom the API server trusts already stays trusted until
-it expires. cert-manager's own injector was rejected for that: it writes the newest CA alone.
+brings a changed Secret into their pods in one or two minutes. So a CA that the API server trusts already stays
+trusted until it expires. cert-manager's own injector was rejected for that: it writes the newest CA alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from certificates.authority import expires_at, split
 from certificates.publisher import Publisher
 from certificates.trust import configurations, trust, trusted
 from slicekeeper.clock import Clock
+from slicekeeper.config.settings import CertificateSettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.settings import CertificateSettings
 
 
 class Follower:
@@ -33,7 +33,7 @@ class Follower:
     def keep(self) -> None:
         """Have everybody trust what the files name.
 
-        Raises Unavailable where a file names nothing yet, ServiceError where the API server does not answer or refuses.
+        Raises Unavailable if a file names nothing yet, ServiceError if the API server does not answer or refuses.
         """
         named = [ca for file in self._settings.ca_files for ca in _read(Path(file))]
         now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
@@ -51,7 +51,7 @@ def united(named: Iterable[bytes], before: Iterable[bytes], now: datetime) -> li
 def _read(file: Path) -> list[bytes]:
     """Return the certificates in a file.
 
-    Raises Unavailable where there is none that can be read: who keeps the file may still be writing it.
+    Raises Unavailable if there is none that can be read: who keeps the file may still be writing it.
     """
     try:
         found = split(file.read_bytes())

@@ -18,9 +18,9 @@ from certificates.publisher import Publisher
 from certificates.rotation import Schedule, State, advance
 from certificates.trust import configurations, trust
 from slicekeeper.clock import Clock
+from slicekeeper.config.settings import CertificateSettings
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import KubeClient, Object, Resource
-from slicekeeper.settings import CertificateSettings
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Keeper:
     def keep(self) -> bool:
         """Bring everything to what it should be; return whether anything was renewed.
 
-        Raises ServiceError where the API server does not answer or refuses.
+        Raises ServiceError if the API server does not answer or refuses.
         """
         hosts = {service: self._hosts(service) for service in self._settings.services}
         ca_secret = self._secret(self._settings.ca_secret)

@@ -48,7 +48,7 @@ class Publisher:
     def publish(self, bundle: bytes) -> None:
         """Write a bundle to wherever another one is, or none. A namespace that does not take it is tried next time.
 
-        Raises Unavailable where the namespaces are not known yet or the API server does not answer.
+        Raises Unavailable if the namespaces are not known yet or the API server does not answer.
         """
         self._bundle = bundle
         if not all(watch.synced.wait(LIST_SECONDS) for watch in self._watches):
@@ -56,7 +56,7 @@ class Publisher:
         self.repeat()
 
     def repeat(self) -> None:
-        """Publish the last bundle again: to namespaces that are new, and where somebody has changed it."""
+        """Publish the last bundle again: to namespaces that are new, and those in which it was changed."""
         if not self._bundle:
             return
         namespaces, published = self._namespaces.all(), self._published.all()

@@ -41,7 +41,7 @@ class State:
 
 
 def advance(state: State, hosts: Mapping[str, tuple[str, ...]], now: datetime, schedule: Schedule) -> State:
-    """Return the state that should be, the same one where nothing is due. `hosts` are each Service's names."""
+    """Return the state that should be, the same one if nothing is due. `hosts` are each Service's names."""
     state = _with_ca(state, now, schedule)
     signing = _signing(state, now, schedule)
     servers = {service: state.servers.get(service) for service in hosts}

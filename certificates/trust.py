@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the API server trusts when it calls our webhook: the CAs in each webhook of our two configurations."""
+"""Which CAs the API server trusts when it calls our webhook and our timekeeper.
+
+They are in each webhook of our two configurations, and in our APIService.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from base64 import b64decode, b64encode
 from typing import Final
 
 from certificates.authority import split
+from slicekeeper import names
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import KubeClient, Object, Resource
 
@@ -17,50 +21,50 @@ KINDS: Final = tuple(
     Resource("/apis/admissionregistration.k8s.io/v1", kind, namespaced=False)
     for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 )
-
+API_SERVICES: Final = Resource("/apis/apiregistration.k8s.io/v1", "apiservices", namespaced=False)
 
 Configurations = list[tuple[Resource, Object]]
 
 
 def configurations(client: KubeClient, name: str) -> Configurations:
-    """Return the configurations of this name that are there.
+    """Return the webhook configurations of this name that are there, and our APIService.
 
-    Raises ServiceError where the API server does not answer or refuses.
+    Raises ServiceError if the API server does not answer or refuses.
     """
     found = []
-    for resource in KINDS:
+    for resource, called in (*((kind, name) for kind in KINDS), (API_SERVICES, names.API_SERVICE)):
         try:
-            found.append((resource, client.get(resource, name)))
+            found.append((resource, client.get(resource, called)))
         except NotFound:
-            log.warning("no %s named %s yet", resource.plural, name)
+            log.warning("no %s named %s yet", resource.plural, called)
     return found
 
 
 def trusted(found: Configurations) -> list[bytes]:
     """Return every CA in them, each once."""
-    bundles = (b64decode(_bundle_of(hook)) for _, configuration in found for hook in _hooks(configuration))
+    bundles = (b64decode(bundle) for _, configuration in found for _, bundle in _bundles(configuration))
     return list(dict.fromkeys(ca for bundle in bundles for ca in split(bundle)))
 
 
 def trust(client: KubeClient, found: Configurations, bundle: bytes) -> None:
-    """Write the bundle into every webhook that has another one.
+    """Write the bundle wherever there is another one.
 
-    Raises ServiceError where the API server does not answer or refuses.
+    Raises ServiceError if the API server does not answer or refuses.
     """
     wanted = b64encode(bundle).decode()
     for resource, configuration in found:
-        stale = [index for index, hook in enumerate(_hooks(configuration)) if _bundle_of(hook) != wanted]
+        stale = [path for path, written in _bundles(configuration) if written != wanted]
         if stale:
-            patch = [
-                {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": wanted} for index in stale
-            ]
+            patch = [{"op": "add", "path": path, "value": wanted} for path in stale]
             name = configuration["metadata"]["name"]
             client.patch(resource, name, patch, content_type="application/json-patch+json")
 
 
-def _hooks(configuration: Object) -> list[Object]:
-    return configuration.get("webhooks") or []
-
-
-def _bundle_of(hook: Object) -> str:
-    return str(hook["clientConfig"].get("caBundle", ""))
+def _bundles(configuration: Object) -> list[tuple[str, str]]:
+    """Return where in a configuration CAs are named, as a JSON pointer, and which."""
+    if "webhooks" not in configuration:
+        return [("/spec/caBundle", str(configuration.get("spec", {}).get("caBundle") or ""))]
+    return [
+        (f"/webhooks/{index}/clientConfig/caBundle", str(hook["clientConfig"].get("caBundle") or ""))
+        for index, hook in enumerate(configuration["webhooks"] or [])
+    ]

@@ -19,8 +19,8 @@ from typing import Any
 
 from images import layers
 from images.oci import Image, write_archive
+from slicekeeper.config.settings import Images, convert
 from slicekeeper.errors import SettingsError
-from slicekeeper.settings import Images, convert
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRON = {

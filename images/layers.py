@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of an image: the interpreter of this machine, one part's dependencies, its C programs, its code.
 
-Each is kept under a name that its inputs decide, so that a change of the code makes only the last layer anew.
+Each is kept under a name that its inputs decide, so that a change of the code makes only the last layer again.
 Files lie where `python:3.11-slim` has them too; bytecode is written in, because the root is read-only.
 """
 
@@ -208,7 +208,7 @@ def _compile(folder: Path) -> None:
 def _layer(cache: Path, key: str, fill: Callable[[Path], None], links: dict[str, str] | None = None) -> Path:
     file = cache / f"{key}.tar"
     if file.exists():
-        for used in (file, file.with_suffix(".sha256")):  # in this order: a digest older than its layer is made anew
+        for used in (file, file.with_suffix(".sha256")):  # in this order: a digest older than its layer is made again
             if used.exists():
                 os.utime(used)
     else:

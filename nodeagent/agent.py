@@ -27,16 +27,20 @@ from nodeagent.shipped import limiter
 from nodeagent.store import SeatStore
 from nodeagent.usage import UsageFiles
 from nodeagent.whole import WholeGpus
-from slicekeeper import agent_address, probes
 from slicekeeper.clock import Clock
+from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.settings import Settings
+from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.events import tell
-from slicekeeper.namespace_policy import PolicyBook, PolicyFile
-from slicekeeper.serving.wsgi import WsgiApp
-from slicekeeper.settings import Settings
+from slicekeeper.net import probes
+from slicekeeper.net.serving.wsgi import WsgiApp
 from slicekeeper.wire import node as wire
 
 REPORTER: Final = "slicekeeper-nodeagent"
+
+TIDY_SECONDS: Final = 30.0
+"""How often what lies about is removed: all at once, as container runtimes look at each change."""
 
 LINGER_SECONDS: Final = 2.0
 """An agent that is told to stop serves on for so long: a binding that was under way arrives at kubelet by then."""
@@ -111,7 +115,8 @@ class Agent:
         self._usage.start()
         self._policy.start()
         self._audit.start()
-        stop.wait()
+        while not stop.wait(TIDY_SECONDS):
+            self._seats.tidy()
         self._linger()
         self._audit.stop()
         self._policy.stop()

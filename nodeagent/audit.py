@@ -19,13 +19,14 @@ from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
 from nodeagent.booking import holds, may_start
 from nodeagent.gpus import GpuSource
 from slicekeeper import threads
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
+from slicekeeper.gpu.request import annotations_of, asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.request import annotations_of, as_list, as_map, asks_for
-from slicekeeper.settings import Resources
 from slicekeeper.units import CORES_PER_GPU
+from slicekeeper.untyped import as_list, as_map
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from slicekeeper import names
+from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused, SlicekeeperError
-from slicekeeper.inventory import Gpu
-from slicekeeper.request import annotations_of, as_list, as_map, container_name, containers, parse_pod, sharing_mode
-from slicekeeper.settings import Resources
-from slicekeeper.tenure import has_ended
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.request import annotations_of, container_name, containers, parse_pod, sharing_mode
+from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU
+from slicekeeper.untyped import as_list, as_map
 
 
 class SeatRefused(SlicekeeperError):

@@ -2,25 +2,38 @@
 """Writes what a seat puts into its container: a CDI spec under a name used once, and the seat's folder.
 
 containerd rescans its CDI folder in the background, so a name that changed its content could be served stale.
-Hence a spec is written once and never changed; what changes during a container's life lies behind the folder.
+Hence a spec never changes while it is there; what changes during a container's life lies behind the folder. Each
+change in the CDI folder makes containerd read all of it, so a spec is there only while its container is started.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from nodeagent.booking import SeatRefused
+from nodeagent.first_read import FirstRead
 from nodeagent.gpus import GpuSource
 from nodeagent.host_cdi import Edits, joined
 from nodeagent.shipped import mount
 from nodeagent.store import Seat, replace_file
 
+log = logging.getLogger(__name__)
+
 IN_CONTAINER: Final = "/run/slicekeeper"
+
+START_SECONDS: Final = 60.0
+"""A container that is not created by then finds no device, and kubelet starts it again."""
+
+READ_SECONDS: Final = 5.0
+"""Longest wait for the container runtime to read a new spec; one that reads them at need is waited for in vain."""
 
 
 class SeatFiles:
@@ -34,6 +47,8 @@ class SeatFiles:
         self._kind = kind
         self._source = source
         self._limiter = limiter
+        self._needed: dict[str, float] = {}
+        """By seat, when its spec was needed last; unknown for those that an agent before this one left."""
         self._cdi_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir.mkdir(parents=True, exist_ok=True)
 
@@ -41,19 +56,41 @@ class SeatFiles:
         """Return the seat's fully qualified CDI name."""
         return f"{self._kind}={seat.name}"
 
-    def write(self, seat: Seat) -> None:
-        """Write the seat's folder, then its spec; what is there already stays as it is.
-
-        Raises SeatRefused if there is nothing to make its GPUs usable by, or nothing to limit them by.
-        """
+    def make_folder(self, seat: Seat) -> Path:
+        """Return the seat's folder, made if it is not there."""
         folder = self._run_dir / seat.name
         folder.mkdir(mode=0o755, exist_ok=True)
         about = folder / "seat.json"
         if not about.exists():
             replace_file(about, msgspec.json.encode(seat) + b"\n", mode=0o644)
-        spec = self._spec_file(seat)
-        if not spec.exists():
-            replace_file(spec, msgspec.json.encode(self._spec(seat, folder)), mode=0o644)
+        return folder
+
+    @contextmanager
+    def written(self, seat: Seat) -> Iterator[None]:
+        """Write the seat's folder and its spec, and leave when the container runtime has seen the spec.
+
+        A runtime that has not within READ_SECONDS is left to itself: kubelet tries again if it finds no device then.
+        Raises SeatRefused if there is nothing to make its GPUs usable by, or nothing to limit them by.
+        """
+        folder, file = self.make_folder(seat), self._spec_file(seat)
+        self._needed[seat.name] = time.monotonic()
+        if file.exists():
+            yield
+            return
+        with FirstRead() as read:
+            replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
+            yield
+            if not read.wait(READ_SECONDS):
+                log.warning(
+                    "no container runtime has read %s within %g s; is %s among its CDI folders?",
+                    file.name, READ_SECONDS, self._cdi_dir,
+                )  # fmt: skip
+
+    def tidy(self, seat: Seat) -> None:
+        """Remove the seat's spec if its container has been started; the next start writes it again."""
+        since = self._needed.setdefault(seat.name, time.monotonic())
+        if time.monotonic() - since > START_SECONDS:
+            self._spec_file(seat).unlink(missing_ok=True)
 
     def tell(self, seat: Seat, name: str, data: bytes) -> None:
         """Replace a file in a seat's folder. Raises OSError, also if the folder is gone with its seat."""
@@ -64,7 +101,8 @@ class SeatFiles:
         return (self._run_dir / seat.name / name).read_bytes()
 
     def remove(self, seat: Seat) -> None:
-        """Remove what `write` wrote."""
+        """Remove what `written` wrote."""
+        self._needed.pop(seat.name, None)
         self._spec_file(seat).unlink(missing_ok=True)
         shutil.rmtree(self._run_dir / seat.name, ignore_errors=True)
 

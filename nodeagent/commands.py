@@ -19,7 +19,7 @@ from nodeagent.nvml import NvmlGpus
 from slicekeeper import log
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import SystemClock
-from slicekeeper.settings import Settings
+from slicekeeper.config.settings import Settings
 
 
 @click.group()

@@ -11,8 +11,8 @@ from nodeagent.booking import holds, may_start
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
 from slicekeeper import threads
+from slicekeeper.config.settings import Resources
 from slicekeeper.kube.client import Object
-from slicekeeper.settings import Resources
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from nodeagent.host_cdi import Edits
-from slicekeeper.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu
 
 
 class GpuSource(Protocol):

@@ -3,7 +3,7 @@
 
 A driver may refuse every single answer: a GPU without ECC, one that shares the host's memory, a virtual machine, an
 older library. A refused answer is None and never an error. A GPU that an Xid has condemned stays withdrawn until
-somebody removes its file in the folder of withdrawn GPUs, or the machine boots.
+an operator removes its file in the folder of withdrawn GPUs, or the machine boots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pynvml
 from nodeagent.health import Told, judge, judge_xid
 from nodeagent.host_cdi import Devices, Edits
 from nodeagent.store import replace_file
-from slicekeeper.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +157,9 @@ class NvmlGpus:
         self._told = ""
         found = [device for index in range(count) if (device := _describe(index)) is not None]
         by_bus = {device.bus: device.gpu.uuid for device in found if device.bus is not None}
-        for device in found:
-            device.gpu = msgspec.structs.replace(device.gpu, links=_links(device.handle, by_bus))
+        for device, switch in zip(found, _switches(found), strict=True):
+            links = _links(device.handle, by_bus)
+            device.gpu = msgspec.structs.replace(device.gpu, links=links, pcie_switch=switch)
         self._events = _register(found)
         with self._lock:
             self._devices = found
@@ -220,6 +221,22 @@ def _links(handle: Any, by_bus: Mapping[tuple[int, int, int], str]) -> dict[str,
         if other is not None:
             found[other] = found.get(other, 0) + 1
     return found
+
+
+def _switches(devices: Sequence[_Device]) -> list[int]:
+    """Return a number for each GPU, the same for those between which lie only PCIe switches; −1 of one alone."""
+    groups: list[list[int]] = []
+    for index, device in enumerate(devices):
+        for group in groups:
+            level = ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, devices[group[0]].handle, device.handle)
+            if level is not None and level <= pynvml.NVML_TOPOLOGY_MULTIPLE:
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    shared = [group for group in groups if len(group) > 1]
+    number = {index: switch for switch, group in enumerate(shared) for index in group}
+    return [number.get(index, -1) for index in range(len(devices))]
 
 
 def _register(devices: list[_Device]) -> Any:

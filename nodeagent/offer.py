@@ -18,9 +18,10 @@ import grpc
 
 from nodeagent.gpus import GpuSource
 from nodeagent.host_cdi import Edits
-from slicekeeper.devices import is_named
-from slicekeeper.inventory import Gpu
-from slicekeeper.request import as_map, is_zero
+from slicekeeper.config.resource_names import is_named
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.request import is_zero
+from slicekeeper.untyped import as_map
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device plugin: offers seats to kubelet over gRPC, and registers again whenever kubelet starts anew.
+"""The device plugin: offers seats to kubelet over gRPC, and registers again whenever kubelet restarts.
 
 A thin shell: every call ends in `Seats`. kubelet fails a pod that it is given while it has no seats, so whether it has
 them is told exactly: from the moment that it was sent them until its stream ends, which is when it dies. A new kubelet
@@ -34,7 +34,7 @@ from nodeagent.protocol import (
 )
 from nodeagent.seats import Owner, Seats
 from slicekeeper import threads
-from slicekeeper.devices import is_named
+from slicekeeper.config.resource_names import is_named
 
 log = logging.getLogger(__name__)
 

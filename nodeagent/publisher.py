@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes the node's GPUs: the annotation that the scheduler reads, and the capacity that kube-scheduler counts.
 
-Beside them stands where the agent is asked whether it is ready. All are one patch of the node's status, so no reader
-sees one without the other. They are compared again and again: a node object that is created anew has none.
+Beside them is the address at which the agent is asked whether it is ready. All are one patch of the node's status, so
+no reader sees one without the other. They are compared again and again: a node object that is created again has none.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from nodeagent.gpus import GpuSource
-from slicekeeper import agent_address, inventory, names, threads
+from slicekeeper import names, threads
+from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError
-from slicekeeper.inventory import Gpu
+from slicekeeper.gpu import inventory
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, KubeClient, Object
-from slicekeeper.settings import Resources
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from nodeagent.node_pods import NodePods
 from nodeagent.shares import Shares
 from nodeagent.store import Seat, SeatStore
 from slicekeeper import names
+from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError
+from slicekeeper.gpu.request import sharing_mode
 from slicekeeper.kube.client import Object
-from slicekeeper.request import sharing_mode
-from slicekeeper.settings import Resources
 
 log = logging.getLogger(__name__)
 
@@ -63,23 +63,31 @@ class Seats:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def restore(self) -> None:
-        """Put back the files of every seat that is remembered: a reboot empties the folders they lie in."""
+        """Put back the folder of every seat that is remembered: a reboot empties the one that they lie in."""
         seats = self._store.all()
         for seat in seats:
             if seat.taken:
-                try:
-                    self._files.write(seat)
-                except SeatRefused as error:
-                    log.warning("seat %s is put back when its container starts: %s", seat.id, error)
+                self._files.make_folder(seat)
         self._files.sweep(seats)
 
+    def tidy(self) -> None:
+        """Remove what is needed only at a container's start, of those that have been started."""
+        for known in self._store.all():
+            with self._locks[known.id]:
+                seat = self._store.get(known.id)
+                try:
+                    if seat is not None:
+                        self._files.tidy(seat)
+                except OSError as error:
+                    log.warning("seat %s is not tidied: %s", known.id, error)
+
     def allocate(self, seat_id: str) -> str:
-        """Return the CDI device for a seat that kubelet hands out anew."""
+        """Return the CDI device for a seat that kubelet hands out again."""
         with self._locks[seat_id]:
             seat = Seat(id=seat_id, nonce=secrets.token_hex(6))
             before = self._store.put(seat)
             if before is not None:
-                self._files.remove(before)  # kubelet gives an id anew only when its last container is gone
+                self._files.remove(before)  # kubelet gives an id again only when its last container is gone
                 self._shares.changed()
         return self._files.device(seat)
 
@@ -94,11 +102,11 @@ class Seats:
                 raise SeatRefused(f"seat {seat_id} is not known here; delete the pod, so that it gets a new one")
             if not seat.taken:
                 seat = self._take(seat)
-            self._files.write(seat)
-            try:
-                self._shares.give(seat)
-            except (ArbiterAway, ArbiterRefused) as error:
-                raise SeatRefused(f"{error}; kubelet tries again") from error
+            with self._files.written(seat):
+                try:
+                    self._shares.give(seat)
+                except (ArbiterAway, ArbiterRefused) as error:
+                    raise SeatRefused(f"{error}; kubelet tries again") from error
         return seat
 
     def keep_only(self, uids: set[str]) -> None:

@@ -17,11 +17,12 @@ import msgspec
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, Policy
 from nodeagent.store import Seat, SeatStore
 from slicekeeper import names, threads
+from slicekeeper.config.settings import RULES, Resources, Rule
 from slicekeeper.errors import RequestRefused
+from slicekeeper.gpu.request import annotations_of, parse_pod, sharing_mode
 from slicekeeper.kube.client import Object
-from slicekeeper.request import annotations_of, as_map, parse_pod, sharing_mode
-from slicekeeper.settings import RULES, Resources, Rule
 from slicekeeper.units import CORES_PER_GPU
+from slicekeeper.untyped import as_map
 
 log = logging.getLogger(__name__)
 

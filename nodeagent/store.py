@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -107,8 +108,18 @@ class SeatStore:
         return seats
 
 
-def replace_file(file: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
-    """Write a file so that a reader sees the old one or the whole new one, also after a crash if `durable`."""
+def replace_file(
+    file: Path,
+    data: bytes,
+    *,
+    durable: bool = False,
+    mode: int = 0o600,
+    before: Callable[[Path], None] = lambda _whole: None,
+) -> None:
+    """Write a file so that a reader sees the old one or the whole new one, also after a crash if `durable`.
+
+    `before` is called with the whole new one before it can be found under its name.
+    """
     fresh = file.with_name(f".{file.name}.new")
     with fresh.open("wb") as out:
         out.write(data)
@@ -116,4 +127,5 @@ def replace_file(file: Path, data: bytes, *, durable: bool = False, mode: int = 
         fresh.chmod(mode)
         if durable:
             os.fsync(out.fileno())
+    before(fresh)
     fresh.replace(file)

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 WRITE_SECONDS: Final = 1.0
 
 _NS_PER_MS: Final = 1_000_000
+_MIB: Final = 1 << 20
 
 
 class UsageFiles:
@@ -62,8 +63,7 @@ class UsageFiles:
         for seat in seats:
             mine = counted.get(seat.name, [])
             if mine and len(mine) == len(seat.gpus):
-                used_ms = sum(count.busy_ns for count in mine) // _NS_PER_MS
-                pods.setdefault(seat.uid, {})[seat.container] = Counter(used_ms=used_ms, life=mine[0].life)
+                pods.setdefault(seat.uid, {})[seat.container] = _counter(mine)
         for seat in seats:
             if seat.container == names.SIDECAR:
                 usage = Usage(source="node", at_ns=at_ns, containers=pods.get(seat.uid, {}))
@@ -82,3 +82,13 @@ class UsageFiles:
     def _run(self) -> None:
         while not self._stop.wait(WRITE_SECONDS):
             self.write()
+
+
+def _counter(counts: list[Count]) -> Counter:
+    """Return one container's counter over all of its GPUs."""
+    memory = [count.memory for count in counts if count.memory is not None]
+    return Counter(
+        used_ms=sum(count.busy_ns for count in counts) // _NS_PER_MS,
+        life=counts[0].life,
+        memory_mib=sum(memory) // _MIB if len(memory) == len(counts) else None,
+    )

@@ -5,29 +5,43 @@ kubelet fails a pod that it is given while it has none, and a pod that no contro
 fails is tried again. So a node gets no pod while its agent says no, or is silent although it has answered before. But
 for a minute at most: then kubelet's own word in the node's status is newer. An agent that has never answered (a
 network policy may be in the way) keeps no pod out.
+
+One thread asks all agents side by side. A bind waits for the answer for a moment only, and not at all for an agent
+that was silent when it was asked last: its answer is for the next bind.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from slicekeeper.agent_address import STOPPING, Address, decode
+from slicekeeper import threads
 from slicekeeper.clock import Clock
+from slicekeeper.kube.agent_address import STOPPING, Address, decode
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 2.0
+"""So long an agent may take for its answer."""
+WAIT_SECONDS: Final = 0.25
+"""So long a bind waits for it."""
+LAST_WORD_SECONDS: Final = 2.0
+"""So long ago it may have said that it is ready, if it says nothing now."""
+AT_ONCE: Final = 256
+"""So many are asked side by side."""
 BELIEVED_SECONDS: Final = 60.0
 """kubelet tells of lost seats within 10 s, and a node whose kubelet is dead is known for it after 40 to 50 s."""
 LONGEST_PAUSE_SECONDS: Final = 256.0
 TOLD_BYTES: Final = 1024
 """So much of an answer is read."""
+
+AGAIN: Final = "the pod is tried again"
 
 Answer = Literal["ready", "not-ready", "refused", "silent"]
 
@@ -37,41 +51,66 @@ class _Known:
     """What is known of the agent at one address."""
 
     value: str
+    asked: Future[None] | None = None
+    """The question under way, and since when by the machine's clock."""
+    asked_at: float = 0.0
     answered: bool = False
+    ready_ns: int | None = None
+    """When it said so last."""
+    wrong: str = ""
+    """What it was last found to be, empty if ready."""
+    silent: bool = False
     since_ns: int = 0
     """When it was first found not ready, or silent, in a row of such findings."""
-    last_ns: int | None = None
+    row_ns: int = 0
+    """Until when the next such finding belongs to that row."""
     silences: int = 0
     ask_again_ns: int = 0
-    verdict: str = ""
 
-    def take(self, answer: Answer, why: str, now_ns: int) -> str:
-        """Take an answer; return why no pod should be bound there, empty where one may."""
-        if answer == "ready":
-            self.answered, self.last_ns, self.silences, self.verdict = True, None, 0, ""
-            return ""
-        if self.last_ns is None or now_ns - self.last_ns > BELIEVED_SECONDS * 1e9:
-            self.since_ns = now_ns
-        self.last_ns = now_ns
+    def take(self, answer: Answer, why: str, now_ns: int) -> None:
+        """Take an answer."""
+        self.wrong, self.silent = why, answer == "silent"
         self.answered |= answer != "silent"
-        believed = self.answered and now_ns - self.since_ns < BELIEVED_SECONDS * 1e9
-        if answer == "silent":
-            # Asking costs seconds: not for every pod of a burst, and ever more seldom where nothing hangs on it.
+        if answer == "ready":
+            self.ready_ns, self.silences, self.row_ns = now_ns, 0, 0
+            return
+        if now_ns > self.row_ns:
+            self.since_ns = now_ns
+        if self.silent:
+            # Not for every pod of a burst, and less and less often if nothing hangs on it.
+            believed = bool(self.why_not(now_ns))
             pause = 1.0 if believed else min(2.0**self.silences, LONGEST_PAUSE_SECONDS)
             self.ask_again_ns = now_ns + int(pause * 1e9)
             self.silences += not believed
-        self.verdict = f"{why}; the pod is tried again" if believed else ""
-        return self.verdict
+        self.row_ns = max(now_ns, self.ask_again_ns) + int(BELIEVED_SECONDS * 1e9)
+
+    def why_not(self, now_ns: int) -> str:
+        """Return why no pod should be bound there by the last answer, empty where one may."""
+        believed = self.answered and now_ns - self.since_ns < BELIEVED_SECONDS * 1e9
+        return f"{self.wrong}; {AGAIN}" if self.wrong and believed else ""
+
+    def why_not_yet(self, now_ns: int) -> str:
+        """Return the same where a new answer does not come at once."""
+        if self.ready_ns is not None and not self.wrong and now_ns - self.ready_ns < LAST_WORD_SECONDS * 1e9:
+            return ""
+        return f"its node agent has not answered for {WAIT_SECONDS:g} s; {AGAIN}"
+
+    def needs_no_wait(self, now_ns: int) -> bool:
+        """Whether the last answer, a silence, counts while it is asked again."""
+        return self.silent and (not self.answered or now_ns <= self.row_ns)
 
 
 class Agents:
-    """The agents of all nodes as this process has met them. Safe from any thread; callers ask side by side."""
+    """The agents of all nodes as this process has met them. Safe from any thread."""
 
     def __init__(self, clock: Clock, count: Callable[[str], None]) -> None:
         self._clock = clock
         self._count = count
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._stopped = asyncio.Event()
 
     def why_not(self, node: str, value: str) -> str:
         """Return why no pod should be bound to the node now, empty where one may.
@@ -84,29 +123,66 @@ class Agents:
             known = self._known.get(node)
             if known is None or known.value != value:
                 known = self._known[node] = _Known(value)
-            if self._clock.monotonic_ns() < known.ask_again_ns:
-                return known.verdict
-        answer, why = ask(value)
+            now_ns = self._clock.monotonic_ns()
+            if known.asked is None and now_ns >= known.ask_again_ns:
+                known.asked, known.asked_at = self._begin(node, known), time.monotonic()
+            asked = known.asked
+            if asked is None or known.needs_no_wait(now_ns):
+                return known.why_not(now_ns)
+            left = known.asked_at + WAIT_SECONDS - time.monotonic()
+        wait([asked], max(left, 0.0))
+        with self._lock:
+            now_ns = self._clock.monotonic_ns()
+            return known.why_not(now_ns) if asked.done() else known.why_not_yet(now_ns)
+
+    def has_answered(self, node: str) -> bool:
+        """Whether the node's agent has ever answered; where none can be reached, no node is better than another."""
+        with self._lock:
+            known = self._known.get(node)
+            return known is not None and known.answered
+
+    def stop(self) -> None:
+        """Ask no more."""
+        with self._lock:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._stopped.set)
+
+    def _begin(self, node: str, known: _Known) -> Future[None]:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threads.keep("agents", self._run, self._stopped.is_set)
+        return asyncio.run_coroutine_threadsafe(self._ask(node, known), self._loop)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # type: ignore[arg-type, return-value]
+            runner.run(self._stopped.wait())
+
+    async def _ask(self, node: str, known: _Known) -> None:
+        async with self._gate:
+            answer, why = await ask(known.value)
         self._count(answer)
         with self._lock:
-            verdict = known.take(answer, why, self._clock.monotonic_ns())
-            first = known.silences == 1
-        if answer == "silent" and not verdict and first:
+            now_ns = self._clock.monotonic_ns()
+            known.asked = None
+            known.take(answer, why, now_ns)
+            first = known.silent and known.silences == 1 and not known.why_not(now_ns)
+        if first:
             log.warning("pods are bound to node %s without asking: %s", node, why)
-        return verdict
 
 
-def ask(value: str) -> tuple[Answer, str]:
+async def ask(value: str) -> tuple[Answer, str]:
     """Ask the agent of an annotation's value; return what it answers, and that in words."""
     if value == STOPPING:
         return "not-ready", "its node agent is being replaced"
     try:
         address = decode(value)
-        status, text = _get(address)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            status, text = await _get(address)
     except ConnectionRefusedError:
         return "refused", "its node agent does not run"
-    except (OSError, ValueError) as error:
-        return "silent", f"its node agent at {value[:60]} does not answer: {error}"
+    except Exception as error:  # noqa: BLE001 - whatever comes from there, the question has an end
+        what = str(error) or f"nothing came for {ANSWER_SECONDS:g} s"
+        return "silent", f"its node agent at {value[:60]} does not answer: {what}"
     if status == "200":
         return "ready", ""
     if status == "503":
@@ -114,17 +190,16 @@ def ask(value: str) -> tuple[Answer, str]:
     return "silent", f"its node agent at {value} does not answer: status {status[:60]}"
 
 
-def _get(address: Address) -> tuple[str, str]:
-    """Return status and text of /readyz, all within `ANSWER_SECONDS`: libraries limit each read, not their sum."""
-    end = time.monotonic() + ANSWER_SECONDS
+async def _get(address: Address) -> tuple[str, str]:
+    """Return status and text of /readyz."""
+    reader, writer = await asyncio.open_connection(*address)
     data = b""
-    with socket.create_connection(address, ANSWER_SECONDS) as connection:
-        connection.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
-        while len(data) < TOLD_BYTES and (left := end - time.monotonic()) > 0:
-            connection.settimeout(left)
-            if not (more := connection.recv(TOLD_BYTES)):
-                break
+    try:
+        writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+        while len(data) < TOLD_BYTES and (more := await reader.read(TOLD_BYTES)):
             data += more
+    finally:
+        writer.transport.abort()
     head, _, text = data.decode("ascii", "replace").partition("\r\n\r\n")
     version, _, status = head.partition("\r\n")[0].partition(" ")
     if not version.startswith("HTTP/"):

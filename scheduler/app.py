@@ -7,6 +7,7 @@ the answer's `Error`. Only `prioritize` and `preempt`, whose answers have no suc
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -21,13 +22,16 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from scheduler.agents import Agents
-from scheduler.binder import Binder
-from scheduler.eviction import Evictor
+from scheduler.binder import REQUEST_SECONDS, Binder
 from scheduler.extender import filter_nodes, preempt, prioritize_nodes
+from scheduler.fence import BINDER_LEASE, Fence
+from scheduler.gangs import WAITERS, Gangs
 from scheduler.metrics import Metrics
-from scheduler.nudge import Nudger
-from scheduler.policy import POLICIES
-from scheduler.reclaimer import Reclaimer
+from scheduler.placement.policies import Learner
+from scheduler.placement.policy import BestFit
+from scheduler.reclaim.eviction import Evictor
+from scheduler.reclaim.nudge import Nudger
+from scheduler.reclaim.reclaimer import Reclaimer
 from scheduler.state import State
 from scheduler.watches import Watches
 from scheduler.wire import (
@@ -40,21 +44,26 @@ from scheduler.wire import (
 )
 from slicekeeper import threads
 from slicekeeper.clock import Clock
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection
-from slicekeeper.settings import Settings
+from slicekeeper.net.serving.wsgi import WsgiBridge
 
 log = logging.getLogger(__name__)
 
 MAX_BODY: Final = 32 << 20
+BIND_THREADS: Final = 32
 LEASE: Final = "slicekeeper-reclaimer"
-
-REQUEST_SECONDS: Final = 60.0
-"""kube-apiserver's default --request-timeout: a binding that was not carried out by then never will be."""
+RENEWALS: Final = 7.5
+"""How often a lease is renewed in the time after which it expires."""
 
 REAL_SECONDS: Final = 2.0
 """A hold lasts at least this long in real time, however fast the clock runs: HTTP calls don't run faster with it."""
+
+
+LEARN_SECONDS: Final = 1.0
+"""Real seconds between two looks whether enough pods have arrived to learn from."""
 
 
 class NotSynced(SlicekeeperError):
@@ -71,36 +80,57 @@ class Scheduler:
         self.clock = clock
         self.client = KubeClient(settings.kubernetes)
         self.stopped = threading.Event()
-        policy = POLICIES[settings.scheduler.policy]
+        learner = Learner(settings.scheduler.policy)
         hold = max(settings.scheduler.assume_seconds, REAL_SECONDS * settings.clock.speed)
         lost = max(settings.scheduler.assume_seconds, REQUEST_SECONDS * settings.clock.speed)
-        self.state = State(settings.resources, policy, clock, hold_seconds=hold, lost_seconds=lost)
+        fresh = REAL_SECONDS * settings.clock.speed
+        self.state = State(
+            settings.resources, learner, clock, hold_seconds=hold, lost_seconds=lost, fresh_seconds=fresh
+        )
         self.metrics = Metrics(self.state)
         self.watches = Watches(self.client, self.state, lambda name: self.metrics.watch_errors.labels(name).inc())
         agents = Agents(clock, lambda answer: self.metrics.agent_answers.labels(answer).inc())
-        self.binder = Binder(self.client, self.state, clock, agents)
-        self.leader = LeaderElection(
-            self.client,
-            clock,
-            namespace=settings.scheduler.lease_namespace,
-            name=LEASE,
-            identity=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
-            duration_seconds=settings.scheduler.lease_seconds,
-            renew_seconds=settings.scheduler.lease_seconds / 7.5,
-        )
+        # No other process can listen where this one does: after a crash its lease is at once its own again.
+        lease = self._lease(BINDER_LEASE, f"{socket.gethostname()}/{settings.scheduler.bind}")
+        renew_seconds = settings.scheduler.lease_seconds / RENEWALS
+        self.fence = Fence(lease, self.watches.catch_up, idle_seconds=renew_seconds)
+        after = settings.scheduler.reclaim_after_seconds
+        self.gangs = Gangs(
+            self.state, clock, Nudger(self.client, clock, pause_seconds=after), hold_seconds=hold,
+        )  # fmt: skip
+        self.binder = Binder(self.client, self.state, clock, agents, self.fence, self.gangs)
+        self.leader = self._lease(LEASE, f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
         evictor = Evictor(
             self.client, clock, settings.resources,
             reporter=settings.webhook.scheduler_name, hold_seconds=hold,
             count=lambda outcome: self.metrics.evictions.labels(outcome).inc(),
         )  # fmt: skip
-        nudger = Nudger(self.client, clock, pause_seconds=settings.scheduler.reclaim_after_seconds)
-        self.reclaimer = Reclaimer(settings, clock, self.state, policy, self.leader, evictor, nudger, hold_seconds=hold)
+        nudger = Nudger(self.client, clock, pause_seconds=after)
+        # Room that is made for one pod is the first that will do: a mix of arrivals says nothing about it.
+        self.reclaimer = Reclaimer(
+            settings, clock, self.state, BestFit(), self.leader, evictor, nudger, hold_seconds=hold
+        )
+
+    def _lease(self, name: str, identity: str) -> LeaderElection:
+        mine = self.settings.scheduler
+        return LeaderElection(
+            self.client,
+            self.clock,
+            namespace=mine.lease_namespace,
+            name=name,
+            identity=identity,
+            duration_seconds=mine.lease_seconds,
+            renew_seconds=mine.lease_seconds / RENEWALS,
+        )
 
     def start(self) -> None:
-        """Start the watches, the thread that looks after bindings, and the reclaimer."""
+        """Start the watches, the threads that look after bindings and their lease, and the reclaimer."""
         self.watches.start()
+        threads.keep("binder-lease", lambda: self.fence.run(self.stopped), self.stopped.is_set)
         threads.keep("overdue", self._look, self.stopped.is_set)
+        threads.keep("gangs", lambda: self.gangs.run(self.stopped), self.stopped.is_set)
         threads.keep("reclaimer", self._reclaim, self.stopped.is_set)
+        threads.keep("learner", self._learn, self.stopped.is_set)
 
     def check_synced(self) -> None:
         """Raise NotSynced where the state is not whole yet."""
@@ -108,16 +138,30 @@ class Scheduler:
             raise NotSynced("the scheduler has not read the cluster's state yet; try again")
 
     def stop(self) -> None:
-        """Stop all threads, and let another process reclaim at once."""
+        """Stop all threads, and let another process reclaim and bind at once."""
         self.stopped.set()
+        self.gangs.stop()
+        self.fence.stop()
         self.watches.stop()
         self.leader.stop()
+        self.binder.stop()
 
     def _reclaim(self) -> None:
         # Nobody is evicted by a process that does not know who is there.
         self.watches.wait(self.stopped)
         self.leader.start()
         self.reclaimer.run(self.stopped)
+
+    def _learn(self) -> None:
+        self.watches.wait(self.stopped)
+        # What the lists brought stays: the collector need not look at it again, which takes longer than any call.
+        gc.collect()
+        gc.freeze()
+        while not self.stopped.wait(LEARN_SECONDS):
+            try:
+                self.state.learn()
+            except Exception:
+                log.exception("the policy could not be made again; the old one stays")
 
     def _look(self) -> None:
         pause = max(1.0, 0.05 * self.settings.clock.speed)
@@ -128,25 +172,35 @@ class Scheduler:
                 log.exception("overdue bindings could not be looked at")
 
 
+def bridge(scheduler: Scheduler) -> WsgiBridge:
+    """Return the server's application: binds wait for others (agents, the API server), so they have own threads."""
+    return WsgiBridge(
+        make_app(scheduler),
+        threads=scheduler.settings.scheduler.threads,
+        apart={"/bind": BIND_THREADS + WAITERS},
+        max_body_bytes=MAX_BODY,
+    )
+
+
 def make_app(scheduler: Scheduler) -> Flask:
     """Return the WSGI application of a scheduler that has been started."""
     app = Flask("scheduler")
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
-    state, watches = scheduler.state, scheduler.watches
+    state, gangs, watches = scheduler.state, scheduler.gangs, scheduler.watches
 
     @app.post("/filter")
     def filter_() -> Response:
         return _answer(
             scheduler,
-            lambda body: filter_nodes(state, *decode_args(body)),
-            lambda error, _: (filter_result([], {}, {}, error), 200),
+            lambda body: filter_nodes(state, gangs, *decode_args(body)),
+            lambda error, _: (filter_result(b"[]", error=error), 200),
         )
 
     @app.post("/prioritize")
     def prioritize() -> Response:
         return _answer(
             scheduler,
-            lambda body: prioritize_nodes(state, *decode_args(body)),
+            lambda body: prioritize_nodes(state, gangs, *decode_args(body)),
             lambda error, status: ({"Error": error}, status),
         )
 
@@ -154,7 +208,7 @@ def make_app(scheduler: Scheduler) -> Flask:
     def preempt_() -> Response:
         return _answer(
             scheduler,
-            lambda body: preempt(state, *decode_preemption(body)),
+            lambda body: preempt(state, gangs, *decode_preemption(body)),
             lambda error, status: ({"Error": error}, status),
         )
 
@@ -195,7 +249,7 @@ def _answer(
         body, status = failed(told, status)
     metrics.calls.labels(verb, "error" if told else "ok").inc()
     metrics.seconds.labels(verb).observe(time.perf_counter() - start)
-    return Response(orjson.dumps(body), status, mimetype="application/json")
+    return Response(body if isinstance(body, bytes) else orjson.dumps(body), status, mimetype="application/json")
 
 
 def _blame(error: Exception, verb: str) -> tuple[str, int]:

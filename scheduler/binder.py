@@ -16,18 +16,25 @@ from typing import Final, Literal
 
 from scheduler.agents import Agents
 from scheduler.extender import gpu_pod, placeable
+from scheduler.fence import Fence, NotHolder
+from scheduler.gangs import Gangs
+from scheduler.pods import Pod
 from scheduler.state import NoPlace, Place, State
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
+from slicekeeper.gpu.request import asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.request import as_map, asks_for
 from slicekeeper.units import format_instant
+from slicekeeper.untyped import as_map
 from slicekeeper.wire.extender import BindingArgs
 
 log = logging.getLogger(__name__)
 
 TOO_MANY_REQUESTS: Final = 429
+
+REQUEST_SECONDS: Final = 60.0
+"""kube-apiserver's default --request-timeout: a binding that was not carried out by then never will be."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,15 @@ class Result:
 class Binder:
     """Carries out `bind`, and looks after bindings that no watch has confirmed."""
 
-    def __init__(self, client: KubeClient, state: State, clock: Clock, agents: Agents) -> None:
+    def __init__(
+        self, client: KubeClient, state: State, clock: Clock, agents: Agents, fence: Fence, gangs: Gangs
+    ) -> None:
         self._client = client
         self._state = state
         self._clock = clock
         self._agents = agents
+        self._fence = fence
+        self._gangs = gangs
 
     def bind(self, args: BindingArgs) -> str:
         """Bind a pod; return why it is not bound to that node, empty where it is, now or before."""
@@ -63,16 +74,22 @@ class Binder:
             refusal = placeable(pod)
             if refusal:
                 return refusal
-            if asks_for(pod.waiting or {}, (self._state.resources.seat,)):
-                not_now = self._agents.why_not(node, self._state.agent(node))
-                if not_now:
-                    self._state.avoid(node)
-                    return f"node {node}: {not_now}"
-            place = self._state.choose(pod, node)
-        except NoPlace as error:
+            not_now = self._why_not_now(pod, node)
+            if not_now:
+                return f"node {node}: {not_now}"
+            if pod.gang is not None:
+                with self._fence.held():  # so that nothing but the Bindings is left to fail once all have come
+                    self._gangs.come(pod, node)
+            with self._fence.held():
+                return self._give(args, pod)
+        except (NoPlace, NotHolder) as error:
             return f"node {node}: {error}"
         except ServiceError as error:
-            return f"pod {args['PodNamespace']}/{args['PodName']} could not be read: {error}"
+            return f"pods could not be read: {error}"
+
+    def _give(self, args: BindingArgs, pod: Pod) -> str:
+        uid, node = args["PodUID"], args["Node"]
+        place = self._state.choose(pod, node)
         result = Result("lost")
         try:
             result = self._try(args, self._annotations(place))
@@ -83,7 +100,12 @@ class Binder:
                 self._state.refused(uid, node)
             else:
                 self._state.lost(uid, node)
+                self._fence.need(REQUEST_SECONDS)
         return result.message
+
+    def stop(self) -> None:
+        """Ask no more agents."""
+        self._agents.stop()
 
     def look_at_overdue(self) -> None:
         """Ask the API server about pods whose binding no watch has shown in good time."""
@@ -96,6 +118,15 @@ class Binder:
                 log.info("pod %s stays held: %s", pod.key, error)
                 continue
             self._state.looked(pod.uid, obj)
+
+    def _why_not_now(self, pod: Pod, node: str) -> str:
+        """Return what the node's agent has against a pod, empty if nothing."""
+        if not asks_for(pod.waiting or {}, (self._state.resources.seat,)):
+            return ""
+        why_not = self._agents.why_not(node, self._state.agent(node))
+        if why_not and self._agents.has_answered(node):
+            self._state.avoid(node)
+        return why_not
 
     def _annotations(self, place: Place) -> dict[str, str]:
         demand = place.pod.demand

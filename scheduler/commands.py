@@ -3,16 +3,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 import click
 
-from scheduler.app import MAX_BODY, Scheduler, make_app
-from slicekeeper import log, probes
+from scheduler.app import Scheduler, bridge
+from scheduler.explain import Outlook, deadlines, outlook
+from scheduler.extender import placeable
+from scheduler.placement.policies import Learner
+from scheduler.pods import Pod
+from scheduler.state import State
+from slicekeeper import log, names
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.output import output_option, show
+from slicekeeper.cli.reach import cluster, cluster_options
 from slicekeeper.clock import from_settings
-from slicekeeper.serving.process import serve as serve_app
-from slicekeeper.serving.wsgi import WsgiBridge
+from slicekeeper.errors import Forbidden
+from slicekeeper.gpu.request import annotations_of
+from slicekeeper.kube.client import EVENTS, JOBS, NODES, PODS, KubeClient, Object
+from slicekeeper.kube.pod import has_ended
+from slicekeeper.net import probes
+from slicekeeper.net.serving.process import serve as serve_app
+from slicekeeper.net.serving.wsgi import WsgiBridge
+from slicekeeper.units import format_instant
+from slicekeeper.untyped import as_map
 
 
 @click.group()
@@ -36,10 +52,170 @@ def serve(context: Context) -> None:
         running.start()
         if mine.metrics_bind:
             probes.serve_metrics(mine.metrics_bind, settings.serving, running.metrics.registry)
-        return WsgiBridge(make_app(running), threads=mine.threads, max_body_bytes=MAX_BODY)
+        return bridge(running)
 
     def stop(_arbiter: Any, _worker: Any) -> None:
         for running in made:
             running.stop()
 
     serve_app(start, bind=mine.bind, limits=settings.serving, worker_exit=stop)
+
+
+@click.command()
+@click.argument("pod")
+@click.option("-n", "--namespace", default="default", show_default=True, help="The pod's namespace.")
+@cluster_options
+@output_option()
+@click.pass_obj
+def explain(context: Context, pod: str, namespace: str, output: str) -> None:
+    """Say why a pod waits for a GPU, what would help, and when its place is expected; or where it went.
+
+    Reads all nodes and all GPU pods. The expected time rests on the deadlines (activeDeadlineSeconds) of pods and Jobs.
+    """
+    client = cluster(context)
+    found = client.get(PODS, pod, namespace)
+    placed = found["spec"].get("nodeName", "")
+    annotations, metadata = annotations_of(found), found["metadata"]
+    said: dict[str, Any] = {
+        "namespace": namespace,
+        "name": pod,
+        "state": "ended" if has_ended(found) else "placed" if placed else "waiting",
+        "since": (placed and annotations.get(names.BOUND_AT)) or metadata.get("creationTimestamp"),
+        "budgetState": annotations.get(names.BUDGET_STATE, ""),
+        "priorityClass": found["spec"].get("priorityClassName", ""),
+    }
+    if placed:
+        gpus = {key.removeprefix(names.GPU_PREFIX): value for key, value in annotations.items()
+                if key.startswith(names.GPU_PREFIX)}  # fmt: skip
+        said |= {"node": placed, "gpus": gpus, "sharing": annotations.get(names.SHARING_MODE, "")}
+    elif said["state"] == "waiting":
+        said |= _waiting(context, client, found)
+    show(said, output, lambda: _in_words(said))
+
+
+def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, Any]:
+    settings = context.loaded.settings
+    clock = from_settings(settings.clock)
+    learner = Learner(settings.scheduler.policy)
+    state = State(settings.resources, learner, clock, hold_seconds=0, lost_seconds=0)
+    objects, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
+    state.set_nodes(client.list(NODES)[0])
+    state.set_pods(objects)
+    pod = state.pod(found["metadata"]["uid"])
+    refusal = "the webhook has not seen it: it has no label " + names.MANAGED_LABEL if pod is None else placeable(pod)
+    if pod is None or refusal:
+        return {"asks": "", "reasons": [{"reason": refusal, "nodes": len(state.snapshot().nodes)}]}
+    try:
+        jobs = client.list(JOBS)[0]
+    except Forbidden:
+        jobs = []  # pods' own deadlines have to do
+    told = outlook(state.snapshot(), pod, learner.policy, deadlines(objects, jobs), clock.now_ms())
+    gang = _gang(state, pod)
+    if gang and gang["missing"]:
+        told = replace(told, expected=None)  # no room is of use to it yet
+    return {"asks": pod.demand.asks, **_data(told), "gang": gang, "schedulerSaid": _last_message(client, found)}
+
+
+def _gang(state: State, pod: Pod) -> dict[str, Any] | None:
+    """Return the state of a pod's gang; None without one, or if it has started and the pod is placed by itself."""
+    there = state.muster(pod.gang.key) if pod.gang is not None else None
+    if there is None or not there.needed:
+        return None
+    fitting = state.trial({member.uid for member in there.waiting}).place(there.waiting, {}, state.policy)
+    return {
+        "name": there.gang.name,
+        "size": there.gang.size,
+        "placed": there.placed,
+        "waiting": len(there.waiting),
+        "heldBack": there.held_back,
+        "missing": max(there.needed - len(there.waiting), 0),
+        "fitting": len(fitting),
+        "fittingIdle": state.most_if_idle(there.waiting),
+    }
+
+
+def _data(told: Outlook) -> dict[str, Any]:
+    expected = told.expected
+    return {
+        "reasons": [{"reason": reason, "nodes": nodes} for reason, nodes in told.reasons],
+        "ahead": told.ahead,
+        "giveWay": told.give_way,
+        "expected": expected and {"at": format_instant(expected.at_ms), "node": expected.node, "after": expected.after},
+        "helps": told.helps,
+    }
+
+
+def _last_message(client: KubeClient, pod: Object) -> str:
+    """Return what kube-scheduler said last of the pod, empty if no event tells it."""
+    metadata = pod["metadata"]
+    try:
+        events, _ = client.list(
+            EVENTS, namespace=metadata["namespace"], field_selector=f"involvedObject.uid={metadata['uid']}"
+        )
+    except Forbidden:
+        return ""
+    failed = [event for event in events if event.get("reason") == "FailedScheduling"]
+    return str(max(failed, key=_last_seen).get("message", "")) if failed else ""
+
+
+def _last_seen(event: Object) -> str:
+    series = as_map(event.get("series")).get("lastObservedTime")
+    return max(str(at or "") for at in (series, event.get("eventTime"), event.get("lastTimestamp")))
+
+
+def _in_words(said: Mapping[str, Any]) -> str:
+    budget = ", ".join(filter(None, (said["budgetState"], said["priorityClass"])))
+    head = f"Pod {said['namespace']}/{said['name']} {_STATES[said['state']]} {said['since']} ({budget or 'no budget'})"
+    if "gpus" in said:
+        gpus = [f"  container {container}: {uuids}" for container, uuids in said["gpus"].items()]
+        mode = f" ({said['sharing']})" if said["sharing"] else ""
+        return "\n".join([head, f"on node {said['node']}{mode}:", *gpus])
+    if "reasons" not in said:
+        return head
+    lines = [head, f"It asks for {said['asks']}." if said["asks"] else "", "Why:"]
+    lines += [f"  {_counted(entry['nodes'], 'node')}: {entry['reason']}" for entry in said["reasons"]]
+    if said.get("gang"):
+        lines.append(_of_gang(said["gang"]))
+    if said.get("ahead"):
+        more = ", …" if len(said["ahead"]) > _SHOWN else ""
+        lines.append(f"Ahead of it: {_counted(len(said['ahead']), 'pod')}: {', '.join(said['ahead'][:_SHOWN])}{more}")
+    if said.get("giveWay") and said["budgetState"] == names.IN_BUDGET:
+        lines.append(f"About to give way to it: {', '.join(said['giveWay'])}")
+    if "expected" in said:
+        lines.append(f"Expected: {_when(said['expected'])}")
+    if said.get("helps"):
+        lines += ["What would help:", *(f"  - {text}" for text in said["helps"])]
+    if said.get("schedulerSaid"):
+        lines += ["kube-scheduler said last:", f"  {said['schedulerSaid']}"]
+    return "\n".join(filter(None, lines))
+
+
+_STATES: Final = {"waiting": "waits since", "placed": "has its place since", "ended": "has ended; it was there from"}
+
+_SHOWN: Final = 5
+"""Pods that are named in words."""
+
+
+def _of_gang(gang: Mapping[str, Any]) -> str:
+    head = (
+        f"Gang {gang['name']}: {gang['size']} pods get their places together or not at all; {gang['placed']} have one"
+    )
+    here = f"{gang['waiting']} wait, of which {gang['fitting']} would fit now together"
+    if gang["missing"]:
+        held_back = f" ({gang['heldBack']} held back by scheduling gates)" if gang["heldBack"] else ""
+        return f"{head}, {here}, and {gang['missing']} must still come{held_back}"
+    if gang["fittingIdle"] < gang["size"] - gang["placed"]:
+        return f"{head}, {gang['waiting']} wait; it can never fit: idle GPUs would hold {gang['fittingIdle']} of them"
+    return f"{head}, {here}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _when(expected: Mapping[str, str] | None) -> str:
+    if expected is None:
+        return "unknown; no deadline of a pod or Job (activeDeadlineSeconds) tells when there is room"
+    if not expected["after"]:
+        return f"now, on node {expected['node']}"
+    return f"about {expected['at']} on node {expected['node']}, when {expected['after']} reaches its deadline"

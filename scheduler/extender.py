@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
-from scheduler.picture import rank_of
-from scheduler.placement import Survey, Why, explain
+from scheduler.gangs import Gangs
+from scheduler.placement.survey import Why, explain, scores
 from scheduler.pods import Pod, read_pod
-from scheduler.state import Found, State
-from scheduler.wire import BadRequest, filter_result
+from scheduler.reclaim.picture import rank_of
+from scheduler.state import State
+from scheduler.wire import BadRequest, decode_names, filter_result
+from slicekeeper.gpu.request import asks_for
 from slicekeeper.names import IN_BUDGET
-from slicekeeper.request import asks_for
-from slicekeeper.wire.extender import MAX_SCORE, FilterResult, HostPriority, MetaVictims, PreemptionResult
+from slicekeeper.wire.extender import MetaVictims, PreemptionResult
 
 UNMANAGED: Final = (
     "the pod asks for GPUs but has not passed Slicekeeper's webhook (label slicekeeper.io/managed); "
@@ -23,74 +25,74 @@ UNMANAGED: Final = (
 )
 
 
-def filter_nodes(state: State, obj: Mapping[str, Any], names: list[str]) -> FilterResult:
-    """Return the nodes on which the pod fits, and for the others why it does not."""
+def filter_nodes(state: State, gangs: Gangs, obj: Mapping[str, Any], names: bytes) -> bytes:
+    """Return the answer to a filter call: the nodes on which the pod fits, and for the others why it does not.
+
+    `names` and the answer are JSON.
+    """
     pod = gpu_pod(state, obj)
     if pod is None:
-        return filter_result(names, {}, {})
+        return filter_result(orjson.dumps(decode_names(names)))
     refusal = placeable(pod)
     if refusal:
-        return filter_result([], {}, dict.fromkeys(names, refusal))
+        return filter_result(b"[]", unresolvable=orjson.dumps(dict.fromkeys(decode_names(names), refusal)))
+    if pod.gang is not None and not gangs.has_started(pod):
+        node, reason = gangs.place(pod, names)
+        others = [name for name in decode_names(names) if name != node]
+        said = reason or f"gang {pod.gang.name} keeps a place elsewhere for this pod"
+        return filter_result(orjson.dumps([node] if node else []), orjson.dumps(dict.fromkeys(others, said)))
     found = state.find(pod, names)
-    if not found.others and bool(found.survey.fits.all()):
-        return filter_result(names, {}, {})
-    texts = {why: explain(why, pod.demand) for why in Why}
-    failed: dict[str, str] = {}
-    unresolvable: dict[str, str] = {}
-    fitting = []
-    for name, code in zip(found.names, found.survey.why.tolist(), strict=True):
-        if code == Why.FITS:
-            fitting.append(name)
+    why = found.judged.why[found.rows]
+    failed = b""
+    unresolvable = orjson.dumps({name: explain(why, pod.demand) for name, why in found.others.items()})[1:-1]
+    unresolvable += b"," if found.others else b""
+    for code in np.unique(why[~found.fits]).tolist():
+        told = found.roster.write(found.rows[why == code], b":%b," % orjson.dumps(explain(code, pod.demand)))
+        if code >= Why.UUID:
+            unresolvable += told
         else:
-            (unresolvable if code >= Why.UUID else failed)[name] = texts[code]
-    for name, why in found.others.items():
-        unresolvable[name] = texts[why]
-    return filter_result(fitting, failed, unresolvable)
+            failed += told
+    fitting = found.roster.write_list(found.rows[found.fits])
+    return filter_result(fitting, b"{%b}" % failed[:-1], b"{%b}" % unresolvable[:-1])
 
 
-def prioritize_nodes(state: State, obj: Mapping[str, Any], names: list[str]) -> list[HostPriority]:
-    """Return a score for each node, 10 for one alone: kube-scheduler would choose at random among equals."""
+def prioritize_nodes(state: State, gangs: Gangs, obj: Mapping[str, Any], names: bytes) -> bytes:
+    """Return the answer to a prioritize call: a score for each node, 10 for one alone.
+
+    kube-scheduler would choose at random among equals. A node that is left out has no points (`prioritizeNodes` adds
+    what is listed), so those with none are.
+    """
     pod = gpu_pod(state, obj)
     if pod is None or placeable(pod):
-        return [{"Host": name, "Score": 0} for name in names]
-    found = state.find(pod, names)
-    given = dict(zip(found.names, scores(found), strict=True))
-    return [{"Host": name, "Score": given.get(name, 0)} for name in names]
+        return b"[]"
+    if pod.gang is not None and not gangs.has_started(pod):
+        return b"[]"  # `filter` has left one node
+    found = state.find(pod, names, again=True)
+    given = scores(found.fits, found.price, found.best)
+    scored = given > 0
+    return found.roster.write_scores(found.rows[scored], given[scored])
 
 
-def preempt(state: State, obj: Mapping[str, Any], nodes: Mapping[str, MetaVictims]) -> PreemptionResult:
+def preempt(state: State, gangs: Gangs, obj: Mapping[str, Any], nodes: Mapping[str, MetaVictims]) -> PreemptionResult:
     """Return those of `nodes` on which what kube-scheduler proposes may be done, and makes room on single GPUs.
 
     kube-scheduler counts whole nodes: its victims may sit on GPUs where their leaving does not help, or be in budget.
     Such a node is left out. Other victims are not named in their place: that is the reclaimer's, which honours
-    disruption budgets and keeps the place. Nor is anybody evicted for a pod whose place the reclaimer is clearing.
+    disruption budgets and keeps the place. Nor is anybody evicted for a pod whose place the reclaimer is clearing, or
+    for a single pod of a gang.
     """
     pod = gpu_pod(state, obj)
     if pod is None:
         return PreemptionResult(NodeNameToMetaVictims=dict(nodes))
     helped: dict[str, MetaVictims] = {}
-    if not placeable(pod) and pod.budget_state == IN_BUDGET and not state.is_reserved(pod.uid):
+    alone = pod.gang is None or gangs.has_started(pod)
+    if alone and not placeable(pod) and pod.budget_state == IN_BUDGET and not state.is_reserved(pod.uid):
         for node, listed in nodes.items():
             uids = {victim["UID"] for victim in listed["Pods"]}
             ours = [victim for victim in map(state.pod, uids) if victim is not None]
             if all(rank_of(v, pod.priority) is not None for v in ours) and state.fits_without(pod, node, uids):
                 helped[node] = listed
     return PreemptionResult(NodeNameToMetaVictims=helped)
-
-
-def scores(found: Found) -> list[int]:
-    """Return each node's score: 10 for the best alone, 9 to 0 for the others that fit by their price."""
-    result: Survey = found.survey
-    if found.best is None:
-        return [0] * len(found.names)
-    prices = result.price[result.fits]
-    least, span = int(prices.min()), int(prices.max() - prices.min())
-    second = MAX_SCORE - 1
-    graded = second - (result.price - least) * second // max(span, 1)
-    graded = np.where(result.fits, graded, 0)
-    graded[found.best] = MAX_SCORE
-    listed: list[int] = graded.tolist()
-    return listed
 
 
 def gpu_pod(state: State, obj: Mapping[str, Any]) -> Pod | None:

@@ -8,20 +8,23 @@ a rule after the pod was bound (a user may edit an annotation) is read without t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from scheduler.demand import Demand, demand_of
-from scheduler.fleet import MIXED, GpuRow
+from scheduler.beside import asked_by
+from scheduler.placement.demand import Demand, demand_of
+from scheduler.placement.fleet import MIXED, GpuRow
 from slicekeeper import names
-from slicekeeper.inventory import Gpu
-from slicekeeper.request import PodRequest, annotations_of, as_map, parse_admitted
-from slicekeeper.settings import Resources
-from slicekeeper.tenure import has_ended
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.request import PodRequest, annotations_of, parse_admitted
+from slicekeeper.kube.pod import controller_of, has_ended
 from slicekeeper.units import CORES_PER_GPU, parse_instant
+from slicekeeper.untyped import as_map
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Share:
     """What a pod holds of one GPU; a whole GPU with all its memory."""
 
@@ -31,7 +34,7 @@ class Share:
     whole: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Hold:
     """GPUs of one node that are taken by, or kept for, one pod."""
 
@@ -43,7 +46,19 @@ class Hold:
     exclusion: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The pods that a pod is placed together with, or not at all."""
+
+    key: str
+    """The same for all of them, and for no others in the cluster."""
+    name: str
+    """As shown to people."""
+    size: int
+    """So many of them must be there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod, as far as placing it or taking its place goes."""
 
@@ -65,6 +80,10 @@ class Pod:
     priority: int = 0
     created_ms: int = 0
     bound_ms: int = 0
+    gang: Gang | None = None
+    controller: str = ""
+    """The UID of what made the pod; of a gang's pods only."""
+    succeeded: bool = False
     waiting: Mapping[str, Any] | None = None
     """The manifest, kept while the pod is not bound."""
 
@@ -85,14 +104,16 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
     annotations = annotations_of(obj)
     node = _text(spec.get("nodeName"))
     priority = spec.get("priority")
+    cpu_milli, ram_mib = asked_by(obj)
+    gang, controller, homeless = _gang_of(obj, namespace, request)
     return Pod(
         uid=uid,
         namespace=namespace,
         name=_text(metadata.get("name")),
         request=request,
-        demand=demand_of(request, namespace),
+        demand=_same(replace(demand_of(request, namespace), cpu_milli=cpu_milli, ram_mib=ram_mib)),
         node=node,
-        refusal=refusal,
+        refusal=refusal or homeless,
         managed=as_map(metadata.get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE,
         finished=has_ended(obj),
         leaving=bool(metadata.get("deletionTimestamp")),
@@ -101,8 +122,32 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
         priority=priority if isinstance(priority, int) else 0,
         created_ms=_instant(metadata.get("creationTimestamp")),
         bound_ms=_instant(annotations.get(names.BOUND_AT)),
+        gang=gang,
+        controller=controller,
+        succeeded=gang is not None and as_map(obj.get("status")).get("phase") == "Succeeded",
         waiting=None if node else obj,
     )
+
+
+def _gang_of(obj: Mapping[str, Any], namespace: str, request: PodRequest) -> tuple[Gang | None, str, str]:
+    """Return a pod's gang, its controller, and why it can belong to none although it says that it does."""
+    if not request.gang_size:
+        return None, "", ""
+    owner = controller_of(obj) or {}
+    controller = _text(owner.get("uid"))
+    if request.gang:
+        return Gang(f"{namespace}/{request.gang}", request.gang, request.gang_size), controller, ""
+    if not controller:
+        return None, "", f"{names.GANG_SIZE} of a pod that no controller made: name the gang by {names.GANG}"
+    # No label has a slash twice, so no name that a user chooses is another's controller.
+    shown = f"{_text(owner.get('kind'))} {_text(owner.get('name'))}"
+    return Gang(f"{namespace}/uid/{controller}", shown, request.gang_size), controller, ""
+
+
+@lru_cache(4096)
+def _same(demand: Demand) -> Demand:
+    """Return the first demand that was equal: many thousands of pods may ask for the same."""
+    return demand
 
 
 def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:

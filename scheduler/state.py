@@ -8,7 +8,8 @@ A place is held for a pod in one of four ways:
   gone, or is not bound and no binding can be under way any more; never by time alone.
 - TENTATIVE: `find` expects kube-scheduler to choose it, because it alone is scored with the most. The pod's next call
   replaces it, `choose` ends it, time ends it. It steers others elsewhere; nothing rests on it.
-- RESERVED: the reclaimer made room there for a waiting pod. Ends when that pod is bound or gone, or by time.
+- RESERVED: the reclaimer made room there for a waiting pod, or its gang has its places. Ends when that pod is bound
+  or gone, or by time.
 
 No GPU is given twice, because only `choose` gives: under the lock it finds GPUs that neither BOUND, BINDING nor
 another's RESERVED holds, and records BINDING before the API server hears of it.
@@ -18,32 +19,49 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
-from scheduler.demand import Demand
-from scheduler.fleet import Fleet
-from scheduler.nodefit import NodeFacts, read_node
-from scheduler.placement import Survey, Why, explain, survey
+from scheduler.beside import Amount, Beside, entry_of, offered_by
+from scheduler.placement.demand import Demand
+from scheduler.placement.fleet import Bools, Fleet, Ints
+from scheduler.placement.links import relinked
+from scheduler.placement.policies import Learner
+from scheduler.placement.policy import BestFit, Policy
+from scheduler.placement.prices import Prices, merged
+from scheduler.placement.survey import Survey, Why, best_of, explain, survey
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows, held_by, read_pod
-from scheduler.policy import Policy
-from slicekeeper import inventory
+from scheduler.reclaim.nodefit import NodeFacts, admits, read_node
+from scheduler.roster import Roster
+from scheduler.seating import Muster, Near, Trial, muster
+from slicekeeper import names as marks
 from slicekeeper.clock import Clock
+from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
-from slicekeeper.request import as_map
-from slicekeeper.settings import Resources
+from slicekeeper.gpu import inventory
+from slicekeeper.untyped import as_map
 
 log = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
 
 AVOID_NS: Final = 5_000_000_000
+
+SURVEYS: Final = 16
+"""Pods whose last survey is kept for the next call."""
+
+TRIES: Final = 3
+"""How often all is looked at again because the best node has changed. A place that is not held steers no other pod."""
+
+
+NO_GPUS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
 
 class Kind(Enum):
@@ -61,7 +79,7 @@ class NoPlace(SlicekeeperError):
     code = "no-place"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """A hold for one pod.
 
@@ -72,42 +90,77 @@ class Place:
     pod: Pod
     hold: Hold
     until_ns: int | None = None
-    gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gpus: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NO_GPUS)
     """Each container's GPUs, where the scheduler chose them."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The nodes asked for: `names` in `survey`'s order, `best` among them, and those that were not judged, with why."""
+    """The nodes asked for, by their rows in `judged`, the whole fleet's answer, and those not judged, with why."""
 
-    names: list[str]
-    survey: Survey
+    roster: Roster
+    rows: Ints
+    judged: Survey
+    fits: Bools
+    price: Ints
     best: int | None
+    """An index into `rows`, `fits` and `price`, which are in the order asked."""
     others: dict[str, Why]
 
 
 @dataclass(frozen=True)
+class NodeView:
+    """A node with GPUs, and all places there with their pods as they are now."""
+
+    facts: NodeFacts
+    gpus: tuple[inventory.Gpu, ...]
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """All that the reclaimer looks at, as it was at one instant."""
+    """Nodes with GPUs, pods and places as they were at one instant."""
 
     nodes: dict[str, tuple[NodeFacts, tuple[inventory.Gpu, ...]]]
     pods: list[Pod]
     places: list[Place]
+
+    def views(self) -> dict[str, NodeView]:
+        """Return the nodes with the places there."""
+        pods = {pod.uid: pod for pod in self.pods}
+        here: dict[str, list[Place]] = {name: [] for name in self.nodes}
+        for place in self.places:
+            if place.hold.node in here:
+                here[place.hold.node].append(replace(place, pod=pods.get(place.pod.uid, place.pod)))
+        return {name: NodeView(facts, gpus, tuple(here[name])) for name, (facts, gpus) in self.nodes.items()}
 
 
 class State:
     """Nodes, managed pods, and the places held. All methods are safe from any thread."""
 
     def __init__(
-        self, resources: Resources, policy: Policy, clock: Clock, *, hold_seconds: float, lost_seconds: float
+        self,
+        resources: Resources,
+        learner: Learner,
+        clock: Clock,
+        *,
+        hold_seconds: float,
+        lost_seconds: float,
+        fresh_seconds: float = 2.0,
     ) -> None:
         self.resources = resources
-        self._policy = policy
+        self._learner = learner
         self._clock = clock
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._lost_ns = int(lost_seconds * 1_000_000_000)
+        self._fresh_ns = int(min(fresh_seconds, hold_seconds) * 1_000_000_000)
         self._lock = threading.RLock()
         self._fleet = Fleet()
+        self._prices = Prices(self._fleet, self._lock)
+        self._roster, self._roster_of = Roster([]), 0
+        self._beside = Beside()
+        self._surveys: OrderedDict[str, tuple[Demand, Survey, int]] = OrderedDict()
+        """What `find` saw last for a few pods: `prioritize` follows `filter` at once."""
         self._inventory: dict[str, list[inventory.Gpu]] = {}
         self._facts: dict[str, NodeFacts] = {}
         self._damaged: set[str] = set()
@@ -119,33 +172,32 @@ class State:
         self._passing: dict[str, None] = {}
         """Pods with a place that is not BOUND: few, looked through at every call."""
         self._under_way: set[str] = set()
+        self._waiting: dict[str, Pod] = {}
+        """Pods without a node: all that the reclaimer has to look after."""
+        self._yielding: set[str] = set()
+        """Pods on nodes that may have to give way, or are on their way out: without any, no eviction makes room."""
+        self._gangs: dict[str, dict[str, None]] = {}
+        """Each gang's pods."""
+        self._changes = 0
+        self._stirred: set[str] = set()
+        """Nodes that have changed since the reclaimer asked, or pods on them."""
 
     # What the watches bring.
 
-    def set_nodes(self, objects: Sequence[Object]) -> None:
+    def set_nodes(self, objects: Iterable[Object]) -> None:
         """Take the whole list of nodes in place of what was known."""
+        read = [_read_node(obj) for obj in objects]
         with self._lock:
-            for name in self._inventory.keys() - {_name(obj) for obj in objects}:
+            for name in self._inventory.keys() - {node.facts.name for node in read}:
                 self.drop_node(name)
-            for obj in objects:
-                self.set_node(obj)
+            for node in read:
+                self._take_node(node)
 
     def set_node(self, obj: Object) -> None:
         """Take one node as it is now."""
-        name = _name(obj)
+        node = _read_node(obj)
         with self._lock:
-            self._facts[name] = read_node(obj)
-            gpus: list[inventory.Gpu] = []
-            try:
-                gpus = list({gpu.uuid: gpu for gpu in inventory.of_node(obj)}.values())
-                self._damaged.discard(name)
-            except (ValueError, TypeError, AttributeError) as error:
-                if name not in self._damaged:
-                    log.warning("node %s gets no pods: %s", name, error)
-                self._damaged.add(name)
-            if self._inventory.get(name) != gpus:
-                self._inventory[name] = gpus
-                self._refresh([name])
+            self._take_node(node)
 
     def drop_node(self, name: str) -> None:
         """Forget a node; pods that are bound to it count again should it come back."""
@@ -153,32 +205,55 @@ class State:
             self._inventory.pop(name, None)
             self._facts.pop(name, None)
             self._damaged.discard(name)
+            self._beside.set_node(name, None)
             self._refresh([name])
 
-    def set_pods(self, objects: Sequence[Object]) -> None:
+    def set_pods(self, objects: Iterable[Object]) -> None:
         """Take the whole list of managed pods in place of what was known.
 
         A pod that is missing may have been made after the list was read, so what is BINDING for it stays.
         """
-        pods = [(read_pod(obj, self.resources), obj) for obj in objects]  # the slow part, before the lock
+        pods = [_read_pod(obj, self.resources) for obj in objects]  # the slow part, before the lock
         with self._lock:
-            for pod, obj in pods:
-                self._take(pod, obj)
+            for pod, hold in pods:
+                self._take(pod, hold)
             for uid in self._pods.keys() - {pod.uid for pod, _ in pods if pod is not None}:
-                del self._pods[uid]
+                self._forget(uid)
                 self._keep(uid, lambda place: place.kind is Kind.BINDING)
 
     def set_pod(self, obj: Object) -> None:
         """Take one pod as it is now."""
-        pod = read_pod(obj, self.resources)
+        pod, hold = _read_pod(obj, self.resources)
         with self._lock:
-            self._take(pod, obj)
+            self._take(pod, hold)
 
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that is gone, and free what it held."""
         with self._lock:
-            self._pods.pop(uid, None)
+            self._forget(uid)
             self._put(uid, [])
+
+    def set_bound(self, objects: Iterable[Object]) -> None:
+        """Take the whole list of pods that are bound, managed or not, for the CPU and memory that they take."""
+        entries = {_uid(obj): entry_of(obj) for obj in objects}  # the slow part, before the lock
+        with self._lock:
+            gone = dict.fromkeys(self._beside.uids() - entries.keys())
+            changed = {node for uid, entry in (entries | gone).items() for node in self._beside.put(uid, entry)}
+            for node in changed:
+                self._recount(node)
+
+    def set_bound_pod(self, obj: Object) -> None:
+        """Take one bound pod as it is now."""
+        entry = entry_of(obj)
+        with self._lock:
+            for node in self._beside.put(_uid(obj), entry):
+                self._recount(node)
+
+    def drop_bound_pod(self, uid: str) -> None:
+        """Take that a bound pod is gone, or has ended."""
+        with self._lock:
+            for node in self._beside.put(uid, None):
+                self._recount(node)
 
     # What the extender asks.
 
@@ -198,24 +273,106 @@ class State:
         with self._lock:
             self._avoided[node] = self._clock.monotonic_ns() + AVOID_NS
 
-    def find(self, pod: Pod, names: Sequence[str]) -> Found:
-        """Judge nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before."""
+    def find(self, pod: Pod, names: bytes, *, again: bool = False) -> Found:
+        """Judge nodes for `pod`, and hold the best place for it (TENTATIVE), instead of the one held before.
+
+        `names` is a JSON list. With `again` what the last call for this pod saw is used, if that is still known. The
+        lock is held for moments only, never while nodes are priced; if the best node has changed meanwhile, all is
+        looked at again. Raises BadRequest.
+        """
+        roster = self._current_roster()
+        rows, unknown = roster.rows(names)
+        for _ in range(TRIES):
+            judged, version = self._judge(pod, rows, again=again)
+            found = self._found(roster, rows, unknown, judged)
+            if found.best is None or self._hold_best(pod, found, version):
+                break
+            again = False
+        return found
+
+    def _current_roster(self) -> Roster:
+        with self._lock:
+            if self._roster_of != self._fleet.renamed:
+                self._roster, self._roster_of = Roster(self._fleet.names_by_row()), self._fleet.renamed
+            return self._roster
+
+    def _judge(self, pod: Pod, rows: Ints, *, again: bool) -> tuple[Survey, int]:
+        """Return the answer for the whole fleet, without what is held for the pod itself, and the version it is of.
+
+        `rows` are those that the pod may use.
+        """
         with self._lock:
             self._expire()
-            known = self._fleet.known(names)
-            others = {
-                name: Why.DAMAGED if name in self._damaged else Why.NO_GPUS
-                for name in (names if len(known) < len(names) else ())
-                if name not in self._fleet
-            }
-            with self._without(lambda place: place.pod.uid == pod.uid):
-                result = self._survey(known, pod.demand)
-            best = best_of(known, result, self._avoided)
-            places = [p for p in self._places.get(pod.uid, []) if p.kind is not Kind.TENTATIVE]
-            if best is not None and all(p.kind is Kind.RESERVED for p in places):
-                places.append(self._place(Kind.TENTATIVE, pod, known[best], result, best))
-            self._put(pod.uid, places)
-            return Found(known, result, best, others)
+            known = self._surveys.get(pod.uid)
+            if again and known is not None and known[0] == pod.demand:
+                return known[1:]
+            self._keep(pod.uid, lambda place: place.kind is not Kind.TENTATIVE)
+        policy = self._learner.policy
+        judged, version = self._prices.survey(pod.demand, policy)
+        if not judged.fits[rows[rows < len(judged.fits)]].any() and self.drop_old_expectations():
+            judged, version = self._prices.survey(pod.demand, policy)
+        with self._lock:
+            mine = {place.hold.node for place in self._places.get(pod.uid, ())}
+            own = np.array(sorted(row for row in map(self._fleet.row, mine) if 0 <= row < len(judged.fits)), np.int64)
+            if own.size:
+                with self._without(lambda place: place.pod.uid == pod.uid):
+                    view = self._fleet.view_rows(own, pod.demand)
+                judged, version = merged(judged, own, survey(view, pod.demand, policy)), self._fleet.version
+            self._surveys[pod.uid] = pod.demand, judged, version
+            self._surveys.move_to_end(pod.uid)
+            if len(self._surveys) > SURVEYS:
+                self._surveys.popitem(last=False)
+        return judged, version
+
+    def drop_old_expectations(self) -> bool:
+        """Drop the TENTATIVE places that were not taken at once; return whether there were any.
+
+        kube-scheduler binds within moments, or has chosen another node: such a place must not make a pod wait.
+        """
+        before_ns = self._clock.monotonic_ns() + self._hold_ns - self._fresh_ns
+        with self._lock:
+            old = [
+                place.pod.uid
+                for uid in self._passing
+                for place in self._places[uid]
+                if place.kind is Kind.TENTATIVE and place.until_ns is not None and place.until_ns <= before_ns
+            ]
+            for uid in old:
+                self._keep(uid, lambda place: place.kind is not Kind.TENTATIVE)
+        return bool(old)
+
+    def _found(self, roster: Roster, rows: Ints, unknown: Sequence[str], judged: Survey) -> Found:
+        """Return the answer for the nodes of `rows`."""
+        others = {name: Why.DAMAGED if name in self._damaged else Why.NO_GPUS for name in unknown}
+        here = rows < len(judged.fits)
+        if not here.all():  # nodes that have come since
+            others |= {roster.names[row]: Why.NO_GPUS for row in rows[~here].tolist()}
+            rows = rows[here]
+        fits, price, rank = judged.fits[rows], judged.price[rows], roster.rank[rows]
+        with self._lock:
+            avoided = [row for row in map(self._fleet.row, self._avoided) if row >= 0]
+        best = best_of(fits & ~np.isin(rows, avoided), price, rank) if avoided else None
+        if best is None:
+            best = best_of(fits, price, rank)
+        return Found(roster, rows, judged, fits, price, best, others)
+
+    def _hold_best(self, pod: Pod, found: Found, version: int) -> bool:
+        """Hold the best place for a pod; return False if its node has changed since it was judged."""
+        row = int(found.rows[found.best or 0])
+        node = found.roster.names[row]
+        with self._lock:
+            places = self._places.get(pod.uid, [])
+            held = next((place for place in places if place.kind is Kind.TENTATIVE), None)
+            kept = [place for place in places if place is not held]
+            if any(place.kind is not Kind.RESERVED for place in kept):
+                self._put(pod.uid, kept)
+                return True
+            if held is None or held.hold.node != node:
+                if self._fleet.row(node) != row or self._fleet.version_of(row) > version:
+                    return False
+                held = self._place(Kind.TENTATIVE, pod, node, found.judged, row)
+            self._put(pod.uid, [*kept, replace(held, until_ns=self._clock.monotonic_ns() + self._hold_ns)])
+            return True
 
     def choose(self, pod: Pod, node: str) -> Place:
         """Choose GPUs on `node` for a binding and hold them; the same again where an earlier try's fate is unknown.
@@ -261,10 +418,10 @@ class State:
         if node not in self._fleet:
             raise NoPlace(explain(Why.DAMAGED if node in self._damaged else Why.NO_GPUS, pod.demand))
         with self._without(lambda place: place.pod.uid == pod.uid):
-            result = self._survey([node], pod.demand)
+            result = self._linked(node, pod.demand)
         if not result.fits[0]:
             with self._without(lambda place: place.pod.uid == pod.uid or place.kind is Kind.TENTATIVE):
-                result = self._survey([node], pod.demand)
+                result = self._linked(node, pod.demand)
             if not result.fits[0]:
                 raise NoPlace(explain(int(result.why[0]), pod.demand))
             for uid in list(self._on_node.get(node, ())):
@@ -323,7 +480,159 @@ class State:
                 hold = held_by(pod, obj or {})
                 self._put(uid, [Place(Kind.BINDING, pod, hold, now + self._hold_ns)] if hold else [])
 
+    # What gangs need.
+
+    @property
+    def policy(self) -> Policy:
+        """The policy as it is now."""
+        return self._learner.policy
+
+    def muster(self, key: str, asking: Pod | None = None) -> Muster | None:
+        """Return the pods of a gang, None if it has none; `asking` counts even if no watch has shown it yet."""
+        with self._lock:
+            self._expire()
+            pods = {uid: self._pods[uid] for uid in self._gangs.get(key, ())}
+            if asking is not None:
+                pods.setdefault(asking.uid, asking)
+            return muster(pods.values(), lambda pod: any(p.kind is Kind.BINDING for p in self._places.get(pod.uid, ())))
+
+    def version(self) -> int:
+        """Return a number that rises with every change of what is held, or free."""
+        with self._lock:
+            self._expire()
+            return self._fleet.version
+
+    def near(self, names: bytes) -> Near:
+        """Return the nodes of a JSON list. Raises BadRequest."""
+        roster = self._current_roster()
+        rows, _ = roster.rows(names)
+        mask = np.zeros(len(roster.names), np.bool_)
+        mask[rows] = True
+        return Near(roster, mask)
+
+    def trial(self, without: Set[str]) -> Trial:
+        """Return a copy of all that is held, but for what is held for some pods, to place those on."""
+        with self._lock:
+            self._expire()
+            roster = self._current_roster()
+            fleet, version = self._fleet.copy(), self._fleet.version
+            prices = self._prices.copy(fleet)
+            mine = {place.hold.node for uid in without for place in self._places.get(uid, ())}
+            for node in mine & self._inventory.keys():
+                if node in fleet:
+                    fleet.set(node, gpu_rows(self._inventory[node], self._holds(node, without)))
+            return Trial(
+                fleet, prices, roster,
+                facts=self._facts, gpus_of=lambda node: self._inventory.get(node, []),
+                holds_of=lambda node: self._holds(node, without), version=version,
+                avoided=list(self._avoided),
+            )  # fmt: skip
+
+    def most_if_idle(self, pods: Sequence[Pod]) -> int:
+        """Return how many of some pods would find a place if nothing was held anywhere."""
+        with self._lock:
+            roster = self._current_roster()
+            fleet = self._fleet.idle()
+        trial = Trial(
+            fleet, Prices(fleet, nullcontext()), roster,
+            facts=self._facts, gpus_of=lambda node: self._inventory.get(node, []), holds_of=lambda _: (),
+        )  # fmt: skip
+        return len(trial.place(pods, {}, BestFit()))
+
+    def _holds(self, node: str, without: Set[str]) -> list[Hold]:
+        with self._lock:
+            return [
+                place.hold
+                for uid in self._on_node.get(node, ())
+                if uid not in without
+                for place in self._places[uid]
+                if place.hold.node == node
+            ]
+
+    def reserve_all(self, seats: Sequence[tuple[Pod, Hold]], until_ns: int, *, version: int | None = None) -> bool:
+        """Keep all these places for waiting pods, instead of those kept before, or none of them.
+
+        None if a node has changed since `version`, or a pod is not waiting any more.
+        """
+        with self._lock:
+            for pod, hold in seats:
+                row = self._fleet.row(hold.node)
+                known = self._pods.get(pod.uid, pod)
+                places = self._places.get(pod.uid, [])
+                if (
+                    row < 0
+                    or (version is not None and self._fleet.version_of(row) > version)
+                    or known.node or known.leaving or known.finished
+                    or any(p.kind in (Kind.BOUND, Kind.BINDING) for p in places)
+                ):  # fmt: skip
+                    return False
+            for pod, hold in seats:
+                self._put(pod.uid, [Place(Kind.RESERVED, pod, hold, until_ns)])
+            return True
+
+    def keep_reserved(self, uids: Iterable[str], until_ns: int) -> None:
+        """Keep the places of some pods longer."""
+        with self._lock:
+            for uid in uids:
+                places = self._places.get(uid, [])
+                self._put(uid, [replace(p, until_ns=until_ns) if p.kind is Kind.RESERVED else p for p in places])
+
+    def are_kept(self, holds: Mapping[str, Hold]) -> bool:
+        """Whether all pods, by UID, still have the places that were kept for them, or have got one."""
+        with self._lock:
+            self._expire()
+            return all(
+                any(p.kind in (Kind.BOUND, Kind.BINDING) or (p.kind, p.hold) == (Kind.RESERVED, hold)
+                    for p in self._places.get(uid, ()))
+                for uid, hold in holds.items()
+            )  # fmt: skip
+
     # What the reclaimer does.
+
+    def waiting(self) -> list[Pod]:
+        """Return the pods without a node."""
+        with self._lock:
+            return list(self._waiting.values())
+
+    def may_yield(self) -> bool:
+        """Whether any pod could give way, or is on its way out."""
+        with self._lock:
+            return bool(self._yielding)
+
+    def changes(self) -> int:
+        """Return a number that rises with every change of nodes, pods or places."""
+        with self._lock:
+            return self._changes + self._fleet.version
+
+    def fits_now(self, pod: Pod) -> bool:
+        """Whether the pod would fit on a node that admits it if it came now: as `find` judges that."""
+        with self._lock:
+            self._expire()
+        return self._fits_admitted(pod) or (self.drop_old_expectations() and self._fits_admitted(pod))
+
+    def _fits_admitted(self, pod: Pod) -> bool:
+        judged, _ = self._prices.survey(pod.demand, self._learner.policy)
+        rows = set(np.flatnonzero(judged.fits).tolist())
+        if not rows:
+            return False
+        with self._lock:
+            return any(
+                self._fleet.row(name) in rows and admits(f, pod.waiting or {}) for name, f in self._facts.items()
+            )
+
+    def stirred(self, *, everything: bool) -> dict[str, NodeView | None]:
+        """Return the nodes that have changed since the last call, or all of them; None: it is gone, or has no GPUs."""
+        with self._lock:
+            self._expire()
+            names = self._stirred | self._inventory.keys() if everything else self._stirred
+            self._stirred = set()
+            return {name: self._view(name) for name in names}
+
+    def places_of(self, uids: Iterable[str]) -> list[Place]:
+        """Return the places of some pods."""
+        with self._lock:
+            self._expire()
+            return [place for uid in uids for place in self._places.get(uid, ())]
 
     def snapshot(self) -> Snapshot:
         """Return nodes with GPUs, pods and places as they are."""
@@ -351,6 +660,16 @@ class State:
         with self._lock:
             self._keep(uid, lambda place: place.kind is not Kind.RESERVED)
 
+    def learn(self) -> bool:
+        """Make the policy again if enough pods have arrived since; return whether it was. May take a second."""
+        with self._lock:
+            models = self._fleet.models
+            mix = self._learner.due(models)
+        if mix is None:
+            return False
+        self._learner.learn(mix, models)
+        return True
+
     def counts(self) -> Counter[Kind]:
         """Return the number of places by kind."""
         with self._lock:
@@ -363,19 +682,81 @@ class State:
 
     # Below, the lock is held.
 
-    def _take(self, pod: Pod | None, obj: Object) -> None:
+    def _view(self, name: str) -> NodeView | None:
+        gpus = self._inventory.get(name)
+        if not gpus:
+            return None
+        here = [(self._pods.get(uid), self._places[uid]) for uid in self._on_node.get(name, ())]
+        places = [
+            place if pod is None or pod is place.pod else replace(place, pod=pod)
+            for pod, mine in here
+            for place in mine
+            if place.hold.node == name
+        ]
+        return NodeView(self._facts[name], tuple(gpus), tuple(places))
+
+    def _take_node(self, node: _Node) -> None:
+        name = node.facts.name
+        self._stirred.add(name)
+        self._facts[name] = node.facts
+        if node.damage:
+            if name not in self._damaged:
+                log.warning("node %s gets no pods: %s", name, node.damage)
+            self._damaged.add(name)
+        else:
+            self._damaged.discard(name)
+        more = self._beside.set_node(name, node.offered)
+        if self._inventory.get(name) != node.gpus:
+            self._inventory[name] = node.gpus
+            self._refresh([name])
+        elif more:
+            self._recount(name)
+
+    def _take(self, pod: Pod | None, hold: Hold | None) -> None:
         known = self._pods.get(pod.uid) if pod is not None else None
         if pod is None or (known is not None and known.node and not pod.node):
             return  # nothing to hold for; or an old event: a pod never loses its node
+        bound = [Place(Kind.BOUND, pod, hold)] if hold else []
+        if known == pod and pod.node and not pod.finished and self._places.get(pod.uid, []) == bound:
+            return  # told again: a list of all pods makes no garbage of what is known, and stirs no node
+        if known is None and pod.managed:
+            self._learner.arrivals.add(pod.demand)
+        self._forget(pod.uid)
         self._pods[pod.uid] = pod
+        if pod.gang is not None:
+            self._gangs.setdefault(pod.gang.key, {})[pod.uid] = None
         if pod.finished:
             self._put(pod.uid, [])
-        elif pod.node:
-            hold = held_by(pod, obj)
-            self._put(pod.uid, [Place(Kind.BOUND, pod, hold)] if hold else [])
+            return
+        if not pod.node:
+            self._waiting[pod.uid] = pod
+            return
+        if pod.leaving or pod.budget_state == marks.OVER_BUDGET or pod.gpu_class == marks.BACKGROUND:
+            self._yielding.add(pod.uid)
+        self._put(pod.uid, bound)
+
+    def _forget(self, uid: str) -> None:
+        self._changes += 1
+        self._stirred.update(place.hold.node for place in self._places.get(uid, ()))
+        known = self._pods.pop(uid, None)
+        if known is not None and known.gang is not None:
+            members = self._gangs[known.gang.key]
+            del members[uid]
+            if not members:
+                del self._gangs[known.gang.key]
+        self._waiting.pop(uid, None)
+        self._yielding.discard(uid)
 
     def _survey(self, names: Sequence[str], demand: Demand) -> Survey:
-        return survey(self._fleet.view(names, demand), demand, self._policy)
+        return survey(self._fleet.view(names, demand), demand, self._learner.policy)
+
+    def _linked(self, node: str, demand: Demand) -> Survey:
+        """Return the answer for one node, with the whole GPUs that are linked best."""
+        view = self._fleet.view([node], demand)
+        result = survey(view, demand, self._learner.policy)
+        if result.fits[0]:
+            result.gpus[0] = relinked(self._inventory[node], view, 0, demand, result.gpus[0].tolist())
+        return result
 
     def _place(self, kind: Kind, pod: Pod, node: str, result: Survey, row: int) -> Place:
         uuids = self._fleet.uuids(node)
@@ -423,6 +804,7 @@ class State:
 
     def _refresh(self, nodes: set[str] | Sequence[str], ignored: Callable[[Place], bool] | None = None) -> None:
         """Work out nodes' rows anew from their GPUs and all that is held there."""
+        self._stirred.update(nodes)
         for node in nodes:
             if not self._on_node.get(node):
                 self._on_node.pop(node, None)
@@ -437,6 +819,45 @@ class State:
                 if place.hold.node == node and not (ignored and ignored(place))
             ]
             self._fleet.set(node, gpu_rows(gpus, holds))
+            self._recount(node, ignored)
+
+    def _recount(self, node: str, ignored: Callable[[Place], bool] | None = None) -> None:
+        """Work out again what CPU and memory a node has free; pods that are about to be there count already."""
+        if node not in self._fleet:
+            return
+        coming = (
+            (uid, (place.pod.demand.cpu_milli, place.pod.demand.ram_mib))
+            for uid in self._on_node.get(node, ())
+            if uid in self._passing
+            for place in self._places[uid]
+            if place.hold.node == node and not (ignored and ignored(place))
+        )
+        self._fleet.set_beside(node, *self._beside.free(node, coming))
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What is kept of a Node object; `damage` says why its GPUs cannot be read, empty if they can."""
+
+    facts: NodeFacts
+    gpus: list[inventory.Gpu]
+    offered: Amount | None
+    damage: str
+
+
+def _read_node(obj: Object) -> _Node:
+    gpus: list[inventory.Gpu] = []
+    damage = ""
+    try:
+        gpus = list({gpu.uuid: gpu for gpu in inventory.of_node(obj)}.values())
+    except (ValueError, TypeError, AttributeError) as error:
+        damage = str(error) or type(error).__name__
+    return _Node(read_node(obj), gpus, offered_by(obj), damage)
+
+
+def _read_pod(obj: Object, resources: Resources) -> tuple[Pod | None, Hold | None]:
+    pod = read_pod(obj, resources)
+    return pod, held_by(pod, obj) if pod is not None and pod.node and not pod.finished else None
 
 
 _TIMED = (Kind.TENTATIVE, Kind.RESERVED)
@@ -446,17 +867,9 @@ def _is_due(place: Place, now: int) -> bool:
     return place.kind is Kind.BINDING and place.until_ns is not None and place.until_ns <= now
 
 
+def _uid(obj: Object) -> str:
+    return str(as_map(obj.get("metadata")).get("uid", ""))
+
+
 def _name(obj: Object) -> str:
     return str(as_map(obj.get("metadata")).get("name", ""))
-
-
-def best_of(names: Sequence[str], result: Survey, avoided: Container[str] = ()) -> int | None:
-    """Return the index of the cheapest node that fits, by name among equals; of one to avoid if there is no other."""
-    fitting = result.fits.nonzero()[0]
-    if avoided:
-        others = [i for i in fitting.tolist() if names[i] not in avoided]
-        fitting = np.array(others, dtype=fitting.dtype) if others else fitting
-    if not fitting.size:
-        return None
-    prices = result.price[fitting]
-    return int(min(fitting[prices == prices.min()].tolist(), key=names.__getitem__))

@@ -8,12 +8,13 @@ words.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import orjson
 
 from slicekeeper.errors import SlicekeeperError
-from slicekeeper.wire.extender import BindingArgs, BindingResult, FilterResult, MetaPod, MetaVictims
+from slicekeeper.wire.extender import BindingArgs, BindingResult, MetaPod, MetaVictims
 
 
 class BadRequest(SlicekeeperError):
@@ -32,18 +33,46 @@ def _fields(body: bytes) -> Mapping[str, Any]:
     return {key.lower(): value for key, value in decoded.items()}
 
 
-def decode_args(body: bytes) -> tuple[dict[str, Any], list[str]]:
-    """Return the pod and the nodes' names of a filter or prioritize call."""
+class _Args(msgspec.Struct):
+    """What Go sends, letter by letter."""
+
+    Pod: dict[str, Any]
+    NodeNames: msgspec.Raw
+
+
+_ARGS: Final = msgspec.json.Decoder(_Args)
+_NAMES: Final = msgspec.json.Decoder(list[str])
+
+
+def decode_args(body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the pod of a filter or prioritize call, and the nodes' names as the JSON that came, not looked at yet."""
+    try:
+        args = _ARGS.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _decode_any_args(body)
+    names = bytes(args.NodeNames)
+    return (args.Pod, names) if names.startswith(b"[") else _decode_any_args(body)
+
+
+def decode_names(text: bytes) -> list[str]:
+    """Return a JSON list of nodes' names."""
+    try:
+        return _NAMES.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest("NodeNames is no list of strings") from error
+
+
+def _decode_any_args(body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the same of a body that is spelled otherwise, or say what is wrong with it."""
     fields = _fields(body)
     pod, names = fields.get("pod"), fields.get("nodenames")
     if not isinstance(pod, dict):
         raise BadRequest("Pod is missing or no object")
     if names is None and fields.get("nodes") is not None:
         raise BadRequest("Nodes came instead of NodeNames: set nodeCacheCapable: true for this extender")
-    names = [] if names is None else names
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadRequest("NodeNames is no list of strings")
-    return pod, list(dict.fromkeys(names))
+    text = orjson.dumps([] if names is None else names)
+    decode_names(text)
+    return pod, text
 
 
 def decode_binding(body: bytes) -> BindingArgs:
@@ -86,13 +115,14 @@ def _victims(node: str, listed: object) -> MetaVictims:
     return MetaVictims(Pods=[MetaPod(UID=str(uid)) for uid in uids], NumPDBViolations=violations)
 
 
-def filter_result(
-    names: list[str], failed: dict[str, str], unresolvable: dict[str, str], error: str = ""
-) -> FilterResult:
-    """Return the answer to a filter call."""
-    return FilterResult(
-        Nodes=None, NodeNames=names, FailedNodes=failed, FailedAndUnresolvableNodes=unresolvable, Error=error
-    )
+def filter_result(names: bytes, failed: bytes = b"{}", unresolvable: bytes = b"{}", error: str = "") -> bytes:
+    """Return the answer to a filter call, made of JSON: the nodes that fit, and why others do not.
+
+    On an unresolvable one kube-scheduler does not preempt.
+    """
+    return b'{"Nodes":null,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":%b}' % (
+        names, failed, unresolvable, orjson.dumps(error)
+    )  # fmt: skip
 
 
 def binding_result(error: str = "") -> BindingResult:

@@ -17,9 +17,9 @@ from sidecar.usage import FileUsage
 from slicekeeper import clock
 from slicekeeper import log as logs
 from slicekeeper.cli.main import Context
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
-from slicekeeper.settings import Settings
-from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 
 log = logging.getLogger(__name__)
 

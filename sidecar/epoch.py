@@ -3,7 +3,7 @@
 
 The timekeeper takes the newest value of each epoch and adds the epochs. So an epoch lives as long as its counter can
 be followed without a gap in knowledge: across restarts of the sidecar, whose place is kept on disk, but not across a
-counter that began anew. Where the place was lost, the new epoch counts from its first reading: what was used
+counter that began again. If the place was lost, the new epoch counts from its first reading: what was used
 unseen is left out, never counted twice.
 """
 
@@ -49,7 +49,7 @@ class Counter:
             if self._place.base is None:
                 self._place.base = reading
             elif reading < self._place.last or life != self._place.life:
-                log.warning("the usage counter began anew: %s after %s", reading, self._place.last)
+                log.warning("the usage counter began again: %s after %s", reading, self._place.last)
                 self._begin(base=0)
             self._place.last, self._place.life = reading, life
         self._place.seq += 1

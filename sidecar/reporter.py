@@ -18,8 +18,8 @@ from sidecar.epoch import Counter
 from sidecar.spool import Spool
 from sidecar.usage import UsageSource
 from slicekeeper.clock import Clock
+from slicekeeper.config.settings import SidecarSettings
 from slicekeeper.errors import ServiceError
-from slicekeeper.settings import SidecarSettings
 from slicekeeper.wire.timekeeper import ReportAnswer, UsageReport
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ class Reporter:
 
     def __post_init__(self) -> None:
         self._failures = 0
+        self._peaks: dict[str, int] = {}
+        """By container, the most memory that was seen."""
 
     def run(self, stop: threading.Event) -> None:
         """Report every `report_seconds` until `stop` is set or the timekeeper says to leave, then once more."""
@@ -79,6 +81,14 @@ class Reporter:
         for container, counter in self.counters.items():
             reading = self.usage.read(container)
             epoch, seq, used_ms = counter.next(reading.used_ms, reading.life)
+            if reading.memory_mib is not None:
+                self._peaks[container] = max(reading.memory_mib, self._peaks.get(container, 0))
+            log.log(
+                logging.INFO if final else logging.DEBUG,
+                "container %s: %s of GPU time used, %s of GPU memory now, %s at most",
+                container, _shown(used_ms, "ms"), _shown(reading.memory_mib, "MiB"),
+                _shown(self._peaks.get(container), "MiB"),
+            )  # fmt: skip
             self.spool.put(
                 UsageReport(
                     namespace=self.settings.namespace,
@@ -88,6 +98,7 @@ class Reporter:
                     epoch=epoch,
                     seq=seq,
                     used_ms=used_ms,
+                    memory_mib=reading.memory_mib,
                     monotonic_ns=self.clock.monotonic_ns(),
                     source=reading.source,
                     final=final,
@@ -118,3 +129,7 @@ class Reporter:
                 if outcome.outcome == "refused":
                     log.warning("report refused: %s", outcome.reason)
         return terminate
+
+
+def _shown(value: int | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value} {unit}"

@@ -22,11 +22,12 @@ STALE_NS: Final = 5_000_000_000
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Cumulative GPU-milliseconds of one container, None if unknown, who says so, and the counter's name."""
+    """Cumulative GPU-milliseconds of one container, who says so, the counter's name, and memory; None if unknown."""
 
     used_ms: int | None
     source: str
     life: str = ""
+    memory_mib: int | None = None
 
 
 class UsageSource(Protocol):
@@ -52,7 +53,7 @@ class FileUsage:
         counter = usage.containers.get(container, Counter())
         if counter.used_ms is None or not self._fresh(usage):
             return Reading(None, UNKNOWN)
-        return Reading(counter.used_ms, usage.source, counter.life)
+        return Reading(counter.used_ms, usage.source, counter.life, counter.memory_mib)
 
     def _fresh(self, usage: Usage) -> bool:
         return usage.at_ns is None or 0 <= self._now_ns() - usage.at_ns <= STALE_NS

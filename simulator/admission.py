@@ -22,8 +22,8 @@ from simulator.kinds import BY_RESOURCE
 from simulator.patch import PatchError, apply, clone
 from simulator.store import Store
 from slicekeeper.errors import ServiceError, Unavailable
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object, Resource
+from slicekeeper.net.http import JsonClient
 from slicekeeper.wire import admission as wire
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Attributes:
 
 
 class Admission:
-    """Admits objects; `webhook` speaks to the webhook, None where the cluster has none."""
+    """Admits objects; `webhook` speaks to the webhook, None if the cluster has none."""
 
     def __init__(self, store: Store, webhook: JsonClient | None = None) -> None:
         self._store = store
@@ -112,7 +112,7 @@ class Admission:
     def _call(self, path: str, obj: Object, attributes: Attributes) -> wire.AdmissionResponse | None:
         """Send one review; return the answer of a webhook that allows it.
 
-        Raises Denied where it does not, ServiceError where it cannot be asked.
+        Raises Denied if it does not, ServiceError if it cannot be asked.
         """
         if self._webhook is None:
             return None

@@ -43,6 +43,8 @@ from slicekeeper.kube.client import (
 log = logging.getLogger(__name__)
 
 MAX_BODY: Final = 16 << 20
+MOST_RESTS: Final = 64
+"""Lists that may be read page by page at one time."""
 BOOKMARK_SECONDS: Final = 1.0
 """Real seconds between bookmarks on a watch where nothing happens; they also find clients that are gone."""
 
@@ -87,6 +89,9 @@ class Api:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.store = cluster.store
+        self._next = 0
+        self._rests: dict[str, tuple[list[Object], int]] = {}
+        """What lists that are read page by page have left, by the next page's name."""
         self._methods: dict[str, Callable[[Call], tuple[int, Any, list[str]]]] = {
             "GET": self._get, "POST": self._post, "PUT": self._put, "PATCH": self._patch, "DELETE": self._delete,
         }  # fmt: skip
@@ -98,14 +103,32 @@ class Api:
     def _get(self, call: Call) -> tuple[int, Any, list[str]]:
         if call.name:
             return 200, self.store.get(call.resource, call.name, call.namespace), []
-        selected = call.selector()
-        items, version = self.store.collection(call.resource, call.namespace)
+        items, version = self._listed(call)
+        limit = int(call.query.get("limit") or 0) or len(items)
+        metadata = {"resourceVersion": str(version)}
+        if len(items) > limit:
+            self._next += 1
+            metadata["continue"] = str(self._next)
+            self._rests[metadata["continue"]] = items[limit:], version
+            if len(self._rests) > MOST_RESTS:
+                self._rests.pop(next(iter(self._rests)), None)
         return 200, {
             "kind": f"{call.kind.name}List",
             "apiVersion": call.kind.api_version,
-            "metadata": {"resourceVersion": str(version)},
-            "items": [item for item in items if selected(item)],
+            "metadata": metadata,
+            "items": items[:limit],
         }, []  # fmt: skip
+
+    def _listed(self, call: Call) -> tuple[list[Object], int]:
+        """Return what is selected, or what an earlier page left, and the version that it is of."""
+        if "continue" in call.query:
+            rest = self._rests.get(call.query["continue"])
+            if rest is None:
+                raise ApiError(410, "Expired", "the rest of this list is not kept any more; list again")
+            return rest
+        selected = call.selector()
+        items, version = self.store.collection(call.resource, call.namespace)
+        return [item for item in items if selected(item)], version
 
     def _post(self, call: Call) -> tuple[int, Any, list[str]]:
         body = call.object()
@@ -171,7 +194,7 @@ class Api:
 
 
 def watch_line(change: Change, selected: Selector, resource: Resource, namespace: str) -> bytes:
-    """Return one change as a watch with this selector sees it; empty where it sees nothing."""
+    """Return one change as a watch with this selector sees it; empty if it sees nothing."""
     if change.resource != resource or (namespace and change.obj["metadata"].get("namespace") != namespace):
         return b""
     now = change.kind != "DELETED" and selected(change.obj)

@@ -15,8 +15,8 @@ from simulator.kinds import BY_RESOURCE
 from simulator.patch import clone
 from simulator.store import Store
 from slicekeeper.clock import Clock
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import NAMESPACES, PODS, Object, Resource
+from slicekeeper.net.http import JsonClient
 from slicekeeper.units import format_seconds
 
 USER: Final = "kubernetes-admin"
@@ -68,7 +68,7 @@ class Cluster:
     def bind(self, name: str, namespace: str, binding: Object) -> None:
         """Assign a pod to a node, copying the Binding's annotations in the same write.
 
-        Raises ObjectConflict where it is bound, held by a gate, or under deletion.
+        Raises ObjectConflict if it is bound, held by a gate, or under deletion.
         """
         node = str((binding.get("target") or {}).get("name", ""))
         told = binding.get("metadata") or {}
@@ -94,7 +94,7 @@ class Cluster:
         self.store.update(PODS, name, namespace, assign, subresource="binding")
 
     def evict(self, name: str, namespace: str, eviction: Object) -> None:
-        """Delete a pod by the eviction API, with the condition that says so."""
+        """Delete a pod by the eviction API, with the condition that says so, unless it is a dry run."""
         options = eviction.get("deleteOptions") or {}
         uid = str((options.get("preconditions") or {}).get("uid") or "")
 
@@ -109,6 +109,8 @@ class Cluster:
             pod = self.store.get(PODS, name, namespace)
             if uid and uid != pod["metadata"]["uid"]:
                 raise ObjectConflict(f'pods "{name}": the UID in the precondition does not match the UID in record')
+            if options.get("dryRun"):
+                return
             if not pod["metadata"].get("deletionTimestamp"):
                 self.store.update(PODS, name, namespace, mark, subresource="status")
             self.store.delete(PODS, name, namespace, grace=options.get("gracePeriodSeconds"))

@@ -18,8 +18,9 @@ from simulator.cluster import Cluster
 from simulator.errors import ApiError, ObjectNotFound
 from simulator.loop import Loop
 from simulator.patch import clone
-from simulator.store import TERMINAL, phase
+from simulator.store import phase
 from slicekeeper.kube.client import DEPLOYMENTS, EVENTS, JOBS, PODS, Object, Resource
+from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ JOB_TRACKING: Final = "batch.kubernetes.io/job-tracking"
 def _has_ended(pod: Object) -> bool:
     """Whether a pod will not run again; one deleted before it got a node never ran."""
     unborn = pod["metadata"].get("deletionTimestamp") and not pod["spec"].get("nodeName")
-    return phase(pod) in TERMINAL or bool(unborn)
+    return has_ended(pod) or bool(unborn)
 
 
 class Controllers:
@@ -72,7 +73,7 @@ class Controllers:
                 self._untrack(pod)
 
     def _deployment(self, obj: Object, pods: list[Object]) -> None:
-        live = [pod for pod in pods if phase(pod) not in TERMINAL and not pod["metadata"].get("deletionTimestamp")]
+        live = [pod for pod in pods if not has_ended(pod) and not pod["metadata"].get("deletionTimestamp")]
         wanted = int(obj["spec"]["replicas"])
         for _ in range(wanted - len(live)):
             if not self._create_pod(DEPLOYMENTS, obj):
@@ -80,7 +81,7 @@ class Controllers:
         for pod in live[wanted:] if wanted < len(live) else []:
             self._delete(pod)
         for pod in pods:
-            if phase(pod) in TERMINAL:
+            if has_ended(pod):
                 self._delete(pod)
         ready = sum(phase(pod) == "Running" for pod in live)
         self._set_status(DEPLOYMENTS, obj, {"replicas": len(live), "readyReplicas": ready, "availableReplicas": ready})

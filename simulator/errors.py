@@ -32,7 +32,7 @@ class ObjectNotFound(ApiError):
 
 
 class ObjectConflict(ApiError):
-    """409: somebody wrote first, or the name is taken."""
+    """409: another client wrote first, or the name is taken."""
 
     def __init__(self, message: str, reason: str = "Conflict") -> None:
         super().__init__(409, reason, message)

@@ -7,11 +7,12 @@ import uuid
 from typing import Final
 
 from simulator.store import Store
-from slicekeeper import inventory, names
+from slicekeeper import names
+from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import SettingsError
-from slicekeeper.inventory import Gpu
+from slicekeeper.gpu import inventory
+from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.kube.client import NAMESPACES, NODES, PRIORITY_CLASSES, Object
-from slicekeeper.settings import Resources, Settings
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 MODELS: Final = {

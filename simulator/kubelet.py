@@ -20,12 +20,12 @@ from simulator.loop import TICK_SECONDS, Loop
 from simulator.pod_run import PodRun
 from simulator.processes import Spawner
 from simulator.sidecar_process import SidecarProcess
-from simulator.store import TERMINAL, phase
 from slicekeeper import names
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import RequestRefused
+from slicekeeper.gpu.request import is_native_sidecar, parse_pod
 from slicekeeper.kube.client import PODS, Object
-from slicekeeper.request import is_native_sidecar, parse_pod
-from slicekeeper.settings import Settings
+from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU, format_seconds
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Kubelet:
 
     def _sync_pod(self, uid: str, pod: Object) -> None:
         deleting = bool(pod["metadata"].get("deletionTimestamp"))
-        if phase(pod) in TERMINAL:
+        if has_ended(pod):
             self._drop(uid)
             if deleting and pod["metadata"].get("deletionGracePeriodSeconds"):
                 self._delete(pod)

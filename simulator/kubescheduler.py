@@ -3,12 +3,14 @@
 
 Pending pods by priority and age; the in-tree check of each node's totals; then, for pods that name our scheduler, the
 extender's `filter`, `prioritize` and `bind` over HTTP. Other pods are bound to the first node that fits.
+A bind that takes long, as of a pod that waits for the rest of its gang, goes on beside the loop.
 There is no in-tree preemption here: giving way is the reclaimer's, and the cluster suite has the real scheduler.
 """
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -17,10 +19,11 @@ from simulator.cluster import Cluster, set_condition
 from simulator.controllers import write_event
 from simulator.errors import ApiError
 from simulator.loop import Loop
-from simulator.store import TERMINAL, phase
+from simulator.store import phase
 from slicekeeper.errors import ServiceError
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import NODES, PODS, Object
+from slicekeeper.kube.pod import has_ended
+from slicekeeper.net.http import JsonClient
 from slicekeeper.units import parse_quantity
 
 Amounts = dict[str, Fraction]
@@ -28,6 +31,11 @@ Amounts = dict[str, Fraction]
 FIRST_BACKOFF_SECONDS: Final = 0.1
 LONGEST_BACKOFF_SECONDS: Final = 1.0
 """Real seconds: what they pace is real HTTP, whatever the clock's speed."""
+
+
+BIND_SECONDS: Final = 0.25
+"""So long the loop waits for a bind: most are done by then, and local mode is told at once what became of them."""
+BINDS: Final = 128
 
 
 def amounts(listed: Object | None) -> Amounts:
@@ -67,6 +75,15 @@ class _Waiting:
     told: str = ""
 
 
+@dataclass
+class _Binding:
+    """A bind under way: its pod counts as being on the node."""
+
+    outcome: Future[str]
+    node: str
+    takes: Amounts
+
+
 class KubeScheduler:
     """Schedules in one daemon thread; `extender` is asked for pods whose schedulerName is `name`."""
 
@@ -76,6 +93,8 @@ class KubeScheduler:
         self._extender = extender
         self._name = name
         self._waiting: dict[str, _Waiting] = {}
+        self._bindings: dict[str, _Binding] = {}
+        self._binders = ThreadPoolExecutor(BINDS, thread_name_prefix="bind")
         self._loop = Loop("kube-scheduler", self.schedule_all, self._store, FIRST_BACKOFF_SECONDS)
         self.start, self.stop = self._loop.start, self._loop.stop
 
@@ -84,6 +103,9 @@ class KubeScheduler:
         pods = [pod for pod in self._store.collection(PODS)[0] if _is_pending(pod)]
         alive = {pod["metadata"]["uid"] for pod in pods}
         self._waiting = {uid: waiting for uid, waiting in self._waiting.items() if uid in alive}
+        self._bindings = {
+            uid: binding for uid, binding in self._bindings.items() if uid in alive or not binding.outcome.done()
+        }
         # The sort is stable and a collection is in the order of creation.
         for pod in sorted(pods, key=lambda pod: -int(pod["spec"].get("priority", 0))):
             waiting = self._waiting.setdefault(pod["metadata"]["uid"], _Waiting())
@@ -92,7 +114,7 @@ class KubeScheduler:
             if time.monotonic() < waiting.not_before:
                 continue
             try:
-                reason = self._schedule(pod)
+                reason = self._schedule_or_bind_on(pod)
             except (ServiceError, ApiError, KeyError, TypeError) as error:
                 reason = f"running Bind or extender: {type(error).__name__}: {error}"
             if reason:
@@ -116,8 +138,19 @@ class KubeScheduler:
             return  # gone or bound meanwhile
         write_event(self._cluster, pod, "FailedScheduling", reason, pod["spec"]["schedulerName"])
 
+    def _schedule_or_bind_on(self, pod: Object) -> str:
+        """Schedule a pod whose bind is not under way; return why it found no place, empty if it did or still may."""
+        uid = pod["metadata"]["uid"]
+        binding = self._bindings.get(uid)
+        if binding is None:
+            return self._schedule(pod)
+        if not binding.outcome.done():
+            return ""
+        del self._bindings[uid]
+        return binding.outcome.result()
+
     def _schedule(self, pod: Object) -> str:
-        """Bind one pod; return why it found no place, empty where it did."""
+        """Bind one pod; return why it found no place, empty if it did."""
         nodes, _ = self._store.collection(NODES)
         fitting, short = self._fits_in_tree(pod, nodes)
         if not fitting:
@@ -144,10 +177,19 @@ class KubeScheduler:
             "POST", "/prioritize", body={"Pod": pod, "Nodes": None, "NodeNames": names}
         )
         chosen = max(scores, key=lambda score: score["Score"])["Host"] if scores else names[0]
-        metadata = pod["metadata"]
+        outcome = self._binders.submit(self._bind, pod["metadata"], chosen)
+        try:
+            return outcome.result(BIND_SECONDS)
+        except TimeoutError:
+            if outcome.done():  # just now
+                return outcome.result()
+            self._bindings[pod["metadata"]["uid"]] = _Binding(outcome, chosen, effective_request(pod))
+            return ""
+
+    def _bind(self, metadata: Object, node: str) -> str:
         bound = self._extender.json("POST", "/bind", body={
             "PodName": metadata["name"], "PodNamespace": metadata["namespace"],
-            "PodUID": metadata["uid"], "Node": chosen,
+            "PodUID": metadata["uid"], "Node": node,
         })  # fmt: skip
         return str(bound.get("Error") or "")
 
@@ -157,8 +199,10 @@ class KubeScheduler:
         taken: dict[str, Amounts] = {}
         for other in self._store.collection(PODS)[0]:
             node = other["spec"].get("nodeName")
-            if node and phase(other) not in TERMINAL:
+            if node and not has_ended(other):
                 taken[node] = _sum(taken.get(node, {}), effective_request(other))
+            elif (binding := self._bindings.get(other["metadata"]["uid"])) is not None and not node:
+                taken[binding.node] = _sum(taken.get(binding.node, {}), binding.takes)
         fitting: list[str] = []
         lacking: dict[str, int] = {}
         for node in nodes:

@@ -2,17 +2,18 @@
 """Local mode: the simulated cluster in this process, and the real parts around it as child processes.
 
 All state lies in one home folder, of which a file lock makes this process the owner. Every start begins afresh: the
-cluster is in memory, so a ledger of an earlier one would be about pods that nobody knows.
+cluster is in memory, so a ledger of an earlier one would be about pods that no longer exist.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,12 +30,12 @@ from simulator.kubescheduler import KubeScheduler
 from simulator.parts import Part, Parts
 from simulator.processes import Spawner
 from slicekeeper import clock as clocks
-from slicekeeper import settings as kernel
+from slicekeeper.config import settings as kernel
+from slicekeeper.config.settings import Settings, TimekeeperSettings
 from slicekeeper.errors import SettingsError
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.settings import Settings, TimekeeperSettings
-from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.net.http import JsonClient
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_instant
 
 STATE: Final = ("config.yaml", "policy.yaml", "operator.token", "certificates", "logs", "pods", "timekeeper.sqlite",
@@ -107,26 +108,31 @@ class LocalCluster:
     def _start(self) -> None:
         origin_ms = clocks.SystemClock().now_ms()
         files = certificates.make(self.home / "certificates", origin_ms)
-        webhook_port = free_port()
+        listeners = {
+            "timekeeper": listen(TimekeeperSettings().bind),
+            "scheduler": listen(),
+            "webhook": listen(),
+        }
+        addresses = {part: "{}:{}".format(*listener.getsockname()) for part, listener in listeners.items()}
         settings = Settings(clock=kernel.ClockSettings(origin=format_instant(origin_ms), speed=self.options.speed))
         self.cluster = Cluster(
-            clocks.from_settings(settings.clock), JsonClient(f"https://127.0.0.1:{webhook_port}", ca_file=str(files.ca))
+            clocks.from_settings(settings.clock), JsonClient(f"https://{addresses['webhook']}", ca_file=str(files.ca))
         )
         inventory.fill(self.cluster.store, settings, self.options.nodes, self.options.gpus, self.options.model)
         server = ApiServer(Api(self.cluster), extra={"/simulator/processes": self.processes})
-        self.config = self._write_config(settings, server.url, webhook_port, files)
+        self.config = self._write_config(settings, server.url, addresses, files)
         self.settings = kernel.load(self.config, os.environ).settings
         logs = self.home / "logs"
         self.kubelet = Kubelet(self.cluster, self.settings, self._spawner, self.home / "pods", logs)
         self.parts = Parts(
             [
-                Part("timekeeper", f"http://{self.settings.timekeeper.bind}"),
-                Part("scheduler", f"http://{self.settings.scheduler.bind}"),
-                Part("webhook", f"https://{self.settings.webhook.bind}", str(files.ca)),
+                Part("timekeeper", f"http://{addresses['timekeeper']}", listeners["timekeeper"]),
+                Part("scheduler", f"http://{addresses['scheduler']}", listeners["scheduler"]),
+                Part("webhook", f"https://{addresses['webhook']}", listeners["webhook"], str(files.ca)),
             ],
             self.config, logs, self._spawner, self._tell,
         )  # fmt: skip
-        extender = JsonClient(f"http://{self.settings.scheduler.bind}", timeout=5.0)
+        extender = JsonClient(f"http://{addresses['scheduler']}", timeout=30.0)
         self._tell(
             f"cluster of {self.options.nodes} nodes with {self.options.gpus} {self.options.model} each ready at "
             f"{server.url}; its time runs {self.options.speed:g} times as fast"
@@ -177,27 +183,28 @@ class LocalCluster:
         for folder in ("logs", "pods"):
             (self.home / folder).mkdir()
 
-    def _write_config(self, settings: Settings, api: str, webhook_port: int, files: certificates.Certificates) -> Path:
+    def _write_config(
+        self, settings: Settings, api: str, addresses: Mapping[str, str], files: certificates.Certificates
+    ) -> Path:
         token = self.home / "operator.token"
         token.touch(0o600)
         token.write_text(secrets.token_urlsafe(32), "ascii")
         policy = self.home / "policy.yaml"
         policy.write_text(self.options.policy.read_text("utf-8") if self.options.policy else "default: {}\n", "utf-8")
-        timekeeper = f"127.0.0.1:{_port_of(TimekeeperSettings().bind)}"
         tree = _settings_tree(settings, paced=self.options.speed)
         tree["kubernetes"] = {"server": api}
         tree["policy"] |= {"file": str(policy)}
-        tree["timekeeperClient"] = {"url": f"http://{timekeeper}", "tokenFile": str(token)}
+        tree["timekeeperClient"] = {"url": f"http://{addresses['timekeeper']}", "tokenFile": str(token)}
         tree["timekeeper"] |= {
-            "bind": timekeeper,
+            "bind": addresses["timekeeper"],
             "database": f"sqlite:///{self.home / 'timekeeper.sqlite'}",
             "operatorTokenFile": str(token),
         }
         tree["webhook"] |= {
-            "bind": f"127.0.0.1:{webhook_port}",
+            "bind": addresses["webhook"],
             "tls": {"certificateFile": str(files.certificate), "keyFile": str(files.key)},
         }
-        tree["scheduler"] |= {"bind": f"127.0.0.1:{free_port()}"}
+        tree["scheduler"] |= {"bind": addresses["scheduler"]}
         config = self.home / "config.yaml"
         config.write_text("# Written by `slicekeeper local` for all parts.\n" + yaml.safe_dump(tree), "utf-8")
         return config
@@ -237,21 +244,9 @@ def _settings_tree(settings: Settings, paced: float) -> dict[str, Any]:
     }
 
 
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _port_of(usual: str) -> int:
-    """Return the port of the usual address, or a free one where that is taken."""
-    port = int(usual.rpartition(":")[2])
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return free_port()
-    return port
+def listen(usual: str = "") -> socket.socket:
+    """Listen at the usual address (host:port), or at a free port of 127.0.0.1 if that is taken."""
+    host, _, port = usual.rpartition(":")
+    with contextlib.suppress(OSError):
+        return socket.create_server((host or "127.0.0.1", int(port or 0)))
+    return socket.create_server(("127.0.0.1", 0))

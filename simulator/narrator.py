@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 
 from simulator.local import LocalCluster
-from simulator.store import TERMINAL, Change, phase
+from simulator.store import Change
 from simulator.story import ending, is_evicted
 from slicekeeper import names
 from slicekeeper.errors import ServiceError
+from slicekeeper.gpu.request import annotations_of
 from slicekeeper.kube.client import EVENTS, PODS, Object
-from slicekeeper.request import annotations_of
+from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_duration
 
 log = logging.getLogger(__name__)
@@ -75,14 +76,14 @@ class Narrator:
         if spec.get("nodeName") and not old["spec"].get("nodeName"):
             self._tell("bound", f"{name}  to {placement(pod)}")
         before, now = annotations_of(old).get(names.BUDGET_STATE), annotations.get(names.BUDGET_STATE)
-        if before != now and phase(pod) not in TERMINAL:
+        if before != now and not has_ended(pod):
             verb, what = (
                 ("demoted", "gives way from now on") if now == names.OVER_BUDGET else ("restored", "has its share")
             )
             self._tell(verb, f"{name}  is {now} and {what}")
         if is_evicted(pod) and not is_evicted(old):
             self._tell("reclaimed", f"{name}  is evicted from {placement(pod)}")
-        if phase(pod) in TERMINAL and phase(old) not in TERMINAL:
+        if has_ended(pod) and not has_ended(old):
             self._tell("ended", f"{name}  {ending(pod)}")
         held = names.FINALIZER in (old["metadata"].get("finalizers") or ())
         if held and names.FINALIZER not in (metadata.get("finalizers") or ()):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Final
 
 from simulator.processes import COMMAND, Spawner, stop
 from slicekeeper.errors import ServiceError, SlicekeeperError
-from slicekeeper.http import JsonClient
+from slicekeeper.net.http import JsonClient
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +30,14 @@ RESTART_SECONDS: Final = 0.3
 
 @dataclass
 class Part:
-    """One part: its command's first word, where it listens, and the CA that signs its certificate."""
+    """One part: its command's first word, where it listens, and the CA that signs its certificate.
+
+    `listener` listens there already, so that nothing else takes the port before the part serves on it.
+    """
 
     name: str
     url: str
+    listener: socket.socket
     ca_file: str = ""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     restarts: int = 0
@@ -58,7 +63,8 @@ class Parts:
         Raises SlicekeeperError naming the part that does not get ready, and its log.
         """
         for part in self.parts:
-            self._start(part)
+            with part.listener:  # the part's alone from now on: while it is dead, connections are refused
+                self._start(part, part.listener)
         for part in self.parts:
             self._wait_ready(part)
         self._thread.start()
@@ -74,9 +80,9 @@ class Parts:
             self._thread.join(5)
         stop([part.process for part in self.parts if part.process is not None], STOP_SECONDS)
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: Part, listener: socket.socket | None = None) -> None:
         argv = [*COMMAND, "--config", str(self._config), part.name, "serve"]
-        part.process = self._spawner.start(argv, log=self._log(part))
+        part.process = self._spawner.start(argv, log=self._log(part), listener=listener)
 
     def _log(self, part: Part) -> Path:
         return self._logs / f"{part.name}.log"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+from jsonpatch import JsonPatch, JsonPatchException
+from jsonpointer import JsonPointerException
 
 MAX_OPERATIONS: Final = 10_000
 """The API server's own limit."""
@@ -47,8 +49,8 @@ def apply(target: Any, operations: Any) -> Any:
     document = clone(target)
     for index, operation in enumerate(operations):
         try:
-            document = _apply_one(document, operation)
-        except (PatchError, KeyError, IndexError, TypeError, ValueError) as error:
+            document = JsonPatch([clone(operation)]).apply(document, in_place=True)
+        except (JsonPatchException, JsonPointerException, KeyError, TypeError, ValueError) as error:
             raise PatchError(f"operation {index} ({_shown(operation)}): {error}") from error
     return document
 
@@ -57,74 +59,3 @@ def _shown(operation: Any) -> str:
     if not isinstance(operation, dict):
         return "no object"
     return f"{operation.get('op')} {operation.get('path')}"
-
-
-def _apply_one(document: Any, operation: Any) -> Any:
-    kind, path = operation["op"], _pointer(operation["path"])
-    if kind in ("add", "replace"):
-        return _put(document, path, clone(operation["value"]), replace=kind == "replace")
-    if kind == "remove":
-        return _remove(document, path)[0]
-    if kind == "test":
-        if _get(document, path) != operation["value"]:
-            raise PatchError("the value there is another one")
-        return document
-    if kind == "copy":
-        return _put(document, path, clone(_get(document, _pointer(operation["from"]))), replace=False)
-    if kind == "move":
-        document, value = _remove(document, _pointer(operation["from"]))
-        return _put(document, path, value, replace=False)
-    raise PatchError("unknown operation")
-
-
-def _pointer(text: str) -> list[str]:
-    if text == "":
-        return []
-    if not text.startswith("/"):
-        raise PatchError("a path begins with /")
-    return [part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/")]
-
-
-def _index(part: str, length: int) -> int:
-    if not part.isascii() or not part.isdecimal() or (len(part) > 1 and part[0] == "0") or int(part) >= length:
-        raise PatchError(f"no element {part!r} in a list of {length}")
-    return int(part)
-
-
-def _step(node: Any, part: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(part, len(node))]
-    if isinstance(node, dict) and part in node:
-        return node[part]
-    raise PatchError(f"{part!r} is not there")
-
-
-def _get(document: Any, path: list[str]) -> Any:
-    for part in path:
-        document = _step(document, part)
-    return document
-
-
-def _put(document: Any, path: list[str], value: Any, *, replace: bool) -> Any:
-    if not path:
-        return value
-    parent, last = _get(document, path[:-1]), path[-1]
-    if replace:
-        _step(parent, last)
-    if isinstance(parent, list) and not replace:
-        parent.insert(len(parent) if last == "-" else _index(last, len(parent) + 1), value)
-    elif isinstance(parent, list):
-        parent[_index(last, len(parent))] = value
-    elif isinstance(parent, dict):
-        parent[last] = value
-    else:
-        raise PatchError("the parent is neither a map nor a list")
-    return document
-
-
-def _remove(document: Any, path: list[str]) -> tuple[Any, Any]:
-    if not path:
-        raise PatchError("the whole object cannot be removed")
-    parent, last = _get(document, path[:-1]), path[-1]
-    _step(parent, last)
-    return document, parent.pop(_index(last, len(parent)) if isinstance(parent, list) else last)

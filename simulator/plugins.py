@@ -34,7 +34,7 @@ def all_containers(spec: Object) -> list[dict[str, Any]]:
 
 
 def set_defaults(pod: Object) -> None:
-    """Write what the API's defaulting writes; limits become requests where there are none."""
+    """Write what the API's defaulting writes; limits become requests if there are none."""
     spec = pod["spec"]
     for key, value in _DEFAULTS.items():
         if spec.get(key) is None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from simulator.program import Program, program_of
+from slicekeeper.gpu.request import is_native_sidecar
 from slicekeeper.kube.client import Object
-from slicekeeper.request import is_native_sidecar
 from slicekeeper.units import format_seconds
 
 PULL_MS: Final = 1_000

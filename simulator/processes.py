@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,8 +23,14 @@ _SHIM: Final = (
     "import ctypes,os,signal,sys\n"
     "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
     "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
-    "os.execv(sys.argv[2], sys.argv[2:])\n"
+    "listener = int(sys.argv[2])\n"
+    "if listener >= 0:\n"
+    "    os.dup2(listener, 3)\n"
+    "    listener == 3 or os.close(listener)\n"
+    "    os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))\n"
+    "os.execv(sys.argv[3], sys.argv[3:])\n"
 )
+"""Gets the parent's process id, the descriptor of a listening socket or -1, and the command."""
 
 COMMAND: Final = (sys.executable, "-c", "from slicekeeper.cli.main import main; main()")
 """The one command, run by this interpreter whatever the PATH says."""
@@ -36,18 +43,20 @@ class Spawner:
         self._pool = ThreadPoolExecutor(1, "spawner")
 
     def start(
-        self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Start one process; its output is added to `log`."""
-        return self._pool.submit(self._start, argv, log, env, cwd).result()
+        self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None,
+        listener: socket.socket | None = None,
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
+        """Start one process; its output is added to `log`. It serves on `listener`, as systemd's services do."""
+        return self._pool.submit(self._start, argv, log, env, cwd, listener.fileno() if listener else -1).result()
 
     def _start(
-        self, argv: Sequence[str], log: Path, env: Mapping[str, str] | None, cwd: Path | None
+        self, argv: Sequence[str], log: Path, env: Mapping[str, str] | None, cwd: Path | None, listener: int
     ) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
             return subprocess.Popen(  # noqa: S603 - the one command, with arguments of ours
-                [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), *argv],
+                [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), str(listener), *argv],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd, start_new_session=True,
+                pass_fds=[listener] if listener >= 0 else [],
             )  # fmt: skip
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ from simulator.story import StoryFailed, ending
 from simulator.submit import Outcome
 from slicekeeper import names
 from slicekeeper.cli.output import table
+from slicekeeper.gpu.request import annotations_of
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
-from slicekeeper.request import annotations_of
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Workload
 
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 def drain(local: LocalCluster) -> None:
     """Delete all workloads and pods, and wait until the ledger has let every one of them go.
 
-    Raises StoryFailed where one stays.
+    Raises StoryFailed if one stays.
     """
     store = local.cluster.store
     for resource in (DEPLOYMENTS, JOBS, PODS):

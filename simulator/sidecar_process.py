@@ -21,8 +21,8 @@ import msgspec
 from simulator.cluster import TokenBook
 from simulator.processes import COMMAND, Spawner
 from slicekeeper import names
+from slicekeeper.config.settings import SidecarSettings
 from slicekeeper.kube.client import Object
-from slicekeeper.settings import SidecarSettings
 from slicekeeper.wire import usage
 
 FIRST_BACKOFF_SECONDS: Final = 0.2

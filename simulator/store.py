@@ -22,6 +22,7 @@ from simulator.errors import Expired, Invalid, ObjectConflict, ObjectNotFound
 from simulator.patch import clone
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import PODS, Object, Resource
+from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_seconds, parse_instant
 
 Key = tuple[Resource, str, str]
@@ -29,8 +30,6 @@ Key = tuple[Resource, str, str]
 KEPT_BY_SERVER: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp",
                          "deletionGracePeriodSeconds", "generateName")  # fmt: skip
 """Metadata that an update cannot change."""
-
-TERMINAL: Final = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Store:
         return self._version
 
     def find(self, resource: Resource, name: str, namespace: str = "") -> Object | None:
-        """Return an object, None where there is none."""
+        """Return an object, None if there is none."""
         with self.changed:
             return self._objects.get((resource, namespace, name))
 
@@ -94,7 +93,7 @@ class Store:
             return found, self._version
 
     def create(self, resource: Resource, body: Object, namespace: str = "") -> Object:
-        """Store a new object with the server's own metadata; raises ObjectConflict where the name is taken."""
+        """Store a new object with the server's own metadata; raises ObjectConflict if the name is taken."""
         obj = clone(body)
         metadata = obj.setdefault("metadata", {})
         if not metadata.get("name"):
@@ -153,7 +152,7 @@ class Store:
     ) -> Object:
         """Delete as the API server does: gracefully for a running pod, held back by finalizers for all.
 
-        Raises ObjectConflict where `uid` is given and the object is another one.
+        Raises ObjectConflict if `uid` is given and the object is another one.
         """
         with self.changed:
             old = self.get(resource, name, namespace)
@@ -180,7 +179,7 @@ class Store:
             return self._write("MODIFIED", (resource, namespace, name), new, old)
 
     def since(self, version: int) -> list[Change]:
-        """Return the writes after `version`; raises Expired where the ring no longer has them all."""
+        """Return the writes after `version`; raises Expired if the ring no longer has them all."""
         with self.changed:
             if version == self._version:
                 return []
@@ -268,8 +267,8 @@ def _fixed(pod: Object) -> Any:
 
 
 def _grace(pod: Object, asked: int | None) -> int:
-    """Return the grace that a pod gets: none where nothing runs."""
-    if phase(pod) in TERMINAL or not (pod.get("spec") or {}).get("nodeName"):
+    """Return the grace that a pod gets: none if nothing runs."""
+    if has_ended(pod) or not (pod.get("spec") or {}).get("nodeName"):
         return 0
     own: int = pod["spec"].get("terminationGracePeriodSeconds", 30)
     return max(own if asked is None else asked, 0)

@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
 def documents(text: str, where: str) -> Iterator[Object]:
     """Yield every object of a YAML or JSON text, Lists taken apart.
 
-    Raises SettingsError where it is none, or of a kind that local mode does not take.
+    Raises SettingsError if it is none, or of a kind that local mode does not take.
     """
     try:
         loaded: list[Any] = list(yaml.safe_load_all(text))
@@ -69,7 +69,7 @@ def _expand(document: Any, where: str) -> Iterator[Object]:
 def create(client: KubeClient, manifest: Object, namespace: str, where: str) -> Outcome:
     """Create one object, in its own namespace or else in `namespace`.
 
-    Raises Unavailable where the API gives no answer, SettingsError where the two namespaces differ.
+    Raises Unavailable if the API gives no answer, SettingsError if the two namespaces differ.
     """
     kind: Kind | None = of_manifest(manifest)
     metadata = manifest.get("metadata")

@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from slicekeeper.config.settings import ClockSettings
 from slicekeeper.errors import SettingsError
-from slicekeeper.settings import ClockSettings
-from slicekeeper.units import parse_instant
+from slicekeeper.units import Instant, parse_instant
 
 CLOCK_SKEW_MS: Final = 300_000
 """How far the clocks of nodes, API server and our own parts may differ before a record of one is doubted."""
@@ -24,7 +24,7 @@ SHORTEST_WAIT_SECONDS: Final = 0.05
 class Clock(Protocol):
     """What a part may know of time."""
 
-    def now_ms(self) -> int:
+    def now_ms(self) -> Instant:
         """Return the instant, in milliseconds since the epoch."""
 
     def monotonic_ns(self) -> int:
@@ -41,12 +41,12 @@ class SystemClock:
     origin_ms: int = 0
     speed: float = 1.0
 
-    def now_ms(self) -> int:
+    def now_ms(self) -> Instant:
         """Return the instant, in milliseconds since the epoch."""
-        real = time.time_ns() // 1_000_000
+        real = Instant(time.time_ns() // 1_000_000)
         if self.speed == 1.0:
             return real
-        return self.origin_ms + int((real - self.origin_ms) * self.speed)
+        return Instant(self.origin_ms + int((real - self.origin_ms) * self.speed))
 
     def monotonic_ns(self) -> int:
         """Return a monotonic reading, in nanoseconds of this clock's time."""
@@ -66,9 +66,9 @@ class ManualClock:
     ms: int = 0
     _steps_ns: int = field(default=0, repr=False)
 
-    def now_ms(self) -> int:
+    def now_ms(self) -> Instant:
         """Return the instant that was set."""
-        return self.ms
+        return Instant(self.ms)
 
     def monotonic_ns(self) -> int:
         """Return what `advance` has added up to, whatever `ms` was set to."""
@@ -88,7 +88,7 @@ class ManualClock:
 def from_settings(settings: ClockSettings) -> SystemClock:
     """Return the clock that all parts with these settings share.
 
-    Raises SettingsError where `clock.origin` is no instant, or missing though time is scaled.
+    Raises SettingsError if `clock.origin` is no instant, or missing though time is scaled.
     """
     if settings.speed == 1.0 and not settings.origin:
         return SystemClock()

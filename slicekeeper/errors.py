@@ -7,14 +7,14 @@ SlicekeeperError                 anything that a caller may catch
 └── ServiceError                 another process answered with an error, or not at all
     ├── Unavailable              no answer: worth a retry
     ├── NotFound                 404
-    ├── Conflict                 409: somebody else wrote first, or it exists
+    ├── Conflict                 409: another client wrote first, or it exists
     ├── Gone                     410: the resource version is too old, list again
     └── Forbidden                401 and 403
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -30,16 +30,16 @@ class SettingsError(SlicekeeperError):
     code = "settings-invalid"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Violation:
     """One broken rule of one manifest.
 
-    `code` is stable. `container` is empty where the pod as a whole is at fault; `field` is the path a user
+    `code` is stable. `container` is empty if the pod as a whole is at fault; `field` is the path a user
     finds in the manifest; `example` is a line that would pass.
     """
 
     code: str
-    container: str
+    container: str = ""
     field: str
     value: str
     rule: str
@@ -48,10 +48,6 @@ class Violation:
     def __str__(self) -> str:
         where = f"container {self.container!r}: " if self.container else ""
         return f"{where}{self.field} is {self.value}: {self.rule}; for example {self.example}"
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the violation as a JSON object."""
-        return asdict(self)
 
 
 class RequestRefused(SlicekeeperError):
@@ -67,7 +63,7 @@ class RequestRefused(SlicekeeperError):
 
 
 class ServiceError(SlicekeeperError):
-    """Another process answered with an error. `status` is 0 where there was no answer.
+    """Another process answered with an error. `status` is 0 if there was no answer.
 
     `field` names what of the request is wrong, where the reason alone does not tell.
     """

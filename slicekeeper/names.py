@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that several parts rely on: annotations, labels, the finalizer, the container and its paths.
 
-Resource names are not here: they are settings (`slicekeeper.settings.Resources`), because a cluster may
+Resource names are not here: they are settings (`slicekeeper.config.settings.Resources`), because a cluster may
 already use others.
 """
 
 from typing import Final
 
 GROUP: Final = "slicekeeper.io"
+API: Final = "timekeeper.slicekeeper.io/v1"
+"""Group and version under which the API server offers the timekeeper's routes."""
+API_SERVICE: Final = "v1.timekeeper.slicekeeper.io"
 
 # Written by the webhook.
 MANAGED_LABEL: Final = "slicekeeper.io/managed"
@@ -41,7 +44,7 @@ RULE: Final = "slicekeeper.io/rule"
 # Written by the node agent.
 NODE_GPUS: Final = "slicekeeper.io/gpus"
 NODE_AGENT: Final = "slicekeeper.io/agent"
-"""Where the agent tells whether it is ready, see `slicekeeper.agent_address`."""
+"""Where the agent tells whether it is ready, see `slicekeeper.kube.agent_address`."""
 
 # Written by the certificates part, into every namespace.
 CA_CONFIG_MAP: Final = "slicekeeper-ca.crt"
@@ -60,9 +63,14 @@ GPU_EXCLUSION: Final = "slicekeeper.io/gpu-exclusion"
 GPU_UUID: Final = "slicekeeper.io/gpu-uuid"
 GPU_MODEL: Final = "slicekeeper.io/gpu-model"
 SHARING: Final = "slicekeeper.io/sharing"
+GANG: Final = "slicekeeper.io/gang"
+"""The pods of a namespace with the same value are placed together; without it, those of one controller are."""
+GANG_SIZE: Final = "slicekeeper.io/gang-size"
+"""How many of a gang's pods must be there before any of them gets a place."""
 
 USER_ANNOTATIONS: Final = (
     CORE_LIMIT, GPU_CLASS, GPU_AFFINITY, GPU_ANTI_AFFINITY, GPU_EXCLUSION, GPU_UUID, GPU_MODEL, SHARING,
+    GANG, GANG_SIZE,
 )  # fmt: skip
 
 STANDARD: Final = "standard"

@@ -8,7 +8,18 @@ the ledger. Instants are integer milliseconds since the Unix epoch, UTC; interva
 import re
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Final
+from typing import Final, NewType
+
+Instant = NewType("Instant", int)
+"""Milliseconds since the Unix epoch, UTC. Arithmetic gives a plain int: the code says when it is an instant again."""
+
+GpuMilliseconds = NewType("GpuMilliseconds", int)
+"""An amount of GPU time, as budgets and the ledger have it. Sums and differences give a plain int too."""
+
+NO_TIME: Final = GpuMilliseconds(0)
+
+EPOCH: Final = Instant(0)
+"""What holds from here on has always held."""
 
 MIB_PER_BLOCK: Final = 256
 """`vcuda-memory` counts blocks of this many MiB."""
@@ -99,10 +110,10 @@ _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[
 _FIRST, _LAST = (edge.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC) for edge in (datetime.min, datetime.max))
 
 
-def parse_instant(value: str) -> int:
+def parse_instant(value: str) -> Instant:
     """Return an RFC 3339 instant as milliseconds since the epoch, cut (not rounded) at the millisecond.
 
-    Raises ValueError where the text is not RFC 3339, carries no zone, or lies outside of the years 1 to 9999 in UTC.
+    Raises ValueError if the text is not RFC 3339, carries no zone, or lies outside of the years 1 to 9999 in UTC.
     """
     match = _INSTANT.fullmatch(value)
     if match is None:
@@ -112,10 +123,10 @@ def parse_instant(value: str) -> int:
     whole = moment - datetime(1970, 1, 1, tzinfo=UTC)
     if not _FIRST <= whole <= _LAST:  # which could be kept, but never told again
         raise ValueError(f"not within the years 1 to 9999 in UTC: {value!r}")
-    return (whole.days * 86_400 + whole.seconds) * MS_PER_SECOND + int((decimals or "0")[:3].ljust(3, "0"))
+    return Instant((whole.days * 86_400 + whole.seconds) * MS_PER_SECOND + int((decimals or "0")[:3].ljust(3, "0")))
 
 
-def format_instant(ms: int) -> str:
+def format_instant(ms: Instant) -> str:
     """Return milliseconds since the epoch as RFC 3339 in UTC with exactly three decimals."""
     seconds, rest = divmod(ms, MS_PER_SECOND)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03}Z"

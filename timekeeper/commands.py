@@ -19,8 +19,9 @@ from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, show_each
 from slicekeeper.errors import SettingsError, Unavailable
-from slicekeeper.serving.process import serve as run_server
-from slicekeeper.serving.wsgi import WsgiBridge
+from slicekeeper.net.serving.process import serve as run_server
+from slicekeeper.net.serving.wsgi import WsgiBridge
+from slicekeeper.net.tls import ClientCas
 from slicekeeper.units import parse_instant
 from timekeeper.api.app import MAX_BODY_BYTES, make_app
 from timekeeper.ledger import explain as explaining
@@ -34,7 +35,7 @@ from timekeeper.store.db.migrate import check, downgrade, may_migrate_at_start, 
 def _engine(context: Context, *, of_any_revision: bool = False) -> Iterator[Engine]:
     """Open the database of the settings, and close it.
 
-    Raises SettingsError where it has not this release's revision, Unavailable where it does not answer.
+    Raises SettingsError if it has not this release's revision, Unavailable if it does not answer.
     """
     engine = make_engine(context.loaded.settings.timekeeper.database)
     try:
@@ -65,12 +66,13 @@ def serve(context: Context) -> None:
         check(engine)
 
     mine = settings.timekeeper
+    clients = ClientCas() if mine.tls.certificate_file else None
 
     def make() -> WsgiBridge:
-        app = make_app(settings, clocks.from_settings(settings.clock))
+        app = make_app(settings, clocks.from_settings(settings.clock), clients)
         return WsgiBridge(app, threads=mine.threads, max_body_bytes=MAX_BODY_BYTES)
 
-    run_server(make, bind=mine.bind, tls=mine.tls, limits=settings.serving)
+    run_server(make, bind=mine.bind, tls=mine.tls, clients=clients, limits=settings.serving)
 
 
 @timekeeper.command()
@@ -91,7 +93,7 @@ def migrate(context: Context, to: str, down: bool) -> None:
 @output_option("text", "json", "yaml")
 @click.pass_obj
 def verify(context: Context, output: str) -> None:
-    """Rebuild balances, anchors and bookings from the records and compare. Exit 1 where anything differs."""
+    """Rebuild balances, anchors and bookings from the records and compare. Exit 1 if anything differs."""
     settings = context.loaded.settings
     with _engine(context) as engine:
         found = verification.verify(engine, carry=settings.timekeeper.debt == "carry")

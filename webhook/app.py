@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP shell: `/mutate`, `/validate`, `/healthz`, `/readyz`. It parses, asks, counts and answers."""
+"""The HTTP shell: `/mutate`, `/validate`, `/healthz`, `/readyz`. It parses, asks, counts and answers.
+
+Starlette on the event loop, and not Flask as the other servers, for as long as a review here is answered sooner than
+by a Flask view that does nothing (`benchmarks/webhook/README.md`).
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from slicekeeper import clock, threads
-from slicekeeper.namespace_policy import PolicyBook, PolicyFile
-from slicekeeper.serving.bodies import Bodies, BodyRefused, BodyTooLarge
-from slicekeeper.settings import Settings
-from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.settings import Settings
+from slicekeeper.net import problem
+from slicekeeper.net.serving.bodies import Bodies, BodyRefused, BodyTooLarge
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import metrics
-from webhook.classes import watch_classes
+from webhook.admission import Admission
+from webhook.context import Case
 from webhook.decisions import Decisions
-from webhook.facts import Case
 from webhook.flips import FlipBoard
-from webhook.large import LARGE_BYTES, LargeReviews, TooComplex, Turn
+from webhook.large_reviews import LARGE_BYTES, LargeReviews, TooComplex, Turn
 from webhook.last_decisions import LastDecisions
-from webhook.policy import Admission
+from webhook.priority_classes import watch_classes
 from webhook.review import Answer, BadReview, Reviewer
 
 log = logging.getLogger(__name__)
@@ -155,8 +160,8 @@ def _log_refusal(endpoint: str, answer: Answer) -> None:
         )
 
 
-async def _problem(_request: Request, error: Exception) -> Response:
-    """Return an error as an RFC 9457 problem."""
+async def _problem(request: Request, error: Exception) -> Response:
+    """Return an error as a problem document."""
     status, headers = 400, None
     if isinstance(error, BadReview):
         code, detail = error.code, str(error)
@@ -176,5 +181,5 @@ async def _problem(_request: Request, error: Exception) -> Response:
     else:
         log.error("a request failed", exc_info=error)
         status, code, detail = 500, "internal-server-error", "The webhook failed; its log says why."
-    body = orjson.dumps({"type": "about:blank", "status": status, "code": code, "detail": detail})
-    return Response(body, status, headers, "application/problem+json")
+    body = problem.encode(status=status, code=code, detail=detail, path=request.scope["path"])
+    return Response(body, status, headers, problem.MEDIA_TYPE)

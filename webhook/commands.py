@@ -14,12 +14,12 @@ import click
 from slicekeeper import log
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option
-from slicekeeper.namespace_policy import PolicyBook, read_book
-from slicekeeper.settings import Settings
-from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.config.policy import PolicyBook, read_book
+from slicekeeper.config.settings import Settings
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import offline
 from webhook.flips import FlipBoard
-from webhook.large import Turn
+from webhook.large_reviews import Turn
 from webhook.last_decisions import LastDecisions
 
 PATIENCE_SECONDS: Final = 5.0
@@ -38,7 +38,7 @@ def webhook() -> None:
 @click.pass_obj
 def serve_webhook(context: Context) -> None:
     """Serve /mutate and /validate until SIGTERM."""
-    from slicekeeper.serving.process import serve  # noqa: PLC0415 - gunicorn: `review` needs none
+    from slicekeeper.net.serving.process import serve  # noqa: PLC0415 - gunicorn: `review` needs none
 
     settings = context.loaded.settings
     # What is wrong with address or policy file is told once at the start, and not by each worker.

@@ -18,11 +18,11 @@ from typing import Final, Protocol
 
 from slicekeeper import threads
 from slicekeeper.clock import Clock
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import ServiceError
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import WebhookSettings
 from slicekeeper.wire.timekeeper import Decision, DecisionList
-from webhook.facts import Standing
+from webhook.context import Standing
 from webhook.flips import FlipBoard
 from webhook.last_decisions import LastDecisions
 
@@ -40,7 +40,7 @@ class Timekeeper(Protocol):
     """What is asked of the timekeeper's client."""
 
     def decisions(self, etag: str = "") -> tuple[DecisionList | None, str]:
-        """Return all decisions and their ETag, None where nothing changed."""
+        """Return all decisions and their ETag, None if nothing changed."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Decisions:
 
     @property
     def age_seconds(self) -> float | None:
-        """Age of the decisions, None where there are none yet."""
+        """Age of the decisions, None if there are none yet."""
         fetched = self._snapshot.fetched_ns
         return None if fetched == _NEVER else (self._clock.monotonic_ns() - fetched) / _NS
 
@@ -107,7 +107,7 @@ class Decisions:
         return self._clock.monotonic_ns() - self._snapshot.fetched_ns > self._stale_ns
 
     def standing(self, namespace: str, policy: NamespacePolicy) -> Standing:
-        """Return how a namespace stands now. A namespace without a decision is in budget."""
+        """Return a namespace's budget state now. A namespace without a decision is in budget."""
         now, snapshot = self._clock.monotonic_ns(), self._snapshot
         grace = now - self._grace_ns
         stale = now - snapshot.fetched_ns > self._stale_ns
@@ -130,7 +130,7 @@ class Decisions:
     def refresh(self) -> None:
         """Fetch the decisions once.
 
-        Raises ServiceError where the timekeeper does not answer.
+        Raises ServiceError if the timekeeper does not answer.
         """
         asked = self._clock.monotonic_ns()
         fetched, self._etag = self._timekeeper.decisions(self._etag)

@@ -11,9 +11,9 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from slicekeeper.config.settings import NodeAgentSettings, WebhookSettings
 from slicekeeper.errors import Violation
-from slicekeeper.request import as_list, as_map, show
-from slicekeeper.settings import NodeAgentSettings, WebhookSettings
+from slicekeeper.untyped import as_list, as_map, show
 
 _CAPABILITIES: Final = frozenset(
     (
@@ -32,7 +32,7 @@ _PATHS: Final = (
     "/run/nvidia*", "/sys/fs", "/sys/kernel", "/var/lib/containerd", "/var/lib/containers",
     "/var/lib/docker", "/var/lib/kubelet", "/var/lib/slicekeeper",
 )  # fmt: skip
-"""Seats, GPUs, CDI specs, and the runtime and kubelet that hand them out. A star stands for the rest of a name."""
+"""Seats, GPUs, CDI specs, and the runtime and kubelet that hand them out. A star matches the rest of a name."""
 
 
 def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
@@ -45,14 +45,20 @@ def of_pod(spec: Mapping[str, Any], webhook: WebhookSettings, protected: tuple[s
     """Yield the namespaces and folders of the node that a pod reaches for."""
     if spec.get("hostPID") and not webhook.allow_host_pid:
         yield Violation(
-            "host-pid", "", "spec.hostPID", show(spec["hostPID"]),
-            "a GPU pod in the node's process namespace could reach other pods' GPU processes", "hostPID: false",
-        )  # fmt: skip
+            code="host-pid",
+            field="spec.hostPID",
+            value=show(spec["hostPID"]),
+            rule="a GPU pod in the node's process namespace could reach other pods' GPU processes",
+            example="hostPID: false",
+        )
     if spec.get("hostIPC") and not webhook.allow_host_ipc:
         yield Violation(
-            "host-ipc", "", "spec.hostIPC", show(spec["hostIPC"]),
-            "a GPU pod in the node's IPC namespace could reach other pods' GPU memory", "hostIPC: false",
-        )  # fmt: skip
+            code="host-ipc",
+            field="spec.hostIPC",
+            value=show(spec["hostIPC"]),
+            rule="a GPU pod in the node's IPC namespace could reach other pods' GPU memory",
+            example="hostIPC: false",
+        )
     for index, volume in enumerate(as_list(spec.get("volumes"))):
         path = as_map(as_map(volume).get("hostPath")).get("path")
         if not isinstance(path, str):
@@ -60,10 +66,12 @@ def of_pod(spec: Mapping[str, Any], webhook: WebhookSettings, protected: tuple[s
         reached = reaches(path, protected)
         if reached and not _is_below_any(canonical(path), webhook.allow_host_paths):
             yield Violation(
-                "host-path", "", f"spec.volumes[{index}].hostPath.path", show(path),
-                f"a GPU pod that mounts it could reach {reached} of the node, and with it other pods' GPUs",
-                "a folder of data, such as path: /data",
-            )  # fmt: skip
+                code="host-path",
+                field=f"spec.volumes[{index}].hostPath.path",
+                value=show(path),
+                rule=f"a GPU pod that mounts it could reach {reached} of the node, and with it other pods' GPUs",
+                example="a folder of data, such as path: /data",
+            )
 
 
 def of_container(path: str, name: str, container: Mapping[str, Any], webhook: WebhookSettings) -> Iterator[Violation]:
@@ -71,24 +79,36 @@ def of_container(path: str, name: str, container: Mapping[str, Any], webhook: We
     context = as_map(container.get("securityContext"))
     if context.get("privileged") and not webhook.allow_privileged:
         yield Violation(
-            "privileged", name, f"{path}.securityContext.privileged", "true",
-            "a privileged container sees all GPUs of its node, so no GPU pod may have one", "privileged: false",
-        )  # fmt: skip
+            code="privileged",
+            container=name,
+            field=f"{path}.securityContext.privileged",
+            value="true",
+            rule="a privileged container sees all GPUs of its node, so no GPU pod may have one",
+            example="privileged: false",
+        )
     allowed = {_bare(capability) for capability in webhook.allow_capabilities}
     added = as_list(as_map(context.get("capabilities")).get("add"))
     for index, capability in enumerate(added):
         if isinstance(capability, str) and _bare(capability) in _CAPABILITIES - allowed:
             yield Violation(
-                "capability", name, f"{path}.securityContext.capabilities.add[{index}]", show(capability),
-                "with it a container gets out of its limits, to other pods' GPUs or to the clock they are charged by, "
-                "so no GPU pod may have it", "add: [IPC_LOCK]",
-            )  # fmt: skip
+                code="capability",
+                container=name,
+                field=f"{path}.securityContext.capabilities.add[{index}]",
+                value=show(capability),
+                rule="with it a container gets out of its limits, to other pods' GPUs or to the clock they are charged "
+                "by, so no GPU pod may have it",
+                example="add: [IPC_LOCK]",
+            )
     proc = context.get("procMount")
     if proc not in (None, "", "Default") and not webhook.allow_proc_mount:
         yield Violation(
-            "proc-mount", name, f"{path}.securityContext.procMount", show(proc),
-            "a GPU pod sees /proc as the runtime masks it", "procMount: Default",
-        )  # fmt: skip
+            code="proc-mount",
+            container=name,
+            field=f"{path}.securityContext.procMount",
+            value=show(proc),
+            rule="a GPU pod sees /proc as the runtime masks it",
+            example="procMount: Default",
+        )
 
 
 def canonical(path: str) -> str:

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.devices import any_named, is_named
+from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.errors import Violation
-from slicekeeper.request import GpuRequest, annotations_of, as_list, as_map, is_zero, show
-from webhook.facts import Cluster
+from slicekeeper.gpu.request import GpuRequest, annotations_of, is_zero
+from slicekeeper.untyped import as_list, as_map, show
+from webhook.context import Cluster
 from webhook.sidecar_container import covers
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -57,10 +58,12 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Violation]:
         domain = key.rpartition("/")[0]
         if domain == "cdi.k8s.io" or domain.endswith(".cdi.k8s.io") or key in _RUNTIME_ANNOTATIONS:
             yield Violation(
-                "reserved-annotation", "", f"metadata.annotations[{key}]", show(value),
-                "container runtimes take the annotation for devices; a GPU pod gets those that it asked for",
-                "no such annotation",
-            )  # fmt: skip
+                code="reserved-annotation",
+                field=f"metadata.annotations[{key}]",
+                value=show(value),
+                rule="container runtimes take the annotation for devices; a GPU pod gets those that it asked for",
+                example="no such annotation",
+            )
 
 
 def of_container(
@@ -74,18 +77,24 @@ def of_container(
             yield from _visible_devices(f"{path}.env[{index}]", name, entry, gpu, held=held)
         elif variable in _OTHER_VARIABLES and (entry.get("value") or entry.get("valueFrom")):
             yield Violation(
-                "reserved-env", name, f"{path}.env[{index}]", show(variable),
-                "NVIDIA's runtime gives devices for the variable; a GPU pod gets those that it asked for",
-                "no such variable",
-            )  # fmt: skip
+                code="reserved-env",
+                container=name,
+                field=f"{path}.env[{index}]",
+                value=show(variable),
+                rule="NVIDIA's runtime gives devices for the variable; a GPU pod gets those that it asked for",
+                example="no such variable",
+            )
     for index, mount in enumerate(as_list(container.get("volumeMounts"))):
         target = as_map(mount).get("mountPath")
         if isinstance(target, str) and _is_device(target):
             yield Violation(
-                "device-mount", name, f"{path}.volumeMounts[{index}].mountPath", show(target),
-                "NVIDIA's runtime takes a mount there for a GPU; a GPU pod gets those that it asked for",
-                "mountPath: /data",
-            )  # fmt: skip
+                code="device-mount",
+                container=name,
+                field=f"{path}.volumeMounts[{index}].mountPath",
+                value=show(target),
+                rule="NVIDIA's runtime takes a mount there for a GPU; a GPU pod gets those that it asked for",
+                example="mountPath: /data",
+            )
     if held and not cluster.webhook.allow_env_from:
         yield from _env_from(path, name, container)
 
@@ -116,7 +125,14 @@ def _visible_devices(
             return
         example = f"no {VISIBLE_DEVICES}"
         rule = "the variable is reserved; the webhook sets it to the GPUs that the scheduler chooses"
-    yield Violation("reserved-env", name, where, show(entry.get("valueFrom") or entry.get("value")), rule, example)
+    yield Violation(
+        code="reserved-env",
+        container=name,
+        field=where,
+        value=show(entry.get("valueFrom") or entry.get("value")),
+        rule=rule,
+        example=example,
+    )
 
 
 def _env_from(path: str, name: str, container: Mapping[str, Any]) -> Iterator[Violation]:
@@ -125,7 +141,11 @@ def _env_from(path: str, name: str, container: Mapping[str, Any]) -> Iterator[Vi
         prefix = as_map(source).get("prefix") or ""
         if VISIBLE_DEVICES.startswith(str(prefix)):
             yield Violation(
-                "env-from", name, f"{path}.envFrom[{index}]", show(source),
-                f"it may set {VISIBLE_DEVICES}, which wins over the GPUs that NVIDIA's plugin has given the container; "
-                "take the variables one by one under env, or with a prefix", "prefix: APP_",
-            )  # fmt: skip
+                code="env-from",
+                container=name,
+                field=f"{path}.envFrom[{index}]",
+                value=show(source),
+                rule=f"it may set {VISIBLE_DEVICES}, which wins over the GPUs that NVIDIA's plugin has given the "
+                "container; take the variables one by one under env, or with a prefix",
+                example="prefix: APP_",
+            )

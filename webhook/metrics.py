@@ -17,8 +17,8 @@ from prometheus_client import (
     multiprocess,
 )
 
-from slicekeeper import probes
-from slicekeeper.settings import ServingSettings
+from slicekeeper.config.settings import ServingSettings
+from slicekeeper.net import probes
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -41,7 +41,7 @@ decisions_stale = Gauge(
 )
 policy_refused = Gauge(
     "slicekeeper_webhook_policy_file_refused",
-    "1 while the policy file as it stands is refused and the policy before it is in force.",
+    "1 while the policy file as it is now is refused and the policy before it is in force.",
     multiprocess_mode="livemax",
 )
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the webhook writes into a pod, as the smallest patch: a value that is there already is not written again.
 
-`rules` has judged the pod before, so what is found here under a reserved name is what we would write. Nothing is
-insisted on that another mutator may rightly change: our sidecar is found by name, wherever it stands.
+`validation` has judged the pod before, so what is found here under a reserved name is what we would write. Nothing is
+insisted on that another mutator may rightly change: our sidecar is found by name, wherever it is.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.request import GpuRequest, PodRequest, as_list, as_map, container_name
-from slicekeeper.wire.admission import JsonPatch
-from webhook.facts import Case, Cluster
+from slicekeeper.gpu.request import GpuRequest, PodRequest, container_name
+from slicekeeper.untyped import as_list, as_map
+from slicekeeper.wire.json_patch import JsonPatch, escape
+from webhook.context import Case, Cluster
 from webhook.legacy_runtime import VISIBLE_DEVICES, VOID, needs_void
-from webhook.patch import PatchBuilder, escape
+from webhook.patch import PatchBuilder
 from webhook.sidecar_container import CONTAINERS_VARIABLE
 
 PRELOAD: Final = "LD_PRELOAD"
@@ -26,7 +27,7 @@ TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
 
 
 def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> JsonPatch:
-    """Return what is missing in a pod that holds GPUs; empty where it is as it should be."""
+    """Return what is missing in a pod that holds GPUs; empty if it is as it should be."""
     patch = PatchBuilder()
     enforced = case.policy.mode == "enforce"
     _metadata(patch, pod, request, case)
@@ -185,7 +186,7 @@ def _token_mount(spec: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _reported_containers(patch: PatchBuilder, sidecar: Mapping[str, Any], pointer: str, reported: str) -> None:
-    """Write the list of GPU containers anew: since the pass before, another injector may have added one."""
+    """Write the list of GPU containers again: since the pass before, another injector may have added one."""
     entries = as_list(sidecar.get("env"))
     found = False
     for index, entry in enumerate(entries):

@@ -15,15 +15,15 @@ from typing import IO, Any
 
 import yaml
 
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
-from slicekeeper.namespace_policy import PolicyBook
-from slicekeeper.request import as_map
-from slicekeeper.settings import Settings
-from webhook import rules
-from webhook.classes import SettingsClasses
-from webhook.facts import Case, Standing
+from slicekeeper.untyped import as_map
+from webhook import validation
+from webhook.admission import Admission, Verdict
+from webhook.context import Case, Standing
 from webhook.patch import apply
-from webhook.policy import Admission, Verdict
+from webhook.priority_classes import SettingsClasses
 from webhook.review import status_of
 from webhook.workloads import template_of, template_path, with_template
 
@@ -61,7 +61,7 @@ _Loader.yaml_implicit_resolvers = {
 def read(file: IO[bytes], name: str) -> list[Document]:
     """Return the documents of a YAML or JSON file; `name` is for messages.
 
-    Raises SettingsError where it holds something else than Kubernetes objects.
+    Raises SettingsError if it holds something else than Kubernetes objects.
     """
     try:
         documents = [document for document in yaml.load_all(file, _Loader) if document is not None]
@@ -109,7 +109,7 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document["kind"] == "Pod" and not group:
         if admission.forges_mirror(document, case):
-            return Verdict(violations=(rules.not_by_kubelet(document),)), document
+            return Verdict(violations=(validation.not_by_kubelet(document),)), document
         verdict = admission.mutate(document, case)
         return verdict, apply(document, verdict.patch)
     path = template_path(group, document["kind"])

@@ -15,10 +15,10 @@ from typing import Any, Final
 import orjson
 
 from slicekeeper.errors import Violation
-from slicekeeper.request import as_list, as_map, show
+from slicekeeper.untyped import as_list, as_map, show
 from slicekeeper.wire.admission import API_VERSION, KIND, AdmissionResponse, Status
-from webhook import rules
-from webhook.policy import Admission, Case, Verdict
+from webhook import validation
+from webhook.admission import Admission, Case, Verdict
 from webhook.workloads import template_of, template_path
 
 _REASON: Final = {400: "BadRequest", 403: "Forbidden", 422: "Invalid", 503: "ServiceUnavailable"}
@@ -63,8 +63,8 @@ class Request:
 
     @property
     def forges_mirror(self) -> bool:
-        """Whether somebody but a kubelet says that the pod mirrors a static one, which is left alone."""
-        return not self.by_kubelet and rules.is_mirror(self.object)
+        """Whether another than a kubelet says that the pod mirrors a static one, which is left alone."""
+        return not self.by_kubelet and validation.is_mirror(self.object)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Reviewer:
         if not request.is_pod or request.operation != "CREATE" or request.subresource:
             return answer(request, Verdict())
         if request.forges_mirror:
-            return answer(request, Verdict(violations=(rules.not_by_kubelet(request.object),)))
+            return answer(request, Verdict(violations=(validation.not_by_kubelet(request.object),)))
         return answer(request, self._admission.mutate(request.object, self._case_of(request.namespace)))
 
     def validate(self, body: bytes | bytearray) -> Answer:
@@ -114,7 +114,7 @@ class Reviewer:
                 return self._admission.validate_ephemeral(request.object, request.old, self._case_of(request.namespace))
             if request.operation == "CREATE" and not request.subresource:
                 if request.forges_mirror:
-                    return Verdict(violations=(rules.not_by_kubelet(request.object),))
+                    return Verdict(violations=(validation.not_by_kubelet(request.object),))
                 return self._admission.validate(request.object, self._case_of(request.namespace))
             # Most of a pod cannot change, and who may change what is ours is the API server's own policy.
             return Verdict()
@@ -130,7 +130,7 @@ class Reviewer:
 def parse(body: bytes | bytearray) -> tuple[Request, Violation | None]:
     """Return the request of a review, and what is wrong with it where it can be told in an answer.
 
-    Raises BadReview where there is nothing to answer to.
+    Raises BadReview if there is nothing to answer to.
     """
     try:
         review = orjson.loads(body)
@@ -184,7 +184,7 @@ def _text(value: object) -> str:
 
 
 def _bad(field: str, value: object, rule: str, example: str) -> Violation:
-    return Violation("request-malformed", "", field, show(value), rule, example)
+    return Violation(code="request-malformed", field=field, value=show(value), rule=rule, example=example)
 
 
 def answer(request: Request, verdict: Verdict, status: int = 0) -> Answer:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from slicekeeper.errors import Violation
-from slicekeeper.request import as_list, as_map, show
+from slicekeeper.untyped import as_list, as_map, show
 
 _KIND: Final = {dict: "a mapping", list: "a list", str: "a string", bool: "true or false", int: "a whole number"}
 _EXAMPLE: Final = {dict: "{}", list: "[]", str: "text", bool: "false", int: "3600"}
@@ -86,5 +86,9 @@ def _fields(parent: Mapping[str, Any], prefix: str, fields: tuple[tuple[str, typ
 def _wrong(path: str, value: object, kind: type) -> Violation:
     name = path.rpartition(".")[2]
     return Violation(
-        "manifest-malformed", "", path, show(value), f"it must be {_KIND[kind]}", f"{name}: {_EXAMPLE[kind]}"
+        code="manifest-malformed",
+        field=path,
+        value=show(value),
+        rule=f"it must be {_KIND[kind]}",
+        example=f"{name}: {_EXAMPLE[kind]}",
     )

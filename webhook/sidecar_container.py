@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.devices import is_named
-from slicekeeper.namespace_policy import SidecarPolicy
-from slicekeeper.request import as_list, as_map, container_name, is_zero
-from slicekeeper.settings import Resources, Settings
-from slicekeeper.wire.admission import JsonPatch
-from webhook.patch import escape
+from slicekeeper.config.policy import SidecarPolicy
+from slicekeeper.config.resource_names import is_named
+from slicekeeper.config.settings import Resources, Settings
+from slicekeeper.gpu.request import container_name, is_zero
+from slicekeeper.untyped import as_list, as_map
+from slicekeeper.wire.json_patch import JsonPatch, escape
 
 TOKEN_VOLUME: Final = "slicekeeper-token"  # noqa: S105 - a volume's name
 SPOOL_VOLUME: Final = "slicekeeper-spool"
@@ -115,7 +115,7 @@ def is_ours(container: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Whether a container by the sidecar's name does what ours does.
 
     Image, resources and security context may be another mutator's (a registry mirror, defaults, a security
-    policy), and so may further variables and mounts; the list of GPU containers is written anew at each pass.
+    policy), and so may further variables and mounts; the list of GPU containers is written again at each pass.
     """
     fixed = {key: ours[key] for key in ("args", "restartPolicy", "volumeMounts")}
     env = [entry for entry in ours["env"] if entry["name"] != CONTAINERS_VARIABLE]

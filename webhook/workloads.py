@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slicekeeper.request import as_map
+from slicekeeper.untyped import as_map
 
 _TEMPLATE: Final = ("spec", "template")
 PATHS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
@@ -27,7 +27,7 @@ def template_path(group: object, kind: object) -> tuple[str, ...] | None:
 
 
 def template_of(workload: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return the template, empty where there is none."""
+    """Return the template, empty if there is none."""
     node: Mapping[str, Any] = workload
     for part in path:
         node = as_map(node.get(part))

@@ -3,9 +3,10 @@
 
     .venv/bin/python benchmarks/scheduler/run.py [--rounds 300] [--nodes 100,1000,5000]
 
-Both run as `slicekeeper.serving` runs a server, with one worker. The scheduler lists and watches a
-simulated API server with N nodes of 8 GPUs, half of the GPUs shared at 60 %. One keep-alive connection, one call at a
-time, as kube-scheduler calls; ours and the bare one in turn. Prints a Markdown table.
+Both run as `slicekeeper.net.serving` runs a server, with one worker. The scheduler lists and watches a simulated API
+server with N nodes of 8 GPUs, 70 % of them given out, and 16 pods that wait for more than is free anywhere. Pods of
+four shapes come one after the other over one keep-alive connection, as kube-scheduler calls: filter, prioritize, bind.
+The bare view echoes the bodies of the first two. Prints a Markdown table, and what memory the scheduler takes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,18 +28,21 @@ import orjson
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
-from slicekeeper import inventory, names
+from slicekeeper import names
 from slicekeeper.clock import SystemClock
+from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS
 
 GPUS = 8
 GPU_MIB = 81_920
+SHAPES = (70, 30, 100, 10)
+WAITING = 16
 BARE = """
 import orjson, sys
 from flask import Flask, Response, request
-from slicekeeper.serving.process import serve
-from slicekeeper.serving.wsgi import WsgiBridge
-from slicekeeper.settings import ServingSettings
+from slicekeeper.net.serving.process import (serve)
+from slicekeeper.net.serving.wsgi import (WsgiBridge)
+from slicekeeper.config.settings import (ServingSettings)
 
 def make():
     app = Flask("bare")
@@ -64,22 +69,31 @@ def pod(name: str, core: int, node: str = "", gpu: str = "") -> dict[str, Any]:
             "containers": [{
                 "name": "main", "image": "registry.example/train:1.0", "command": ["python", "train.py"],
                 "env": [{"name": f"OPTION_{i}", "value": "x" * 40} for i in range(20)],
-                "resources": {"limits": {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "40"}},
+                "resources": {
+                    "limits": {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": "20"},
+                    "requests": {"cpu": "4", "memory": "16Gi"},
+                },
             }],
+            "schedulerName": "slicekeeper-scheduler",
             **({"nodeName": node} if node else {}),
         },
+        "status": {"phase": "Running" if node else "Pending"},
     }  # fmt: skip
 
 
 def fill(cluster: Cluster, count: int) -> None:
-    """Make `count` nodes, half of whose GPUs are shared."""
+    """Make `count` nodes of which 70 % are given out: one GPU of each is idle, four shared, three whole."""
     store = cluster.store
+    held = [(0, 60), (0, 20), (1, 60), (2, 60), (3, 60), (4, 100), (5, 100), (6, 100)]
     for n in range(count):
         gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
         annotations = {names.NODE_GPUS: inventory.encode(gpus)}
-        store.create(NODES, {"metadata": {"name": f"node-{n:05}", "annotations": annotations}})
-        for g in range(0, GPUS, 2):
-            store.create(PODS, pod(f"held-{n}-{g}", 60, f"node-{n:05}", f"GPU-{n:05}-{g}"), "team")
+        status = {"allocatable": {"cpu": "96", "memory": "384Gi"}}
+        store.create(NODES, {"metadata": {"name": f"node-{n:05}", "annotations": annotations}, "status": status})
+        for index, (g, core) in enumerate(held):
+            store.create(PODS, pod(f"held-{n}-{index}", core, f"node-{n:05}", f"GPU-{n:05}-{g}"), "team")
+    for n in range(WAITING):
+        store.create(PODS, pod(f"waits-{n}", 800), "team")
 
 
 def start(argv: list[str], port: int, path: str) -> subprocess.Popen[bytes]:
@@ -139,7 +153,8 @@ def measure(count: int, rounds: int) -> None:
         processes = [start([*command, "scheduler", "serve"], ours, "/readyz"),
                      start([sys.executable, "-c", BARE, f"127.0.0.1:{bare}"], bare, "/")]  # fmt: skip
         try:
-            rows = time_calls(count, rounds, connect(ours), connect(bare))
+            rows = time_calls(count, rounds, cluster, connect(ours), connect(bare))
+            memory = resident(processes[0].pid)
         finally:
             for process in processes:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -147,31 +162,66 @@ def measure(count: int, rounds: int) -> None:
             api.stop()
     for verb, mine, echo in rows:
         half, most = percentile(mine, 0.5), percentile(mine, 0.99)
-        base, top = percentile(echo, 0.5), percentile(echo, 0.99)
-        print(f"| {count:,} | {verb} | {half:.2f} | {most:.2f} | {base:.2f} | {top:.2f} | {half / base:.1f} |")
+        beside = "| | | |"
+        if echo:
+            base, top = percentile(echo, 0.5), percentile(echo, 0.99)
+            beside = f"| {base:.2f} | {top:.2f} | {half / base:.1f} |"
+        print(f"| {count:,} | {verb} | {half:.2f} | {most:.2f} {beside}")
+    print(f"| {count:,} | memory | {memory} MB | | | | |", flush=True)
+
+
+def resident(parent: int) -> int:
+    """Return the resident memory of the largest process of a server, in MB."""
+    found = [0]
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+        except OSError:
+            continue
+        if int(fields["NSpgid"].split()[0]) == parent and "VmRSS" in fields:
+            found.append(int(fields["VmRSS"].split()[0]) // 1024)
+    return max(found)
 
 
 def time_calls(
-    count: int, rounds: int, ours: http.client.HTTPConnection, bare: http.client.HTTPConnection
+    count: int, rounds: int, cluster: Cluster, ours: http.client.HTTPConnection, bare: http.client.HTTPConnection
 ) -> list[tuple[str, list[float], list[float]]]:
     """Return milliseconds per call, ours and the bare view's."""
-    nodes = [f"node-{n:05}" for n in range(count)]
-    taken: dict[str, tuple[list[float], list[float]]] = {"filter": ([], []), "prioritize": ([], [])}
+    every, chance = [f"node-{n:05}" for n in range(count)], random.Random(0)
+    taken: dict[str, tuple[list[float], list[float]]] = {
+        verb: ([], []) for verb in ("filter", "prioritize", "both", "bind")
+    }
+
+    def timed(connection: http.client.HTTPConnection, path: str, body: bytes) -> tuple[float, Any]:
+        begin = time.perf_counter()
+        status, answer = call(connection, "POST", path, body)
+        spent = (time.perf_counter() - begin) * 1000
+        assert status == 200, answer
+        return spent, orjson.loads(answer)
+
+    time.sleep(5)  # the policy learns from what is there
     for turn in range(rounds + 20):
-        # 70 % fits on idle GPUs alone: every node fits, and nearly all that could be done is done.
-        asked = {**pod(f"p{turn}", 70), "status": {"phase": "Pending"}}
-        asked["metadata"]["uid"] = f"uid-{turn % 8}"
-        body = orjson.dumps({"Pod": asked, "Nodes": None, "NodeNames": nodes})
-        for verb, (mine, echo) in taken.items():
-            for connection, path, into in ((ours, f"/{verb}", mine), (bare, "/echo", echo)):
-                begin = time.perf_counter()
-                status, answer = call(connection, "POST", path, body)
-                spent = (time.perf_counter() - begin) * 1000
-                assert status == 200, answer
-                if turn >= 20:
-                    into.append(spent)
+        asked = cluster.store.create(PODS, pod(f"p{turn}", SHAPES[turn % len(SHAPES)]), "team")
+        nodes, spent, best = chance.sample(every, count), [], ""  # kube-scheduler lists them as its threads are done
+        for verb in ("filter", "prioritize"):
+            body = orjson.dumps({"Pod": asked, "Nodes": None, "NodeNames": nodes})
+            mine, answer = timed(ours, f"/{verb}", body)
+            echo, _ = timed(bare, "/echo", body)
+            spent.append((verb, mine, echo))
             if verb == "filter":
-                assert len(orjson.loads(answer)["NodeNames"]) == count
+                nodes = answer["NodeNames"]
+            else:
+                best = max(answer, key=lambda entry: entry["Score"])["Host"]
+        metadata = asked["metadata"]
+        binding = {"PodName": metadata["name"], "PodNamespace": "team", "PodUID": metadata["uid"], "Node": best}
+        bind, answer = timed(ours, "/bind", orjson.dumps(binding))
+        assert not answer["Error"], answer
+        spent += [("both", spent[0][1] + spent[1][1], spent[0][2] + spent[1][2]), ("bind", bind, 0.0)]
+        if turn >= 20:
+            for verb, mine, echo in spent:
+                taken[verb][0].append(mine)
+                if echo:
+                    taken[verb][1].append(echo)
     return [(verb, mine, echo) for verb, (mine, echo) in taken.items()]
 
 

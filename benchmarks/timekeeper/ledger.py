@@ -31,11 +31,12 @@ from sqlalchemy import make_url, text
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tests")]
 
-from databases import Postgres  # noqa: E402
 from load import BATCH, NAMESPACES, report, uid  # noqa: E402
+from support.databases import Postgres  # noqa: E402
 
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy  # noqa: E402
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy  # noqa: E402
 from timekeeper.core.caller import OPERATOR  # noqa: E402
+from timekeeper.ledger import intake  # noqa: E402
 from timekeeper.ledger.books import Books  # noqa: E402
 from timekeeper.ledger.intake import Closing, Opening  # noqa: E402
 from timekeeper.ledger.report import take  # noqa: E402
@@ -102,7 +103,7 @@ def fill(it: Made, rows: int, live: int) -> None:
     """Write `rows` pods that ended long ago, with their watermarks, then `live` ones that run."""
     book = Books(Database(make_engine(it.url)), "default", carry=False)
     policies = {f"ns{n}": POLICY for n in range(NAMESPACES)}
-    book.apply([opening(pod, NOW - HOUR) for pod in range(live)], [], policies, NOW - HOUR)
+    intake.apply(book, [opening(pod, NOW - HOUR) for pod in range(live)], [], policies, NOW - HOUR)
     book.database.close()
     if it.kind == "SQLite":
         numbers, key = (
@@ -293,11 +294,11 @@ def measure_churn(it: Made) -> None:
     before, begun = it.size(), time.perf_counter()
     for start in range(0, PODS, BATCH):
         part = range(start, start + BATCH)
-        book.apply([opening(pod, NOW + pod) for pod in part], [], policies, NOW + start + BATCH)
+        intake.apply(book, [opening(pod, NOW + pod) for pod in part], [], policies, NOW + start + BATCH)
     opened = time.perf_counter()
     for start in range(0, PODS, BATCH):
         ends = [Closing(uid(pod), NOW + 30_000 + pod, "finished") for pod in range(start, start + BATCH)]
-        book.apply([], ends, {}, NOW + 30_000 + start + BATCH)
+        intake.apply(book, [], ends, {}, NOW + 30_000 + start + BATCH)
     closed = time.perf_counter()
     for turn in range(1, 11):
         for start in range(0, PODS, BATCH):

@@ -19,11 +19,17 @@ import msgspec
 from flask import Flask, Response, request
 
 from slicekeeper.clock import Clock, ManualClock, SystemClock
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.settings import (
+    KubernetesSettings,
+    PolicySettings,
+    ServingSettings,
+    Settings,
+    TimekeeperSettings,
+)
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.serving.process import serve
-from slicekeeper.serving.wsgi import WsgiBridge
-from slicekeeper.settings import KubernetesSettings, PolicySettings, ServingSettings, Settings, TimekeeperSettings
+from slicekeeper.net.serving.process import serve
+from slicekeeper.net.serving.wsgi import WsgiBridge
 from timekeeper.api.app import routed
 from timekeeper.api.identity import Identity
 from timekeeper.api.service import Service

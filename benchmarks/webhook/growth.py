@@ -15,12 +15,12 @@ from collections.abc import Callable
 import orjson
 from reviews import pod, review
 
-from slicekeeper.namespace_policy import PolicyBook
-from slicekeeper.settings import Settings
-from webhook.classes import SettingsClasses
-from webhook.facts import Case
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.settings import Settings
+from webhook.admission import Admission
+from webhook.context import Case
 from webhook.patch import apply
-from webhook.policy import Admission
+from webhook.priority_classes import SettingsClasses
 from webhook.review import Reviewer
 
 SIZES = (1, 2, 5, 10, 20, 50, 100)

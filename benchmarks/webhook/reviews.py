@@ -34,17 +34,17 @@ from starlette.routing import Route
 
 from certificates.authority import make_ca, sign_server
 from slicekeeper.clock import SystemClock
-from slicekeeper.namespace_policy import PolicyBook
-from slicekeeper.serving.process import serve
-from slicekeeper.serving.wsgi import WsgiBridge
-from slicekeeper.settings import ServingSettings, Settings, TlsSettings
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.settings import ServingSettings, Settings, TlsSettings
+from slicekeeper.net.serving.process import serve
+from slicekeeper.net.serving.wsgi import WsgiBridge
 from slicekeeper.wire.timekeeper import DecisionList
+from webhook.admission import Admission
 from webhook.app import make_shell
-from webhook.classes import SettingsClasses
+from webhook.context import Case
 from webhook.decisions import Decisions
-from webhook.facts import Case
 from webhook.patch import apply
-from webhook.policy import Admission
+from webhook.priority_classes import SettingsClasses
 from webhook.review import Reviewer
 
 BARE = ("bare Flask", "bare Starlette")

@@ -4,36 +4,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from msgspec.structs import replace
 
+from slicekeeper.cli.dates import HELP, instant_of
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import GpuTime, booking_options, client_of, reason_option
-from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.namespaces import namespace_argument
+from slicekeeper.cli.options import GpuTime, booking_options, reason_option
+from slicekeeper.cli.output import (
+    LISTS,
+    Column,
+    gathered,
+    instant_columns,
+    output_option,
+    rows_of,
+    show,
+    show_list,
+    show_one,
+    table,
+)
+from slicekeeper.cli.reach import timekeeper
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Grant, Parent, Statement
 
 B = TypeVar("B", Budget, Parent)
 F = TypeVar("F", bound=Callable[..., object])
-_TableOf = Callable[[Sequence[B]], str]
+_Columns = Sequence[Column[B]]
 _Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def add_commands(group: click.Group, kind: type[B], table_of: _TableOf[B]) -> None:
-    """Add the commands to a group: `kind` is whose budgets it shows, `table_of` how."""
+def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
+    """Add the commands to a group: `kind` is whose budgets it shows, `columns` how."""
     name_argument = click.argument("name", metavar="NAMESPACE" if kind is Budget else "NAME")
+    alone = namespace_argument if kind is Budget else name_argument
     # Names of teams and organisations are never used again.
     account = _and_uid(name_argument) if kind is Budget else name_argument
-    _add_reading(group, kind, table_of, account)
-    _add_changing(group, kind, table_of, name_argument)
-    _add_booking(group, kind, table_of, name_argument, account)
+    _add_reading(group, kind, columns, _and_uid(alone) if kind is Budget else alone)
+    _add_changing(group, kind, columns, name_argument)
+    _add_booking(group, kind, columns, name_argument, account)
+    _add_grants(group, kind, _and_uid(alone) if kind is Budget else alone)
 
 
 def uid_option(command: F) -> F:
     """Add the option that tells namespaces apart which had one name, one after the other."""
-    told = "Which namespace, if the name was used before; `budget list` shows them. Default: the one that is there."
+    told = "Which namespace, if the name was used before; `list -o wide` shows them. Default: the one that is there."
     return click.option("--uid", default="", help=told)(command)
 
 
@@ -41,79 +58,81 @@ def _and_uid(name_argument: _Argument) -> _Argument:
     return lambda command: name_argument(uid_option(command))
 
 
-def _add_reading(group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument) -> None:
+def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument) -> None:
     @group.command("list")
-    @output_option()
+    @output_option(*LISTS)
     @click.pass_obj
     def list_all(context: Context, output: str) -> None:
         """List all of them."""
-        budgets = list(client_of(context).budgets(kind))
-        show(budgets, output, lambda: table_of(budgets))
+        show_list(gathered(timekeeper(context).budgets(kind), "budgets"), output, columns, _name_of)
 
-    @group.command("get")
-    @name_argument
-    @output_option()
-    @click.pass_obj
-    def get(context: Context, name: str, output: str, uid: str = "") -> None:
-        """Show one of them."""
-        found = client_of(context).budget(kind, name, uid)
-        show(found, output, lambda: table_of([found]))
+    if kind is Parent:  # of namespaces, `records` has one that takes several
+
+        @group.command("get")
+        @name_argument
+        @output_option(*LISTS)
+        @click.pass_obj
+        def get(context: Context, name: str, output: str) -> None:
+            """Show one of them."""
+            show_budget(timekeeper(context).budget(kind, name), output, columns)
 
     @group.command("statement")
     @name_argument
-    @click.option("--from", "start", default="", help="Where it begins (RFC 3339). Default: the current period.")
-    @click.option("--to", "end", default="", help="Where it ends (RFC 3339).")
-    @output_option("table", "json", "yaml", "csv")
+    @click.option("--from", "start", default="", help=f"Where it begins. Default: the current period. {HELP}")
+    @click.option("--to", "end", default="", help="Where it ends; as --from.")
+    @output_option("table", "wide", "json", "yaml", "csv")
     @click.pass_obj
     def statement(context: Context, name: str, start: str, end: str, output: str, uid: str = "") -> None:
         """Show what was booked of its budget, and what each pod, or each budget below, was charged."""
-        interval = {key: value for key, value in (("from", start), ("to", end), ("uid", uid)) if value}
-        client = client_of(context)
+        client = timekeeper(context)
+        zone = zone_of(client, kind, name, uid)
+        interval = {key: instant_of(value, zone) for key, value in (("from", start), ("to", end)) if value}
+        interval |= {"uid": uid} if uid else {}
         if output == "csv":
             click.echo(client.statement_csv(kind, name, interval), nl=False)
             return
-        first, *more = client.statement(kind, name, interval)
+        first, *more = gathered(client.statement(kind, name, interval), "pages")
         whole = replace(
             first,
             workloads=[row for page in (first, *more) for row in page.workloads],
             children=[row for page in (first, *more) for row in page.children],
             next_cursor=None,
         )
-        show(whole, output, lambda: _lines(whole))
+        show(whole, output, lambda: _lines(whole, output))
 
 
-def _add_changing(group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument) -> None:
+def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument) -> None:
     @group.command("move")
     @name_argument
     @click.argument("parent", required=False)
     @reason_option("moved on the command line")
-    @output_option()
+    @output_option(*LISTS)
     @click.pass_obj
     def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
         """Put it under the team or organisation PARENT from now on; without PARENT under none."""
-        changed = client_of(context).put_under(kind, name, parent, reason)
-        show(changed, output, lambda: table_of([changed]))
+        changed = timekeeper(context).put_under(kind, name, parent, reason)
+        show_budget(changed, output, columns)
 
     @group.command("status")
     @name_argument
     @click.argument("status", type=click.Choice(["active", "suspended", "closed"]))
     @reason_option("changed on the command line")
-    @output_option()
+    @output_option(*LISTS)
     @click.pass_obj
     def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
         """Suspend its budget, have it go on, or close it for good."""
-        changed = client_of(context).set_status(kind, name, status, reason)
-        show(changed, output, lambda: table_of([changed]))
+        changed = timekeeper(context).set_status(kind, name, status, reason)
+        show_budget(changed, output, columns)
 
 
 def _add_booking(
-    group: click.Group, kind: type[B], table_of: _TableOf[B], name_argument: _Argument, account: _Argument
+    group: click.Group, kind: type[B], columns: _Columns[B], name_argument: _Argument, account: _Argument
 ) -> None:
     @group.command("grant")
     @name_argument
     @click.argument("amount", type=GpuTime())
-    @click.option("--from", "start", default=None, help="When it begins (RFC 3339). Default: now.")
-    @click.option("--until", default=None, help="What is not used by then expires (RFC 3339).")
+    @click.option("--from", "start", default=None, help=f"When it begins. Default: now. {HELP}")
+    @click.option("--until", default=None, help="What is not used by then expires; as --from.")
     @booking_options("granted on the command line")
     @click.pass_obj
     def grant(
@@ -121,29 +140,23 @@ def _add_booking(
         output: str,
     ) -> None:  # fmt: skip
         """Book a grant of AMOUNT (for example 2h), beside the budget; a team's is for all under it."""
-        body = {"amountMs": amount, "reason": reason, "validFrom": start, "validTo": until}
-        changed = client_of(context).move_time(kind, name, "grants", body, key)
-        show(changed, output, lambda: table_of([changed]))
-
-    @group.command("grants")
-    @account
-    @output_option()
-    @click.pass_obj
-    def grants(context: Context, name: str, output: str, uid: str = "") -> None:
-        """List its grants, newest first."""
-        found = list(client_of(context).grants(kind, name, uid))
-        show(found, output, lambda: _grants(found))
+        client = timekeeper(context)
+        zone = zone_of(client, kind, name)
+        edges = {key: instant_of(at, zone) if at else None for key, at in (("validFrom", start), ("validTo", until))}
+        body = {"amountMs": amount, "reason": reason, **edges}
+        changed = client.move_time(kind, name, "grants", body, key)
+        show_budget(changed, output, columns)
 
     @group.command("withdraw")
     @account
     @click.argument("key", metavar="ID", type=int)
     @reason_option("withdrawn on the command line")
-    @output_option()
+    @output_option(*LISTS)
     @click.pass_obj
     def withdraw(context: Context, name: str, key: int, reason: str, output: str, uid: str = "") -> None:
         """Withdraw the grant ID, which has not begun; see `grants`."""
-        gone = client_of(context).withdraw(kind, name, key, reason, uid)
-        show(gone, output, lambda: _grants([gone]))
+        gone = timekeeper(context).withdraw(kind, name, key, reason, uid)
+        show_one(gone, output, _GRANTS, lambda g: str(g.id))
 
     @group.command("adjust")
     @account
@@ -156,8 +169,8 @@ def _add_booking(
     ) -> None:
         """Put its GPU time right by AMOUNT (for example 2h)."""
         body = {"amountMs": -amount if take else amount, "reason": reason}
-        changed = client_of(context).move_time(kind, name, "adjustments", body, key, uid)
-        show(changed, output, lambda: table_of([changed]))
+        changed = timekeeper(context).move_time(kind, name, "adjustments", body, key, uid)
+        show_budget(changed, output, columns)
 
     @group.command("transfer")
     @name_argument
@@ -166,7 +179,7 @@ def _add_booking(
     @click.option(
         "--to-kind", type=click.Choice(["namespace", "parent"]), help="Whose name TO is. Default: one of the same."
     )
-    @click.option("--until", default=None, help="What is not used there by then expires (RFC 3339).")
+    @click.option("--until", default=None, help=f"What is not used there by then expires. {HELP}")
     @booking_options("transferred on the command line")
     @click.pass_obj
     def transfer(
@@ -174,32 +187,52 @@ def _add_booking(
         key: str, output: str,
     ) -> None:  # fmt: skip
         """Move AMOUNT (for example 2h) from its budget into that of TO."""
-        body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": until}
-        changed = client_of(context).move_time(kind, name, "transfers", body, key)
-        show(changed, output, lambda: table_of([changed]))
+        client = timekeeper(context)
+        valid_to = instant_of(until, zone_of(client, kind, name)) if until else None
+        body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": valid_to}
+        changed = client.move_time(kind, name, "transfers", body, key)
+        show_budget(changed, output, columns)
 
 
-def _grants(found: Sequence[Grant]) -> str:
-    return table(
-        ("ID", "AMOUNT", "FROM", "UNTIL", "WITHDRAWN", "BY", "REASON"),
-        [
-            (
-                g.id,
-                format_duration(g.amount_ms),
-                g.valid_from,
-                g.valid_to or "-",
-                g.withdrawn_at or "-",
-                g.actor,
-                g.reason,
-            )
-            for g in found
-        ],
-    )
+def _add_grants(group: click.Group, kind: type[B], name_argument: _Argument) -> None:
+    @group.command("grants")
+    @name_argument
+    @output_option(*LISTS)
+    @click.pass_obj
+    def grants(context: Context, name: str, output: str, uid: str = "") -> None:
+        """List its grants, newest first."""
+        found = list(timekeeper(context).grants(kind, name, uid))
+        show_list(found, output, _GRANTS, lambda g: str(g.id))
 
 
-def _lines(found: Statement) -> str:
+def show_budget(found: B, output: str, columns: _Columns[B]) -> None:
+    """Print one budget."""
+    show_one(found, output, columns, _name_of)
+
+
+def _name_of(budget: Budget | Parent) -> str:
+    return budget.namespace if isinstance(budget, Budget) else budget.name
+
+
+def zone_of(client: TimekeeperClient, kind: type[B], name: str, uid: str = "") -> Callable[[], str]:
+    """Return what asks for a budget's time zone: only plain dates need it."""
+    return lambda: client.budget(kind, name, uid).time_zone
+
+
+_GRANTS: list[Column[Grant]] = [
+    Column("ID", lambda g: g.id),
+    Column("AMOUNT", lambda g: format_duration(g.amount_ms)),
+    *instant_columns("FROM", lambda g: g.valid_from),
+    *instant_columns("UNTIL", lambda g: g.valid_to),
+    *instant_columns("WITHDRAWN", lambda g: g.withdrawn_at),
+    Column("BY", lambda g: g.actor, wide=True),
+    Column("REASON", lambda g: g.reason),
+]
+
+
+def _lines(found: Statement, output: str) -> str:
     def edge(what: str, at: str, balance: int | None) -> tuple[object, ...]:
-        return what, at, "", "", format_duration(balance or 0)
+        return what, at.replace(".000Z", "Z"), "", "", format_duration(balance or 0)
 
     totals = [
         (
@@ -217,15 +250,15 @@ def _lines(found: Statement) -> str:
         edge("closing", found.end, found.closing_ms),
     ]
     told = table(("BOOKED", "AT", "COUNT", "GPU-TIME", "BALANCE"), sums)
-    pods = [
-        (pod.pod_name, pod.pod_uid, format_duration(pod.charged_ms), format_duration(pod.over_budget_ms))
-        for pod in found.workloads
-    ]
-    below = [
-        (one.name, one.kind, format_duration(one.charged_ms), format_duration(one.over_budget_ms))
-        for one in found.children
-    ]
-    if not pods and not below:
-        return told
-    head = ("NAME", "KIND" if below else "POD-UID", "CHARGED", "OVER-BUDGET")
-    return f"{told}\n\n{table(head, below or pods)}"
+    charged = [Column[Any]("CHARGED", lambda one: format_duration(one.charged_ms)),
+               Column[Any]("OVER-BUDGET", lambda one: format_duration(one.over_budget_ms))]  # fmt: skip
+    if found.workloads:
+        pods = [
+            Column[Any]("NAME", lambda pod: pod.pod_name),
+            Column[Any]("POD-UID", lambda pod: pod.pod_uid, wide=True),
+        ]
+        return f"{told}\n\n{rows_of(found.workloads, output, [*pods, *charged])}"
+    if found.children:
+        below = [Column[Any]("NAME", lambda one: one.name), Column[Any]("KIND", lambda one: one.kind)]
+        return f"{told}\n\n{rows_of(found.children, output, [*below, *charged])}"
+    return told

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from slicekeeper import agent_address
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.reach import cluster
 from slicekeeper.errors import ServiceError
-from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.settings import KubernetesSettings
+from slicekeeper.kube import agent_address
+from slicekeeper.kube.client import PODS, Object
 from slicekeeper.wire.node import PATH, NodeSeats, SeatUse
 
 ANSWER_SECONDS: Final = 3.0
@@ -28,8 +29,8 @@ _SELECTOR: Final = "app.kubernetes.io/name=nodeagent"
 class Agents:
     """The agents of a cluster's nodes."""
 
-    def __init__(self, settings: KubernetesSettings) -> None:
-        self._client = KubeClient(msgspec.structs.replace(settings, timeout_seconds=ANSWER_SECONDS))
+    def __init__(self, context: Context) -> None:
+        self._client = cluster(context, ANSWER_SECONDS)
         self.silent: dict[str, str] = {}
         """By node, why its agent told nothing, as last asked."""
 

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Final
 
-from slicekeeper import inventory, names
-from slicekeeper.devices import is_named, labels_of, part_of
+from slicekeeper import names
+from slicekeeper.config.resource_names import is_named
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu import inventory
+from slicekeeper.gpu.devices import labels_of, part_of
+from slicekeeper.gpu.request import annotations_of
 from slicekeeper.kube.client import Object
-from slicekeeper.request import annotations_of, as_map
-from slicekeeper.settings import Resources
 from slicekeeper.units import whole_quantity
+from slicekeeper.untyped import as_map
 
 COUNT: Final = "nvidia.com/gpu.count"
 """NVIDIA's GPU feature discovery writes here how many GPUs a node has."""
@@ -43,7 +46,7 @@ def overlaps(nodes: Iterable[Object], resources: Resources) -> Iterator[tuple[st
             )
         elif there.isdecimal() and ours + theirs > int(there):
             yield (
-                f"{where} has {there} GPUs: Slicekeeper offers {ours} of them, and {listed} stands for {_text(theirs)}",
+                f"{where} has {there} GPUs: Slicekeeper offers {ours} of them, and {listed} offers {_text(theirs)}",
                 "take the GPUs that nodeAgent.gpus names from the other plugin",
             )
 

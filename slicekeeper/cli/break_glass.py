@@ -15,11 +15,11 @@ from typing import Final
 
 import click
 
-from slicekeeper import names, released
 from slicekeeper.errors import Conflict, NotFound, ServiceError
+from slicekeeper.kube import released
 from slicekeeper.kube.client import CONFIG_MAPS, JSON_PATCH, NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.tenure import has_ended, is_bound
-from slicekeeper.units import format_instant, parse_instant
+from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound, without_finalizer
+from slicekeeper.units import Instant, format_instant, parse_instant
 
 _AGAIN: Final = "slicekeeper check --break-glass"
 _AT_ONCE: Final = 8
@@ -54,28 +54,22 @@ def let_go(client: KubeClient, namespace: str, now: int) -> Iterator[tuple[str, 
 
 
 def _is_held(pod: Object) -> bool:
-    metadata = pod["metadata"]
-    return bool(metadata.get("deletionTimestamp")) and names.FINALIZER in (metadata.get("finalizers") or [])
+    return bool(pod["metadata"].get("deletionTimestamp")) and has_finalizer(pod)
 
 
 def _says_no_more(pod: Object, now: int) -> bool:
     return has_ended(pod) or not is_bound(pod) or now > _until(pod)
 
 
-def _until(pod: Object) -> int:
-    return parse_instant(pod["metadata"]["deletionTimestamp"]) + KUBELET_MS
+def _until(pod: Object) -> Instant:
+    return Instant(parse_instant(pod["metadata"]["deletionTimestamp"]) + KUBELET_MS)
 
 
 def _release(client: KubeClient, pod: Object) -> str:
     """Take our finalizer off a pod in its recorded state; return why that was not done, empty if it is gone."""
     metadata = pod["metadata"]
-    path = f"/metadata/finalizers/{metadata['finalizers'].index(names.FINALIZER)}"
-    patch = [
-        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
-        {"op": "test", "path": path, "value": names.FINALIZER},
-        {"op": "remove", "path": path},
-    ]
+    unchanged = {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}
+    patch = [unchanged, *without_finalizer(pod)]
     try:
         client.patch(PODS, metadata["name"], patch, metadata["namespace"], content_type=JSON_PATCH)
     except NotFound:

@@ -3,65 +3,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from slicekeeper.cli.accounts import add_commands, uid_option
+from slicekeeper.cli.accounts import add_commands, show_budget, uid_option, zone_of
+from slicekeeper.cli.budget_files import changes
+from slicekeeper.cli.dates import instant_of
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
 from slicekeeper.cli.options import (
-    FIGURES,
     GpuTime,
     booking_options,
-    client_of,
-    figures_of,
+    figure_columns,
     rule_of,
     rule_options,
 )
-from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.units import format_duration
-from slicekeeper.wire.timekeeper import Budget
+from slicekeeper.cli.output import LISTS, Column, gathered, instant_columns, output_option, show_list
+from slicekeeper.cli.reach import timekeeper
+from slicekeeper.cli.records import add_records
+from slicekeeper.wire.timekeeper import Budget, IntervalCorrection
 
 
-@click.group()
+@click.group(cls=BudgetGroup)
 def budget() -> None:
     """Show and change budgets."""
 
 
-def _table(budgets: Sequence[Budget]) -> str:
-    return table(
-        ("NAMESPACE", *FIGURES, "OVER-BUDGET", "RUNS-OUT", "GONE"),
-        [
-            (
-                b.namespace,
-                *figures_of(b),
-                format_duration(b.over_budget_ms),
-                b.run_out_at or "-",
-                f"--uid {b.uid}" if b.gone else "-",
-            )
-            for b in budgets
-        ],
-    )
+_COLUMNS: list[Column[Budget]] = [
+    Column("NAMESPACE", lambda b: f"{b.namespace} (gone)" if b.gone else b.namespace),
+    *figure_columns(Budget),
+    Column("UNDER", lambda b: b.parent or "-", wide=True),
+    Column("BOUND-BY", lambda b: b.bound_by or "-", wide=True),
+    Column("GONE", lambda b: f"--uid {b.uid}" if b.gone else "-", wide=True),
+]
 
 
 @budget.command("set")
-@click.argument("namespace")
+@click.argument("namespace", metavar=METAVAR, required=False)
 @click.argument("amount", type=GpuTime(), required=False)
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, allow_dash=True),
+    help="Budgets as `get -o yaml` shows them, or a folder of such files; what has not changed is left alone.",
+)
 @rule_options
-@output_option()
+@output_option(*LISTS)
 @click.pass_obj
-def set_budget(context: Context, /, namespace: str, amount: int | None, output: str, **rule: Any) -> None:
-    """Give NAMESPACE a budget of AMOUNT (for example 20h) per period.
+def set_budget(
+    context: Context, /, namespace: str | None, amount: int | None, files: tuple[Path, ...], output: str, **rule: Any
+) -> None:
+    """Give NAMESPACE a budget of AMOUNT (for example 20h) per period, or several what files say.
 
     What is not named stays as it is, and what the running period has used counts on.
     """
-    changed = client_of(context).change_budget(Budget, namespace, rule_of(amount, **rule))
-    show(changed, output, lambda: _table([changed]))
+    client = timekeeper(context)
+    if files:
+        if namespace or amount is not None or any(rule.values()):
+            raise click.UsageError("-f names namespaces and their budgets by itself: name nothing beside it")
+        each = (client.change_budget(Budget, name, rule) for name, rule in changes(client, files))
+        show_list(gathered(each, "budgets set"), output, _COLUMNS, lambda b: b.namespace)
+        return
+    if not namespace:
+        raise click.UsageError("name a NAMESPACE, or files by -f")
+    show_budget(client.change_budget(Budget, namespace, rule_of(amount, **rule)), output, _COLUMNS)
 
 
 @budget.command("refund")
-@click.argument("namespace")
+@click.argument("namespace", metavar="NAMESPACE")
 @click.argument("amount", type=GpuTime())
 @click.argument("pod_uid")
 @uid_option
@@ -72,12 +85,12 @@ def refund(
 ) -> None:
     """Give AMOUNT back of what the ended pod POD_UID was charged; never more than that in all."""
     body = {"podUid": pod_uid, "amountMs": amount, "reason": reason}
-    changed = client_of(context).move_time(Budget, namespace, "refunds", body, key, uid)
-    show(changed, output, lambda: _table([changed]))
+    changed = timekeeper(context).move_time(Budget, namespace, "refunds", body, key, uid)
+    show_budget(changed, output, _COLUMNS)
 
 
 @budget.command("correct")
-@click.argument("namespace")
+@click.argument("namespace", metavar="NAMESPACE")
 @click.argument("pod_uid")
 @click.option("--start", default=None, help="When the pod really began to hold its GPUs (RFC 3339).")
 @click.option("--end", default=None, help="When it really ended (RFC 3339); not of a pod that runs.")
@@ -88,25 +101,35 @@ def correct(
     context: Context, namespace: str, pod_uid: str, start: str | None, end: str | None, uid: str, reason: str,
     key: str, output: str,
 ) -> None:  # fmt: skip
-    """Put the interval of the pod POD_UID right: what it was charged, and owes, is reversed and booked anew."""
-    body = {"podUid": pod_uid, "start": start, "end": end, "reason": reason}
-    changed = client_of(context).move_time(Budget, namespace, "intervals", body, key, uid)
-    show(changed, output, lambda: _table([changed]))
+    """Put the interval of the pod POD_UID right: what it was charged, and owes, is reversed and booked again."""
+    client = timekeeper(context)
+    zone = zone_of(client, Budget, namespace, uid)
+    edges = {name: instant_of(at, zone) if at else None for name, at in (("start", start), ("end", end))}
+    body = {"podUid": pod_uid, **edges, "reason": reason}
+    changed = client.move_time(Budget, namespace, "intervals", body, key, uid)
+    show_budget(changed, output, _COLUMNS)
 
 
 @budget.command("corrections")
-@click.argument("namespace")
+@namespace_argument
 @uid_option
-@output_option()
+@output_option(*LISTS)
 @click.pass_obj
-def corrections(context: Context, namespace: str, uid: str, output: str) -> None:
+def corrections(context: Context, name: str, uid: str, output: str) -> None:
     """List the intervals of NAMESPACE's pods that were put right, newest first."""
-    found = list(client_of(context).corrections(namespace, uid))
-    head = ("ID", "POD-UID", "START", "END", "START-BEFORE", "END-BEFORE", "BY", "REASON")
-    rows = [
-        (c.id, c.pod_uid, c.start, c.end or "-", c.start_before, c.end_before or "-", c.actor, c.reason) for c in found
+    found = list(timekeeper(context).corrections(name, uid))
+    columns: list[Column[IntervalCorrection]] = [
+        Column("ID", lambda c: c.id),
+        Column("POD-UID", lambda c: c.pod_uid),
+        *instant_columns("START", lambda c: c.start),
+        *instant_columns("END", lambda c: c.end),
+        Column("START-BEFORE", lambda c: c.start_before, wide=True),
+        Column("END-BEFORE", lambda c: c.end_before or "-", wide=True),
+        Column("BY", lambda c: c.actor, wide=True),
+        Column("REASON", lambda c: c.reason),
     ]
-    show(found, output, lambda: table(head, rows))
+    show_list(found, output, columns, lambda c: str(c.id))
 
 
-add_commands(budget, Budget, _table)
+add_commands(budget, Budget, _COLUMNS)
+add_records(budget, _COLUMNS)

@@ -15,11 +15,17 @@ from typing import Any, Final
 import click
 import msgspec
 
-from slicekeeper import clock, inventory, names, released
+from slicekeeper import clock, names
 from slicekeeper.cli import beside, break_glass, installed
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.reach import cluster, cluster_options
+from slicekeeper.config.policy import read_book
+from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, ServiceError, SettingsError
+from slicekeeper.gpu import inventory
+from slicekeeper.gpu.request import asks_for, parse_pod
+from slicekeeper.kube import released
 from slicekeeper.kube.client import (
     CONFIG_MAPS,
     DAEMON_SETS,
@@ -33,10 +39,7 @@ from slicekeeper.kube.client import (
     Object,
     Resource,
 )
-from slicekeeper.namespace_policy import read_book
-from slicekeeper.request import asks_for, parse_pod
-from slicekeeper.settings import Resources, Settings
-from slicekeeper.tenure import has_ended
+from slicekeeper.kube.pod import gate_index, has_ended, has_finalizer, without_finalizer, without_gate
 from slicekeeper.units import format_instant
 
 _ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
@@ -48,6 +51,7 @@ _GUARDS: Final = tuple(
     Resource(_ADMISSION, plural, namespaced=False)
     for plural in ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
 )
+_API_SERVICES: Final = Resource("/apis/apiregistration.k8s.io/v1", "apiservices", namespaced=False)
 _GUARD_NAMES: Final = (
     "slicekeeper-pod-metadata",
     "slicekeeper-bindings",
@@ -93,15 +97,16 @@ class Finding:
     is_flag=True,
     help="The timekeeper is broken: let deleted pods go that wait for it, and record them to be charged later.",
 )
+@cluster_options
 @output_option()
 @click.pass_obj
 def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glass: bool, output: str) -> None:
     """Name what is missing, and what uses GPUs unmetered. Exit code 1: something was found.
 
-    Speaks to the API server of the settings; with `kubectl proxy` that is kubernetes.server http://127.0.0.1:8001.
+    Speaks to the cluster to which kubectl speaks, unless the settings name an API server.
     """
     settings = context.loaded.settings
-    client = KubeClient(settings.kubernetes)
+    client = cluster(context)
     # Wherever it is: what is taken away below would be sorely missed by an installation in another namespace.
     homes = _homes(client)
     left = [] if homes else _left_behind(client, settings)
@@ -228,12 +233,27 @@ def _admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
             yield Finding(f"{resource.plural} slicekeeper trusts no CA", look)
     if _get(client, CONFIG_MAPS, names.CA_CONFIG_MAP, namespace) is None:
         yield Finding(f"configmap {names.CA_CONFIG_MAP} is missing: sidecars cannot start", look)
+    yield from _api(_get(client, _API_SERVICES, names.API_SERVICE))
     for guard in _GUARD_NAMES:
         policy, binding = (_get(client, resource, guard) for resource in _GUARDS)
         denies = "Deny" in ((binding or {}).get("spec") or {}).get("validationActions", [])
         if policy is None or not denies:
             what = "is missing" if policy is None or binding is None else "denies nothing"
             yield Finding(f"guard {guard} {what}: editors can change what pods are charged for", _INSTALL)
+
+
+def _api(service: Object | None) -> Iterator[Finding]:
+    what = f"apiservice {names.API_SERVICE}"
+    if service is None:
+        yield Finding(f"{what} is missing: the API server does not offer the timekeeper's API", _INSTALL)
+        return
+    for condition in (service.get("status") or {}).get("conditions") or []:
+        if condition.get("type") == "Available" and condition.get("status") != "True":
+            why = condition.get("message") or condition.get("reason")
+            yield Finding(
+                f"{what} is not available, and no namespace of the cluster can be deleted: {why}",
+                f"kubectl get apiservice {names.API_SERVICE} -o yaml; docs/troubleshooting.md",
+            )
 
 
 def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
@@ -251,15 +271,15 @@ def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
 def _findings(pods: Iterable[Object], settings: Settings) -> Iterator[Finding]:
     for pod in pods:
         reason = _not_adoptable(pod, settings.resources)
-        anew = "create it anew, so that it is admitted"
+        again = "create it again, so that it is admitted"
         yield Finding(
             f"pod {_name(pod)} uses GPUs unmetered{f', and cannot be charged: {reason}' if reason else ''}",
-            anew if reason else f"slicekeeper check --adopt charges it from now on; or {anew}",
+            again if reason else f"slicekeeper check --adopt charges it from now on; or {again}",
         )
 
 
 def _not_adoptable(pod: Object, resources: Resources) -> str:
-    """Return why what the pod owes cannot be told or kept, empty where it can."""
+    """Return why what the pod owes cannot be told or kept, empty if it can."""
     if pod["metadata"].get("deletionTimestamp"):
         return "it is being deleted"
     try:
@@ -272,7 +292,7 @@ def _not_adoptable(pod: Object, resources: Resources) -> str:
 def _adopt(client: KubeClient, settings: Settings) -> Iterator[Finding]:
     """Put the marks of an admitted pod on old ones, so that the timekeeper's watch sees them; yield what is left.
 
-    The guards leave that to whom RBAC lets override them: administrators.
+    The guards leave that to those who may override them by RBAC: administrators.
     """
     now = format_instant(clock.from_settings(settings.clock).now_ms())
     for pod in _unmetered(client, settings):
@@ -299,16 +319,10 @@ def _left_behind(client: KubeClient, settings: Settings) -> list[_Left]:
     resources = settings.resources
     found = []
     for pod in client.list(PODS)[0]:
-        finalizers = pod["metadata"].get("finalizers") or []
-        gates = [gate.get("name") for gate in pod["spec"].get("schedulingGates") or []]
-        for what, where, there, part, ours in (
-            ("keeps our finalizer", "/metadata/finalizers", finalizers, "", names.FINALIZER),
-            ("keeps our scheduling gate", "/spec/schedulingGates", gates, "/name", names.GATE),
-        ):
-            if ours in there:
-                path = f"{where}/{there.index(ours)}"
-                patch = [{"op": "test", "path": f"{path}{part}", "value": ours}, {"op": "remove", "path": path}]
-                found.append(_Left(f"pod {_name(pod)} {what}", client, PODS, pod, patch))
+        if has_finalizer(pod):
+            found.append(_Left(f"pod {_name(pod)} keeps our finalizer", client, PODS, pod, without_finalizer(pod)))
+        if gate_index(pod) is not None:
+            found.append(_Left(f"pod {_name(pod)} keeps our scheduling gate", client, PODS, pod, without_gate(pod)))
     gone = {resources.core: None, resources.memory: None}
     for node in client.list(NODES)[0]:
         if names.NODE_GPUS in (node["metadata"].get("annotations") or {}):
@@ -341,7 +355,7 @@ class _Left:
     patch: Any
 
     def strip(self) -> bool:
-        """Take it away; return False where it changed meanwhile, so that another look is needed."""
+        """Take it away; return False if it changed meanwhile, so that another look is needed."""
         metadata = self.obj["metadata"]
         kind = JSON_PATCH if isinstance(self.patch, list) else MERGE_PATCH
         part = "status" if self.resource == NODES else ""
@@ -351,7 +365,7 @@ class _Left:
                 content_type=kind, subresource=part,
             )  # fmt: skip
         except NotFound:
-            pass  # somebody else was faster
+            pass  # another was faster
         except ServiceError as error:
             if error.status not in (409, 422):
                 raise

@@ -9,37 +9,38 @@ from typing import Any
 
 import click
 
-from slicekeeper import inventory, names
+from slicekeeper import names
 from slicekeeper.cli.accounts import uid_option
 from slicekeeper.cli.agents import FIGURES, Agents, cells, figures
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.reach import cluster, cluster_options, timekeeper
+from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import ServiceError
+from slicekeeper.gpu import inventory
+from slicekeeper.gpu.request import annotations_of, parse_admitted
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
-from slicekeeper.request import annotations_of, parse_admitted
-from slicekeeper.settings import Resources, Settings
-from slicekeeper.tenure import has_ended
-from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU, format_duration
 from slicekeeper.wire.node import SeatUse
 from slicekeeper.wire.timekeeper import Workload
-
-_SELECTOR = names.MANAGED_SELECTOR
 
 
 @click.command()
 @click.option("-n", "--namespace", default="", help="Only this namespace.")
 @uid_option
+@cluster_options
 @output_option()
 @click.pass_obj
 def pods(context: Context, namespace: str, uid: str, output: str) -> None:
     """Show GPU pods: budget state, class, GPU, what they use of it just now, and time charged."""
     settings = context.loaded.settings
-    objects, _ = KubeClient(settings.kubernetes).list(PODS, namespace=namespace, label_selector=_SELECTOR)
-    known = {w.pod_uid: w for w in TimekeeperClient(settings.timekeeper_client).workloads(namespace, uid)}
+    client = cluster(context)
+    objects, _ = client.list(PODS, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
+    known = {w.pod_uid: w for w in timekeeper(context).workloads(namespace, uid)}
     if uid:  # the pods that are there belong to the namespace that is there
         objects = [pod for pod in objects if pod["metadata"]["uid"] in known]
-    used = _used(objects, settings)
+    used = _used(objects, client, context)
     rows = [_pod_row(pod, known.pop(pod["metadata"]["uid"], None), used, settings) for pod in objects]
     rows += [_gone_row(workload) for workload in known.values()]
     rows.sort(key=lambda row: (row["namespace"], row["name"]))
@@ -62,17 +63,17 @@ def _time(ms: int | None) -> str:
     return "-" if ms is None else format_duration(ms)
 
 
-def _used(pods: list[Object], settings: Settings) -> dict[str, list[SeatUse]]:
+def _used(pods: list[Object], client: KubeClient, context: Context) -> dict[str, list[SeatUse]]:
     """Return the seats of pods by UID, as far as the agents of their nodes tell."""
     names_of_nodes = {pod["spec"].get("nodeName") for pod in pods if not has_ended(pod)}
     if not names_of_nodes:
         return {}
     try:
-        all_nodes, _ = KubeClient(settings.kubernetes).list(NODES)
+        all_nodes, _ = client.list(NODES)
     except ServiceError:
         return {}  # who may read the pods of a namespace need not be allowed to read nodes
     found: dict[str, list[SeatUse]] = {}
-    told = Agents(settings.kubernetes).ask([node for node in all_nodes if node["metadata"]["name"] in names_of_nodes])
+    told = Agents(context).ask([node for node in all_nodes if node["metadata"]["name"] in names_of_nodes])
     for seat in chain.from_iterable(told.values()):
         found.setdefault(seat.uid, []).append(seat)
     return found
@@ -95,6 +96,7 @@ def _pod_row(
         "chargedMs": workload.charged_ms if workload else None,
         "overBudgetMs": workload.over_budget_ms if workload else None,
         "usedMs": workload.used_ms if workload else None,
+        "peakMemoryMib": workload.peak_memory_mib if workload else None,
     }
 
 
@@ -112,6 +114,7 @@ def _gone_row(workload: Workload) -> dict[str, Any]:
         "chargedMs": workload.charged_ms,
         "overBudgetMs": workload.over_budget_ms,
         "usedMs": workload.used_ms,
+        "peakMemoryMib": workload.peak_memory_mib,
     }
 
 
@@ -126,16 +129,17 @@ def _placement(pod: Object, resources: Resources) -> str:
 
 
 @click.command()
+@cluster_options
 @output_option()
 @click.pass_obj
 def nodes(context: Context, output: str) -> None:
     """Show nodes' GPUs: model, memory, the share that is given out, and what is used of it just now."""
     settings = context.loaded.settings
-    client = KubeClient(settings.kubernetes)
+    client = cluster(context)
     objects, _ = client.list(NODES)
-    held, _ = client.list(PODS, label_selector=_SELECTOR)
+    held, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
     shares = _shares(held, settings.resources)
-    told = Agents(settings.kubernetes).ask(objects)
+    told = Agents(context).ask(objects)
     rows = [
         {
             "node": node["metadata"]["name"],

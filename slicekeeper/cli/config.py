@@ -10,11 +10,11 @@ from typing import Any
 import click
 import msgspec
 
-from slicekeeper import manifests
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import Key, Section, Settings, keys
+from slicekeeper.config import manifests
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Key, Section, Settings, keys
 
 
 @click.group()

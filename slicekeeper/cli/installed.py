@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import yaml
 
-from slicekeeper import manifests
 from slicekeeper.cli.config import value_of
+from slicekeeper.config import manifests
+from slicekeeper.config.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings, keys
 from slicekeeper.errors import NotFound, SettingsError
 from slicekeeper.kube.client import ACCESS_REVIEWS, CONFIG_MAPS, KubeClient, Object
-from slicekeeper.request import as_map
-from slicekeeper.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings, keys
+from slicekeeper.untyped import as_map
 
 COMPARED: Final = (
     "resources.", "images.", "webhook.schedulerName", "policy.exemptNamespaces", "classes.", "timekeeper.audience",
@@ -67,6 +67,12 @@ def differences(
             if text:
                 what = f"{plural} slicekeeper, webhook {hook.get('name')}, is asked about"
                 yield from _compared(what, manifests.found(manifests.ASKS, text), manifests.names_of(resources))
+                for shape, wanted in (
+                    (manifests.ANNOTATIONS, manifests.annotations_of(resources)),
+                    (manifests.LABELS, manifests.labels_of(resources)),
+                ):
+                    if shape.search(text):  # workloads are asked about by their resources alone
+                        yield from _compared(what, manifests.found(shape, text), wanted)
                 what = f"{plural} slicekeeper, webhook {hook.get('name')}, leaves out"
                 yield from _compared(what, [_left_out(hook)], spared)
     for name, shape, what, wanted in (

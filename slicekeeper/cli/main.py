@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -14,8 +15,8 @@ from pathlib import Path
 import click
 
 from slicekeeper import __version__
+from slicekeeper.config.settings import Loaded, load
 from slicekeeper.errors import SlicekeeperError
-from slicekeeper.settings import Loaded, load
 
 GROUP = "slicekeeper.commands"
 
@@ -45,6 +46,8 @@ class Context:
 
     def __init__(self, config: Path | None) -> None:
         self.config = config
+        self.kube_kubeconfig = ""
+        self.kube_context = ""
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -120,9 +123,14 @@ def cli(ctx: click.Context, config: Path | None) -> None:
 
 
 def main() -> None:
-    """Run the command line; errors of ours are one line and an exit code, never a traceback."""
+    """Run the command line."""
+    run(lambda: cli(standalone_mode=True))
+
+
+def run(command: Callable[[], object]) -> None:
+    """Run a command; errors of ours are one line and an exit code, never a traceback."""
     try:
-        cli(standalone_mode=True)
+        command()
     except SlicekeeperError as error:
         click.echo(f"slicekeeper: {error}", err=True)
         sys.exit(EXIT_USAGE if error.code == "settings-invalid" else EXIT_FAILED)

@@ -9,13 +9,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import output_option
-from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.cli.output import LISTS, Column, brief, output_option, rounded
 from slicekeeper.units import format_duration, parse_duration
-from slicekeeper.wire.timekeeper import Figures
+from slicekeeper.wire.timekeeper import Budget, Parent
 
 F = TypeVar("F", bound=Callable[..., Any])
+B = TypeVar("B", Budget, Parent)
 PERIODS: Final = ("none", "hour", "day", "week", "month", "year")
 
 
@@ -32,11 +31,6 @@ class GpuTime(click.ParamType[int]):
             self.fail(f"{value!r} is no amount of GPU time; for example 20h, 90m or 1h30m", param, ctx)
 
 
-def client_of(context: Context) -> TimekeeperClient:
-    """Return a client of the timekeeper that the settings name."""
-    return TimekeeperClient(context.loaded.settings.timekeeper_client)
-
-
 def reason_option(default: str) -> Callable[[F], F]:
     """Return the option that says why something is done."""
     return click.option("--reason", default=default, show_default=True, help="Why; kept in the ledger.")
@@ -51,7 +45,7 @@ def booking_options(reason: str) -> Callable[[F], F]:
     )
 
     def add(command: F) -> F:
-        whole: F = reason_option(reason)(key(output_option()(command)))
+        whole: F = reason_option(reason)(key(output_option(*LISTS)(command)))
         return whole
 
     return add
@@ -85,7 +79,7 @@ def rule_of(
 ) -> dict[str, object]:
     """Return what of a budget's rule was named, as it goes over the wire.
 
-    Raises UsageError where nothing was.
+    Raises UsageError if nothing was.
     """
     named = {
         "amountMs": amount, "period": period, "timeZone": time_zone, "creditMs": credit, "rolloverMs": rollover,
@@ -101,14 +95,21 @@ def rule_of(
     return found
 
 
-FIGURES: Final = ("STATE", "AMOUNT", "PERIOD", "GRANTED", "USED", "LEFT", "RESERVED")
-
-
-def figures_of(found: Figures) -> tuple[str, ...]:
-    """Return what stands under `FIGURES` in a table."""
-    return (
-        found.state,
-        format_duration(found.amount_ms),
-        found.period,
-        *map(format_duration, (found.granted_ms, found.used_ms, found.balance_ms, found.reserved_ms)),
-    )
+def figure_columns(kind: type[B]) -> list[Column[B]]:
+    """Return the columns that every budget has, whoever has it."""
+    exact = format_duration
+    return [
+        Column("STATE", lambda b: b.state),
+        Column("AMOUNT", lambda b: f"{rounded(b.amount_ms)}/{b.period}".removesuffix("/none"), narrow=True),
+        Column("AMOUNT", lambda b: exact(b.amount_ms), wide=True),
+        Column("PERIOD", lambda b: b.period, wide=True),
+        Column("GRANTED", lambda b: exact(b.granted_ms), wide=True),
+        Column("USED", lambda b: rounded(b.used_ms), narrow=True),
+        Column("USED", lambda b: exact(b.used_ms), wide=True),
+        Column("LEFT", lambda b: rounded(b.balance_ms), narrow=True),
+        Column("LEFT", lambda b: exact(b.balance_ms), wide=True),
+        Column("RESERVED", lambda b: exact(b.reserved_ms), wide=True),
+        Column("OVER-BUDGET", lambda b: exact(b.over_budget_ms), wide=True),
+        Column("RUNS-OUT", lambda b: brief(b.run_out_at), narrow=kind is Budget, wide=kind is not Budget),
+        Column("RUNS-OUT-AT", lambda b: b.run_out_at or "-", wide=True),
+    ]

@@ -1,19 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How results are shown: a table for people, `-o json` and `-o yaml` for programs."""
+"""How results are shown: a table of 80 columns for people, `-o json`, `yaml`, `csv` and `name` for programs.
+
+A table rounds amounts and leaves columns out; `-o wide` has all, and amounts to the millisecond.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain, islice
 from textwrap import indent
-from typing import Any, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import click
 import msgspec
 import yaml
 
+from slicekeeper.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, parse_instant
+
 T = TypeVar("T")
 _AT_ONCE = 1000
+_TOLD_EACH: Final = 100
+WIDTH: Final = 80
+LISTS: Final = ("table", "wide", "json", "yaml", "csv", "name")
+"""Formats of what has rows."""
+
+_COLOURS: Final = {
+    "ok": "green",
+    "warning": "yellow",
+    "overdraft": "yellow",
+    "exhausted": "red",
+    "suspended": "magenta",
+}
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A column of a table; `wide` ones are shown by `-o wide` alone, `narrow` ones by anything else."""
+
+    head: str
+    cell: Callable[[T], object]
+    wide: bool = False
+    narrow: bool = False
 
 
 def output_option(*formats: str) -> Callable[[Any], Any]:
@@ -39,6 +72,85 @@ def show(data: Any, output: str, table: Callable[[], str]) -> None:
         click.echo(table())
 
 
+def show_list(items: Sequence[T], output: str, columns: Sequence[Column[T]], name: Callable[[T], str]) -> None:
+    """Print rows in the format asked for; `name` is what `-o name` prints of one."""
+    if output == "name":
+        click.echo("".join(f"{name(item)}\n" for item in items), nl=False)
+    elif output == "csv":
+        click.echo(_csv([msgspec.to_builtins(item) for item in items]), nl=False)
+    else:
+        show(list(items), output, lambda: rows_of(items, output, columns))
+
+
+def show_one(item: T, output: str, columns: Sequence[Column[T]], name: Callable[[T], str]) -> None:
+    """Print one row: in JSON and YAML as itself, else as a list of one."""
+    if output in ("json", "yaml"):
+        show(item, output, str)
+    else:
+        show_list([item], output, columns, name)
+
+
+def rows_of(items: Sequence[T], output: str, columns: Sequence[Column[T]]) -> str:
+    """Return the table, wide or not."""
+    shown = [one for one in columns if not (one.narrow if output == "wide" else one.wide)]
+    if not items:
+        return "nothing found"
+    rows = [[one.cell(item) for one in shown] for item in items]
+    return table([one.head for one in shown], rows, width=0 if output == "wide" else WIDTH)
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    out = io.StringIO()
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(out, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def rounded(ms: int) -> str:
+    """Return an amount of GPU time as its two largest units, cut: `41h20m`, `1500h`, `-3m5s`."""
+    sign, ms = ("-", -ms) if ms < 0 else ("", ms)
+    hours, rest = divmod(ms, MS_PER_HOUR)
+    minutes, rest = divmod(rest, MS_PER_MINUTE)
+    seconds = rest // MS_PER_SECOND
+    first, second = ((hours, "h"), (minutes, "m")) if hours else ((minutes, "m"), (seconds, "s"))
+    small = f"{second[0]}{second[1]}" if second[0] and hours < 100 else ""
+    return f"{sign}{first[0]}{first[1]}{small}" if first[0] else f"{sign if seconds else ''}{seconds}s"
+
+
+def brief(instant: str | None) -> str:
+    """Return an instant in UTC to the minute: `11-23 14:05`; of another year its date: `2027-01-31`."""
+    if not instant:
+        return "-"
+    at = datetime.fromtimestamp(parse_instant(instant) / 1000, UTC)
+    return f"{at:%m-%d %H:%M}" if at.year == datetime.now(UTC).year else f"{at:%Y-%m-%d}"
+
+
+def gathered(found: Iterable[T], what: str) -> list[T]:
+    """Return all of them, and tell a terminal how many there are so far: what comes over the network takes a while."""
+    items: list[T] = []
+    told = False
+    for item in found:
+        items.append(item)
+        if len(items) % _TOLD_EACH == 0 and sys.stderr.isatty():
+            click.echo(f"\r{len(items)} {what}…", err=True, nl=False)
+            told = True
+    if told:
+        click.echo("\r\033[K", err=True, nl=False)
+    return items
+
+
+def instant_columns(head: str, instant: Callable[[T], str | None]) -> list[Column[T]]:
+    """Return the columns of an instant: brief, and as it is."""
+    return [
+        Column(head, lambda item: brief(instant(item)), narrow=True),
+        Column(head, lambda item: instant(item) or "-", wide=True),
+    ]
+
+
 def show_each(items: Iterable[T], output: str, head: Sequence[str], row: Callable[[T], Sequence[object]]) -> None:
     """Print items as they come: they need not be in memory together. A table has its head every thousand rows."""
     each = iter(items)
@@ -60,10 +172,24 @@ def show_each(items: Iterable[T], output: str, head: Sequence[str], row: Callabl
         more = bool(chunk)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows under their heads, columns two blanks apart, as kubectl prints them."""
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], width: int = 0) -> str:
+    """Return rows under their heads, columns two blanks apart, as kubectl prints them.
+
+    With a `width` the last column is cut to it. States have colours on a terminal, unless $NO_COLOR is set.
+    """
     lines = [tuple(map(str, row)) for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    room = max(width - sum(widths[:-1]) - 2 * (len(widths) - 1), len(head[-1])) if width else widths[-1]
+    if room < widths[-1]:
+        widths[-1] = room
+        lines = [(*line[:-1], line[-1] if len(line[-1]) <= room else f"{line[-1][: room - 1]}…") for line in lines]
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(
+            click.style(cell, fg=_COLOURS[cell]) + " " * (width - len(cell))
+            if coloured and cell in _COLOURS
+            else cell.ljust(width)
+            for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
     )

@@ -3,37 +3,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from slicekeeper.cli.accounts import add_commands
+from slicekeeper.cli.accounts import add_commands, show_budget
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.options import (
-    FIGURES,
     GpuTime,
-    client_of,
-    figures_of,
+    figure_columns,
     rule_of,
     rule_options,
 )
-from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.output import LISTS, Column, output_option, show, table
+from slicekeeper.cli.reach import ClusterGroup, timekeeper
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Parent
 
 
-@click.group()
+@click.group(cls=ClusterGroup)
 def parent() -> None:
     """Show and change teams and organisations."""
 
 
-def _table(parents: Sequence[Parent]) -> str:
-    return table(
-        ("NAME", "KIND", "UNDER", *FIGURES, "RUNS-OUT"),
-        [(p.name, p.kind, p.parent or "-", *figures_of(p), p.run_out_at or "-") for p in parents],
-    )
+_COLUMNS: list[Column[Parent]] = [
+    Column("NAME", lambda p: p.name),
+    Column("KIND", lambda p: p.kind, wide=True),
+    Column("UNDER", lambda p: p.parent or "-"),
+    *figure_columns(Parent),
+]
 
 
 @parent.command("children")
@@ -41,8 +40,8 @@ def _table(parents: Sequence[Parent]) -> str:
 @output_option()
 @click.pass_obj
 def children(context: Context, name: str, output: str) -> None:
-    """Show what stands directly under a team or an organisation, and who consumed how much of its budget."""
-    found = client_of(context).children(name).items
+    """Show what is directly under a team or an organisation, and who consumed how much of its budget."""
+    found = timekeeper(context).children(name).items
     rows = [(c.name, c.kind, c.state, format_duration(c.consumed_ms), format_duration(c.balance_ms)) for c in found]
     show(found, output, lambda: table(("NAME", "KIND", "STATE", "CONSUMED", "LEFT"), rows))
 
@@ -52,7 +51,7 @@ def children(context: Context, name: str, output: str) -> None:
 @click.argument("amount", type=GpuTime(), required=False)
 @click.option("--kind", type=click.Choice(["team", "organisation"]), help="What is made; a team where none is named.")
 @rule_options
-@output_option()
+@output_option(*LISTS)
 @click.pass_obj
 def set_parent(
     context: Context, /, name: str, amount: int | None, kind: str | None, output: str, **rule: Any
@@ -62,14 +61,14 @@ def set_parent(
     A new one has monthly periods in UTC where no others are named. Of one that is there, what is not named stays as it
     is, and what the running period has used counts on.
     """
-    client, named = client_of(context), rule_of(amount, **rule)
+    client, named = timekeeper(context), rule_of(amount, **rule)
     try:
         changed = client.change_budget(Parent, name, {**named, **({"kind": kind} if kind else {})})
     except NotFound as error:
         if amount is None:
             raise click.UsageError(f"there is no team or organisation {name} yet: name its AMOUNT") from error
         changed = client.set_budget(Parent, name, {"kind": kind or "team", "period": "month", **named})
-    show(changed, output, lambda: _table([changed]))
+    show_budget(changed, output, _COLUMNS)
 
 
-add_commands(parent, Parent, _table)
+add_commands(parent, Parent, _COLUMNS)

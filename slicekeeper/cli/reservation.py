@@ -6,56 +6,50 @@ from __future__ import annotations
 import click
 
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.options import GpuTime, booking_options, client_of
-from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.options import GpuTime, booking_options
+from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
+from slicekeeper.cli.reach import ClusterGroup, timekeeper
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Reservation
 
 
-@click.group()
+@click.group(cls=ClusterGroup)
 def reservation() -> None:
     """Show, open and cancel reservations of GPU time."""
 
 
-def _table(reservations: list[Reservation]) -> str:
-    return table(
-        ("ID", "STATE", "AMOUNT", "HELD", "POD", "OPENED", "EXPIRES", "ENDED", "BY"),
-        [
-            (
-                r.id,
-                r.state,
-                format_duration(r.amount_ms),
-                format_duration(r.held_ms),
-                r.pod_name or "-",
-                r.opened_at,
-                r.expires_at or "-",
-                r.ended_at or "-",
-                r.actor,
-            )
-            for r in reservations
-        ],
-    )
+_COLUMNS: list[Column[Reservation]] = [
+    Column("ID", lambda r: r.id),
+    Column("STATE", lambda r: r.state),
+    Column("AMOUNT", lambda r: format_duration(r.amount_ms)),
+    Column("HELD", lambda r: format_duration(r.held_ms)),
+    *instant_columns("OPENED", lambda r: r.opened_at),
+    *instant_columns("EXPIRES", lambda r: r.expires_at),
+    Column("ENDED", lambda r: r.ended_at or "-", wide=True),
+    Column("BY", lambda r: r.actor, wide=True),
+    Column("POD", lambda r: r.pod_name or "-"),
+]
 
 
 @reservation.command("list")
 @click.argument("namespace")
-@output_option()
+@output_option(*LISTS)
 @click.pass_obj
 def list_reservations(context: Context, namespace: str, output: str) -> None:
     """List a namespace's reservations, newest first."""
-    found = list(client_of(context).reservations(namespace))
-    show(found, output, lambda: _table(found))
+    found = list(timekeeper(context).reservations(namespace))
+    show_list(found, output, _COLUMNS, lambda r: str(r.id))
 
 
 @reservation.command("show")
 @click.argument("namespace")
 @click.argument("key", metavar="ID", type=int)
-@output_option()
+@output_option(*LISTS)
 @click.pass_obj
 def show_reservation(context: Context, namespace: str, key: int, output: str) -> None:
     """Show one reservation."""
-    found = client_of(context).reservation(namespace, key)
-    show(found, output, lambda: _table([found]))
+    found = timekeeper(context).reservation(namespace, key)
+    show_one(found, output, _COLUMNS, lambda r: str(r.id))
 
 
 @reservation.command("open")
@@ -68,16 +62,16 @@ def open_reservation(
     context: Context, namespace: str, amount: int, until: str, reason: str, key: str, output: str
 ) -> None:
     """Set AMOUNT (for example 2h) of NAMESPACE's GPU time aside. The namespace must be enforced `safe`."""
-    made = client_of(context).open_reservation(namespace, amount, until, reason, key)
-    show(made, output, lambda: _table([made]))
+    made = timekeeper(context).open_reservation(namespace, amount, until, reason, key)
+    show_one(made, output, _COLUMNS, lambda r: str(r.id))
 
 
 @reservation.command("cancel")
 @click.argument("namespace")
 @click.argument("key", metavar="ID", type=int)
-@output_option()
+@output_option(*LISTS)
 @click.pass_obj
 def cancel_reservation(context: Context, namespace: str, key: int, output: str) -> None:
     """Give back what was set aside by hand. A pod's reservation ends with the pod."""
-    ended = client_of(context).cancel_reservation(namespace, key)
-    show(ended, output, lambda: _table([ended]))
+    ended = timekeeper(context).cancel_reservation(namespace, key)
+    show_one(ended, output, _COLUMNS, lambda r: str(r.id))

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
-from slicekeeper import inventory
 from slicekeeper.cli.agents import FIGURES, Agents, cells, figures, percent
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.reach import cluster, cluster_options
+from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES, KubeClient, Object
 from slicekeeper.wire.node import SeatUse
 
@@ -25,12 +26,12 @@ _HOME_AND_CLEAR = "\033[H\033[2J"
 @click.option("--node", default="", help="Only this node.")
 @click.option("--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between two.")
 @click.option("--once", is_flag=True, help="Show it once; also without a terminal, and with -o.")
+@cluster_options
 @output_option()
 @click.pass_obj
 def top(context: Context, node: str, interval: float, once: bool, output: str) -> None:
     """Show GPUs and their seats live: shares asked, given and used, memory, class."""
-    settings = context.loaded.settings.kubernetes
-    client, agents = KubeClient(settings), Agents(settings)
+    client, agents = cluster(context), Agents(context)
     if once or output != "table" or not sys.stdout.isatty():
         gpus = _gpus(client, agents, node)
         show(gpus, output, lambda: table(_HEAD, _rows(gpus)))

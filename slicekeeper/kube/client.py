@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
+from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.errors import Gone, SettingsError, Unavailable, service_error
-from slicekeeper.http import JsonClient, path
-from slicekeeper.settings import KubernetesSettings
+from slicekeeper.net.http import JsonClient, path
 
 Object = dict[str, Any]
 
@@ -59,16 +59,31 @@ ACCESS_REVIEWS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccess
 
 
 class KubeClient:
-    """Speaks to one API server (or to local mode's)."""
+    """Speaks to one API server (or to local mode's): that of the settings, or one to which there is a connection."""
 
-    def __init__(self, settings: KubernetesSettings) -> None:
-        settings = settings if settings.server else in_cluster()
-        self._http = JsonClient(
-            settings.server,
-            ca_file=settings.ca_file,
-            token_file=settings.token_file,
-            timeout=settings.timeout_seconds,
-        )
+    def __init__(self, server: KubernetesSettings | JsonClient) -> None:
+        self._http = server if isinstance(server, JsonClient) else connect(server)
+
+    def pages(
+        self,
+        resource: Resource,
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        metadata_only: bool = False,
+    ) -> Iterator[tuple[list[Object], str]]:
+        """Yield all objects, up to 500 at a time, each time with the version from which a watch goes on."""
+        query = {"labelSelector": label_selector, "fieldSelector": field_selector, "limit": "500"}
+        query = {key: value for key, value in query.items() if value}
+        headers = {"Accept": _METADATA} if metadata_only else {}
+        while True:
+            page = self._http.json("GET", resource.url(namespace), query=query, headers=headers)
+            metadata = page.get("metadata") or {}
+            yield page.get("items") or [], str(metadata.get("resourceVersion", ""))
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
 
     def list(
         self,
@@ -83,17 +98,18 @@ class KubeClient:
 
         With `metadata_only` the server is asked to leave out all but the metadata; it may send more.
         """
-        query = {"labelSelector": label_selector, "fieldSelector": field_selector, "limit": "500"}
-        query = {key: value for key, value in query.items() if value}
-        headers = {"Accept": _METADATA} if metadata_only else {}
         items: list[Object] = []
-        while True:
-            page = self._http.json("GET", resource.url(namespace), query=query, headers=headers)
-            items += page.get("items") or []
-            metadata = page.get("metadata") or {}
-            if not metadata.get("continue"):
-                return items, str(metadata.get("resourceVersion", ""))
-            query["continue"] = metadata["continue"]
+        version = ""
+        for page, at in self.pages(
+            resource,
+            namespace=namespace,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            metadata_only=metadata_only,
+        ):
+            items += page
+            version = at
+        return items, version
 
     def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
         """Return one object."""
@@ -114,7 +130,7 @@ class KubeClient:
         return msgspec.json.decode(data, type=dict[str, Any]), warnings
 
     def replace(self, resource: Resource, body: Object) -> Object:
-        """Replace an object; Conflict where its `resourceVersion` is not the newest."""
+        """Replace an object; Conflict if its `resourceVersion` is not the newest."""
         metadata = body["metadata"]
         return self._object("PUT", resource.url(metadata.get("namespace", ""), metadata["name"]), body=body)
 
@@ -151,7 +167,7 @@ class KubeClient:
     ) -> Iterator[Iterator[tuple[str, Object]]]:
         """Yield an iterator of `(ADDED | MODIFIED | DELETED | BOOKMARK, object)` for up to `seconds`.
 
-        Iterating raises Gone where the version is too old, and Unavailable where the connection breaks or is silent for
+        Iterating raises Gone if the version is too old, and Unavailable if the connection breaks or is silent for
         longer than that, the server's `grace_seconds` included.
         """
         query = {
@@ -194,6 +210,17 @@ def _events(lines: Iterator[bytes]) -> Iterator[tuple[str, Object]]:
             message = f"watch: {body.get('message', status)}"
             raise Gone(message, 410) if status == 410 else service_error(status, message)
         yield kind, body
+
+
+def connect(settings: KubernetesSettings) -> JsonClient:
+    """Return a connection to the API server of the settings, or to a pod's own."""
+    settings = settings if settings.server else in_cluster()
+    return JsonClient(
+        settings.server,
+        ca_file=settings.ca_file,
+        token_file=settings.token_file,
+        timeout=settings.timeout_seconds,
+    )
 
 
 def in_cluster(environ: Mapping[str, str] | None = None) -> KubernetesSettings:

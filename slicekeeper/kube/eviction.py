@@ -11,11 +11,11 @@ TOO_MANY_REQUESTS: Final = 429
 """Status of an eviction that a disruption budget does not allow now."""
 
 
-def evict(client: KubeClient, pod: Object) -> None:
-    """Evict a pod if it is still the one that was seen, at that very version.
+def evict(client: KubeClient, pod: Object, *, dry_run: bool = False) -> None:
+    """Evict a pod if it is still the one that was seen, at that very version; `dry_run` only asks whether that may be.
 
-    Raises ServiceError where it is not evicted: Conflict where it has changed, NotFound where it is gone, one of the
-    status `TOO_MANY_REQUESTS` where a disruption budget protects it.
+    Raises ServiceError if it is not evicted: Conflict if it has changed, NotFound if it is gone, one of the
+    status `TOO_MANY_REQUESTS` if a disruption budget protects it.
     """
     metadata = pod["metadata"]
     seen = {"uid": metadata["uid"], "resourceVersion": metadata.get("resourceVersion", "")}
@@ -23,6 +23,9 @@ def evict(client: KubeClient, pod: Object) -> None:
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-        "deleteOptions": {"preconditions": {key: value for key, value in seen.items() if value}},
+        "deleteOptions": {
+            "preconditions": {key: value for key, value in seen.items() if value},
+            **({"dryRun": ["All"]} if dry_run else {}),
+        },
     }
     client.create(PODS, eviction, metadata["namespace"], name=metadata["name"], subresource="eviction")

@@ -46,6 +46,12 @@ class LeaderElection:
         self._thread: threading.Thread | None = None
         self._renewed_at = float("-inf")
         self._seen: tuple[str, float] = ("", 0.0)
+        self._written = ""
+        """The lease's version as this process wrote it last."""
+        self.term = 0
+        """How often this process has taken the lease when another may have had it since its own last term."""
+        self.holder = ""
+        """Who had the lease when it was last looked at."""
 
     @property
     def is_leader(self) -> bool:
@@ -61,11 +67,18 @@ class LeaderElection:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(self._duration)  # or a renewal under way would take back what is released here
+        self.resign()
+
+    def resign(self) -> None:
+        """Let the lease expire at once if it is ours. Not beside `campaign`."""
+        self._renewed_at = float("-inf")
         try:
             lease = self._client.get(LEASES, self._name, self._namespace)
             spec = lease.get("spec") or {}
             if spec.get("holderIdentity") == self._identity:
-                self._client.replace(LEASES, {**lease, "spec": {**spec, "holderIdentity": ""}})
+                mine = _version(lease) == self._written
+                written = self._client.replace(LEASES, {**lease, "spec": {**spec, "holderIdentity": ""}})
+                self._written = _version(written) if mine else ""
         except ServiceError as error:
             log.info("lease %s was not released, it expires: %s", self._name, error)
 
@@ -77,24 +90,34 @@ class LeaderElection:
                 log.warning("lease %s: %s", self._name, error)
             self._stop.wait(self._renew)
 
+    def observe(self) -> None:
+        """Look at the lease: another's is known for dead the sooner."""
+        self._look(time.monotonic())
+
     def campaign(self) -> None:
         """Take or renew the lease if it is free, ours, or expired."""
         asked_at = time.monotonic()
-        try:
-            lease = self._client.get(LEASES, self._name, self._namespace)
-        except NotFound:
+        lease = self._look(asked_at)
+        if lease is None:
             lease = {"metadata": {"name": self._name, "namespace": self._namespace}}
             self._write(lease, asked_at, transitions=0, create=True)
             return
-        spec = lease.get("spec") or {}
-        version = str(lease["metadata"].get("resourceVersion", ""))
-        if version != self._seen[0]:
-            self._seen = (version, asked_at)
-        holder = spec.get("holderIdentity") or ""
         expired = asked_at - self._seen[1] >= self._duration
-        if holder in ("", self._identity) or expired:
-            changed = holder != self._identity
-            self._write(lease, asked_at, transitions=int(spec.get("leaseTransitions") or 0) + changed)
+        if self.holder in ("", self._identity) or expired:
+            changed = self.holder != self._identity
+            transitions = int((lease.get("spec") or {}).get("leaseTransitions") or 0)
+            self._write(lease, asked_at, transitions=transitions + changed)
+
+    def _look(self, asked_at: float) -> Object | None:
+        """Return the lease, None if there is none, and note since when it has not changed."""
+        try:
+            lease = self._client.get(LEASES, self._name, self._namespace)
+        except NotFound:
+            return None
+        if _version(lease) != self._seen[0]:
+            self._seen = (_version(lease), asked_at)
+        self.holder = (lease.get("spec") or {}).get("holderIdentity") or ""
+        return lease
 
     def _write(self, lease: Object, asked_at: float, *, transitions: int, create: bool = False) -> None:
         now = format_instant(self._clock.now_ms())[:-1] + "000Z"
@@ -118,6 +141,12 @@ class LeaderElection:
                 self._client.create(LEASES, body, self._namespace) if create else self._client.replace(LEASES, body)
             )
         except Conflict:
-            return  # somebody else was faster
-        self._seen = (str(written["metadata"].get("resourceVersion", "")), asked_at)
+            return  # another was faster
+        self.term += create or _version(lease) != self._written
+        self._seen = (_version(written), asked_at)
+        self._written, self.holder = _version(written), self._identity
         self._renewed_at = asked_at
+
+
+def _version(lease: Object) -> str:
+    return str(lease["metadata"].get("resourceVersion", ""))

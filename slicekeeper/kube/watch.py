@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from slicekeeper import threads
 from slicekeeper.errors import Gone, ServiceError
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Handler(Protocol):
     """Where a watch brings what it sees, always from one thread, in order."""
 
-    def on_list(self, objects: list[Object]) -> None:
+    def on_list(self, objects: Any) -> None:
         """All objects that exist, at the start and after a gap."""
 
     def on_event(self, kind: str, obj: Object) -> None:
@@ -46,7 +46,10 @@ class Watch:
         longest_seconds: int = 120,
         grace_seconds: float = 10.0,
         on_error: Callable[[Exception], None] | None = None,
+        by_page: bool = False,
     ) -> None:
+        """With `by_page`, `on_list` gets an iterator, which fetches a page at a time and may raise."""
+        self._by_page = by_page
         self._client = client
         self._resource = resource
         self._handler = handler
@@ -80,7 +83,7 @@ class Watch:
                 if not self._version:
                     self._list()
                 self._follow()
-                self.failures = 0  # also where nothing happened
+                self.failures = 0  # also if nothing happened
                 pause = self._retry
             except Gone:
                 self._version = ""
@@ -99,8 +102,23 @@ class Watch:
         return float(min(self._retry * (1 << min(self.failures - 1, 10)), self._longest_retry))
 
     def _list(self) -> None:
-        objects, version = self._client.list(self._resource, label_selector=self._labels, field_selector=self._fields)
-        self._handler.on_list(objects)
+        version = ""
+
+        def by_page() -> Iterator[Object]:
+            nonlocal version
+            for page, at in self._client.pages(
+                self._resource, label_selector=self._labels, field_selector=self._fields
+            ):
+                version = at
+                yield from page
+
+        if self._by_page:
+            self._handler.on_list(by_page())
+        else:
+            objects, version = self._client.list(
+                self._resource, label_selector=self._labels, field_selector=self._fields
+            )
+            self._handler.on_list(objects)
         self._version = version
         self.failures = 0
         self.synced.set()

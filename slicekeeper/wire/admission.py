@@ -6,7 +6,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
-JsonPatch = list[dict[str, Any]]
 """RFC 6902 operations; we use `add`, `replace` and `remove`."""
 
 

@@ -63,11 +63,13 @@ class UsageReport(Wire, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pod_uid: str
     container: str
     epoch: int
-    """Life of the counter: one that began anew has a greater epoch. Usage is the sum of the epochs' newest values."""
+    """Life of the counter: one that starts again has a greater epoch. Usage is the sum of the epochs' newest values."""
     seq: int
     """Counts up by one within an epoch, from 1."""
     used_ms: int | None
     """GPU-milliseconds used since the epoch began; None: unknown."""
+    memory_mib: int | None = None
+    """GPU memory in use when the counter was read; None: unknown."""
     monotonic_ns: int
     """The reporter's monotonic clock when the counter was read."""
     source: str = "unknown"
@@ -87,7 +89,7 @@ class ReportOutcome(Wire, frozen=True, kw_only=True):
 
     outcome: Literal["accepted", "duplicate", "refused"]
     reason: str = ""
-    """Stable code where refused, for example `counter-ran-backwards`."""
+    """Stable code if refused, for example `counter-ran-backwards`."""
 
 
 class ReportAnswer(Wire, frozen=True, kw_only=True):
@@ -99,14 +101,14 @@ class ReportAnswer(Wire, frozen=True, kw_only=True):
 
 
 class Figures(Wire, frozen=True, kw_only=True):
-    """How a budget stands, whoever has it."""
+    """The figures of a budget, of a namespace, a team or an organisation."""
 
     amount_ms: int
     period: str
     time_zone: str
     balance_ms: int
     used_ms: int
-    """Charged to it in this period, in all that stands under it."""
+    """Charged to it in this period, in all budgets under it."""
     over_budget_ms: int
     """Metered over budget in this period; a parent's: what its own budget had no room for."""
     granted_ms: int
@@ -122,15 +124,15 @@ class Figures(Wire, frozen=True, kw_only=True):
     """An instant at which a period begins, on the zone's wall clock; None: they begin as the calendar does."""
     status: Literal["active", "suspended", "closed"] = "active"
     reserved_ms: int = 0
-    """Set aside of the balance for pods that are to finish, and by hand; a parent's: in all that stands under it."""
+    """Set aside of the balance for pods that are to finish, and by hand; a parent's: in all budgets under it."""
     parent: str | None = None
-    """The team or organisation that it stands under."""
+    """The team or organisation that it is under."""
     bound_by: str = ""
     """The team or organisation above whose budget binds; empty: its own does."""
 
 
 class Budget(Figures, frozen=True, kw_only=True):
-    """A namespace's budget as it stands."""
+    """A namespace's current budget."""
 
     namespace: str
     uid: str = ""
@@ -149,7 +151,7 @@ class BudgetList(Wire, frozen=True, kw_only=True):
 
 
 class Parent(Figures, frozen=True, kw_only=True):
-    """A team's or an organisation's budget as it stands; what those under it are charged is taken from it too."""
+    """A team's or an organisation's current budget; what the budgets under it are charged is taken from it too."""
 
     name: str
     kind: Literal["team", "organisation"]
@@ -163,7 +165,7 @@ class ParentList(Wire, frozen=True, kw_only=True):
 
 
 class Child(Wire, frozen=True, kw_only=True):
-    """A budget that stands directly under another one."""
+    """A budget directly under another one."""
 
     name: str
     kind: str
@@ -172,11 +174,11 @@ class Child(Wire, frozen=True, kw_only=True):
     balance_ms: int
     """Left of its own budget."""
     consumed_ms: int
-    """What it was charged of the budget above in that one's period."""
+    """What it was charged to the budget above in that budget's period."""
 
 
 class ChildList(Wire, frozen=True, kw_only=True):
-    """All that stands directly under a budget, in the order of names."""
+    """All budgets directly under a budget, in the order of names."""
 
     items: list[Child]
     as_of: str
@@ -247,6 +249,8 @@ class Workload(Wire, frozen=True, kw_only=True):
     over_budget_ms: int
     used_ms: int | None
     """Reported; None: unknown."""
+    peak_memory_mib: int | None = None
+    """The most GPU memory reported, added up over the pod's containers; None: unknown."""
     flags: list[str] = []
 
 
@@ -263,7 +267,7 @@ class StatementTotal(Wire, frozen=True, kw_only=True):
 
     kind: str
     correction: bool
-    """Whether they tell of sealed periods."""
+    """Whether they correct sealed periods."""
     count: int
     amount_ms: int
     balance_ms: int
@@ -278,13 +282,13 @@ class StatementPod(Wire, frozen=True, kw_only=True):
     charged_ms: int
     over_budget_ms: int
     corrections_ms: int
-    """The part of both that tells of sealed periods."""
+    """The part of both that corrects sealed periods."""
     interval_corrected: bool = False
-    """Whether somebody put its interval right."""
+    """Whether its interval was corrected by hand."""
 
 
 class IntervalCorrection(Wire, frozen=True, kw_only=True):
-    """A pod's interval as somebody put it right, and as it was before; `end` None: the pod ran then."""
+    """A pod's interval as it was corrected, and as it was before; `end` None: the pod ran then."""
 
     id: int
     pod_uid: str
@@ -305,7 +309,7 @@ class IntervalCorrectionList(Wire, frozen=True, kw_only=True):
 
 
 class StatementChild(Wire, frozen=True, kw_only=True):
-    """What a budget directly below a team or an organisation was charged of its."""
+    """What a budget directly below a team or an organisation was charged to it."""
 
     name: str
     kind: str
@@ -313,7 +317,7 @@ class StatementChild(Wire, frozen=True, kw_only=True):
     charged_ms: int
     over_budget_ms: int
     corrections_ms: int
-    """The part of both that tells of sealed periods."""
+    """The part of both that corrects sealed periods."""
 
 
 class Statement(Wire, frozen=True, kw_only=True):

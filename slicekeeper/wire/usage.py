@@ -19,6 +19,8 @@ class Counter(Wire, frozen=True, kw_only=True):
     """GPU-milliseconds since the counter began; None: not known now."""
     life: str = ""
     """Names the counter: one that starts again from zero has another."""
+    memory_mib: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Memory in use now, on all of its GPUs together; None: not known."""
 
 
 class Usage(Wire, frozen=True, kw_only=True):

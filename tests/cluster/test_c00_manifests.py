@@ -14,7 +14,7 @@ from cluster.harness import control_groups
 from cluster.harness.install import ROOT
 from cluster.harness.site import Site
 
-from slicekeeper import manifests
+from slicekeeper.config import manifests
 
 
 def _render(site: Site, overlay: str) -> str:

@@ -24,7 +24,8 @@ from cluster.harness.site import (
     template,
 )
 
-from slicekeeper import inventory, names
+from slicekeeper import names
+from slicekeeper.gpu import inventory
 
 SHOW = "cat /run/slicekeeper/seat.json"
 CROWD = int(os.environ.get("SLICEKEEPER_CLUSTER_CROWD", "50"))
@@ -168,6 +169,8 @@ def test_many_pods_at_once_each_with_its_own_seat(site: Site) -> None:
         return up if len(up) == CROWD else []
 
     pods = wait_for("all of them running", running, seconds=5 * max(CROWD, 36), pause=2)
+    failed = [event["message"] for event in site.events(team, "Failed")]
+    assert not [why for why in failed if "CDI" in why], "a container was created before its runtime knew its seat"
     every = ("--tail=-1", f"--max-log-requests={CROWD}")
     said = site.kubectl("logs", "-n", team, "-l", "job-name=crowd", "-c", "train", "--prefix", *every)
     lines = (line.partition("] ") for line in said.splitlines())

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, utils
 from certificates.authority import make_ca
 from slicekeeper import names
 from slicekeeper.errors import Forbidden, Unavailable
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import CONFIG_MAPS, NODES, PODS, TOKEN_REVIEWS, Resource
+from slicekeeper.net.http import JsonClient
 
 SECRETS = Resource("/api/v1", "secrets")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")

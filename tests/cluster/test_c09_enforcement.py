@@ -138,7 +138,7 @@ def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> No
     assert "for example the same manifest, after a grant or in the next period" in refused
 
     (why,) = wait_for("eviction", lambda: _said(site, plain, "BudgetEviction"), seconds=120)
-    assert "the grace of 30s is over" in why
+    assert "the grace period of 30s is over" in why
     wait_for("its end", lambda: not _is_running(site, plain), seconds=60)
     wait_for("word of the disruption budget", lambda: _said(site, held, "EvictionPutOff"), seconds=60)
     assert _is_running(site, held)

@@ -19,8 +19,8 @@ from cluster.harness.install import NAMESPACE, ROOT
 from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.namespaces import NODE_IP, POD_CIDR
 from cluster.harness.site import Site, gpu_container, job, pod
-from databases import Postgres, postgres
 from sqlalchemy import create_engine, text
+from support.databases import Postgres, postgres
 
 from slicekeeper import names
 from slicekeeper.wire.timekeeper import Budget

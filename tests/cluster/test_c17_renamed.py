@@ -11,7 +11,7 @@ from cluster.harness.charges import charge_of
 from cluster.harness.kubectl import Object, Refused, wait_for
 from cluster.harness.site import Site, gpu_container, job, plain_container, pod
 
-from slicekeeper import inventory
+from slicekeeper.gpu import inventory
 
 CORE, MEMORY, SEAT = "gpu.example/percent", "gpu.example/blocks", "gpu.example/seat"
 SETTINGS = f"resources: {{core: {CORE}, memory: {MEMORY}, seat: {SEAT}}}\n"

@@ -16,7 +16,8 @@ from cluster.harness.kubectl import Object, wait_for
 from cluster.harness.other_plugin import FOLDER, RESOURCE
 from cluster.harness.site import CORE, Site, gpu_container, plain_container, pod
 
-from slicekeeper import inventory, names
+from slicekeeper import names
+from slicekeeper.gpu import inventory
 
 
 def _node(site: Site) -> Object:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from small_cluster import NAMESPACE, SmallCluster, small_cluster
+from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from certificates.authority import make_ca
 from slicekeeper import names

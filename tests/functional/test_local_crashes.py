@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from charge_oracle import charges, instant, interval
-from local_cluster import delete_all, kill, namespace, pod, pods, records, start, until
+from support.charge_oracle import charges, instant, interval
+from support.local_cluster import delete_all, kill, namespace, pod, pods, records, start, until
 
 from simulator.errors import ObjectNotFound
 from simulator.inventory import MODELS
 from simulator.local import LocalCluster
-from simulator.store import TERMINAL, phase
 from slicekeeper import names
 from slicekeeper.errors import ServiceError
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import PODS
+from slicekeeper.kube.pod import has_ended
+from slicekeeper.net.http import JsonClient
 from slicekeeper.wire.timekeeper import Budget
 
 POLICY = """
@@ -70,7 +70,7 @@ class Chaos:
             self.done[thing] = self.done.get(thing, 0) + 1
 
     def create(self) -> None:
-        if sum(phase(p) not in TERMINAL for p in pods(self.local).values()) > 16:
+        if sum(not has_ended(p) for p in pods(self.local).values()) > 16:
             return
         pick = self.random
         self.number += 1

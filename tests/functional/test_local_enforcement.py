@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_cluster import namespace, pod, pods, start, until
+from support.local_cluster import namespace, pod, pods, start, until
 
 from simulator.local import LocalCluster
 from simulator.store import phase

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from local_cluster import COMMAND, processes_of, until
+from support.local_cluster import COMMAND, processes_of, until
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -27,19 +28,34 @@ def run(home: Path, *args: str, stdin: str = "") -> subprocess.CompletedProcess[
     )
 
 
-@contextmanager
-def staying(home: Path, *args: str, told: str = "Try from") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Local mode that stays up, from when it has `told` so much; yields the process and the file of its output."""
+@contextlib.contextmanager
+def launched(home: Path, *args: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Local mode that stays up; yields the process and the file of its output."""
     output = home.with_suffix(".out")
     with output.open("wb") as file:
         process = subprocess.Popen([*COMMAND, "local", *args], env=environment(home), stdout=file, stderr=file)
     try:
-        until(told, lambda: process.poll() is not None or told in output.read_text(), 60)
-        assert process.poll() is None, output.read_text()
         yield process, output
     finally:
         process.kill()
         process.wait()
+
+
+def told_by(process: subprocess.Popen[bytes], output: Path, told: str) -> None:
+    """Wait until the output holds `told`; fail with all of it if the process ends or takes too long."""
+    end = time.monotonic() + 90
+    while told not in output.read_text():
+        assert process.poll() is None, output.read_text()
+        assert time.monotonic() < end, f"{told!r} did not come within 90 s:\n{output.read_text()}"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def staying(home: Path, *args: str, told: str = "Try from") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Local mode as `launched`, from when it has `told` so much."""
+    with launched(home, *args) as (process, output):
+        told_by(process, output, told)
+        yield process, output
 
 
 def test_once_tells_the_story_and_ends_with_a_table(tmp_path: Path) -> None:
@@ -113,6 +129,17 @@ def test_it_stays_up_for_other_terminals_until_interrupted(tmp_path: Path) -> No
         assert process.wait(30) == 0, output.read_text()
     assert processes_of(home) == []
     assert "Traceback" not in output.read_text()
+
+
+def test_two_that_start_at_once_keep_to_themselves(tmp_path: Path) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(launched(home)) for home in homes]
+        for process, output in started:
+            told_by(process, output, "ran out")
+        urls = {yaml.safe_load((home / "config.yaml").read_text())["timekeeperClient"]["url"] for home in homes}
+        assert len(urls) == 2
+        assert "it is started again" not in "".join(output.read_text() for _, output in started)
 
 
 def test_nothing_outlives_local_mode_that_is_killed(tmp_path: Path) -> None:

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from charge_oracle import charges, interval
-from local_cluster import delete_all, namespace, pod, pods, records, start, until
+from support.charge_oracle import charges, interval
+from support.local_cluster import delete_all, namespace, pod, pods, records, start, until
 
 from simulator.inventory import MODELS
 from simulator.local import LocalCluster
 from simulator.store import phase
 from slicekeeper.errors import Forbidden, ServiceError
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import Object
-from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.net.http import JsonClient
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.wire.timekeeper import UsageReport, Workload
 
 RUN_SECONDS, CORE = 360, 25

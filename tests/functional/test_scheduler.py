@@ -14,14 +14,14 @@ import threading
 import time
 
 import pytest
-from small_cluster import Api, binding, small_cluster, wait_for
+from support.small_cluster import Api, binding, small_cluster, wait_for
 
 from simulator.errors import ApiError
 from simulator.kubescheduler import KubeScheduler
 from slicekeeper import names
 from slicekeeper.errors import NotFound
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import NODES
+from slicekeeper.net.http import JsonClient
 
 COMMAND = (sys.executable, "-c", "from slicekeeper.cli.main import main; main()")
 
@@ -198,7 +198,7 @@ def place_all(scheduler, pods, seed, enough):
 
 
 def free_some(cluster, pods, seed, enough):
-    """End bound pods now and then, so that places are given anew."""
+    """End bound pods now and then, so that places are given again."""
     rng = random.Random(seed)
     while not enough.is_set():
         name = rng.choice(pods)["metadata"]["name"]
@@ -261,6 +261,8 @@ def test_with_kube_schedulers_loop_everybody_finds_a_place_and_over_budget_gives
             lambda: [f"over-{i}" for i in range(4) if cluster.get(f"over-{i}")["metadata"].get("deletionTimestamp")],
             "somebody gives way",
         )
+        told = {"GaveWay", "PlaceReclaimed", "FailedScheduling"}
+        wait_for(lambda: {reason for _, reason in cluster.events()} >= told, "they have been told")
         scheduler.kill()  # also now the place must not go to others
         cluster.pod("rival", 60, state=names.OVER_BUDGET)
         scheduler.start()
@@ -270,7 +272,43 @@ def test_with_kube_schedulers_loop_everybody_finds_a_place_and_over_budget_gives
         wait_for(lambda: cluster.get("waiting")["spec"].get("nodeName"), "the waiting pod has come")
         assert len(victims) == 1
         assert not cluster.get("rival")["spec"].get("nodeName")
-        assert {reason for _, reason in cluster.events()} >= {"GaveWay", "PlaceReclaimed", "FailedScheduling"}
+    finally:
+        loop.stop()
+
+
+def test_gangs_start_whole_one_after_the_other_whatever_is_killed(cluster, scheduler):
+    for node in ("n0", "n1"):
+        cluster.node(node, gpus=2)
+        cluster.cluster.store.update(
+            NODES, node, "", lambda obj: {**obj, "status": {"allocatable": ROOM}}, subresource="status"
+        )
+    scheduler.start()
+    loop = KubeScheduler(cluster.cluster, JsonClient(scheduler.url, timeout=30), "slicekeeper-scheduler")
+    loop.start()
+
+    def started():
+        return {pod["metadata"]["name"] for pod in cluster.pods() if pod["spec"].get("nodeName")}
+
+    gangs = [{f"{name}{index}" for index in range(4)} for name in "ab"]
+    try:
+        for index in range(3):
+            for name in "ab":
+                cluster.pod(f"{name}{index}", annotations={names.GANG: name, names.GANG_SIZE: "4"})
+        time.sleep(0.5)
+        scheduler.kill()
+        scheduler.start()
+        assert started() == set()
+        for name in "ab":
+            cluster.pod(f"{name}3", annotations={names.GANG: name, names.GANG_SIZE: "4"})
+        seen = []
+        wait_for(lambda: seen.append(started()) or len(seen[-1]) >= 4, "one of them starts")
+        assert seen[-1] in gangs
+        for name in seen[-1]:
+            cluster.end(name)
+        wait_for(lambda: seen.append(started()) or len(seen[-1]) >= 4, "the other starts")
+        assert all(now <= gangs[0] or now <= gangs[1] for now in seen)
+        assert any(gangs[0] <= now for now in seen)
+        assert any(gangs[1] <= now for now in seen)
     finally:
         loop.stop()
 

@@ -27,11 +27,12 @@ from certificates.authority import make_ca, sign_server
 
 PROGRAM = """
 import json, sys
-from slicekeeper import log, probes
-from slicekeeper.settings import ServingSettings, TlsSettings
-from slicekeeper.serving.bodies import Bodies, BodyRefused
-from slicekeeper.serving.process import serve
-from slicekeeper.serving.wsgi import WsgiBridge
+from slicekeeper import (log)
+from slicekeeper.net import (probes)
+from slicekeeper.config.settings import (ServingSettings, TlsSettings)
+from slicekeeper.net.serving.bodies import (Bodies, BodyRefused)
+from slicekeeper.net.serving.process import (serve)
+from slicekeeper.net.serving.wsgi import (WsgiBridge)
 
 given = json.loads(sys.argv[1])
 log.configure("info", "json")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from timekeeper_process import Site, process_site, until
-from webhook_process import Authority, Webhook, pod
+from support.timekeeper_process import Site, process_site, until
+from support.webhook_process import Authority, Webhook, pod
 
 POLICY = """
 default: {budget: {amount: 10h, period: none}}

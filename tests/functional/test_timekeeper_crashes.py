@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from timekeeper_process import Site, oracle, process_site, until
+from support.timekeeper_process import Site, oracle, process_site, until
 
 from slicekeeper import names
 from slicekeeper.kube.client import EVENTS, PODS

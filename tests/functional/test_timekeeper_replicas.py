@@ -12,9 +12,9 @@ from http.client import HTTPException
 from pathlib import Path
 
 import pytest
-from databases import Postgres
 from sqlalchemy import Connection, create_engine, text
-from timekeeper_process import PATIENCE, Site, oracle, process_site, until
+from support.databases import Postgres
+from support.timekeeper_process import PATIENCE, Site, oracle, process_site, until
 
 from slicekeeper import names
 from slicekeeper.kube.client import PODS

@@ -8,10 +8,10 @@ import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from databases import Postgres, postgres
-from small_disk import fill_up, small_disk
 from sqlalchemy.exc import DBAPIError
-from timekeeper_process import Site, oracle, process_site, until
+from support.databases import Postgres, postgres
+from support.small_disk import fill_up, small_disk
+from support.timekeeper_process import Site, oracle, process_site, until
 
 from slicekeeper import names
 

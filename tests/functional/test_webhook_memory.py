@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from control_group import ControlGroup, control_group
-from webhook_process import Authority, FakeTimekeeper, Webhook, eventually, pod
+from support.control_group import ControlGroup, control_group
+from support.webhook_process import Authority, FakeTimekeeper, Webhook, eventually, pod
 
 MEMORY_BYTES = 384 << 20
 CONNECTIONS = 1200

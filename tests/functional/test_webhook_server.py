@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from webhook_process import Authority, FakeTimekeeper, Webhook, eventually, patch, pod, replace, review, settled
+from support.webhook_process import Authority, FakeTimekeeper, Webhook, eventually, patch, pod, replace, review, settled
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_policy_change_takes_effect_and_a_broken_one_does_not(webhook: Webhook
 
 
 def test_a_flip_changes_the_class_and_validate_takes_either(webhook: Webhook, timekeeper: FakeTimekeeper) -> None:
-    from webhook.patch import apply
+    from support.json_patch import apply
 
     def admitted() -> dict[str, Any]:
         return apply(pod(), json.loads(b64decode(webhook.review("/mutate", pod())["patch"])))

@@ -10,15 +10,18 @@ from fractions import Fraction
 import msgspec
 from flask import Flask, Response
 
-from slicekeeper import probes
+from slicekeeper import names
 from slicekeeper.clock import Clock
+from slicekeeper.config.policy import PolicyFile, parse_rate
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.namespace_policy import PolicyFile, parse_rate
-from slicekeeper.settings import Settings
+from slicekeeper.net import probes
+from slicekeeper.net.tls import ClientCas
 from timekeeper.api import metrics, openapi, openapi_answer, problems, requests
+from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import Identity
-from timekeeper.api.routes import ROUTES, Route
+from timekeeper.api.routes import PREFIX, ROUTES, Route
 from timekeeper.api.service import EXTENSION, Service
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger import rate
@@ -29,8 +32,11 @@ from timekeeper.store.db.engine import make_engine
 MAX_BODY_BYTES = 4 << 20
 
 
-def make_app(settings: Settings, clock: Clock) -> Flask:
-    """Return the application, its controller started. Call it in the process that serves: threads begin here."""
+def make_app(settings: Settings, clock: Clock, clients: ClientCas | None = None) -> Flask:
+    """Return the application, its controller started. Call it in the process that serves: threads begin here.
+
+    `clients` are the CAs by which that server checks the certificates of clients: of the API server's front proxy.
+    """
     mine = settings.timekeeper
     client = KubeClient(settings.kubernetes)
     identity = Identity(client, mine.audience, mine.operator_token_file)
@@ -40,9 +46,12 @@ def make_app(settings: Settings, clock: Clock) -> Flask:
     books = Books(database, mine.cluster, carry=mine.debt == "carry")
     rate.follow_settings(books, rates, clock.now_ms())
     controller = Controller(settings, clock, client, books, policy, identity.forget)
-    service = Service(settings, clock, books, policy, controller, identity)
+    front_proxy = None if clients is None else FrontProxy(client, clients)
+    service = Service(settings, clock, books, policy, controller, identity, front_proxy)
     app = routed(service)
     policy.start()
+    if front_proxy is not None:
+        front_proxy.start()
     controller.start()
     if mine.metrics_bind:
         probes.serve_metrics(mine.metrics_bind, settings.serving, metrics.registry(service))
@@ -61,6 +70,9 @@ def routed(service: Service) -> Flask:
         rule = re.sub(r"{(\w+)}", r"<\1>", route.path)
         name = f"{route.method} {route.path}"
         app.add_url_rule(rule, name, _checked(route), methods=[route.method], provide_automatic_options=False)
+        if route.aggregated:
+            rule = f"/apis/{names.API}{rule.removeprefix(PREFIX)}"
+            app.add_url_rule(rule, name, methods=[route.method], provide_automatic_options=False)
     return app
 
 
@@ -78,7 +90,7 @@ def _checked(route: Route) -> Callable[..., Response]:
 def rates_of(rates: dict[str, str]) -> dict[str, Fraction]:
     """Return the rates by GPU model.
 
-    Raises SettingsError where one is no rate.
+    Raises SettingsError if one is no rate.
     """
     found = {}
     for model, text in rates.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget as it stands, as the answer to whatever asked for it or changed it."""
+"""A budget as it is, as the answer to whatever asked for it or changed it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from timekeeper.api.holder import Holder
 
 
 def answer(whose: Holder, status: int = 200) -> Response:
-    """Return a budget as it stands."""
+    """Return a budget as it is."""
     budget, etag = whose.current()
     unchanged = requests.not_modified(etag) if request.method == "GET" and "If-None-Match" in request.headers else None
     return unchanged or requests.answer(budget, status, etag=etag)
 
 
 def changed(whose: Holder, *, made: bool = False) -> Response:
-    """Have the controller look at once, and return a budget as it stands after a change; `made` is 201."""
+    """Have the controller look at once, and return a budget as it is after a change; `made` is 201."""
     whose.it.controller.nudge()
     return answer(whose, 201 if made else 200)

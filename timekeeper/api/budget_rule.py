@@ -8,13 +8,14 @@ from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from slicekeeper.namespace_policy import LAST_ANCHOR
+from slicekeeper.config.policy import LAST_ANCHOR
+from slicekeeper.units import Instant
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
 from timekeeper.api.service import Service
 from timekeeper.core.record import Rule
-from timekeeper.ledger.budget import Change
+from timekeeper.ledger.rule import Change
 
 T = TypeVar("T")
 
@@ -22,20 +23,20 @@ T = TypeVar("T")
 def rule_of(it: Service, given: BudgetBody) -> Rule:
     """Return the rule that a body asks for, from now on.
 
-    Raises Problem where there is no such time zone or anchor.
+    Raises Problem if there is no such time zone or anchor.
     """
     zone = requests.time_zone(given.time_zone)
     anchor = None if given.anchor is None else _anchor(given.anchor, given.period)
     return Rule(
         it.clock.now_ms(), given.amount_ms, given.period, zone, given.credit_ms, given.rollover_ms, anchor=anchor,
-        used="anew" if given.new_period else "counts",
+        used="reset" if given.new_period else "counts",
     )  # fmt: skip
 
 
 def patched(it: Service, given: BudgetPatch) -> Change:
     """Return what makes the rule that a body asks for of the one in force, from now on.
 
-    Raises Problem where there is no such time zone or anchor; what comes back raises it where they do not fit.
+    Raises Problem if there is no such time zone or anchor; what comes back raises it if they do not fit.
     """
     if given.time_zone is not UNSET:
         requests.time_zone(given.time_zone)
@@ -57,7 +58,7 @@ def patched(it: Service, given: BudgetPatch) -> Change:
             credit=_or(given.credit_ms, rule.credit),
             rollover=_or(given.rollover_ms, rule.rollover),
             anchor=None if period == "none" else anchor,
-            used="anew" if given.new_period else "counts",
+            used="reset" if given.new_period else "counts",
         )
 
     return change
@@ -67,14 +68,14 @@ def _or(given: T | UnsetType, before: T) -> T:
     return before if isinstance(given, UnsetType) else given
 
 
-def _anchor(text: str, period: str) -> int:
+def _anchor(text: str, period: str) -> Instant:
     """Return an anchor.
 
-    Raises Problem where a budget can have none, or not that one.
+    Raises Problem if a budget can have none, or not that one.
     """
     anchor = requests.instant(text, "anchor")
     if period == "none":
-        raise Problem(422, "body-invalid", "anchor: a budget without periods has none; leave it out", "anchor")
+        raise Problem(422, "body-invalid", "anchor: a budget without periods cannot have one; leave it out", "anchor")
     if anchor > LAST_ANCHOR:
-        raise Problem(422, "instant-invalid", "anchor: name one before the year 9000", "anchor")
+        raise Problem(422, "instant-invalid", "anchor: it must be before the year 9000", "anchor")
     return anchor

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from flask import request
 from sqlalchemy.orm import Session
 
-from slicekeeper.errors import NotFound
-from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.wire.timekeeper import Budget, Parent
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
 from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
+from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
-from timekeeper.ledger.budget import version_of
 from timekeeper.ledger.movement import Place
+from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts
 from timekeeper.store.accounts import Known
@@ -38,25 +38,25 @@ class Holder(ABC):
 
     @abstractmethod
     def find(self, session: Session) -> Known | None:
-        """Return whose accounts these are; None where there are none."""
+        """Return whose accounts these are; None if there are none."""
 
     @abstractmethod
     def require(self, session: Session) -> Known:
         """Return whose accounts these are.
 
-        Raises NotFound where there are none.
+        Raises Unknown if there are none.
         """
 
     @abstractmethod
     def place(self) -> Place:
         """Return where movements are booked.
 
-        Raises NotFound where neither the ledger nor the cluster has it.
+        Raises Unknown if neither the ledger nor the cluster has it.
         """
 
     @abstractmethod
     def current(self) -> tuple[Budget | Parent, str]:
-        """Return the budget as it stands, and its entity tag."""
+        """Return the budget as it is, and its entity tag."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class NamespaceHolder(Holder):
     def find(self, session: Session) -> Known | None:
         """Return the namespace's account.
 
-        Raises NotFound if it is named by its UID and has none.
+        Raises Unknown if it is named by its UID and has none.
         """
         cluster, uid = self.it.books.cluster, self.uid or self.it.controller.namespaces.uid(self.name)
         if uid is None:
@@ -90,15 +90,15 @@ class NamespaceHolder(Holder):
         if found is not None and (found.name, found.kind) == (self.name, "namespace"):
             return found
         if self.uid:
-            told = f"uid: namespace {self.name} of UID {self.uid} has no account; `budget list` shows those that have"
-            raise NotFound(told, 404, "namespace-unknown", "uid")
+            detail = f"uid: namespace {self.name} with UID {self.uid} has no account; `budget list` shows those that do"
+            raise NamespaceUnknown(detail, "uid")
         return None
 
     def require(self, session: Session) -> Known:
         """Return the namespace's account."""
         found = self.find(session)
         if found is None:
-            raise NotFound(f"namespace {self.name} has no account yet", 404, "namespace-unknown")
+            raise NamespaceUnknown(f"namespace {self.name} has no account yet")
         return found
 
     def place(self) -> Place:
@@ -110,7 +110,7 @@ class NamespaceHolder(Holder):
         return Place(uid, self.name, self.it.policy.of(self.name))
 
     def position(self) -> Position | None:
-        """Return where the namespace stands; None while it has no account."""
+        """Return the standing of the namespace; None while it has no account."""
         with self.it.books.database.reading() as session:
             known = self.find(session)
         return None if known is None else self.it.books.position_of(known.uid)
@@ -154,9 +154,9 @@ class ParentHolder(Holder):
         return budget_views.parent(position, now, held), version_of(position.rule)
 
     def position(self) -> Position:
-        """Return where it stands.
+        """Return its standing.
 
-        Raises NotFound where there is none of that name.
+        Raises Unknown if there is none of that name.
         """
         return self.it.books.require_parent(self.name)
 
@@ -164,7 +164,7 @@ class ParentHolder(Holder):
 def holder(it: Service, namespace: str = "", parent: str = "") -> NamespaceHolder | ParentHolder:
     """Return whose budget a path names.
 
-    Raises Problem where it can be nobody's name.
+    Raises Problem if it cannot be a name.
     """
     if parent:
         return ParentHolder(it, requests.parent(parent))
@@ -174,7 +174,7 @@ def holder(it: Service, namespace: str = "", parent: str = "") -> NamespaceHolde
 def named(it: Service) -> NamespaceHolder | None:
     """Return which namespace the query names; None: none, so all are meant.
 
-    Raises Problem where that can be no namespace's name, or where a UID stands alone.
+    Raises Problem if that can be no namespace's name, or if a UID is named alone.
     """
     uid = requests.plain("uid", 64)
     if name := request.args.get("namespace", ""):

@@ -14,10 +14,11 @@ import time
 from typing import Generic, TypeVar
 
 from slicekeeper import names
-from slicekeeper.errors import Forbidden, SettingsError
-from slicekeeper.http import TokenFile
+from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import ACCESS_REVIEWS, TOKEN_REVIEWS, KubeClient
-from slicekeeper.request import as_list, as_map
+from slicekeeper.net.http import TokenFile
+from slicekeeper.untyped import as_list, as_map
+from timekeeper.api.problems import Problem
 from timekeeper.core.caller import OPERATOR, Caller
 
 K = TypeVar("K")
@@ -92,11 +93,11 @@ class Identity:
     def caller(self, authorization: str, *, writes: bool = False) -> Caller:
         """Return who bears a token; who `writes` was reviewed seconds ago at most.
 
-        Raises Forbidden (401) if nobody does, Unavailable if the API server does not say.
+        Raises Problem (401) if it is not valid, Unavailable if the API server does not say.
         """
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise Forbidden("a bearer token is needed", 401, "unauthenticated")
+            raise Problem(401, "unauthenticated", "a bearer token is required")
         token = token.strip()
         own = self._operator.header().get("Authorization", "").removeprefix("Bearer ")
         if own and hmac.compare_digest(own.encode(), token.encode("utf-8", "replace")):
@@ -124,7 +125,7 @@ class Identity:
         }
         status = as_map(self._client.create(TOKEN_REVIEWS, body).get("status"))
         if status.get("authenticated") is not True or self._audience not in as_list(status.get("audiences")):
-            raise Forbidden(f"the token is not valid for the audience {self._audience!r}", 401, "unauthenticated")
+            raise Problem(401, "unauthenticated", f"the token is not valid for the audience {self._audience!r}")
         user = as_map(status.get("user"))
         extra = as_map(user.get("extra"))
         name = str(user.get("username", ""))
@@ -143,7 +144,7 @@ class Identity:
     def allow(self, caller: Caller, verb: str, namespace: str, subresource: str = "") -> None:
         """Check a right on budgets.
 
-        Raises Forbidden (403) if the caller has not got it.
+        Raises Problem (403) if the caller has not got it.
         """
         if caller.operator:
             return
@@ -169,7 +170,7 @@ class Identity:
         if status.get("allowed") is not True:
             what = f"gpubudgets/{subresource}" if subresource else "gpubudgets"
             where = f"namespace {namespace}" if namespace else "all namespaces"
-            raise Forbidden(f"{caller.name} may not {verb} {what} in {where}", 403, "forbidden")
+            raise Problem(403, "forbidden", f"{caller.name} may not {verb} {what} in {where}")
         self._rights.put(key, True, asked)
 
 

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from slicekeeper.units import MS_PER_HOUR
+from slicekeeper.units import MS_PER_HOUR, Instant
 from timekeeper.api.service import Service
 from timekeeper.ledger import reservation
 from timekeeper.ledger.standing import Position
@@ -50,16 +50,16 @@ class _Books(Collector):
         yield from self._reports(now)
 
     def _budgets(
-        self, prefix: str, labels: list[str], positions: Mapping[Position, tuple[list[str], int]], now: int
+        self, prefix: str, labels: list[str], positions: Mapping[Position, tuple[list[str], int]], now: Instant
     ) -> Iterator[Metric]:
         """Yield the metrics of some budgets; each with its labels' values and what is set aside in it."""
         limit = GaugeMetricFamily(f"{prefix}_limit_seconds", "GPU time per period and grants.", labels=labels)
         left = GaugeMetricFamily(f"{prefix}_remaining_seconds", "GPU time left.", labels=labels)
         reserved = GaugeMetricFamily(f"{prefix}_reserved_seconds", "GPU time set aside.", labels=labels)
         uncovered = GaugeMetricFamily(
-            f"{prefix}_uncovered_seconds", "GPU time set aside that what is left does not cover.", labels=labels
+            f"{prefix}_uncovered_seconds", "GPU time set aside that the balance does not cover.", labels=labels
         )
-        exhausted = GaugeMetricFamily(f"{prefix}_exhausted", "1 where nothing is left.", labels=labels)
+        exhausted = GaugeMetricFamily(f"{prefix}_exhausted", "1 if nothing is left.", labels=labels)
         charged = CounterMetricFamily(
             f"{prefix}_charged_seconds", "GPU time of ended stretches, by account.", labels=[*labels, "account"]
         )
@@ -78,17 +78,17 @@ class _Books(Collector):
                     charged.add_metric([*names, account], balances[account] / 1000)
         yield from (limit, left, reserved, uncovered, exhausted, charged)
 
-    def _reports(self, now: int) -> Iterator[Metric]:
+    def _reports(self, now: Instant) -> Iterator[Metric]:
         it = self._it
         with it.books.database.reading() as session:
             still_open = workloads.open_ones(session, it.books.cluster)
             heard = workloads.last_heard(session, list(still_open))
-            unobserved = workloads.unobserved_ms(session, it.books.cluster, now - _LOOKED_BACK_MS)
+            unobserved = workloads.unobserved_ms(session, it.books.cluster, Instant(now - _LOOKED_BACK_MS))
         lag = GaugeMetricFamily("timekeeper_report_lag_seconds", "Age of the oldest last report of a running pod.")
         lag.add_metric([], max((now - at for at in heard.values()), default=0) / 1000)
         silent = GaugeMetricFamily(
             "timekeeper_unobserved_seconds",
-            "Time of pods that ended within 24 hours and of which no sidecar spoke.",
+            "Running time of pods that ended within 24 hours and whose sidecar never reported.",
             labels=["namespace"],
         )
         for name, total in unobserved.items():

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from slicekeeper import __version__
-from timekeeper.api.problems import MEDIA_TYPE, ProblemDocument
+from slicekeeper.net.problem import MEDIA_TYPE, ProblemDocument
 from timekeeper.api.requests import MOST_PER_PAGE
 from timekeeper.api.routes import ROUTES, Route
 
@@ -115,12 +115,12 @@ def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
                 responses[str(status)]["content"]["text/csv"] = {"schema": {"type": "string"}}
     refused = {"content": {MEDIA_TYPE: {"schema": next(s for k, s in schemas.items() if k is ProblemDocument)}}}
     for status in sorted(_statuses(route)):
-        told = (
+        content = (
             {"content": {"application/json": {"schema": schemas[route.answer]}}}
             if route.public and route.answer
             else refused
         )
-        responses[str(status)] = {"description": _REFUSALS[status], **told}
+        responses[str(status)] = {"description": _REFUSALS[status], **content}
     return responses
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from slicekeeper.units import GpuMilliseconds
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
@@ -10,13 +11,13 @@ from timekeeper.core.caller import Caller
 from timekeeper.ledger.movement import Order
 
 
-def order_of(it: Service, caller: Caller, amount: int, reason: str) -> Order:
+def order_of(it: Service, caller: Caller, amount: GpuMilliseconds, reason: str) -> Order:
     """Return what the request orders, under its Idempotency-Key.
 
-    Raises Problem where it has none.
+    Raises Problem if it has none.
     """
     key = requests.idempotency_key()
     if not key:
-        told = f"send an Idempotency-Key header of 1 to {requests.LONGEST_KEY} printable characters; for example a UUID"
-        raise Problem(422, "idempotency-key-missing", told, "Idempotency-Key")
+        detail = f"send an Idempotency-Key header of 1 to {requests.LONGEST_KEY} printable characters, such as a UUID"
+        raise Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")
     return Order(amount, reason, key, requests.canonical(), caller.name, it.clock.now_ms())

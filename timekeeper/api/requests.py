@@ -16,11 +16,11 @@ from flask import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import unquote_etag
 
-from slicekeeper.namespace_policy import check_time_zone
-from slicekeeper.units import parse_instant
+from slicekeeper.config.policy import check_time_zone
+from slicekeeper.units import Instant, parse_instant
 from slicekeeper.wire.timekeeper import ReportBatch
 from timekeeper.api.problems import Problem
-from timekeeper.ledger.budget import ANY_VERSION
+from timekeeper.ledger.rule import ANY_VERSION
 
 T = TypeVar("T")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -35,7 +35,7 @@ MOST_PER_PAGE = 500
 def body(kind: type[T]) -> T:
     """Return the request's body.
 
-    Raises Problem naming the field where it is not what is expected.
+    Raises Problem naming the field if it is not what is expected.
     """
     if request.mimetype not in ("application/json", ""):
         raise Problem(415, "media-type-unsupported", "send application/json", "Content-Type")
@@ -49,11 +49,11 @@ def body(kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         field = place.strip("`").removeprefix("$").removeprefix(".")
-        told = f"{field}: {message}" if field else message
-        named = _NAMED.search(message)  # what is missing, or unknown, stands in the message alone
+        detail = f"{field}: {message}" if field else message
+        named = _NAMED.search(message)  # what is missing, or unknown, is in the message alone
         if named:
             field = f"{field}.{named[1]}" if field else named[1]
-        raise Problem(422, "body-invalid", told, field[:64]) from error
+        raise Problem(422, "body-invalid", detail, field[:64]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "body-not-json", "the body is not valid JSON") from error
     if kind is not ReportBatch:  # whose repeated names move nothing, and of which there are many
@@ -66,7 +66,7 @@ def _named_once(pairs: list[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
-            raise Problem(422, "body-invalid", f"{name}: stands in the body twice; name one value", name[:64])
+            raise Problem(422, "body-invalid", f"{name}: appears twice in the body; give one value", name[:64])
         seen.add(name)
 
 
@@ -78,12 +78,12 @@ def canonical() -> bytes:
 def known_query(names: Sequence[str]) -> None:
     """Check that the query has no other names than a route's: one that is mistyped would widen an answer.
 
-    Raises Problem where it has.
+    Raises Problem if it has.
     """
     for name in request.args:
         if name not in names:
-            told = f"the query has {', '.join(names)}" if names else "this route has no query"
-            raise Problem(422, "query-invalid", f"{name[:64]!r} is no parameter: {told}", name[:64])
+            detail = f"use {', '.join(names)}" if names else "this route has none"
+            raise Problem(422, "query-invalid", f"{name[:64]!r} is not a query parameter: {detail}", name[:64])
 
 
 def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
@@ -95,7 +95,7 @@ def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
 
 
 def not_modified(etag: str) -> Response | None:
-    """Return 304 where the caller has what is there; tags are compared weakly."""
+    """Return 304 if the caller has what is there; tags are compared weakly."""
     if not request.if_none_match.contains_weak(unquote_etag(etag)[0]):
         return None
     made = Response(status=304)
@@ -106,28 +106,28 @@ def not_modified(etag: str) -> Response | None:
 def namespace(name: str) -> str:
     """Return a namespace's name from a path or a query.
 
-    Raises Problem where it can be none.
+    Raises Problem if it can be none.
     """
     if not _NAMESPACE.fullmatch(name):
-        raise Problem(422, "namespace-invalid", "a namespace's name is up to 63 of a-z, 0-9 and '-'", "namespace")
+        raise Problem(422, "namespace-invalid", "a namespace has up to 63 characters of a-z, 0-9 and '-'", "namespace")
     return name
 
 
 def parent(name: str) -> str:
     """Return the name of a team or an organisation from a path or a body.
 
-    Raises Problem where it can be none.
+    Raises Problem if it can be none.
     """
     if not _NAMESPACE.fullmatch(name):
-        told = f"{name!r} is no name of a team or an organisation: up to 63 of a-z, 0-9 and '-'"
-        raise Problem(422, "parent-invalid", told, "parent")
+        detail = f"{name!r} is not the name of a team or an organisation: use up to 63 characters of a-z, 0-9 and '-'"
+        raise Problem(422, "parent-invalid", detail, "parent")
     return name
 
 
 def time_zone(name: str) -> str:
     """Return the name of a time zone.
 
-    Raises Problem where there is no such zone.
+    Raises Problem if there is no such zone.
     """
     try:
         check_time_zone(name)
@@ -136,52 +136,52 @@ def time_zone(name: str) -> str:
     return name
 
 
-def instant(value: str, field: str) -> int:
+def instant(value: str, field: str) -> Instant:
     """Return an instant of a request in milliseconds.
 
-    Raises Problem where it is none, or lies before 1970.
+    Raises Problem if it is none, or lies before 1970.
     """
-    told = f"{field} must be RFC 3339, from 1970 to 9999 in UTC, for example 2026-11-30T12:00:00Z"
+    detail = f"{field} must be RFC 3339, from 1970 to 9999 in UTC, for example 2026-11-30T12:00:00Z"
     try:
         found = parse_instant(value)
     except (ValueError, OverflowError) as error:
-        raise Problem(422, "instant-invalid", told, field) from error
+        raise Problem(422, "instant-invalid", detail, field) from error
     if found < 0:
-        raise Problem(422, "instant-invalid", told, field)
+        raise Problem(422, "instant-invalid", detail, field)
     return found
 
 
 def plain(name: str, most: int = 253) -> str:
-    """Return a text of the query, empty where there is none.
+    """Return a text of the query, empty if there is none.
 
-    Raises Problem where it cannot be one of ours.
+    Raises Problem if it cannot be one of ours.
     """
     text = request.args.get(name, "")
     if len(text) > most or not text.isprintable():
-        raise Problem(422, "query-invalid", f"{name} has at most {most} printable characters", name)
+        raise Problem(422, "query-invalid", f"{name} may have at most {most} printable characters", name)
     return text
 
 
 def limit(default: int = 100) -> int:
     """Return how many items a page may have.
 
-    Raises Problem where the query says something else than 1 to 500.
+    Raises Problem if the query says something else than 1 to 500.
     """
     text = request.args.get("limit", str(default))
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_PER_PAGE):
-        raise Problem(422, "limit-invalid", f"limit is a whole number from 1 to {MOST_PER_PAGE}", "limit")
+        raise Problem(422, "limit-invalid", f"limit must be a whole number from 1 to {MOST_PER_PAGE}", "limit")
     return int(text)
 
 
 def cursor(kind: type[T]) -> T | None:
     """Return where a page goes on; None at the beginning.
 
-    Raises Problem where the cursor is not one of ours.
+    Raises Problem if the cursor is not one of ours.
     """
     text = request.args.get("cursor", "")
     if not text:
         return None
-    refusal = Problem(422, "cursor-invalid", "use the cursor that the page before gave", "cursor")
+    refusal = Problem(422, "cursor-invalid", "use the cursor from the previous page", "cursor")
     try:
         place = msgspec.json.decode(base64.b64decode(text.encode("ascii"), b"-_", validate=True), type=kind)
     except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
@@ -198,20 +198,20 @@ def next_cursor(place: object) -> str:
 
 
 def choice(name: str, allowed: Sequence[str]) -> str:
-    """Return one of some words of the query, the first where there is none.
+    """Return one of some words of the query, the first if there is none.
 
-    Raises Problem where it is another.
+    Raises Problem if it is another.
     """
     given = request.args.get(name) or allowed[0]
     if given not in allowed:
-        raise Problem(422, "query-invalid", f"{name} is one of {', '.join(allowed)}", name)
+        raise Problem(422, "query-invalid", f"{name} must be one of {', '.join(allowed)}", name)
     return given
 
 
-def interval(default: tuple[int, int]) -> tuple[int, int]:
+def interval(default: tuple[Instant, Instant]) -> tuple[Instant, Instant]:
     """Return the half-open interval from `from` to `to` of the query.
 
-    Raises Problem where it is none.
+    Raises Problem if it is none.
     """
     start, end = (
         instant(request.args[name], name) if request.args.get(name) else otherwise
@@ -233,13 +233,13 @@ def idempotency_key(*, shorten: bool = False) -> str:
     """
     key = request.headers.get("Idempotency-Key", "").strip()
     if key and (not key.isprintable() or (len(key) > LONGEST_KEY and not shorten)):
-        told = f"an Idempotency-Key header has 1 to {LONGEST_KEY} printable characters; for example a UUID"
-        raise Problem(422, "idempotency-key-missing", told, "Idempotency-Key")
+        detail = f"an Idempotency-Key header must have 1 to {LONGEST_KEY} printable characters; for example a UUID"
+        raise Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")
     return key if len(key) <= LONGEST_KEY else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def if_match() -> frozenset[str] | None:
-    """Return the versions of which there must be one, None where the caller sets no such condition.
+    """Return the versions of which there must be one, None if the caller sets no such condition.
 
     Weak tags are none: RFC 9110 §13.1.1 compares strongly.
     """

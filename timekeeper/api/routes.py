@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from flask import Response
 
+from slicekeeper import names
 from slicekeeper.wire import timekeeper as wire
 from timekeeper.api import openapi_answer
 from timekeeper.api.handlers import (
     audit,
     budget,
     decision,
+    discovery,
     entry,
     health,
     interval,
@@ -30,6 +33,7 @@ from timekeeper.api.handlers import (
 )
 from timekeeper.api.schemas.audit import AuditList
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch, StatusBody
+from timekeeper.api.schemas.discovery import ResourceList
 from timekeeper.api.schemas.entry import EntryList
 from timekeeper.api.schemas.health import Health
 from timekeeper.api.schemas.interval import IntervalBody
@@ -60,7 +64,13 @@ class Route:
     problems: tuple[int, ...] = ()
     public: bool = False
 
+    @property
+    def aggregated(self) -> bool:
+        """Whether the API server offers it too. Reports are pods' own, by tokens that others have not."""
+        return self.path.startswith(f"{PREFIX}/") and self.handler is not report.taken and not self.public
 
+
+PREFIX: Final = "/api/v1"
 _NS = "/api/v1/budgets/{namespace}"
 _PARENT = "/api/v1/parents/{parent}"
 _PAGE = ("cursor", "limit")
@@ -75,11 +85,11 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/v1/decisions/{namespace}", decision.shown, "One namespace's decision", wire.Decision,
           status=(200, 304), headers=_IF_NONE, problems=(404,)),
     Route("GET", "/api/v1/budgets", budget.listed, "Budgets, page by page", wire.BudgetList, query=_PAGE),
-    Route("GET", _NS, budget.shown, "One budget as it stands", wire.Budget, status=(200, 304), headers=_IF_NONE,
+    Route("GET", _NS, budget.shown, "One budget", wire.Budget, status=(200, 304), headers=_IF_NONE,
           query=_UID, problems=(404,)),
     Route("PUT", _NS, budget.put, "Give a namespace a budget of its own", wire.Budget, BudgetBody,
           headers=("If-Match",), problems=(404, 409, 412)),
-    Route("PATCH", _NS, budget.patch, "Change what is named of a namespace's budget", wire.Budget,
+    Route("PATCH", _NS, budget.patch, "Change the named parts of a namespace's budget", wire.Budget,
           BudgetPatch, headers=("If-Match",), problems=(404, 409, 412)),
     Route("GET", f"{_NS}/grants", movement.grants, "Grants, newest first", wire.GrantList, query=(*_UID, *_PAGE),
           problems=(404,)),
@@ -111,7 +121,7 @@ ROUTES: tuple[Route, ...] = (
           problems=(404,)),
     Route("DELETE", f"{_NS}/reservations/{{reservation}}", reservation.released, "Give it back", wire.Reservation,
           problems=(404, 409)),
-    Route("PUT", f"{_NS}/status", budget.status, "Suspend a budget, close it, or have it go on", wire.Budget,
+    Route("PUT", f"{_NS}/status", budget.status, "Suspend a budget, close it, or reactivate it", wire.Budget,
           StatusBody, problems=(404, 409)),
     Route("PUT", f"{_NS}/parent", parent.put_under, "Put a namespace under a team or an organisation", wire.Budget,
           PlaceBody, problems=(404, 409)),
@@ -121,13 +131,13 @@ ROUTES: tuple[Route, ...] = (
           problems=(404,)),
     Route("PUT", _PARENT, parent.put, "Make a team or an organisation, or give it another budget", wire.Parent,
           ParentBudgetBody, status=(200, 201), headers=("If-Match",), problems=(409, 412)),
-    Route("PATCH", _PARENT, parent.patch, "Change what is named of its budget", wire.Parent, ParentPatch,
+    Route("PATCH", _PARENT, parent.patch, "Change the named parts of its budget", wire.Parent, ParentPatch,
           headers=("If-Match",), problems=(404, 409, 412)),
-    Route("GET", f"{_PARENT}/children", parent.children, "What stands directly under it", wire.ChildList,
+    Route("GET", f"{_PARENT}/children", parent.children, "The budgets directly under it", wire.ChildList,
           problems=(404,)),
     Route("PUT", f"{_PARENT}/parent", parent.put_under, "Put a team under another one or an organisation",
           wire.Parent, PlaceBody, problems=(404, 409)),
-    Route("PUT", f"{_PARENT}/status", budget.status, "Suspend its budget, close it, or have it go on", wire.Parent,
+    Route("PUT", f"{_PARENT}/status", budget.status, "Suspend its budget, close it, or reactivate it", wire.Parent,
           StatusBody, problems=(404, 409)),
     Route("GET", f"{_PARENT}/grants", movement.grants, "Grants to it, newest first", wire.GrantList, query=_PAGE,
           problems=(404,)),
@@ -151,7 +161,7 @@ ROUTES: tuple[Route, ...] = (
           PeriodList, SealBody, problems=(404, 409)),
     Route("GET", f"{_PARENT}/statement", statement.statement, "What is booked of it in a period or any interval",
           wire.Statement, query=("from", "to", "format", *_PAGE), problems=(404,)),
-    Route("GET", "/api/v1/rates", rate.listed, "Prices of GPU models, in the order of setting", GpuRateList,
+    Route("GET", "/api/v1/rates", rate.listed, "Prices of GPU models, in the order they were set", GpuRateList,
           query=("model", *_PAGE)),
     Route("POST", "/api/v1/rates", rate.put, "Set a GPU model's price from an instant on", GpuRate,
           RateBody, status=(200, 201), problems=(409,)),
@@ -178,6 +188,10 @@ ROUTES: tuple[Route, ...] = (
           Terminate, SignOfLife, problems=(404,)),
     Route("POST", "/budget/{namespace}/increase", original.increase, "Grant minutes (the original's route)",
           OriginalBudget, IncreaseBody, headers=("Idempotency-Key",), problems=(404, 409)),
+    Route("GET", f"/apis/{names.API}", discovery.resources, "What the API server may offer of this", ResourceList,
+          public=True),
+    Route("GET", "/openapi/v2", discovery.openapi_v2, "Nothing: the API server asks for it", public=True),
+    Route("GET", "/openapi/v3", discovery.openapi_v3, "Nothing: the API server asks for it", public=True),
     Route("GET", "/healthz", health.live, "Whether the server does its work", Health, problems=(503,),
           public=True),
     Route("GET", "/readyz", health.ready, "Whether the server may be asked", Health, problems=(503,),

@@ -10,9 +10,13 @@ from typing import Final
 from flask import current_app, request
 
 from slicekeeper.clock import Clock
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.settings import Settings
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.settings import Settings
+from slicekeeper.net.serving.wsgi import HEADERS
+from slicekeeper.net.tls import CLIENT
+from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import READS, Identity
+from timekeeper.api.problems import Problem
 from timekeeper.cluster.controller import Controller
 from timekeeper.core.caller import Caller
 from timekeeper.ledger.books import Books
@@ -31,9 +35,19 @@ class Service:
     policy: PolicyFile
     controller: Controller
     identity: Identity
+    front_proxy: FrontProxy | None = None
+    """None: no client is asked for a certificate."""
 
     def caller(self, *, writes: bool = False) -> Caller:
-        """Return who sent the request; who `writes` is not remembered for longer than seconds."""
+        """Return who sent the request; who `writes` is not remembered for longer than seconds.
+
+        A connection with a client certificate is the API server's, or it is refused, whatever token came with it.
+        """
+        certificate = request.environ.get(CLIENT)
+        if certificate is not None:
+            if self.front_proxy is None:
+                raise Problem(401, "unauthenticated", "certificates are not asked for here")
+            return self.front_proxy.caller(certificate, request.environ[HEADERS])
         return self.identity.caller(request.headers.get("Authorization", ""), writes=writes)
 
     def allow(self, verb: str, namespace: str = "", subresource: str = "") -> Caller:

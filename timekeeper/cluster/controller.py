@@ -2,7 +2,7 @@
 """The loop that keeps ledger and cluster in step. It holds nothing that a restart could lose.
 
 A look is a list of steps: intervals that the pods' records open or close go into the books in one transaction;
-finalizers of paid pods go; budget states flip where a namespace ran out or got more. A step that fails leaves what it
+finalizers of paid pods go; budget states flip when a namespace ran out or got more. A step that fails leaves what it
 had to do to the next look, and keeps no other step from its work. All of it is decided from records, so a crash between
 any two steps is made good too.
 """
@@ -17,15 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from slicekeeper import names, threads
 from slicekeeper.clock import CLOCK_SKEW_MS, Clock
+from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
+from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound
+from slicekeeper.kube.released import SEEN_AT
 from slicekeeper.kube.watch import Watch
-from slicekeeper.namespace_policy import PolicyBook, PolicyFile
-from slicekeeper.released import SEEN_AT
-from slicekeeper.settings import Settings
-from slicekeeper.tenure import has_ended, is_bound
-from slicekeeper.units import MS_PER_HOUR, format_instant
+from slicekeeper.units import EPOCH, MS_PER_HOUR, Instant
 from timekeeper.cluster import pod_patch
+from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
 from timekeeper.cluster.opening import Intake, charged_request, namespace_of
@@ -34,10 +35,13 @@ from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.threshold import Thresholds
 from timekeeper.cluster.watches import Namespaces, Nodes, Pods
 from timekeeper.core import interval
-from timekeeper.ledger import retention, seal
+from timekeeper.core.record import AccountId
+from timekeeper.core.refusal import LedgerError, NamespaceUnknown
+from timekeeper.ledger import intake, retention, seal, settlement
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import follow_policy
+from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import ORPHAN, Closing, Opening
-from timekeeper.ledger.standing import Position
 from timekeeper.store import workloads
 from timekeeper.store.db.failures import may_succeed_later, out_of_room
 from timekeeper.store.db.leadership import Leadership
@@ -96,29 +100,26 @@ class Controller:
             client, clock, books, self._intake, self.pods, margin_ms=margin_ms, each=self._each
         )  # fmt: skip
         self._evictions = Evictions(client, clock, books)
+        self._budget_states = BudgetStates(
+            client, clock, books, policy, self.pods, self._gates, self._evictions, self._each
+        )  # fmt: skip
         self._thresholds = Thresholds(client, clock, books, self.namespaces.uid)
         self._book: PolicyBook | None = None
         self._debt_followed = False
         self._lists = 0
         self._later: dict[str, float] = {}
         self._ending: dict[str, float] = {}
-        self._end_seen: dict[str, int] = {}
+        self._end_seen: dict[str, Instant] = {}
         """When an end that lies in the future was first seen, by UID."""
         self._paid: set[str] = set()
         """Pods of which our finalizer is to go."""
-        self._changed: set[str] = set()
-        """Pods whose budget state is to be looked at."""
         self._to_label: set[str] = set()
         """Pods whose label is to be looked at."""
         self._to_gates: tuple[dict[str, Object], set[str]] = ({}, set())
         """Pods that have changed and that are settled, for the gates."""
-        self._unsettled: set[int] = set()
+        self._unsettled: set[AccountId] = set()
         """Namespaces in which something fell due by the passing of time."""
         self._failures: list[Exception] = []
-        self._states: dict[str, str] = {}
-        self._why: dict[str, str] = {}
-        self._due: dict[str, tuple[Position, int | None]] = {}
-        self._written: dict[str, tuple[str, float]] = {}
         self._confirmed = 0.0
         self._sealed = 0
         self._swept = 0
@@ -144,9 +145,9 @@ class Controller:
         self._wake.set()
 
     def namespace_uid(self, name: str) -> str:
-        """Return a namespace's UID, asking the API server where the watch has not brought it.
+        """Return a namespace's UID, asking the API server if the watch has not brought it.
 
-        Raises NotFound where there is no such namespace.
+        Raises NotFound if there is no such namespace.
         """
         uid = self.namespaces.uid(name)
         if uid is not None:
@@ -154,8 +155,8 @@ class Controller:
         try:
             return str(self._client.get(NAMESPACES, name)["metadata"]["uid"])
         except NotFound as error:
-            message = f"the cluster has no namespace {name}; make it first"
-            raise NotFound(message, 404, "namespace-unknown") from error
+            message = f"the cluster has no namespace {name}; create it first"
+            raise NamespaceUnknown(message) from error
 
     @property
     def synced(self) -> bool:
@@ -163,7 +164,7 @@ class Controller:
         return all(watch.synced.is_set() for watch in self._watches)
 
     def trouble(self) -> str:
-        """Return what is stuck, empty where nothing is."""
+        """Return what is stuck, empty if nothing is."""
         age = time.monotonic() - self._looked
         if age > STUCK_SECONDS:
             return f"the controller has not finished a look for {age:.0f} s"
@@ -193,19 +194,17 @@ class Controller:
 
     def _lead(self) -> bool:
         """Whether this process is to look. One that has just taken over trusts nothing that it remembers."""
-        led, self._leads = self._leads, False  # where nobody can know, another may have led when this one does again
+        led, self._leads = self._leads, False  # if that cannot be known, another may have led when this one does again
         self._leads = self._leadership.held()
         if self._leads and not led:
             self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
             self._lists = 0
             self._debt_followed = False
             self._paid.clear()
-            self._changed.clear()
             self._to_label.clear()
             self._to_gates = {}, set()
             self._unsettled.clear()
-            self._states.clear()
-            self._written.clear()
+            self._budget_states.start_over()
             self._gates.start_over()
             self.strays.start_over()
             self._thresholds.start_over()
@@ -222,7 +221,7 @@ class Controller:
         """
         now = self._clock.now_ms()
         self._failures = []
-        steps: tuple[tuple[str, Callable[[], object]], ...] = (
+        steps: tuple[tuple[str, Callable[[], Instant | None]], ...] = (
             ("GPUs", self._intake.keep_inventory),
             ("settings", lambda: self._follow_settings(now)),
             ("strays", lambda: self.strays.look(RETRY_SECONDS)),
@@ -230,23 +229,23 @@ class Controller:
             ("finalizers", self._release),
             ("dues", lambda: self._settle_due(now)),
             ("gates", lambda: self._look_at_gates(now)),
-            ("budget states", lambda: self._flip(now)),
+            ("budget states", lambda: self._budget_states.look(now)),
             ("labels", self._label),
             ("thresholds", lambda: self._warn(now)),
             ("evictions", self._evict),
             ("watch", lambda: self._confirm(now)),
             ("seals", lambda: self._seal(now)),
         )
-        dues: list[int] = []
+        dues: list[Instant] = []
         for name, step in steps:
             try:
                 due = step()
-                dues += [due] if isinstance(due, int) else []
+                dues += [] if due is None else [due]
             except Exception as error:  # noqa: BLE001 - one step's trouble is not another's
                 self._fail(name, error)
         if self._failures:
             raise self._failures[0]
-        dues += [due for _, due in self._due.values() if due is not None]
+        dues += self._budget_states.dues()
         return max(min(dues, default=now + 3_600_000) - self._clock.now_ms(), 0) / 1000
 
     def _fail(self, what: str, error: Exception) -> None:
@@ -263,24 +262,24 @@ class Controller:
             del self._later[uid]
         self.pods.mark([*again, *self._ending])
         there, gone = self.pods.take()
-        for uid in [uid for uid, pod in gone.items() if pod_patch.holds_finalizer(pod)]:
+        for uid in [uid for uid, pod in gone.items() if has_finalizer(pod)]:
             # Nothing goes that bears our finalizer: it lost our label, and is charged all the same.
             self.strays.add(gone.pop(uid))
         return there, gone
 
-    def _follow_settings(self, now: int) -> None:
+    def _follow_settings(self, now: Instant) -> None:
         if not self._debt_followed:
-            self._books.follow_debt(now)
+            follow_debt(self._books, now)
             self._debt_followed = True
         book = self._policy.book
         if book is not self._book:
             known = [position.known.name for position in self._books.positions()]
-            self._books.follow_policy({name: book.of(name) for name in known}, now)
-            self._evictions.follow_policy(known, book.of, now if self._book else 0)
+            follow_policy(self._books, {name: book.of(name) for name in known}, now)
+            self._evictions.follow_policy(known, book.of, now if self._book else EPOCH)
             self._book = book
-            self._states.clear()  # the mode may have changed, and with it whether states are written
+            self._budget_states.judge_again()
 
-    def _keep_intervals(self, now: int) -> None:
+    def _keep_intervals(self, now: Instant) -> None:
         """Book what the records of changed pods say, and hand on what the other steps have to do for it."""
         there, gone = self._take()
         listed = self._lists != self.pods.lists
@@ -292,7 +291,7 @@ class Controller:
             self.pods.mark(there, gone.values())
             raise
         self._paid |= paid
-        self._changed |= there.keys()
+        self._budget_states.mark(there)
         self._to_label |= there.keys()
         changed, done = self._to_gates
         self._to_gates = changed | there, done | set(settled)
@@ -301,7 +300,7 @@ class Controller:
             self._look_for_absent(now)
 
     def _account(
-        self, there: dict[str, Object], gone: dict[str, Object], now: int
+        self, there: dict[str, Object], gone: dict[str, Object], now: Instant
     ) -> tuple[set[str], list[str]]:  # fmt: skip
         """Book what pods' records say; return the pods of which our finalizer may go, and all that are settled."""
         with self._books.database.reading() as session:
@@ -332,7 +331,7 @@ class Controller:
         for uid in settled:
             self._ending.pop(uid, None)
             self._end_seen.pop(uid, None)
-            self._written.pop(uid, None)
+            self._budget_states.forget(uid)
             self._on_end(uid)
         return {uid for uid in settled if uid in there}, settled
 
@@ -342,7 +341,7 @@ class Controller:
         if gone:
             self.pods.mark([], [pod])
 
-    def _apply(self, openings: dict[str, Opening], closings: dict[str, Closing], now: int) -> list[str]:
+    def _apply(self, openings: dict[str, Opening], closings: dict[str, Closing], now: Instant) -> list[str]:
         """Append intervals in one transaction; return the pods whose records the books don't take.
 
         Raises what the database raises if it may take them later.
@@ -351,7 +350,7 @@ class Controller:
             return []
         policies = {opening.namespace: self._policy.of(opening.namespace) for opening in openings.values()}
         try:
-            self._books.apply(list(openings.values()), list(closings.values()), policies, now)
+            intake.apply(self._books, list(openings.values()), list(closings.values()), policies, now)
         except Exception as error:
             pods = openings.keys() | closings.keys()
             if _is_database_away(error):
@@ -371,7 +370,7 @@ class Controller:
         return []
 
     def _read(
-        self, pod: Object, row: Workload | None, now: int, *, gone: bool
+        self, pod: Object, row: Workload | None, now: Instant, *, gone: bool
     ) -> tuple[Opening | None, Closing | None, bool]:
         """Return the interval's opening and closing as far as they are news, and whether all is settled by them."""
         uid = pod["metadata"]["uid"]
@@ -397,14 +396,14 @@ class Controller:
             end = interval.End(max(began, self._last_confirmed(now)), ORPHAN)
         if end is None:
             return opening, None, False
-        told = interval.end_of(pod, holders, 0, final=True) or end
+        told = interval.end_of(pod, holders, EPOCH, final=True) or end
         seen = self._end_seen.setdefault(uid, now) if end.at > now else now
         at = max(interval.credible(end.at, seen), began)
         skewed = ["clock-skew"] if at < end.at or told.at < began - CLOCK_SKEW_MS else []
         flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
         return opening, Closing(uid, at, end.source, tuple(flags)), True
 
-    def _overdue(self, pod: Object, now: int) -> bool:
+    def _overdue(self, pod: Object, now: Instant) -> bool:
         """Whether kubelet has had its time to tell how a deleted pod ended."""
         uid, deletion = pod["metadata"]["uid"], interval.deleted_at(pod)
         if deletion is None or has_ended(pod):
@@ -412,11 +411,11 @@ class Controller:
         since = self._ending.setdefault(uid, time.monotonic())
         return now > deletion + KUBELET_MS and time.monotonic() - since > KUBELET_SECONDS
 
-    def _last_confirmed(self, now: int) -> int:
+    def _last_confirmed(self, now: Instant) -> Instant:
         with self._books.database.reading() as session:
             return min(workloads.confirmed(session, self._books.cluster) or now, now)
 
-    def _look_for_absent(self, now: int) -> None:
+    def _look_for_absent(self, now: Instant) -> None:
         """Close intervals whose pod vanished unseen: our finalizer was taken off, or the cluster was restored."""
         lists = self.pods.lists
         with self._books.database.reading() as session:
@@ -445,7 +444,7 @@ class Controller:
     # Marks on pods
 
     def _release(self) -> None:
-        pods = [pod for pod in map(self.pods.find, self._paid) if pod is not None and pod_patch.holds_finalizer(pod)]
+        pods = [pod for pod in map(self.pods.find, self._paid) if pod is not None and has_finalizer(pod)]
         self._each(pods, lambda pod: pod_patch.release(self._client, pod))
         self._paid.clear()
 
@@ -456,7 +455,7 @@ class Controller:
             what = f"pod {namespace_of(pod)}/{pod['metadata']['name']}"
             try:
                 act(pod)
-            except ServiceError as error:
+            except (LedgerError, ServiceError) as error:
                 log.info("%s again later: %s", what, error)
             except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
                 self._fail(what, error)
@@ -470,65 +469,19 @@ class Controller:
         self.strays.label([pod for pod in map(self.pods.find, self._to_label) if pod is not None], self._each)
         self._to_label.clear()
 
-    def _settle_due(self, now: int) -> None:
+    def _settle_due(self, now: Instant) -> None:
         """Book what has fallen due, and have come back to now what was settled in the future."""
-        self._unsettled |= {position.known.id for position, at in self._due.values() if at is not None and at <= now}
-        self._books.settle(self._unsettled, now)
+        self._unsettled |= self._budget_states.fallen_due(now)
+        settlement.settle(self._books, self._unsettled, now)
         self._unsettled.clear()
-        self._books.come_back(now)
+        settlement.come_back(self._books, now)
 
-    def _look_at_gates(self, now: int) -> None:
+    def _look_at_gates(self, now: Instant) -> None:
         changed, done = self._to_gates
         self._gates.look(changed, done, self._policy.of, now)
         self._to_gates = {}, set()
 
-    def _flip(self, now: int) -> None:
-        """Write the budget state on the pods that bear another one."""
-        for position in self._books.positions():
-            name = position.known.name
-            seen = self._due.get(name)
-            fresh = seen is None or seen[0] is not position or (seen[1] is not None and seen[1] <= now)
-            if not fresh and name in self._states:
-                continue
-            self._due[name] = (position, position.due(now))
-            state = position.at(now)
-            wanted = names.OVER_BUDGET if state.over_budget else names.IN_BUDGET
-            self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
-            policy = self._policy.of(name)
-            if state.over_budget and policy.evicts:
-                due = format_instant(self._evictions.due(name, policy, state.since))
-                self._why[name] += f"; its pods are evicted from {due} on, unless a grant or a new period comes before"
-            if self._states.get(name) != wanted:
-                self._changed |= {pod["metadata"]["uid"] for pod in self.pods.all() if namespace_of(pod) == name}
-                self._states[name] = wanted
-        pods = [pod for pod in map(self.pods.find, self._changed) if pod is not None]
-        self._each(
-            [pod for pod in pods if self._wrong(pod)], lambda pod: self._write(pod, self._why[namespace_of(pod)])
-        )
-        self._changed.clear()
-
-    def _wanted(self, pod: Object) -> str | None:
-        """Return the state that a pod is to bear: one for which GPU time is, or will be, set aside stays in budget."""
-        wanted = self._states.get(namespace_of(pod))
-        return names.IN_BUDGET if wanted and self._gates.keeps_in_budget(pod) else wanted
-
-    def _wrong(self, pod: Object) -> bool:
-        namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
-        wanted = self._wanted(pod)
-        if wanted is None or has_ended(pod) or self._policy.of(namespace).mode != "enforce":
-            return False
-        if pod_patch.state_of(pod) == wanted:
-            self._written.pop(uid, None)
-            return False
-        state, at = self._written.get(uid, ("", 0.0))
-        return state != wanted or time.monotonic() - at > RETRY_SECONDS * 5
-
-    def _write(self, pod: Object, why: str) -> None:
-        wanted = self._wanted(pod) or names.IN_BUDGET
-        pod_patch.flip(self._client, self._clock, pod, wanted, why)
-        self._written[pod["metadata"]["uid"]] = (wanted, time.monotonic())
-
-    def _seal(self, now: int) -> None:
+    def _seal(self, now: Instant) -> None:
         """From time to time seal the periods that ended long enough ago, and throw away what is too old."""
         if now - self._sealed >= SEAL_MS:
             seal.seal_due(self._books, int(self._settings.timekeeper.seal_after_hours * MS_PER_HOUR), now)
@@ -540,21 +493,17 @@ class Controller:
             )
             self._swept = now
 
-    def _evict(self) -> int | None:
-        """Evict who is to go; return when somebody is next."""
-        spent = {
-            name: policy
-            for name, state in self._states.items()
-            if state == names.OVER_BUDGET and (policy := self._policy.of(name)).evicts
-        }
+    def _evict(self) -> Instant | None:
+        """Evict the pods that are to go; return when the next ones are."""
+        spent = {name: policy for name in self._budget_states.over_budget() if (policy := self._policy.of(name)).evicts}
         return self._evictions.look(spent, self.pods.all, self._each)
 
-    def _warn(self, now: int) -> int | None:
+    def _warn(self, now: Instant) -> Instant | None:
         """Tell which thresholds were passed; return when the next one is due."""
         positions = [*self._books.positions(), *self._books.parents()]
         return self._thresholds.look(positions, self._policy.of, self._policy.book.default, now)
 
-    def _confirm(self, now: int) -> None:
+    def _confirm(self, now: Instant) -> None:
         """Note from time to time that the watch is up, for pods that vanish unseen later."""
         if time.monotonic() - self._confirmed > CONFIRM_SECONDS and not any(w.failures for w in self._watches):
             cluster = self._books.cluster
@@ -567,7 +516,7 @@ def _is_database_away(error: Exception) -> bool:
 
 
 def _tell(what: str, error: Exception) -> None:
-    """Log what failed; with a traceback if nobody expects it."""
-    surprise = not (_is_database_away(error) or isinstance(error, ServiceError))
+    """Log what failed; with a traceback if it is unexpected."""
+    surprise = not (_is_database_away(error) or isinstance(error, LedgerError | ServiceError))
     level = logging.ERROR if surprise else logging.WARNING
     log.log(level, "look failed at %s: %s", what, error, exc_info=error if surprise else None)

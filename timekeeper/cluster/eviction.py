@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evicts the pods of namespaces that are enforced `hard`, once their budget is spent and the grace is over.
 
-Through `pods/eviction`, so that disruption budgets hold: where one does not allow it now, it is tried again. Whether
+Through `pods/eviction`, so that disruption budgets hold: if one does not allow it now, it is tried again. Whether
 the budget is still spent is asked of the books before each round, so a grant within the grace keeps the pods.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from slicekeeper.clock import Clock
+from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.tenure import has_ended
-from slicekeeper.units import format_duration, format_instant
+from slicekeeper.kube.pod import has_ended
+from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import namespace_of
 from timekeeper.core import interval
@@ -39,23 +39,25 @@ class Evictions:
         self._books = books
         self._tried: dict[str, float] = {}
         self._protected: set[str] = set()
-        self._hard_since: dict[str, int] = {}
-        """When a namespace was seen to be enforced hard from then on; 0 where it was so when this process began."""
+        self._hard_since: dict[str, Instant] = {}
+        """When a namespace was seen to be enforced hard from then on; 0 if it was so when this process began."""
 
-    def follow_policy(self, namespaces: Collection[str], policy_of: Callable[[str], NamespacePolicy], now: int) -> None:
+    def follow_policy(
+        self, namespaces: Collection[str], policy_of: Callable[[str], NamespacePolicy], now: Instant
+    ) -> None:
         """Note since when namespaces are enforced hard: a grace never counts from before that. `now` is 0 at first."""
         self._hard_since = {name: self._hard_since.get(name, now) for name in namespaces if policy_of(name).evicts}
 
-    def due(self, namespace: str, policy: NamespacePolicy, since: int) -> int:
+    def due(self, namespace: str, policy: NamespacePolicy, since: Instant) -> Instant:
         """Return when the pods of a namespace that ran out at an instant have to go."""
-        return max(since, self._hard_since.get(namespace, 0)) + policy.budget.grace_ms
+        return Instant(max(since, self._hard_since.get(namespace, EPOCH)) + policy.budget.grace_ms)
 
     def look(
         self, spent: Mapping[str, NamespacePolicy], pods: Callable[[], list[Object]],
         each: Callable[[list[Object], Callable[[Object], None]], None],
-    ) -> int | None:  # fmt: skip
+    ) -> Instant | None:  # fmt: skip
         """Evict who is due in namespaces that have spent their budget; return when the next ones are."""
-        dues: list[int] = []
+        dues: list[Instant] = []
         over: dict[str, str] = {}
         now = self._clock.now_ms()
         for name, policy in spent.items():
@@ -63,8 +65,8 @@ class Evictions:
             due = self.due(name, policy, state.since)
             if state.over_budget and due <= now:
                 over[name] = (
-                    f"the GPU budget of namespace {name} is spent since {format_instant(state.since)} and the grace of "
-                    f"{format_duration(policy.budget.grace_ms)} is over"
+                    f"the GPU budget of namespace {name} has been used up since {format_instant(state.since)}, and the "
+                    f"grace period of {format_duration(policy.budget.grace_ms)} is over"
                 )
             elif state.over_budget:
                 dues.append(due)
@@ -95,7 +97,10 @@ class Evictions:
                 self._protected.add(uid)
                 self._say(pod, "EvictionPutOff", f"To be evicted: {why}; a disruption budget does not allow it yet")
             elif isinstance(error, Forbidden):
-                log.error("a hard budget is spent, and no pod may be evicted: add components/hard-budgets (%s)", error)
+                log.error(
+                    "a hard budget is used up, but evicting is forbidden: add components/hard-budgets (%s)",
+                    error,
+                )
             return
         self._say(pod, "BudgetEviction", f"Evicted: {why}")
 

@@ -14,14 +14,16 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from slicekeeper.clock import Clock
+from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.units import format_duration, format_instant
+from slicekeeper.kube.pod import gate_index
+from slicekeeper.units import Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.opening import Intake, namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
+from timekeeper.core.refusal import LedgerError
 from timekeeper.core.reservation import Hold, span_of
 from timekeeper.ledger import reservation
 from timekeeper.ledger.books import Books
@@ -71,10 +73,14 @@ class Gates:
 
     def keeps_in_budget(self, pod: Object) -> bool:
         """Whether a pod has GPU time set aside, which others cannot take, or does not start before it has."""
-        return pod["metadata"]["uid"] in (self._reserved or {}) or pod_patch.gate_index(pod) is not None
+        return pod["metadata"]["uid"] in (self._reserved or {}) or gate_index(pod) is not None
 
     def look(
-        self, there: Mapping[str, Object], done: Collection[str], policy_of: Callable[[str], NamespacePolicy], now: int
+        self,
+        there: Mapping[str, Object],
+        done: Collection[str],
+        policy_of: Callable[[str], NamespacePolicy],
+        now: Instant,
     ) -> None:
         """End the reservations of pods that are done, and let in those for which there is GPU time.
 
@@ -82,7 +88,7 @@ class Gates:
         """
         self._done.update(done)
         for uid, pod in there.items():
-            if pod_patch.gate_index(pod) is None or interval.deleted_at(pod) is not None:
+            if gate_index(pod) is None or interval.deleted_at(pod) is not None:
                 self._waiting.pop(uid, None)
                 self._lifted.pop(uid, None)
                 self._told.pop(uid, None)
@@ -102,7 +108,7 @@ class Gates:
         for namespace, queue in queues.items():
             try:
                 self._serve(queue, policy_of(namespace), now)
-            except ServiceError as error:
+            except (LedgerError, ServiceError) as error:
                 log.info("namespace %s: waiting pods are looked at again: %s", namespace, error)
 
     def _known(self) -> dict[str, tuple[str, str]]:
@@ -111,13 +117,13 @@ class Gates:
                 self._reserved = store.pods(session, self._books.cluster)
         return self._reserved
 
-    def _end(self, uids: Collection[str], now: int) -> None:
+    def _end(self, uids: Collection[str], now: Instant) -> None:
         if uids:
             reservation.end_pods(self._books, {uid: self._known()[uid] for uid in uids}, now)
             for uid in uids:
                 self._known().pop(uid, None)
 
-    def _look_for_absent(self, now: int) -> None:
+    def _look_for_absent(self, now: Instant) -> None:
         """End the reservations of pods that vanished unseen."""
         gone = []
         for uid, (namespace, name) in self._known().items():
@@ -133,7 +139,7 @@ class Gates:
 
     # One namespace's queue, the oldest first
 
-    def _serve(self, queue: list[Object], policy: NamespacePolicy, now: int) -> None:
+    def _serve(self, queue: list[Object], policy: NamespacePolicy, now: Instant) -> None:
         ready: list[tuple[Object, str]] = []
         ahead = ""
         for pod in queue:
@@ -142,7 +148,7 @@ class Gates:
                 ready.append((pod, "GPU time until this pod's deadline is set aside"))
                 continue
             if ahead:
-                self._tell(pod, "behind", f"waits behind pod {ahead}, which is older and lacks GPU time")
+                self._tell(pod, "behind", f"waits behind pod {ahead}, which is older and needs more GPU time")
                 continue
             why, waits = self._admit(pod, policy, now)
             if why:
@@ -158,19 +164,19 @@ class Gates:
         pod_patch.lift(self._client, self._clock, pod, why)
         self._lifted[pod["metadata"]["uid"]] = time.monotonic()
 
-    def _admit(self, pod: Object, policy: NamespacePolicy, now: int) -> tuple[str, bool]:
-        """Return why a pod may start, empty where it may not; and whether those behind it wait with it."""
+    def _admit(self, pod: Object, policy: NamespacePolicy, now: Instant) -> tuple[str, bool]:
+        """Return why a pod may start, empty if it may not; and whether those behind it wait with it."""
         namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
         if not policy.reserves or not self._intake.is_charged(pod, policy):
             return f"namespace {namespace} sets no GPU time aside for this pod", False
         span = span_of(pod, self._margin_ms)
         if span is None:
-            self._tell(pod, "deadline", "has no activeDeadlineSeconds: nobody can tell how much GPU time it needs")
+            self._tell(pod, "deadline", "has no activeDeadlineSeconds, so it is not known how much GPU time it needs")
             return "", False
         with self._books.database.reading() as session:
             hold = self._intake.hold(pod, policy, span, rates.read(session), now)
         if hold is None:
-            self._tell(pod, "gpu", "waits for a node with a GPU such as it asks for: its share is not known before")
+            self._tell(pod, "gpu", "waits for a node with a GPU that fits it; until then its share is not known")
             return "", False
         place = Place(self._intake.namespace_uid(namespace), namespace, policy)
         needs = f"{format_duration(hold.amount)} of GPU time (deadline, grace and margin are {format_duration(span)})"
@@ -179,7 +185,7 @@ class Gates:
         ):
             return "", self._explain(pod, place, hold, needs, now)
         self._known()[uid] = (namespace, pod["metadata"]["name"])
-        return f"{needs} are set aside until it ends; what it does not use comes back then", False
+        return f"{needs} are set aside until it ends; what it does not use is returned then", False
 
     def _fits(self, place: Place, hold: Hold) -> bool:
         """Whether it is worth to ask: a look that finds nothing new must not write."""
@@ -195,7 +201,7 @@ class Gates:
         position = self._books.position_of(place.uid)
         return position if position is not None and position.known.uid == place.uid else None
 
-    def _explain(self, pod: Object, place: Place, hold: Hold, needs: str, now: int) -> bool:
+    def _explain(self, pod: Object, place: Place, hold: Hold, needs: str, now: Instant) -> bool:
         """Tell what is missing; return whether younger pods wait too."""
         position = self._position(place)
         if position is None:
@@ -207,8 +213,8 @@ class Gates:
         if hold.amount > most:
             self._tell(
                 pod, "never",
-                f"needs {needs}, and the budget can bring {format_duration(max(most, 0))} at most: it waits for a "
-                f"grant or a raised budget, or lower activeDeadlineSeconds; younger pods go before it",
+                f"needs {needs}, and the budget can provide {format_duration(max(most, 0))} at most; it waits for a "
+                f"grant, a larger budget, or lower activeDeadlineSeconds; younger pods may start before it",
             )  # fmt: skip
             return False
         gap = reservation.gap_of(position, free, hold, now) if hold.amount <= free.amount else None
@@ -216,8 +222,8 @@ class Gates:
             waits = reservation.gap_of(position, free, hold, now, alone=True) is None
             self._tell(
                 pod, "later",
-                f"needs {needs}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} on, when "
-                "what they would be taken from has expired; it waits for "
+                f"needs {needs}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} on, "
+                "because the GPU time they would come from expires; it waits for "
                 + ("what is set aside for others" if waits else "a grant, or lower activeDeadlineSeconds"),
             )  # fmt: skip
             return waits
@@ -237,7 +243,7 @@ class Gates:
         return True
 
     def _tell(self, pod: Object, kind: str, note: str) -> None:
-        """Write an event where it is another reason than before: amounts change with every look."""
+        """Write an event if it is another reason than before: amounts change with every look."""
         uid = pod["metadata"]["uid"]
         if self._told.get(uid) != kind:
             self._told[uid] = kind

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import msgspec
 
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import NotFound, Unavailable
-from slicekeeper.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.request import PodRequest, parse_admitted
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.released import NAMESPACE_UID
-from slicekeeper.request import PodRequest, parse_admitted
-from slicekeeper.settings import Settings
+from slicekeeper.kube.released import NAMESPACE_UID
+from slicekeeper.units import Instant
 from timekeeper.cluster.watches import Namespaces, Nodes
 from timekeeper.core import interval, metering, reservation
 from timekeeper.core.rate import PriceBook
@@ -26,7 +27,7 @@ def namespace_of(pod: Object) -> str:
 
 
 def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) -> PodRequest:
-    """Return what a pod is charged for: nothing in a namespace that is off, or where nothing of it is valid."""
+    """Return what a pod is charged for: nothing in a namespace that is off, or if nothing of it is valid."""
     if policy.mode == "off":
         return PodRequest()
     # Of containers' requests that cannot be read nothing is charged: no charge is guessed.
@@ -60,9 +61,9 @@ class Intake:
             self._unkept.clear()
 
     def opening(self, pod: Object, start: interval.Start, policy: NamespacePolicy) -> Opening | None:
-        """Return the opening of a bound pod; None where it is not charged.
+        """Return the opening of a bound pod; None if it is not charged.
 
-        Raises Unavailable where the API server has to be asked and does not answer, or knows less than we do yet.
+        Raises Unavailable if the API server has to be asked and does not answer, or knows less than we do yet.
         """
         request = charged_request(pod, policy, self._settings)
         if not request.requests and not request.whole_device_gpus:
@@ -99,11 +100,11 @@ class Intake:
         return bool(request.requests or request.whole_device_gpus)
 
     def hold(
-        self, pod: Object, policy: NamespacePolicy, span: int, prices: PriceBook, now: int
+        self, pod: Object, policy: NamespacePolicy, span: int, prices: PriceBook, now: Instant
     ) -> reservation.Hold | None:  # fmt: skip
         """Return what must be set aside for a pod that holds its GPUs for `span` milliseconds at most.
 
-        None where no GPU is known that it could get. Raises Unavailable where the API server does not answer.
+        None if no GPU is known that it could get. Raises Unavailable if the API server does not answer.
         """
         weight = self._settings.timekeeper.weight
         return reservation.hold_of(
@@ -121,7 +122,7 @@ class Intake:
     def namespace_uid(self, name: str) -> str:
         """Return a namespace's UID.
 
-        Raises Unavailable where it is not known yet.
+        Raises Unavailable if it is not known yet.
         """
         uid = self._namespaces.uid(name)
         if uid is None:

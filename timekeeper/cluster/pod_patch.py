@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The marks that the timekeeper writes on pods: our finalizer goes, our gate goes, the budget state flips.
 
-JSON patches that first test the pod's UID and what they replace: a pod of the same name, or a list that somebody
+JSON patches that first test the pod's UID and what they replace: a pod of the same name, or a list that was
 changed meanwhile, makes the API server refuse, and the controller looks again.
 """
 
@@ -12,26 +12,22 @@ from typing import Any
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound
+from slicekeeper.gpu.request import annotations_of
 from slicekeeper.kube import events
 from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
-from slicekeeper.request import annotations_of, as_list, as_map
+from slicekeeper.kube.pod import guarded, without_finalizer, without_gate
+from slicekeeper.untyped import as_map
+from slicekeeper.wire.json_patch import JsonPatch, escape
 
 REPORTER = "slicekeeper-timekeeper"
-
-
-def holds_finalizer(pod: Object) -> bool:
-    """Whether the pod waits for us."""
-    return names.FINALIZER in as_list(pod["metadata"].get("finalizers"))
 
 
 def release(client: KubeClient, pod: Object) -> None:
     """Remove our finalizer.
 
-    Raises ServiceError where that did not happen; a pod that is gone needs nothing.
+    Raises ServiceError if that did not happen; a pod that is gone needs nothing.
     """
-    index = as_list(pod["metadata"].get("finalizers")).index(names.FINALIZER)
-    path = f"/metadata/finalizers/{index}"
-    _patch(client, pod, [{"op": "test", "path": path, "value": names.FINALIZER}, {"op": "remove", "path": path}])
+    _patch(client, pod, without_finalizer(pod))
 
 
 def label(client: KubeClient, pod: Object) -> None:
@@ -40,26 +36,19 @@ def label(client: KubeClient, pod: Object) -> None:
     Raises ServiceError if it was not written.
     """
     if as_map(pod["metadata"].get("labels")):
-        path, value = f"/metadata/labels/{_escaped(names.MANAGED_LABEL)}", names.MANAGED_VALUE
+        path, value = f"/metadata/labels/{escape(names.MANAGED_LABEL)}", names.MANAGED_VALUE
         change: dict[str, Any] = {"op": "add", "path": path, "value": value}
     else:
         change = {"op": "add", "path": "/metadata/labels", "value": {names.MANAGED_LABEL: names.MANAGED_VALUE}}
-    _patch(client, pod, [change])
-
-
-def gate_index(pod: Object) -> int | None:
-    """Return where our scheduling gate stands in the pod's list; None where it bears none."""
-    gates = as_list(as_map(pod.get("spec")).get("schedulingGates"))
-    return next((index for index, gate in enumerate(gates) if as_map(gate).get("name") == names.GATE), None)
+    _patch(client, pod, guarded(pod, change))
 
 
 def lift(client: KubeClient, clock: Clock, pod: Object, why: str) -> None:
     """Remove our scheduling gate, with an event that says why.
 
-    Raises ServiceError where that did not happen.
+    Raises ServiceError if that did not happen.
     """
-    path = f"/spec/schedulingGates/{gate_index(pod)}"
-    _patch(client, pod, [{"op": "test", "path": f"{path}/name", "value": names.GATE}, {"op": "remove", "path": path}])
+    _patch(client, pod, without_gate(pod))
     say(client, clock, pod, kind="Normal", reason="GpuTimeReserved", action="LiftGate", note=why)
 
 
@@ -69,7 +58,7 @@ def say(client: KubeClient, clock: Clock, pod: Object, *, kind: str, reason: str
 
 
 def state_of(pod: Object) -> str:
-    """Return the budget state that the pod bears, empty where it has none."""
+    """Return the budget state that the pod bears, empty if it has none."""
     value = annotations_of(pod).get(names.BUDGET_STATE, "")
     return value if isinstance(value, str) else ""
 
@@ -77,14 +66,14 @@ def state_of(pod: Object) -> str:
 def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) -> None:
     """Write the budget state, and an event that says why.
 
-    Raises ServiceError where it was not written.
+    Raises ServiceError if it was not written.
     """
     if annotations_of(pod):
-        path = f"/metadata/annotations/{_escaped(names.BUDGET_STATE)}"
+        path = f"/metadata/annotations/{escape(names.BUDGET_STATE)}"
         change: dict[str, Any] = {"op": "add", "path": path, "value": state}
     else:
         change = {"op": "add", "path": "/metadata/annotations", "value": {names.BUDGET_STATE: state}}
-    _patch(client, pod, [change])
+    _patch(client, pod, guarded(pod, change))
     over = state == names.OVER_BUDGET
     say(
         client, clock, pod,
@@ -94,14 +83,9 @@ def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) ->
     )  # fmt: skip
 
 
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
-
-
-def _patch(client: KubeClient, pod: Object, operations: list[dict[str, Any]]) -> None:
+def _patch(client: KubeClient, pod: Object, patch: JsonPatch) -> None:
     metadata = pod["metadata"]
-    test = {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]}
     try:
-        client.patch(PODS, metadata["name"], [test, *operations], metadata["namespace"], content_type=JSON_PATCH)
+        client.patch(PODS, metadata["name"], patch, metadata["namespace"], content_type=JSON_PATCH)
     except NotFound:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that somebody let go while no timekeeper worked (`check --break-glass`): read from their record, and booked.
+"""Pods that were let go by hand while no timekeeper worked (`check --break-glass`): read from their record, and booked.
 
 A record is read as the last event of a watch would be, so a charge is what it would have been. The ledger knows pods
 by their UID: what is booked stays as it is, however often a record is read. It goes when all in it is booked.
@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from slicekeeper import names, released
+from slicekeeper import names
 from slicekeeper.errors import Forbidden, NotFound, ServiceError
+from slicekeeper.kube import released
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
 from timekeeper.cluster.watches import Nodes, Pods
 
@@ -77,7 +78,7 @@ class Released:
         except NotFound:
             return []
         except Forbidden as error:
-            log.error("records of pods that were let go by hand cannot be read, apply the manifests anew: %s", error)
+            log.error("records of pods that were let go by hand cannot be read, apply the manifests again: %s", error)
             return []
 
 

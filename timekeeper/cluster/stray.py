@@ -17,8 +17,9 @@ from typing import Final
 
 from slicekeeper import names
 from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.gpu.request import annotations_of
 from slicekeeper.kube.client import PODS, KubeClient, Object
-from slicekeeper.request import annotations_of, as_list, as_map
+from slicekeeper.untyped import as_list, as_map
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.watches import Pods
 
@@ -83,7 +84,7 @@ class Strays:
         try:
             self.sweep()
         except ServiceError as error:
-            log.info("pods without our label are looked for again later: %s", error)
+            log.info("pods without our label will be looked for again later: %s", error)
             self._swept = time.monotonic() - SWEEP_SECONDS + AGAIN_SECONDS
 
     def _visit(self, uid: str, last: Object) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells when a budget's thresholds are crossed: each of them once per period, by an event and in the audit log.
 
-The event stands on the namespace (of a team or an organisation: on each namespace under it). Its name follows from
+The event is on the namespace (of a team or an organisation: on each namespace under it). Its name follows from
 budget, period and threshold, so a controller that writes it again after a crash, or beside another one, is refused
 by the API server. Then the ledger notes that it was told; only what is not noted there is told.
 """
@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from slicekeeper.clock import Clock
+from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube import events
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.units import format_duration, format_instant
+from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
 from timekeeper.core.budget import State
 from timekeeper.core.hierarchy import Tree
+from timekeeper.core.record import AccountId
 from timekeeper.core.threshold import crossed, limit_of
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import Position
+from timekeeper.ledger.threshold import note_thresholds
 from timekeeper.store import accounts, thresholds
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ AGAIN_MS: Final = 5_000
 """When an event that could not be written is tried again."""
 
 
-def next_crossing(position: Position, state: State, percents: Iterable[int], now: int) -> int | None:
+def next_crossing(position: Position, state: State, percents: Iterable[int], now: Instant) -> Instant | None:
     """Return when the next threshold can be crossed at the earliest if what runs now goes on; None: not foreseeable."""
     limit = limit_of(state)
     ahead = [p for p in percents if state.used * 100 < limit * p]
@@ -48,7 +50,7 @@ def next_crossing(position: Position, state: State, percents: Iterable[int], now
     if not ahead or not sum(rates) or state.over_budget:
         return None
     missing = limit * min(ahead) / 100 - state.used
-    return now + max(int(missing / sum(rates)), 1)
+    return Instant(now + max(int(missing / sum(rates)), 1))
 
 
 class Thresholds:
@@ -59,7 +61,7 @@ class Thresholds:
         self._clock = clock
         self._books = books
         self._uid_of = uid_of
-        self._due: dict[int, tuple[Position, NamespacePolicy, int | None]] = {}
+        self._due: dict[AccountId, tuple[Position, NamespacePolicy, Instant | None]] = {}
 
     def start_over(self) -> None:
         """Trust nothing that is remembered: another process may have led."""
@@ -67,10 +69,10 @@ class Thresholds:
 
     def look(
         self, positions: Iterable[Position], policy_of: Callable[[str], NamespacePolicy], of_parents: NamespacePolicy,
-        now: int,
-    ) -> int | None:  # fmt: skip
+        now: Instant,
+    ) -> Instant | None:  # fmt: skip
         """Tell what was crossed; return when to look again. Parents have the thresholds of the policy's default."""
-        dues: list[int] = []
+        dues: list[Instant] = []
         for position in positions:
             known = position.known
             policy = policy_of(known.name) if known.kind == "namespace" else of_parents
@@ -83,27 +85,27 @@ class Thresholds:
             dues += [] if due is None else [due]
         return min(dues, default=None)
 
-    def _look_at(self, position: Position, policy: NamespacePolicy, now: int) -> int | None:
+    def _look_at(self, position: Position, policy: NamespacePolicy, now: Instant) -> Instant | None:
         state, percents = position.at(now), policy.budget.thresholds
         found = crossed(state, percents, is_open=position.rule.rule.open)
         if found and policy.mode != "off" and not self._tell(position, state, found, now):
-            return now + AGAIN_MS
+            return Instant(now + AGAIN_MS)
         ahead = (next_crossing(position, state, percents, now), timeline.next_turn(
             position.together.at(now), position.together.forest, position.known.id
         ))  # fmt: skip
         return min((at for at in ahead if at is not None), default=None)
 
-    def _tell(self, position: Position, state: State, found: list[int], now: int) -> bool:
-        """Tell those that nobody has told yet; return whether all are told."""
-        known, period = position.known, state.period_start or 0
+    def _tell(self, position: Position, state: State, found: list[int], now: Instant) -> bool:
+        """Tell those that were not told yet; return whether all are told."""
+        known, period = position.known, state.period_start or EPOCH
         with self._books.database.reading() as session:
-            news = sorted(set(found) - thresholds.told(session, known.id, period))
+            news = sorted(set(found) - thresholds.announced(session, known.id, period))
         if not news:
             return True
         whose = "the budget" if known.kind == "namespace" else f"the budget of {known.title}"
         for percent in news:
             note = (
-                f"{percent} % of {whose} are used: {format_duration(state.used)} of {format_duration(limit_of(state))}"
+                f"{percent} % of {whose} is used: {format_duration(state.used)} of {format_duration(limit_of(state))}"
                 + ("" if state.period_start is None else f" since {format_instant(state.period_start)}")
             )
             name = f"gpu-budget-{known.id}-{period}-{percent}"
@@ -119,7 +121,7 @@ class Thresholds:
                 return False
             except ServiceError as error:  # that will not change: the audit log tells of it all the same
                 log.warning("threshold %d %% of %s: no event: %s", percent, known.title, error)
-        self._books.note_thresholds(known, period, state.used, limit_of(state), news, now)
+        note_thresholds(self._books, known, period, state.used, limit_of(state), news, now)
         return True
 
     def _told_there(self, position: Position) -> list[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from slicekeeper import devices, inventory
-from slicekeeper.inventory import Gpu
+from slicekeeper.gpu import devices, inventory
+from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.kube.client import Object
 
 
@@ -108,13 +108,13 @@ class Nodes:
             self._labels[name] = devices.labels_of(obj)
 
     def take(self) -> list[Gpu]:
-        """Return the GPUs that are new or described anew since the last call."""
+        """Return the GPUs that are new or described otherwise since the last call."""
         with self._lock:
             changed, self._changed = self._changed, {}
             return list(changed.values())
 
     def device_model(self, node: str) -> str:
-        """Return the model of the GPUs that NVIDIA's plugin hands out on a node, empty where it is not one."""
+        """Return the model of the GPUs that NVIDIA's plugin hands out on a node, empty if it is not one."""
         with self._lock:
             models = {gpu.model for gpu in self._by_node.get(node, [])}
             return models.pop() if len(models) == 1 else devices.model_of(self._labels.get(node, {}))
@@ -151,9 +151,9 @@ class Namespaces:
             del self._uids[name]
 
     def uid(self, name: str) -> str | None:
-        """Return a namespace's UID; None where it is not there."""
+        """Return a namespace's UID; None if it is not there."""
         return self._uids.get(name)
 
     def is_gone(self, name: str, uid: str) -> bool:
-        """Whether a namespace was deleted; before the first list nobody can tell, and none counts as gone."""
+        """Whether a namespace was deleted; before the first list that is not known, and none counts as gone."""
         return self._listed and self._uids.get(name) != uid

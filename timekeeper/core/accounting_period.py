@@ -5,22 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.period import PeriodName, bounds
 from timekeeper.core.record import Rule
 
 
-def period_around(rules: Sequence[Rule], at: int) -> tuple[int, int]:
+def period_around(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Instant]:
     """Return the start and end of the accounting period around an instant, under the rules of a namespace.
 
     A rule of another calendar goes on with the period that runs, and ends it where its own calendar says so; one that
     begins a period ends the one before where it begins.
     """
     calendar = _calendar(rules[0])
-    start = end = 0
+    start = end = EPOCH
     for rule in rules[1:]:
         if rule.since > at:
             break
-        if rule.used == "anew":
+        if rule.used == "reset":
             start, end = rule.since, _bounds(rule.since, _calendar(rule))[1]
         elif _calendar(rule) != calendar:
             start = start if rule.since < end else _bounds(rule.since, calendar)[0]
@@ -30,7 +31,7 @@ def period_around(rules: Sequence[Rule], at: int) -> tuple[int, int]:
         start, end = max(_bounds(at, calendar)[0], end), _bounds(at, calendar)[1]
     for rule in rules[1:]:
         if at < rule.since < end:
-            if rule.used == "anew":
+            if rule.used == "reset":
                 return start, rule.since
             if _calendar(rule) != calendar:
                 calendar = _calendar(rule)
@@ -38,12 +39,12 @@ def period_around(rules: Sequence[Rule], at: int) -> tuple[int, int]:
     return start, end
 
 
-def _calendar(rule: Rule) -> tuple[PeriodName, str, int | None]:
+def _calendar(rule: Rule) -> tuple[PeriodName, str, Instant | None]:
     """Return when a rule's accounting periods begin: without periods, each calendar month."""
     return ("month", rule.zone, None) if rule.period == "none" else rule.calendar
 
 
-def _bounds(at: int, calendar: tuple[PeriodName, str, int | None]) -> tuple[int, int]:
+def _bounds(at: Instant, calendar: tuple[PeriodName, str, Instant | None]) -> tuple[Instant, Instant]:
     found = bounds(at, *calendar)
     if found is None:
         raise ValueError("a month has bounds")

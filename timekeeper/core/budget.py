@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
+from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.period import bounds
-from timekeeper.core.record import Claim, Debt, Grant, Posting, PostingKind, Records, Rule, Withdrawal
+from timekeeper.core.record import AccountId, Claim, Debt, Grant, Posting, PostingKind, Records, Rule, Withdrawal
 
 _SCALE: Final = 2**40
 """Parts of a GPU-millisecond in which what may have been spent is followed: integers, far cheaper than fractions."""
@@ -28,26 +29,26 @@ class Bucket(msgspec.Struct):
     key: str
     amount: int
     left: int
-    expires: int | None
+    expires: Instant | None
     booked: bool
     priority: int = 0
     repaid: int = 0
-    """What was owed and the period has paid: it is owed again where the amount is lowered below it."""
+    """What was owed and the period has paid: it is owed again if the amount is lowered below it."""
 
 
 class State(msgspec.Struct):
-    """Where a budget stands at `at`, everything that happened at that instant included."""
+    """The state of a budget at `at`, everything that happened at that instant included."""
 
-    at: int
-    period_start: int | None
+    at: Instant
+    period_start: Instant | None
     """When the running period began; None: there is none, or there was none when what it has used began to count."""
     period: Bucket
     grants: list[Bucket]
     exhausted: bool
     """Nothing is left of this budget itself."""
-    since: int
+    since: Instant
     """When `over_budget` last changed."""
-    cut: int
+    cut: Instant
     """When the charges' account or the period last changed: no posting goes across it."""
     debt: int = 0
     used: int = 0
@@ -58,9 +59,9 @@ class State(msgspec.Struct):
     """Grants that began in this period."""
     overdrawn: int = 0
     """Drawn beyond all allowances: on credit, or by a withdrawal that late knowledge left without cover."""
-    barred: int | None = None
+    barred: AccountId | None = None
     """The nearest budget above of which nothing is left, while something is left of this one."""
-    counts_since: int | None = None
+    counts_since: Instant | None = None
     """The instant after which `used`, `over` and `granted` count; None: ever."""
 
     @property
@@ -80,23 +81,23 @@ class State(msgspec.Struct):
         )
 
 
-def _scaled(claim: Claim, at: int) -> int:
+def _scaled(claim: Claim, at: Instant) -> int:
     """Return a pod's rate in parts, rounded up."""
     num, den = claim.rate(at)
     return -(-num * _SCALE // den)
 
 
-def rule_at(rules: Sequence[Rule], at: int) -> Rule:
+def rule_at(rules: Sequence[Rule], at: Instant) -> Rule:
     """Return the rule in force at an instant."""
     return next((rule for rule in reversed(rules) if rule.since <= at), rules[0])
 
 
-def carried_at(debts: Sequence[Debt], at: int) -> bool:
+def carried_at(debts: Sequence[Debt], at: Instant) -> bool:
     """Return whether time that is over budget from an instant on is owed."""
     return next((debt.carry for debt in reversed(debts) if debt.since <= at), False)
 
 
-def period_bucket(rule: Rule, at: int) -> tuple[int | None, Bucket]:
+def period_bucket(rule: Rule, at: Instant) -> tuple[Instant | None, Bucket]:
     """Return the start and the allowance of the period around an instant."""
     start, end = bounds(at, *rule.calendar) or (None, None)
     key = f"period:{'none' if start is None else start}"
@@ -111,10 +112,10 @@ class Line:
     left, and when the window closes. So a boundary costs little, however many pods run.
     """
 
-    def __init__(self, key: int, state: State, records: Records, at: int) -> None:
+    def __init__(self, key: AccountId, state: State, records: Records, at: Instant) -> None:
         self.key = key
         self.state = state = state.copy()
-        state.at = at  # earlier than the state's own where nothing concerns the budget until then
+        state.at = at  # earlier than the state's own if nothing concerns the budget until then
         self.rule = rule_at(records.rules, state.at)
         self.parent: Line | None = None
         self.active: dict[str, Claim] = {}
@@ -124,17 +125,17 @@ class Line:
         self.counting: tuple[Line, ...] = (self,)
         """The lines in which its own pods' time counts."""
         self.postings: list[Posting] = []
-        self.rules: dict[int, Rule] = {}
+        self.rules: dict[Instant, Rule] = {}
         for rule in records.rules:
             if rule.since > state.at:
                 at_once = self.rules.get(rule.since)
-                anew = at_once is not None and at_once.used == "anew"  # which holds, whatever rule follows at once
-                self.rules[rule.since] = replace(rule, used="anew") if anew else rule
-        self.grants: dict[int, list[Grant]] = {}
+                reset = at_once is not None and at_once.used == "reset"  # which holds, whatever rule follows at once
+                self.rules[rule.since] = replace(rule, used="reset") if reset else rule
+        self.grants: dict[Instant, list[Grant]] = {}
         for grant in records.grants:
             if grant.since > state.at:
                 self.grants.setdefault(grant.since, []).append(grant)
-        self.withdrawals: dict[int, list[Withdrawal]] = {}
+        self.withdrawals: dict[Instant, list[Withdrawal]] = {}
         for withdrawal in records.withdrawals:
             if withdrawal.at > state.at:
                 self.withdrawals.setdefault(withdrawal.at, []).append(withdrawal)
@@ -156,7 +157,7 @@ class Line:
 
     def _open_window(self) -> None:
         self._from = self.state.at
-        self._entered: dict[str, int] = {}
+        self._entered: dict[str, Instant] = {}
         self._base = {key: claim.gross(self._from) for key, claim in self._counted.items()}
         self._ended = 0
         self._estimate = 0
@@ -192,7 +193,7 @@ class Line:
         self._rate += rate - before
         self._rates[key] = rate
 
-    def _spent(self, at: int) -> int:
+    def _spent(self, at: Instant) -> int:
         base = self._base
         return self._ended + sum(claim.gross(at) - base[key] for key, claim in self._counted.items())
 
@@ -240,7 +241,7 @@ class Line:
             return False
         return not (state.exhausted and self.rule.amount)  # else the next period restores it, at its very start
 
-    def skip_idle_periods(self, to: int) -> None:
+    def skip_idle_periods(self, to: Instant) -> None:
         """Pass over periods in which nothing can happen, up to the one just before an instant.
 
         So a year of idle hours costs one step. What begins at the instant itself may follow another rule.
@@ -248,17 +249,17 @@ class Line:
         state, end = self.state, self.state.period.expires
         if end is None or end >= to:
             return
-        start, bucket = period_bucket(self.rule, to - 1)
+        start, bucket = period_bucket(self.rule, Instant(to - 1))
         if start is not None:
             state.period_start, state.period = start, bucket
             state.used = state.over = state.granted = 0
             state.cut = state.counts_since = start
             self._open_window()
 
-    def crossing(self, to: int) -> int | None:
+    def crossing(self, to: Instant) -> Instant | None:
         """Return when nothing is left, or the start of the first millisecond that would exceed what is left.
 
-        None where that does not come up to `to`.
+        None if that does not come up to `to`.
         """
         if not self._counted or self.state.over_budget:
             return None
@@ -269,11 +270,11 @@ class Line:
             return None
         after = to
         while after - before > 1:
-            middle = (before + after) // 2
+            middle = Instant((before + after) // 2)
             before, after = (before, middle) if self._spent(middle) >= self._available else (middle, after)
         return after if self._spent(after) == self._available else before
 
-    def go(self, to: int) -> None:
+    def go(self, to: Instant) -> None:
         """Go on to an instant before which nothing changes by itself but the balance."""
         if self._counted and not self.state.over_budget:
             known, estimate = self._ahead
@@ -286,7 +287,7 @@ class Line:
 
     def exceeds(self) -> bool:
         """Whether the millisecond that begins now would exceed what is left: then it is over at this instant."""
-        return self._may_cross() and self._spent(self.state.at + 1) > self._available
+        return self._may_cross() and self._spent(Instant(self.state.at + 1)) > self._available
 
     def _may_cross(self) -> bool:
         if not self._counted or self.state.over_budget:
@@ -318,9 +319,7 @@ class Line:
         before, period = self.rule, self.state.period
         self.rule = rule
         change = rule.amount - before.amount
-        if rule.used == "clamped":
-            change = max(change, -period.left)
-        period.amount += rule.amount - before.amount
+        period.amount += change
         period.left += change
         if rule.calendar != before.calendar:
             self._follow_calendar()
@@ -333,7 +332,7 @@ class Line:
         return change > 0 or self._opened(before)
 
     def _follow_calendar(self) -> None:
-        """Have the period that runs end where the rule's calendar says so; nobody knows yet of one not booked."""
+        """Have the period that runs end where the rule's calendar says so; one that is not booked is not known yet."""
         start, named = period_bucket(self.rule, self.state.at)
         period = self.state.period
         period.expires = named.expires
@@ -359,7 +358,7 @@ class Line:
     def _opened(self, before: Rule) -> bool:
         return self.rule.credit > before.credit or (self.rule.open and not before.open)
 
-    def grant(self, grant: Grant, until: int | None) -> None:
+    def grant(self, grant: Grant, until: Instant | None) -> None:
         """Take in a grant, whose rest expires at `until`."""
         bucket = Bucket(grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority)
         self.state.grants.append(bucket)
@@ -390,7 +389,7 @@ class Line:
         return not may_spend or (state.exhausted and not raised)
 
     def book_period(self) -> None:
-        """Book the period's allowance, because somebody may draw on it."""
+        """Book the period's allowance, because it may be drawn on."""
         bucket = self.state.period
         if not bucket.booked:
             bucket.booked = True
@@ -402,4 +401,4 @@ class Line:
 
     def _post(self, kind: PostingKind, key: str, amount: int) -> None:
         if amount:
-            self.postings.append(Posting(self.state.at, kind, key, self.state.at, amount))
+            self.postings.append(Posting(self.state.at, kind, key, self.state.at, GpuMilliseconds(amount)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How budgets stand under each other at an instant, and which of them depend on each other because of it."""
+"""How budgets are above each other at an instant, and which of them depend on each other because of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from timekeeper.core.record import Link
+from slicekeeper.units import Instant
+from timekeeper.core.record import AccountId, Link
 
-IN_FORCE: Final = 2**62
+IN_FORCE: Final = Instant(2**62)
 """Later than every instant: the links that nothing has ended."""
 
 
@@ -18,41 +19,41 @@ IN_FORCE: Final = 2**62
 class Tree:
     """Budgets that depend on each other from some instant on, and the links between them."""
 
-    keys: frozenset[int]
+    keys: frozenset[AccountId]
     links: tuple[Link, ...]
 
     @cached_property
-    def parents(self) -> dict[int, int]:
-        """Which budget each one stands under now."""
+    def parents(self) -> dict[AccountId, AccountId]:
+        """Which budget each one is under now."""
         return parents_at(self.links, IN_FORCE)
 
     @property
-    def roots(self) -> list[int]:
-        """The budgets that stand under none, in the order in which writers take their rows."""
+    def roots(self) -> list[AccountId]:
+        """The budgets that are under none, in the order in which writers take their rows."""
         return sorted(self.keys - self.parents.keys())
 
-    def chain(self, key: int) -> list[int]:
-        """Return a budget and those it stands under, nearest first."""
+    def chain(self, key: AccountId) -> list[AccountId]:
+        """Return a budget and those it is under, nearest first."""
         found, parents = [key], self.parents
         while found[-1] in parents:
             found.append(parents[found[-1]])
         return found
 
-    def below(self, key: int) -> list[int]:
-        """Return a budget and those that stand under it."""
+    def below(self, key: AccountId) -> list[AccountId]:
+        """Return a budget and those that are under it."""
         return [one for one in sorted(self.keys) if key in self.chain(one)]
 
 
-def parents_at(links: Iterable[Link], at: int) -> dict[int, int]:
-    """Return which budget each one stands under at an instant, those under none left out."""
-    found: dict[int, int | None] = {}
+def parents_at(links: Iterable[Link], at: Instant) -> dict[AccountId, AccountId]:
+    """Return which budget each one is under at an instant, those under none left out."""
+    found: dict[AccountId, AccountId | None] = {}
     for link in sorted(links, key=lambda link: link.since):
         if link.since <= at:
             found[link.child] = link.parent
     return {child: parent for child, parent in found.items() if parent is not None}
 
 
-def chain(links: Iterable[Link], key: int, at: int) -> list[int]:
+def chain(links: Iterable[Link], key: AccountId, at: Instant) -> list[AccountId]:
     """Return a budget and those above it at an instant, nearest first."""
     parents = parents_at(links, at)
     found = [key]

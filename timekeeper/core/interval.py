@@ -3,7 +3,7 @@
 
 An interval opens at the scheduler's `bound-at` (a pod that another scheduler bound: at its PodScheduled condition, or
 when it was adopted, whichever is later), and never before the pod was made.
-It closes, once the pod is terminal (`slicekeeper.tenure`), at the last `finishedAt` of all its containers: until then
+It closes, once the pod is terminal (`slicekeeper.kube.pod`), at the last `finishedAt` of all its containers: until then
 kubelet and the scheduler keep the slice. If kubelet has left no end of a container, the pod's own end counts: the
 disruption that ended it, kubelet's refusal to start it, its deletion, or its last change to not ready.
 """
@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.request import annotations_of, as_list, as_map
-from slicekeeper.tenure import has_ended, is_bound
-from slicekeeper.units import MS_PER_SECOND, parse_instant
+from slicekeeper.gpu.request import annotations_of
+from slicekeeper.kube.pod import has_ended, is_bound
+from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, parse_instant
+from slicekeeper.untyped import as_list, as_map
 
 EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready", "last-confirmed"]
 
@@ -31,7 +32,7 @@ last one turns when kubelet has stopped the sandbox, right before it frees the s
 class Start:
     """When an interval opened, whether the scheduler said so itself, and whether its clock was plainly wrong."""
 
-    at: int
+    at: Instant
     exact: bool
     skewed: bool = False
 
@@ -40,23 +41,23 @@ class Start:
 class End:
     """When an interval closed, and what told so."""
 
-    at: int
+    at: Instant
     source: EndSource
 
 
-def created_at(pod: Mapping[str, Any], default: int) -> int:
-    """Return when the API server made the pod, by its clock; `default` where the record does not say."""
+def created_at(pod: Mapping[str, Any], default: Instant) -> Instant:
+    """Return when the API server made the pod, by its clock; `default` if the record does not say."""
     found = _instant(as_map(pod.get("metadata")).get("creationTimestamp"))
     return default if found is None else found
 
 
-def deleted_at(pod: Mapping[str, Any]) -> int | None:
-    """Return the instant of deletion, grace included; None where nobody has deleted the pod."""
+def deleted_at(pod: Mapping[str, Any]) -> Instant | None:
+    """Return the instant of deletion, grace included; None if the pod was not deleted."""
     return _instant(as_map(pod.get("metadata")).get("deletionTimestamp"))
 
 
-def asked_to_go(pod: Mapping[str, Any]) -> int | None:
-    """Return when somebody asked for the pod's deletion; None where nobody did.
+def asked_to_go(pod: Mapping[str, Any]) -> Instant | None:
+    """Return when the pod's deletion was asked for; None if it was not.
 
     That is `deletionTimestamp` less the grace. The timestamp itself moves when the grace is cut short, as kubelet does
     with its last word on a pod; this does not.
@@ -65,10 +66,10 @@ def asked_to_go(pod: Mapping[str, Any]) -> int | None:
     if deletion is None:
         return None
     grace = as_map(pod.get("metadata")).get("deletionGracePeriodSeconds")
-    return deletion - grace * MS_PER_SECOND if isinstance(grace, int) and grace > 0 else deletion
+    return Instant(deletion - grace * MS_PER_SECOND) if isinstance(grace, int) and grace > 0 else deletion
 
 
-def start_of(pod: Mapping[str, Any], seen: int | None = None) -> Start | None:
+def start_of(pod: Mapping[str, Any], seen: Instant | None = None) -> Start | None:
     """Return when the interval opened; None while the pod is not bound or its record does not say yet.
 
     `seen` is when the pod was first seen bound: a start more than the skew later than that is wrong, and the binding's
@@ -82,7 +83,7 @@ def start_of(pod: Mapping[str, Any], seen: int | None = None) -> Start | None:
     if bound is not None:
         told = bound
     elif scheduled is not None:
-        told = max(scheduled, adopted or 0)
+        told = max(scheduled, adopted or EPOCH)
     else:
         return None
     at = told
@@ -94,7 +95,7 @@ def start_of(pod: Mapping[str, Any], seen: int | None = None) -> Start | None:
     return Start(at, exact=bound is not None, skewed=skewed)
 
 
-def end_of(pod: Mapping[str, Any], holders: Collection[str], start: int, *, final: bool = False) -> End | None:
+def end_of(pod: Mapping[str, Any], holders: Collection[str], start: Instant, *, final: bool = False) -> End | None:
     """Return when the interval closed; None while it is open or its record does not say yet.
 
     `holders` are the containers that hold GPUs. `final` says that the record will not change any more, so a deletion
@@ -104,9 +105,9 @@ def end_of(pod: Mapping[str, Any], holders: Collection[str], start: int, *, fina
     return None if found is None else End(max(found.at, start), found.source)
 
 
-def credible(end: int, seen: int) -> int:
+def credible(end: Instant, seen: Instant) -> Instant:
     """Return an end as far as it is believed: no later than it was first seen, and the skew that clocks may have."""
-    return min(end, seen + CLOCK_SKEW_MS)
+    return min(end, Instant(seen + CLOCK_SKEW_MS))
 
 
 def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> End | None:
@@ -114,12 +115,12 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     if not has_ended(pod):
         return End(deletion, "deleted") if final and deletion is not None else None
     finished = {str(status.get("name")): at for status in _statuses(pod) if (at := _finished(status)) is not None}
-    last = max(finished.values(), default=0)
+    last = max(finished.values(), default=EPOCH)
     apps = {str(as_map(container).get("name")) for container in as_list(as_map(pod.get("spec")).get("containers"))}
     known = apps | set(holders) <= finished.keys()
     if known and not _waited_for_a_restart(pod):
         return End(last, "finished")
-    told: tuple[tuple[EndSource, list[int]], ...] = (
+    told: tuple[tuple[EndSource, list[Instant]], ...] = (
         ("disrupted", _transitions(pod, "DisruptionTarget", status="True")),
         ("rejected", _rejection(pod)),
         ("deleted", [] if deletion is None else [deletion]),
@@ -128,7 +129,7 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     for source, instants in told:
         if instants:
             return End(last, "finished") if known and last >= max(instants) else End(max(last, *instants), source)
-    # Nothing tells when the pod ended. Nobody waits for a container that holds nothing; for one that does we must.
+    # Nothing tells when the pod ended. No one waits for a container that holds nothing; for one that does we must.
     return End(last, "finished") if finished and set(holders) <= finished.keys() else None
 
 
@@ -163,7 +164,7 @@ def _statuses(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from map(as_map, as_list(status.get(key)))
 
 
-def _finished(status: Mapping[str, Any]) -> int | None:
+def _finished(status: Mapping[str, Any]) -> Instant | None:
     """Return when a container ended for good; None if kubelet has not seen it, for which it writes the zero time.
 
     The end of an earlier run, in `lastState`, is none: the slice was held on through the back-off.
@@ -172,7 +173,7 @@ def _finished(status: Mapping[str, Any]) -> int | None:
     return instant if instant is not None and instant > 0 else None
 
 
-def _rejection(pod: Mapping[str, Any]) -> list[int]:
+def _rejection(pod: Mapping[str, Any]) -> list[Instant]:
     """Return the instant at which kubelet refused a pod of which it started nothing."""
     status = as_map(pod.get("status"))
     started = _instant(status.get("startTime"))
@@ -186,12 +187,12 @@ def _conditions(pod: Mapping[str, Any], kind: str, *, status: str) -> Iterator[M
             yield condition
 
 
-def _transitions(pod: Mapping[str, Any], kind: str, *, status: str) -> list[int]:
+def _transitions(pod: Mapping[str, Any], kind: str, *, status: str) -> list[Instant]:
     found = (_instant(condition.get("lastTransitionTime")) for condition in _conditions(pod, kind, status=status))
     return [instant for instant in found if instant is not None]
 
 
-def _instant(value: object) -> int | None:
+def _instant(value: object) -> Instant | None:
     if not isinstance(value, str):
         return None
     try:

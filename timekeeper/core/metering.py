@@ -16,11 +16,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from slicekeeper import names
-from slicekeeper.devices import part_of
-from slicekeeper.inventory import Gpu
-from slicekeeper.request import GpuRequest, PodRequest, annotations_of, as_map, sharing_mode
-from slicekeeper.settings import Resources
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu.devices import part_of
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.request import GpuRequest, PodRequest, annotations_of, sharing_mode
 from slicekeeper.units import CORES_PER_GPU, parse_quantity
+from slicekeeper.untyped import as_map
 
 Weight = Literal["max", "mean", "core", "quota"]
 
@@ -47,7 +48,7 @@ class Metering:
     shares: Mapping[str, Fraction]
     gpus: tuple[str, ...]
     held: int
-    """How many GPUs it holds, shared ones counted whole: more than this nobody can use."""
+    """How many GPUs it holds, shared ones counted whole: more than this cannot be used."""
     flags: tuple[str, ...]
 
 
@@ -64,7 +65,7 @@ class _Share:
 
 
 def quota_of(quotas: list[dict[str, Any]], resources: Resources) -> Quota | None:
-    """Return the tightest ResourceQuota of both resources; None where no quota limits both."""
+    """Return the tightest ResourceQuota of both resources; None if no quota limits both."""
     found: dict[str, Fraction] = {}
     for quota in quotas:
         hard = as_map(as_map(quota.get("spec")).get("hard"))
@@ -124,7 +125,7 @@ def meter(
 def _shares(
     pod: Mapping[str, Any], request: PodRequest, inventory: Mapping[str, Gpu]
 ) -> tuple[dict[str, _Share], set[str]]:
-    """Return the pod's share of each of its GPUs; one that nobody named stands under a name with `?`."""
+    """Return the pod's share of each of its GPUs; one that no record names gets a name with `?`."""
     annotations = annotations_of(pod)
     alone = sharing_mode(pod) == names.EXCLUSIVE
     shares: dict[str, _Share] = {}

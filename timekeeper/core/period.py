@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from slicekeeper.units import MS_PER_HOUR, MS_PER_SECOND
+from slicekeeper.units import MS_PER_HOUR, MS_PER_SECOND, Instant
 
 PeriodName = Literal["none", "hour", "day", "week", "month", "year"]
 
@@ -27,8 +27,10 @@ _MONDAY = datetime(2001, 1, 1)
 
 
 @lru_cache(maxsize=4096)
-def bounds(instant: int, period: PeriodName, zone: str, anchor: int | None = None) -> tuple[int, int] | None:
-    """Return the start and end of the period around an instant (milliseconds); None where there are no periods.
+def bounds(
+    instant: Instant, period: PeriodName, zone: str, anchor: Instant | None = None
+) -> tuple[Instant, Instant] | None:
+    """Return the start and end of the period around an instant (milliseconds); None if there are no periods.
 
     `anchor` is an instant at which one begins, on the wall clock of the zone; None: they begin as the calendar does.
     """
@@ -47,7 +49,7 @@ def bounds(instant: int, period: PeriodName, zone: str, anchor: int | None = Non
     return _begins(count, period, since, place), end
 
 
-def _local(instant: int, place: ZoneInfo) -> datetime:
+def _local(instant: Instant, place: ZoneInfo) -> datetime:
     return (_EPOCH + timedelta(milliseconds=instant)).astimezone(place)
 
 
@@ -60,7 +62,7 @@ def _count(day: date, period: PeriodName, since: datetime) -> int:
     return day.year if period == "year" else day.year * 12 + day.month - 1
 
 
-def _begins(count: int, period: PeriodName, since: datetime, place: ZoneInfo) -> int:
+def _begins(count: int, period: PeriodName, since: datetime, place: ZoneInfo) -> Instant:
     """Return the instant at which the period of a number begins."""
     if period == "day":
         day = date.fromordinal(count)
@@ -70,32 +72,33 @@ def _begins(count: int, period: PeriodName, since: datetime, place: ZoneInfo) ->
         year, month = (count, since.month) if period == "year" else (count // 12, count % 12 + 1)
         day = date(year, month, min(since.day, monthrange(year, month)[1]))
     begun = datetime.combine(day, since.time(), place).astimezone(UTC) - _EPOCH
-    return (begun.days * 86_400 + begun.seconds) * MS_PER_SECOND + begun.microseconds // 1000
+    return Instant((begun.days * 86_400 + begun.seconds) * MS_PER_SECOND + begun.microseconds // 1000)
 
 
-def _hour(instant: int, place: ZoneInfo, into: int) -> tuple[int, int]:
+def _hour(instant: Instant, place: ZoneInfo, into: int) -> tuple[Instant, Instant]:
     """Return the hour that begins `into` a local one; where a clock change moves the minutes too it ends there."""
     shift = _minutes(instant, place) - into
-    start = (instant + shift) // MS_PER_HOUR * MS_PER_HOUR - shift
+    start = Instant((instant + shift) // MS_PER_HOUR * MS_PER_HOUR - shift)
     shift += into
-    end = start + MS_PER_HOUR
+    end = Instant(start + MS_PER_HOUR)
     if _minutes(start, place) != shift:
         start = _change(start, instant, place)
-    if _minutes(end - 1, place) != shift:
-        end = _change(instant, end - 1, place)
+    last = Instant(end - 1)
+    if _minutes(last, place) != shift:
+        end = _change(instant, last, place)
     return start, end
 
 
-def _minutes(instant: int, place: ZoneInfo) -> int:
+def _minutes(instant: Instant, place: ZoneInfo) -> int:
     """Return by how much the zone's hours are shifted against those of UTC, in milliseconds below an hour."""
     offset = _local(instant, place).utcoffset() or timedelta()
     return (offset.days * 86_400 + offset.seconds) * MS_PER_SECOND % MS_PER_HOUR
 
 
-def _change(before: int, after: int, place: ZoneInfo) -> int:
+def _change(before: Instant, after: Instant, place: ZoneInfo) -> Instant:
     """Return the first instant in (before, after] at which hours are shifted as they are at `after`."""
     shift = _minutes(after, place)
     while after - before > 1:
-        middle = (before + after) // 2
+        middle = Instant((before + after) // 2)
         before, after = (before, middle) if _minutes(middle, place) == shift else (middle, after)
     return after

@@ -2,10 +2,10 @@
 """Double entry: which accounts a posting moves, and what must be reversed and booked so that the ledger is right.
 
 Every namespace has the same accounts. GPU time comes from `issued` into `budget`; pods move it on to `charged`, what
-nobody used goes to `expired`. Time over budget comes from `unfunded`, whose negative balance is the debt under
+was not used goes to `expired`. Time over budget comes from `unfunded`, whose negative balance is the debt under
 `debt: carry`, and goes to `over-budget`. A refund takes back from `charged`; what goes to another namespace's budget
 passes through `transferred`, whose balances sum to zero over all namespaces. Nothing is ever edited: what late
-knowledge shows to be wrong is reversed, and booked anew.
+knowledge shows to be wrong is reversed, and booked again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from timekeeper.core.record import Posting, PostingKind
+from slicekeeper.units import Instant
+from timekeeper.core.record import AccountId, Posting, PostingKind
 
 AccountKind = Literal["issued", "budget", "charged", "over-budget", "unfunded", "expired", "transferred"]
 ACCOUNTS: Final[tuple[AccountKind, ...]] = get_args(AccountKind)
@@ -36,11 +37,11 @@ _ROUTE: Final[dict[PostingKind, tuple[AccountKind, AccountKind]]] = {
 
 @dataclass(frozen=True)
 class Booked:
-    """A posting that stands in the ledger, and the transaction that holds it."""
+    """A posting that is in the ledger, and the transaction that holds it."""
 
     transaction: int
     posting: Posting
-    effective_at: int
+    effective_at: Instant
     """When it counts: `posting.at`, but of a correction an instant of the period that was open when it was booked."""
 
 
@@ -57,7 +58,7 @@ def effect(kind: PostingKind, account: AccountKind, amount: int) -> int:
 
 
 def difference(booked: Iterable[Booked], wanted: Iterable[Posting]) -> tuple[list[Booked], list[Posting]]:
-    """Return what must be reversed and what must be booked so that exactly `wanted` stands in the ledger."""
+    """Return what must be reversed and what must be booked so that exactly `wanted` is in the ledger."""
     missing = Counter(wanted)
     wrong: list[Booked] = []
     for entry in booked:
@@ -68,7 +69,7 @@ def difference(booked: Iterable[Booked], wanted: Iterable[Posting]) -> tuple[lis
     return wrong, sorted(missing.elements())
 
 
-def idempotency_key(namespace: int, posting: Posting, version: int) -> str:
+def idempotency_key(namespace: AccountId, posting: Posting, version: int) -> str:
     """Return the key under which a posting can be booked once; `version` counts its bookings that were reversed."""
     parts = (namespace, posting.kind, posting.key, posting.start, posting.at, posting.amount, version)
     return ":".join(map(str, parts))

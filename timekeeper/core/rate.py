@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import msgspec
 
+from slicekeeper.units import Instant
 from timekeeper.core.record import Claim
 
 ONE = Fraction(1)
@@ -22,27 +23,27 @@ def encode_shares(shares: Mapping[str, Fraction]) -> str:
 class PriceBook:
     """All prices that ever were."""
 
-    def __init__(self, rows: Sequence[tuple[str, int, Fraction]]) -> None:
-        self._by_model: dict[str, list[tuple[int, Fraction]]] = {}
+    def __init__(self, rows: Sequence[tuple[str, Instant, Fraction]]) -> None:
+        self._by_model: dict[str, list[tuple[Instant, Fraction]]] = {}
         for model, since, rate in sorted(rows):
             self._by_model.setdefault(model, []).append((since, rate))
         self._shares: dict[str, dict[str, Fraction]] = {}
         self._newest: dict[str, Fraction] = {}
         """What shares cost since the last price of any of their models."""
 
-    def rate(self, model: str, at: int) -> Fraction:
-        """Return a model's rate at an instant; 1 where nobody has set one."""
+    def rate(self, model: str, at: Instant) -> Fraction:
+        """Return a model's rate at an instant; 1 if none was set."""
         return next((rate for since, rate in reversed(self._by_model.get(model, [])) if since <= at), ONE)
 
-    def highest(self, model: str, since: int) -> Fraction:
+    def highest(self, model: str, since: Instant) -> Fraction:
         """Return the highest rate that a model has at an instant or later, as far as it is set today."""
         return max([self.rate(model, since), *(rate for at, rate in self._by_model.get(model, ()) if at > since)])
 
-    def highest_of_all(self, since: int) -> Fraction:
+    def highest_of_all(self, since: Instant) -> Fraction:
         """Return the highest rate of any model at an instant or later; at least that of a model without one."""
         return max((self.highest(model, since) for model in self._by_model), default=ONE)
 
-    def claim(self, key: str, start: int, end: int | None, shares: str) -> Claim:
+    def claim(self, key: str, start: Instant, end: Instant | None, shares: str) -> Claim:
         """Return a pod's claim, with the prices of its models from its start on."""
         mine = self._shares.get(shares)
         if mine is None:
@@ -63,5 +64,5 @@ class PriceBook:
                 last = rate
         return Claim(key, start, end, first[1].numerator, first[1].denominator, tuple(told))
 
-    def _total(self, shares: Mapping[str, Fraction], at: int) -> Fraction:
+    def _total(self, shares: Mapping[str, Fraction], at: Instant) -> Fraction:
         return sum((share * self.rate(model, at) for model, share in shares.items()), Fraction(0))

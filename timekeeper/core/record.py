@@ -6,14 +6,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NewType
 
+from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.period import PeriodName
 
 PostingKind = Literal[
     "charge", "over-budget", "allowance", "expiry", "adjustment", "debt", "refund", "withdrawal", "transfer-in",
     "transfer-out",
 ]  # fmt: skip
+
+
+AccountId = NewType("AccountId", int)
+"""The key of what has a budget in the ledger: a namespace, a team or an organisation."""
+
+Revision = NewType("Revision", int)
+"""How often an account has changed: what was read at an older one is read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +32,17 @@ class Claim:
     """
 
     key: str
-    start: int
-    end: int | None
+    start: Instant
+    end: Instant | None
     num: int
     den: int
-    turns: tuple[tuple[int, int, int], ...] = ()
+    turns: tuple[tuple[Instant, int, int], ...] = ()
 
-    def goes_on(self, at: int) -> bool:
+    def goes_on(self, at: Instant) -> bool:
         """Whether it has not ended at an instant."""
         return self.end is None or self.end > at
 
-    def gross(self, at: int) -> int:
+    def gross(self, at: Instant) -> int:
         """Return the cumulative charge at an instant, rounded half up."""
         last = at if self.end is None or at < self.end else self.end
         if last <= self.start:
@@ -44,7 +52,7 @@ class Claim:
         exact = self.exact(last)
         return (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
 
-    def exact(self, at: int) -> Fraction:
+    def exact(self, at: Instant) -> Fraction:
         """Return the cumulative charge at an instant, unrounded."""
         last = at if self.end is None or at < self.end else self.end
         total, since, rate = Fraction(0), self.start, Fraction(self.num, self.den)
@@ -55,7 +63,7 @@ class Claim:
             since, rate = turn, Fraction(num, den)
         return total + rate * max(last - since, 0)
 
-    def rate(self, at: int) -> tuple[int, int]:
+    def rate(self, at: Instant) -> tuple[int, int]:
         """Return the rate in force from an instant on, as numerator and denominator."""
         found = self.num, self.den
         for turn, num, den in self.turns:
@@ -68,21 +76,21 @@ class Claim:
 class Aside:
     """GPU time set aside in a budget: for a pod's claim, as long as that goes on, or by hand until an instant."""
 
-    budget: int
-    amount: int
+    budget: AccountId
+    amount: GpuMilliseconds
     claim: Claim | None = None
-    until: int = 0
+    until: Instant = EPOCH
 
-    def rest(self, at: int) -> int:
+    def rest(self, at: Instant) -> int:
         """Return what is left of it at an instant: less what the pod has been charged, nothing after its end."""
         if self.claim is None:
             return self.amount if at < self.until else 0
         return max(self.amount - self.claim.gross(at), 0)
 
 
-Used = Literal["counts", "anew", "clamped"]
-"""What becomes of what the running period has used when a rule begins in it: it counts in full; or it does not, for a
-period begins with the rule. `clamped`: it counts up to the amount that was; so rules did before revision 0014."""
+Used = Literal["counts", "reset"]
+"""What becomes of what the running period has used when a rule begins in it: it counts in full, or a period
+begins with the rule and it counts no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +101,19 @@ class Rule:
     a rule is not `open` nothing may be spent. Of two with the same `since` the later one in a list holds.
     """
 
-    since: int
-    amount: int
+    since: Instant
+    amount: GpuMilliseconds
     period: PeriodName
     zone: str
-    credit: int = 0
-    rollover: int = 0
+    credit: GpuMilliseconds = NO_TIME
+    rollover: GpuMilliseconds = NO_TIME
     open: bool = True
-    anchor: int | None = None
+    anchor: Instant | None = None
     """An instant at which a period begins; None: they begin as the calendar does."""
     used: Used = "counts"
 
     @property
-    def calendar(self) -> tuple[PeriodName, str, int | None]:
+    def calendar(self) -> tuple[PeriodName, str, Instant | None]:
         """When periods begin."""
         return self.period, self.zone, self.anchor
 
@@ -119,9 +127,9 @@ class Grant:
     """GPU time beside the budget; what is left of it at `until` expires (None: never). Low `priority` is used first."""
 
     key: str
-    amount: int
-    since: int
-    until: int | None
+    amount: GpuMilliseconds
+    since: Instant
+    until: Instant | None
     kind: PostingKind = "allowance"
     priority: int = 0
 
@@ -131,8 +139,8 @@ class Withdrawal:
     """GPU time taken out of a budget: by hand, or into another namespace's."""
 
     key: str
-    amount: int
-    at: int
+    amount: GpuMilliseconds
+    at: Instant
     kind: PostingKind
 
 
@@ -143,7 +151,7 @@ class Debt:
     What was owed stays owed when that ends. Before the first one all is forgiven.
     """
 
-    since: int
+    since: Instant
     carry: bool
 
 
@@ -156,24 +164,24 @@ class Records:
     grants: Sequence[Grant] = ()
     withdrawals: Sequence[Withdrawal] = ()
     debts: Sequence[Debt] = ()
-    opened: int | None = None
+    opened: Instant | None = None
     """When its account was opened: its time line begins there, unless there are records of before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A budget stands under another one from an instant on, until its next link; `parent` None: under none."""
+    """A budget is under another one from an instant on, until its next link; `parent` None: under none."""
 
-    child: int
-    parent: int | None
-    since: int
+    child: AccountId
+    parent: AccountId | None
+    since: Instant
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """The budgets that go through time together, by key, and how they stand under each other."""
+    """The budgets that go through time together, by key, and how they are above each other."""
 
-    records: Mapping[int, Records]
+    records: Mapping[AccountId, Records]
     links: Sequence[Link] = ()
 
 
@@ -181,13 +189,13 @@ class Forest:
 class Posting:
     """What the ledger must hold: `amount` GPU-milliseconds, settled at `at`; charges cover [start, at)."""
 
-    at: int
+    at: Instant
     kind: PostingKind
     key: str
-    start: int
-    amount: int
+    start: Instant
+    amount: GpuMilliseconds
 
 
-def planned(key: str, budget: int, amount: int, span: int, now: int) -> Aside:
+def planned(key: str, budget: AccountId, amount: GpuMilliseconds, span: int, now: Instant) -> Aside:
     """Return what is set aside for a pod that is not bound yet, as if it were bound now and needed all of it."""
-    return Aside(budget, amount, Claim(key, now, now + max(span, 1), amount, max(span, 1)))
+    return Aside(budget, amount, Claim(key, now, Instant(now + max(span, 1)), amount, max(span, 1)))

@@ -5,13 +5,13 @@ Which GPU the pod gets is not known yet.
 
 A pod holds its GPUs from its binding until its containers have ended. Kubelet ends them when `activeDeadlineSeconds`
 have passed since the pod's `startTime`, which is kubelet's first look at it and not the binding, and then gives them
-the pod's grace. So at most `deadline + grace + margin` pass, where the margin covers the time from the binding to that
-look, kubelet's own pace and its whole seconds. For each GPU model that the pod might get the dearest share is taken:
+the pod's grace. So at most `deadline + grace + margin` pass; the margin is for the time from the binding to that look,
+kubelet's own pace and its whole seconds. For each GPU model that the pod might get the dearest share is taken:
 every container on a GPU of its own, of the least memory, at the highest price that is set for now or later.
 
 That enough is free now does not say that it is there later: what a grant or a period brought may expire before a pod
 has used it. So `gap` follows the time line of those who have time set aside to their ends, as if a pod that is not
-bound yet were bound now, and nobody else drew on the budgets. Wherever an allowance comes or goes, what is left then
+bound yet were bound now, and no other drew on the budgets. Wherever an allowance comes or goes, what is left then
 must cover what is set aside then.
 """
 
@@ -24,13 +24,14 @@ from math import ceil
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.inventory import Gpu, model_matches
-from slicekeeper.request import PodRequest, as_map
-from slicekeeper.units import MS_PER_SECOND
+from slicekeeper.gpu.inventory import Gpu, model_matches
+from slicekeeper.gpu.request import PodRequest
+from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
+from slicekeeper.untyped import as_map
 from timekeeper.core import hierarchy, metering, timeline
 from timekeeper.core.budget import State, rule_at
 from timekeeper.core.rate import PriceBook
-from timekeeper.core.record import Aside, Claim, Forest
+from timekeeper.core.record import AccountId, Aside, Claim, Forest
 
 DEFAULT_GRACE_SECONDS: Final = 30
 _ANY_MODEL: Final = "*"
@@ -40,12 +41,12 @@ _ANY_MODEL: Final = "*"
 class Hold:
     """What a pod needs at most: GPU-milliseconds, and milliseconds for which it holds its GPUs."""
 
-    amount: int
+    amount: GpuMilliseconds
     span: int
 
 
 def span_of(pod: Mapping[str, Any], margin_ms: int) -> int | None:
-    """Return for how long a pod holds its GPUs at most, in milliseconds; None where it has no deadline."""
+    """Return for how long a pod holds its GPUs at most, in milliseconds; None if it has no deadline."""
     spec = as_map(pod.get("spec"))
     deadline, grace = spec.get("activeDeadlineSeconds"), spec.get("terminationGracePeriodSeconds")
     if not isinstance(deadline, int) or deadline < 1:
@@ -63,7 +64,7 @@ def hold_of(
     weight: metering.Weight,
     background: Fraction,
     quota: metering.Quota | None,
-    now: int,
+    now: Instant,
     device_nodes: Collection[Mapping[str, str]] = (),
 ) -> Hold | None:
     """Return what a request needs for `span` milliseconds on any of `gpus`; None if it can run on none of them.
@@ -74,10 +75,10 @@ def hold_of(
         sum((share * _price(prices, model, now) for model, share in shares.items()), Fraction(0))
         for shares in _shares_by_model(request, gpus, weight, background, quota, device_nodes)
     ]
-    return Hold(ceil(max(rates) * span), span) if rates else None
+    return Hold(GpuMilliseconds(ceil(max(rates) * span)), span) if rates else None
 
 
-def _price(prices: PriceBook, model: str, now: int) -> Fraction:
+def _price(prices: PriceBook, model: str, now: Instant) -> Fraction:
     return prices.highest_of_all(now) if model == _ANY_MODEL else prices.highest(model, now)
 
 
@@ -127,16 +128,20 @@ _MOST_TURNS: Final = 200
 class Gap:
     """Where, from when on and by how much what is set aside is not covered."""
 
-    budget: int
-    at: int
-    amount: int
+    budget: AccountId
+    at: Instant
+    amount: GpuMilliseconds
 
 
 def gap(
-    states: Mapping[int, State], forest: Forest, asides: Sequence[Aside], budgets: Collection[int], now: int
+    states: Mapping[AccountId, State],
+    forest: Forest,
+    asides: Sequence[Aside],
+    budgets: Collection[AccountId],
+    now: Instant,
 ) -> Gap | None:
     """Return where what is set aside in some budgets and below them stops being covered; None: not before its end."""
-    claims: dict[int, list[Claim]] = {}
+    claims: dict[AccountId, list[Claim]] = {}
     for one in asides:
         if one.claim is not None:
             claims.setdefault(one.budget, []).append(one.claim)
@@ -157,5 +162,5 @@ def gap(
             rule = rule_at(kept.records[key].rules, at)
             left = max(states[key].balance + rule.credit, 0) if rule.open else 0
             if owed > left:
-                return Gap(key, at, owed - left)
+                return Gap(key, at, GpuMilliseconds(owed - left))
     return None

@@ -10,8 +10,8 @@ values: cutting a claim anywhere moves nothing. A budget is exhausted from the i
 or at the start of the first millisecond whose charge would exceed what is left. It stays so until an allowance comes:
 a grant, a new period, a raised amount. Charges of exhausted time go to the over-budget account.
 
-Budgets stand under each other, and one with all that depend on it goes through time together. A pod's time is charged
-to its namespace's budget and to all above it, or to none: where one of them is exhausted it is over budget in the
+Budgets are above each other, and one with all that depend on it goes through time together. A pod's time is charged
+to its namespace's budget and to all above it, or to none: if one of them is exhausted it is over budget in the
 namespace, and in the lowest that is exhausted. Of a millisecond that several budgets cannot carry the lower ones are
 asked first. A budget above holds one posting per budget below and instant, the sum of what was posted there.
 """
@@ -22,9 +22,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.budget import Line, State, period_bucket
 from timekeeper.core.hierarchy import chain, parents_at
-from timekeeper.core.record import Claim, Forest, Link, Posting, PostingKind, Records
+from timekeeper.core.record import AccountId, Claim, Forest, Link, Posting, PostingKind, Records
 
 CHILD = "child:"
 """Before the key of the budget below, in the subject of a posting that sums up its charges."""
@@ -34,17 +35,17 @@ CHILD = "child:"
 class Outcome:
     """The states at the instant asked for, the postings settled since the states before, and anchors on the way."""
 
-    states: dict[int, State]
-    postings: dict[int, list[Posting]]
-    anchors: list[dict[int, State]]
+    states: dict[AccountId, State]
+    postings: dict[AccountId, list[Posting]]
+    anchors: list[dict[AccountId, State]]
 
 
-def begin(records: Records, at: int) -> State:
+def begin(records: Records, at: Instant) -> State:
     """Return one budget's state before anything happened: at its opening, just before its first record, or at `at`."""
     later = [rule.since for rule in records.rules[1:]]
     moved = [*(g.since for g in records.grants), *(w.at for w in records.withdrawals)]
     firsts = [*(c.start for c in records.claims), *moved, *later]
-    at = min([at, *(first - 1 for first in firsts), *([] if records.opened is None else [records.opened])])
+    at = min([at, *(Instant(first - 1) for first in firsts), *([] if records.opened is None else [records.opened])])
     rule = records.rules[0]
     start, bucket = period_bucket(rule, at)
     return State(
@@ -58,21 +59,21 @@ def begin(records: Records, at: int) -> State:
     )
 
 
-def begin_all(forest: Forest, at: int) -> dict[int, State]:
+def begin_all(forest: Forest, at: Instant) -> dict[AccountId, State]:
     """Return all budgets' states before anything concerned them: each just before its own first record or link.
 
     So a budget's beginning is the same whatever others it is settled with.
     """
-    births: dict[int, int] = {}
+    births: dict[AccountId, Instant] = {}
     for link in forest.links:
         for key in (link.child, link.parent):
             if key is not None:
-                births[key] = min(link.since - 1, births.get(key, at))
+                births[key] = min(Instant(link.since - 1), births.get(key, at))
     return {key: begin(records, min(at, births.get(key, at))) for key, records in forest.records.items()}
 
 
 def advance(
-    states: Mapping[int, State], forest: Forest, until: int, *, every: int = 0, settled: int = 0
+    states: Mapping[AccountId, State], forest: Forest, until: Instant, *, every: int = 0, settled: Instant = EPOCH
 ) -> Outcome:  # fmt: skip
     """Return the outcome at `until` from earlier states, which are left as they are.
 
@@ -81,7 +82,7 @@ def advance(
     of the budgets that have begun.
     """
     run = _Run(states, forest)
-    anchors: list[dict[int, State]] = []
+    anchors: list[dict[AccountId, State]] = []
     passed = 0
     while (boundary := run.next_boundary(until)) is not None:
         run.move(boundary)
@@ -103,7 +104,7 @@ _FORECAST_STEPS = 20_000
 """The most that a forecast looks at: boundaries times budgets."""
 
 
-def run_outs(states: Mapping[int, State], forest: Forest) -> dict[int, int]:
+def run_outs(states: Mapping[AccountId, State], forest: Forest) -> dict[AccountId, Instant]:
     """Return when budgets that have time left, above too, will have none if open claims go on for ever.
 
     One that is not in the answer has none already, or none of its pods runs, or it is not foreseeable.
@@ -113,13 +114,13 @@ def run_outs(states: Mapping[int, State], forest: Forest) -> dict[int, int]:
         for key, records in forest.records.items()
     }
     run = _Run(states, Forest(going_on, forest.links))
-    found: dict[int, int] = {}
+    found: dict[AccountId, Instant] = {}
     used = {one.key for key, records in going_on.items() if records.claims for one in run.lines[key].chain}
     waiting = {key: line for key, line in run.lines.items() if key in used and not line.state.over_budget}
-    furthest = run.at + _FORECAST_DAYS * 86_400_000
-    periods: Counter[int] = Counter()
+    furthest = Instant(run.at + _FORECAST_DAYS * 86_400_000)
+    periods: Counter[AccountId] = Counter()
 
-    def note(before: int) -> None:
+    def note(before: Instant) -> None:
         for key, line in list(waiting.items()):
             if line.state.over_budget and line.state.since < before:
                 found[key] = waiting.pop(key).state.since
@@ -135,18 +136,18 @@ def run_outs(states: Mapping[int, State], forest: Forest) -> dict[int, int]:
         for key in [key for key, line in waiting.items() if all(one.key in spent for one in line.chain)]:
             del waiting[key]
         run.apply()
-        note(boundary + 1)
+        note(Instant(boundary + 1))
     else:
         return found
     if waiting:
         run.move(furthest)
-        note(furthest + 1)
+        note(Instant(furthest + 1))
     return found
 
 
-def next_turn(states: Mapping[int, State], forest: Forest, key: int) -> int | None:
+def next_turn(states: Mapping[AccountId, State], forest: Forest, key: AccountId) -> Instant | None:
     """Return the next instant at which an allowance of a budget, or of one above it, comes or goes by itself."""
-    instants: list[int] = []
+    instants: list[Instant] = []
     at = states[key].at
     for one in chain(forest.links, key, at):
         records, state = forest.records[one], states[one]
@@ -159,10 +160,10 @@ def next_turn(states: Mapping[int, State], forest: Forest, key: int) -> int | No
 class _Run:
     """One passage of some budgets along the time line."""
 
-    def __init__(self, states: Mapping[int, State], forest: Forest) -> None:
+    def __init__(self, states: Mapping[AccountId, State], forest: Forest) -> None:
         self.at = min(state.at for state in states.values())
         self.lines = {key: Line(key, state, forest.records[key], self.at) for key, state in states.items()}
-        self._links: dict[int, list[Link]] = {}
+        self._links: dict[Instant, list[Link]] = {}
         for link in forest.links:
             if link.since > self.at:
                 self._links.setdefault(link.since, []).append(link)
@@ -170,11 +171,11 @@ class _Run:
             if child in self.lines:
                 self.lines[child].parent = self.lines[parent]
         self._linked = bool(forest.links)
-        self._starts: dict[int, list[tuple[Line, Claim]]] = {}
-        self._ends: dict[int, list[tuple[Line, Claim]]] = {}
-        self._turns: dict[int, list[tuple[Line, Claim]]] = {}
-        self._debts: dict[int, list[tuple[Line, bool]]] = {}
-        self._sums: dict[tuple[int, int, PostingKind, int], tuple[int, int]] = {}
+        self._starts: dict[Instant, list[tuple[Line, Claim]]] = {}
+        self._ends: dict[Instant, list[tuple[Line, Claim]]] = {}
+        self._turns: dict[Instant, list[tuple[Line, Claim]]] = {}
+        self._debts: dict[Instant, list[tuple[Line, bool]]] = {}
+        self._sums: dict[tuple[AccountId, AccountId, PostingKind, Instant], tuple[Instant, int]] = {}
         self._sort()
         for key, line in self.lines.items():
             line.counting = self._counting(line)
@@ -204,17 +205,17 @@ class _Run:
         """Have the budgets in the order in which they are asked whether a millisecond is too much: lower ones first."""
         self._order = sorted(self.lines.values(), key=lambda line: (-len(line.chain), line.key))
 
-    def postings(self) -> dict[int, list[Posting]]:
+    def postings(self) -> dict[AccountId, list[Posting]]:
         """Return the postings of all budgets."""
         found = {key: line.postings for key, line in self.lines.items()}
         for (key, child, kind, at), (start, amount) in self._sums.items():
-            found[key].append(Posting(at, kind, f"{CHILD}{child}", start, amount))
+            found[key].append(Posting(at, kind, f"{CHILD}{child}", start, GpuMilliseconds(amount)))
         return found
 
     # Time
 
-    def next_boundary(self, until: int) -> int | None:
-        """Return the next instant, up to `until`, at which anything changes; None where there is none."""
+    def next_boundary(self, until: Instant) -> Instant | None:
+        """Return the next instant, up to `until`, at which anything changes; None if there is none."""
         while self._instants and self._instants[-1] <= self.at:
             self._instants.pop()
         known = self._instants[-1] if self._instants else None
@@ -236,19 +237,22 @@ class _Run:
                 found = end if found is None else min(found, end)
         return found if found is not None and found <= until else None
 
-    def move(self, to: int) -> None:
+    def move(self, to: Instant) -> None:
         """Go on to an instant before which nothing changes by itself but balances."""
         while to > self.at:
             crossings = [at for line in self._order if (at := line.crossing(to)) is not None]
             if not crossings:
                 break
             self._go(min(crossings))
-            for line in self._order:
-                if line.used_up() or (self.at < to and line.exceeds()):
+            # All that are used up turn: one that turns takes its time out of those above, where it would show no more.
+            for line in [line for line in self._order if line.used_up()]:
+                self._turn_over(line, exhausted=True)
+            for line in self._order if self.at < to else ():
+                if line.exceeds():
                     self._turn_over(line, exhausted=True)
         self._go(to)
 
-    def _go(self, to: int) -> None:
+    def _go(self, to: Instant) -> None:
         for line in self._order:
             line.go(to)
         self.at = to
@@ -298,7 +302,7 @@ class _Run:
             one.leave(claim)
         self._post_charge(line, claim)
 
-    def _turn(self, at: int) -> None:
+    def _turn(self, at: Instant) -> None:
         """Have new prices hold from now on; what ran before is posted at the old ones."""
         turned = [(line, claim) for line, claim in self._turns.get(at, ()) if claim.key in line.active]
         for line in {line.key: line for line, _ in turned}.values():
@@ -307,7 +311,7 @@ class _Run:
             for one in line.counting:
                 one.reprice(claim)
 
-    def _allow(self, at: int) -> None:
+    def _allow(self, at: Instant) -> None:
         """Have allowances come and go, all of this instant's before anything is judged."""
         due = {line.key: line for line in self._order if self._has_turn(line, at)}
         for line in list(due.values()):
@@ -328,19 +332,19 @@ class _Run:
             if exhausted != line.state.exhausted:
                 self._turn_over(line, exhausted=exhausted)
 
-    def _has_turn(self, line: Line, at: int) -> bool:
+    def _has_turn(self, line: Line, at: Instant) -> bool:
         if line.state.period.expires == at or at in line.rules or at in line.grants or at in line.withdrawals:
             return True
         return any(bucket.expires == at for bucket in line.state.grants)
 
-    def _renew(self, line: Line, at: int) -> bool:
+    def _renew(self, line: Line, at: Instant) -> bool:
         """Expire what ends now, begin a new period or rule; return whether there is more to spend than before."""
         line.close_window()
         line.expire_grants()
         over, rule = line.state.period.expires == at, line.rules.get(at)
         if not over and rule is None:
             return False
-        if not over and rule is not None and rule.used != "anew":
+        if not over and rule is not None and rule.used != "reset":
             return line.adjust(rule)
         self._cut(line)
         return line.renew(rule, over=over)
@@ -367,7 +371,7 @@ class _Run:
         self._change(line, change)
 
     def _relink(self, link: Link) -> None:
-        """Have a budget stand under another one from now on; what was before stays where it was."""
+        """Put a budget under another one from now on; what was before stays where it was."""
         line = self.lines[link.child]
         self._cut(line)
 
@@ -420,7 +424,7 @@ class _Run:
         if at <= start:
             return
         kind: PostingKind = "over-budget" if line.state.over_budget else "charge"
-        amount = claim.gross(at) - claim.gross(start)
+        amount = GpuMilliseconds(claim.gross(at) - claim.gross(start))
         line.postings.append(Posting(at, kind, claim.key, start, amount))
         child = line
         for one in line.chain[1:]:

@@ -2,21 +2,21 @@
 """Usage counters that sidecars report: which report counts, and what was used in each hour. Pure.
 
 Counters are cumulative within an epoch (one run of a sidecar), so loss, repeat and reorder change nothing. What was
-used is the sum over epochs. Reports never open, close or change a charge: a refused one costs nobody anything.
+used is the sum over epochs. Reports never open, close or change a charge: a refused one costs nothing.
 
-A watermark remembers where its counter stood when the hour began, so that a report costs no more than before; a row is
+A watermark remembers what its counter showed when the hour began, so that a report costs no more than before; a row is
 written once an hour. What a report adds counts in the hour in which the counter was read. Time between two reports is
-observed unless it is longer than `SILENCE_MS`: then nobody knows, and it stays unobserved.
+observed unless it is longer than `SILENCE_MS`: then nothing is known of it, and it stays unobserved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.units import MS_PER_HOUR
+from slicekeeper.units import EPOCH, MS_PER_HOUR, Instant
 from slicekeeper.wire.timekeeper import UsageReport
 
 Outcome = Literal["accepted", "duplicate", "refused"]
@@ -48,20 +48,22 @@ class Watermark(NamedTuple):
     used_ms: int | None
     monotonic_ns: int
     """When it was last read; before it is first known, when it was last reported."""
-    hour: int = 0
+    hour: Instant = EPOCH
     """The hour in which the counter was last read, by its first instant."""
     hour_base: int = 0
     """What had been used when that hour began."""
     observed_ms: int = 0
-    """For how much of that hour somebody has told of."""
+    """For how much of that hour reports tell."""
+    peak_memory_mib: int | None = None
+    """The most GPU memory reported; None: no report had it."""
 
 
 class Bounds(NamedTuple):
     """What a container can have used: GPUs held, since when, as of now."""
 
     gpus: int
-    start: int
-    now: int
+    start: Instant
+    now: Instant
 
     @property
     def most_ms(self) -> int:
@@ -74,14 +76,14 @@ def _most(elapsed_ms: int, gpus: int) -> int:
 
 
 def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -> tuple[Outcome, str, Watermark | None]:
-    """Return a report's outcome, the reason where it is refused, and the watermark to keep where that changed.
+    """Return a report's outcome, the reason if it is refused, and the watermark to keep if that changed.
 
     `marks` are the container's watermarks by epoch.
     """
     if not (
         0 < report.seq < _LARGEST
         and 0 <= report.monotonic_ns < _LARGEST
-        and (report.used_ms is None or 0 <= report.used_ms < _LARGEST)
+        and all(told is None or 0 <= told < _LARGEST for told in (report.used_ms, report.memory_mib))
     ):
         return "refused", BAD_COUNTER, None
     if not 0 < report.epoch <= (bounds.now + CLOCK_SKEW_MS) * 1_000_000:
@@ -96,10 +98,12 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
     refusal = _impossible(report, mark, marks, bounds)
     if refusal:
         return "refused", refusal, None
+    peak = max((told for told in (mark.peak_memory_mib, report.memory_mib) if told is not None), default=None)
     if report.used_ms is None and mark.used_ms is not None:
         # The counter may have gone on: what it says next is of all the time since it was last read.
-        return "accepted", "", mark._replace(seq=report.seq)
-    return "accepted", "", Watermark(report.epoch, report.seq, report.used_ms, report.monotonic_ns)
+        return "accepted", "", mark._replace(seq=report.seq, peak_memory_mib=peak)
+    mark = Watermark(report.epoch, report.seq, report.used_ms, report.monotonic_ns, peak_memory_mib=peak)
+    return "accepted", "", mark
 
 
 def _late(report: UsageReport, mark: Watermark) -> tuple[Outcome, str, None]:
@@ -127,9 +131,19 @@ def _impossible(report: UsageReport, mark: Watermark, marks: Mapping[int, Waterm
 
 
 def used(marks: Mapping[int, Watermark]) -> int | None:
-    """Return what a container used, None where no epoch ever knew."""
-    known = [mark.used_ms for mark in marks.values() if mark.used_ms is not None]
+    """Return what a container used, None if no epoch ever knew."""
+    return total(mark.used_ms for mark in marks.values())
+
+
+def total(told: Iterable[int | None]) -> int | None:
+    """Return the sum of what is known, None if nothing is."""
+    known = [one for one in told if one is not None]
     return sum(known) if known else None
+
+
+def peak_memory(marks: Mapping[int, Watermark]) -> int | None:
+    """Return the most GPU memory that a container held, in MiB, None if no epoch ever knew."""
+    return max((mark.peak_memory_mib for mark in marks.values() if mark.peak_memory_mib is not None), default=None)
 
 
 SILENCE_MS: Final = 120_000
@@ -141,7 +155,7 @@ class HourUsed:
     """What one epoch of one container used in an hour that is over; `used_ms` None: unknown."""
 
     epoch: int
-    hour: int
+    hour: Instant
     used_ms: int | None
     observed_ms: int
 
@@ -152,22 +166,23 @@ def in_this_hour(mark: Watermark) -> HourUsed:
     return HourUsed(mark.epoch, mark.hour, used, mark.observed_ms)
 
 
-def advance(before: Watermark | None, mark: Watermark, at: int) -> tuple[Watermark, HourUsed | None]:
+def advance(before: Watermark | None, mark: Watermark, at: Instant) -> tuple[Watermark, HourUsed | None]:
     """Return a new watermark that knows its hour, and the hour that is over by it.
 
     `before` is the watermark of the same epoch that it follows; `at` is when the counter was read.
     """
-    hour = at // MS_PER_HOUR * MS_PER_HOUR
-    epoch, seq, used, monotonic = mark[:4]
+    hour = Instant(at // MS_PER_HOUR * MS_PER_HOUR)
+    epoch, seq, used, monotonic, *_, peak = mark
     if before is None:
         passed = at - epoch // 1_000_000  # an epoch is named by the instant at which it began
-        return Watermark(epoch, seq, used, monotonic, hour, 0, passed if 0 <= passed <= SILENCE_MS else 0), None
+        observed = passed if 0 <= passed <= SILENCE_MS else 0
+        return Watermark(epoch, seq, used, monotonic, hour, 0, observed, peak), None
     passed = (monotonic - before.monotonic_ns) // 1_000_000
     observed = passed if passed <= SILENCE_MS else 0
     if hour <= before.hour:
         observed += before.observed_ms
-        return Watermark(epoch, seq, used, monotonic, before.hour, before.hour_base, observed), None
+        return Watermark(epoch, seq, used, monotonic, before.hour, before.hour_base, observed, peak), None
     here = min(observed, at - hour)
     over = in_this_hour(before)
     over = replace(over, observed_ms=over.observed_ms + observed - here)
-    return Watermark(epoch, seq, used, monotonic, hour, before.used_ms or 0, here), over
+    return Watermark(epoch, seq, used, monotonic, hour, before.used_ms or 0, here, peak), over

@@ -1,53 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget's rule: the policy's, from when on another holds, its version, and how the audit log has it."""
+"""Changes budgets: another rule, another status, what the policy says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
 
-from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.namespace_policy import BudgetPolicy
+from sqlalchemy.orm import Session
+
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.record import Rule
-from timekeeper.store.budget_rules import RuleRow
-
-ANY_VERSION: Final = "*"
-"""Among the versions of which a budget must have one: it may have any, but must be there."""
-
-
-def policy_rule(budget: BudgetPolicy, since: int) -> Rule:
-    """Return the rule of a policy's default budget."""
-    return Rule(
-        since, budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms,
-        anchor=budget.anchor_ms,
-    )  # fmt: skip
+from timekeeper.core.refusal import BudgetClosed, VersionMismatch
+from timekeeper.ledger.account import ensure
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
+from timekeeper.ledger.settlement import settle_in
+from timekeeper.store import accounts, budget_rules
+from timekeeper.store.accounts import Known
+from timekeeper.store.budget_rules import Status
 
 
-Change = Rule | Callable[[Rule], Rule]
-"""Another rule for a budget, or what makes it of the one in force."""
+def set_budget(
+    books: Books,
+    uid: str,
+    name: str,
+    policy: NamespacePolicy,
+    change: Change,
+    *,
+    actor: str,
+    if_match: frozenset[str] | None,
+) -> None:
+    """Give a namespace a budget of its own from now on; whether it is suspended stays as it is.
 
-
-def told_of(rule: Rule) -> dict[str, str | int]:
-    """Return a rule as the audit log has it."""
-    told: dict[str, str | int] = {
-        "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone, "creditMs": rule.credit,
-        "rolloverMs": rule.rollover,
-    }  # fmt: skip
-    if rule.anchor is not None:
-        told["anchorMs"] = rule.anchor
-    if rule.used == "anew":
-        told["newPeriod"] = "true"
-    return told
-
-
-def not_before(rule: Rule, now: int) -> int:
-    """Return from when on another rule holds than one that another replica's clock may have written ahead of ours.
-
-    One that lies further ahead was written by a clock that was wrong: it never comes to hold.
+    `change` is the rule, from `since` on, or makes it of the one in force. It is never earlier than that one, so
+    of two writers whose clocks differ the later one has its way. Raises LedgerError if `if_match` has not the
+    budget's version and the budget is another, or it is closed.
     """
-    return max(now, rule.since) if rule.since <= now + CLOCK_SKEW_MS else now
+
+    def work(session: Session) -> None:
+        rule = change if isinstance(change, Rule) else change(policy_rule(policy.budget, EPOCH))
+        place = ensure(books, session, uid, name, policy, rule.since)
+        change_budget(books, session, place, change, actor=actor, if_match=if_match)
+
+    books.database.write(work)
 
 
-def version_of(row: RuleRow) -> str:
-    """Return the entity tag of a budget: it changes when the rule does, not when time is spent."""
-    return f'"{row.source}-{row.id}"'
+def change_budget(
+    books: Books, session: Session, place: Known, change: Change, *, actor: str, if_match: frozenset[str] | None
+) -> None:
+    """Give an account another rule, as `set_budget` does."""
+    row = budget_rules.rules(session, place.id)[-1]
+    rule = change if isinstance(change, Rule) else change(row.rule)
+    rule = replace(rule, open=row.rule.open, since=not_before(row.rule, rule.since))
+    if row.source == "own" and rule.used != "reset" and row.rule.says_the_same(rule):
+        return
+    if if_match is not None and if_match.isdisjoint({version_of(row), ANY_VERSION}):
+        raise VersionMismatch(f"budget of {place.title}: it has changed since you read it; read it again")
+    if row.status == "closed":
+        raise BudgetClosed(f"the budget of {place.title} is closed")
+    _rule(books, session, place, rule, row.status, actor=actor, source="own")
+    books.note(session, actor=actor, action="budget", about=place, detail=rule_detail(rule), now=rule.since)
+
+
+def set_status(
+    books: Books, uid: str, name: str, policy: NamespacePolicy, status: Status, *, reason: str, actor: str, now: Instant
+) -> None:
+    """Suspend a budget, close it, or reactivate it. While it is not active its pods are charged over budget.
+
+    Raises Conflicting if it is closed: that is for good.
+    """
+
+    def change(session: Session) -> None:
+        place = ensure(books, session, uid, name, policy, now)
+        change_status(books, session, place, status, reason=reason, actor=actor, now=now)
+
+    books.database.write(change)
+
+
+def change_status(
+    books: Books, session: Session, place: Known, status: Status, *, reason: str, actor: str, now: Instant
+) -> None:  # fmt: skip
+    """Change whether a budget may be spent, as `set_status` does."""
+    row = budget_rules.rules(session, place.id)[-1]
+    if row.status == status:
+        return
+    if row.status == "closed":
+        raise BudgetClosed(f"the budget of {place.title} is closed")
+    since = not_before(row.rule, now)
+    rule = replace(row.rule, since=since, open=status == "active", used="counts")
+    _rule(books, session, place, rule, status, actor=actor, source=row.source)
+    detail = {"status": status, "reason": reason}
+    books.note(session, actor=actor, action="status", about=place, detail=detail, now=since)
+
+
+def _rule(books: Books, session: Session, place: Known, rule: Rule, status: Status, *, actor: str, source: str) -> None:
+    budget_rules.add_rule(session, place.id, rule, source=source, actor=actor, now=rule.since, status=status)
+    settle_in(books, session, place.id, rule.since, rule.since)
+
+
+def follow_policy(books: Books, policies: dict[str, NamespacePolicy], now: Instant) -> None:
+    """Give namespaces without a budget of their own the policy's, from now on, if it has changed."""
+
+    def change(session: Session) -> None:
+        places = accounts.newest(session, books.cluster)
+        current = budget_rules.current_rules(session, [place.id for place in places])
+        for place in places:
+            policy, row = policies.get(place.name), current[place.id]
+            if policy is None or row.source == "own" or row.status == "closed":
+                continue
+            rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
+            if not row.rule.says_the_same(rule):
+                _rule(books, session, place, rule, row.status, actor="policy", source="policy")
+
+    books.database.write(change)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts a pod's interval right by hand, because its records were wrong: a clock, a node, an API server restored.
 
-Start and end are records like those that the pod gave; what they come to is reversed and booked anew, over budget and
+Start and end are records like those that the pod gave; what they come to is reversed and booked again, over budget and
 what is owed for it included, in sealed periods by corrections in the open one. Nothing that the pod's records say later
 moves a corrected start or end.
 """
@@ -16,14 +16,14 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.errors import Conflict, NotFound
-from slicekeeper.units import format_instant
+from slicekeeper.units import Instant, format_instant
+from timekeeper.core.refusal import IntervalImplausible, KeyReused, PodRunning, PodUnknown
+from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.store import corrections, movements, workloads
 from timekeeper.store.accounts import Known
 from timekeeper.store.db.models import Workload
 
-INTERVAL_IMPLAUSIBLE: Final = "interval-implausible"
 FLAG: Final = "corrected"
 
 
@@ -32,20 +32,20 @@ class Wanted:
     """How a pod's interval should be; None keeps the start or end that the ledger has."""
 
     pod_uid: str
-    start: int | None
-    end: int | None
+    start: Instant | None
+    end: Instant | None
     reason: str
     key: str
     body: bytes
     actor: str
-    now: int
+    now: Instant
 
 
 def correct(books: Books, find: Callable[[Session], Known], wanted: Wanted) -> bool:
     """Put a pod's interval right; return False if the ledger has it so already, or did so under the same key.
 
-    `find` gives whose pod it is. Raises NotFound if the namespace had no such pod; Conflict if an end is given of a pod
-    that runs, the interval lies outside the pod's life, or the key was used for another request.
+    `find` gives whose pod it is. Raises Unknown if the namespace had no such pod; Conflicting if an end is given of a
+    pod that runs, the interval lies outside the pod's life, or the key was already used for another request.
     """
 
     def change(session: Session) -> bool:
@@ -53,13 +53,13 @@ def correct(books: Books, find: Callable[[Session], Known], wanted: Wanted) -> b
         digest = hashlib.sha256(b"interval\0" + wanted.body).hexdigest()
         before = corrections.under(session, known.id, wanted.key)
         if before is not None and before.request_hash != digest:
-            told = f"Idempotency-Key {wanted.key!r} was used for another request"
-            raise Conflict(told, 409, "idempotency-key-reused")
+            message = f"Idempotency-Key {wanted.key!r} was already used for another request"
+            raise KeyReused(message)
         if before is not None:
             return False
         pod = workloads.by_uid(session, [wanted.pod_uid]).get(wanted.pod_uid)
         if pod is None or pod.namespace_id != known.id:
-            raise NotFound(f"{known.title} had no pod {wanted.pod_uid} that held GPUs", 404, "pod-unknown")
+            raise PodUnknown(f"{known.title} had no pod {wanted.pod_uid} that held GPUs")
         start = pod.started_at if wanted.start is None else wanted.start
         end = pod.ended_at if wanted.end is None else wanted.end
         _check(session, pod, start, end, wanted)
@@ -79,33 +79,34 @@ def correct(books: Books, find: Callable[[Session], Known], wanted: Wanted) -> b
         if end is not None and was[1] is not None:
             detail |= {"endMs": end, "endedMs": was[1]}
         books.note(session, actor=wanted.actor, action="interval", about=known, detail=detail, now=wanted.now)
-        books.settle_in(session, known.id, min(at for at in turns if at is not None), wanted.now)
+        settlement.settle_in(books, session, known.id, min(at for at in turns if at is not None), wanted.now)
         return True
 
     return books.database.write(change)
 
 
-def _check(session: Session, pod: Workload, start: int, end: int | None, wanted: Wanted) -> None:
+def _check(session: Session, pod: Workload, start: Instant, end: Instant | None, wanted: Wanted) -> None:
     """Refuse an interval that the pod cannot have had: it lies within what is known of the pod's life."""
     if wanted.end is not None and pod.ended_at is None:
-        raise Conflict(
-            f"end: pod {pod.pod_uid} still runs: delete it, and correct its end when that is known; "
-            "its start can be corrected now", 409, "pod-running", "end",
-        )  # fmt: skip
+        raise PodRunning(
+            f"end: pod {pod.pod_uid} is still running; delete it, and correct its end once that is known; "
+            "its start can be corrected now",
+            "end",
+        )
     begun = [pod.started_at, *(row.started_before for row in corrections.of_pod(session, pod.pod_uid))]
     first = min(begun) if pod.created_at is None else pod.created_at
-    last = wanted.now if pod.closed_at is None else min(pod.closed_at + CLOCK_SKEW_MS, wanted.now)
+    last = wanted.now if pod.closed_at is None else min(Instant(pod.closed_at + CLOCK_SKEW_MS), wanted.now)
     refunds = movements.refunds(session, [pod.namespace_id]).get(pod.pod_uid, [])
     last = min([last, *(row.valid_from for row in refunds)])  # what was refunded had ended then
     if start < first and wanted.start is not None:
-        what = "had begun" if pod.created_at is None else "was created"
-        raise _implausible("start", start, f"the pod {what} at {format_instant(first)}; name that or a later instant")
+        what = "began" if pod.created_at is None else "was created"
+        raise _implausible("start", start, f"the pod {what} at {format_instant(first)}; use that or a later instant")
     if end is not None and end > last and wanted.end is not None:
-        raise _implausible("end", end, f"it was seen to be over at {format_instant(last)}; name that or an earlier one")
+        raise _implausible("end", end, f"it was seen to be over at {format_instant(last)}; use that or an earlier one")
     if start > (last if end is None else end):
-        told = "the interval would end before it begins" if end is not None else "that lies in the future"
-        raise _implausible("end" if wanted.start is None else "start", start, told)
+        message = "the interval would end before it begins" if end is not None else "it is in the future"
+        raise _implausible("end" if wanted.start is None else "start", start, message)
 
 
-def _implausible(field: str, at: int, why: str) -> Conflict:
-    return Conflict(f"{field}: {format_instant(at)} is not possible: {why}", 409, INTERVAL_IMPLAUSIBLE, field)
+def _implausible(field: str, at: Instant, why: str) -> IntervalImplausible:
+    return IntervalImplausible(f"{field}: {format_instant(at)} is not possible: {why}", field)

@@ -7,31 +7,35 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
 from timekeeper.core.budget import State
 from timekeeper.core.hierarchy import IN_FORCE, Tree
-from timekeeper.core.record import Aside, Forest
+from timekeeper.core.record import AccountId, Aside, Forest
 from timekeeper.core.reservation import Gap, gap
+from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.store import memberships, timelines
 from timekeeper.store import reservations as store
 
 
-def gap_of_withdrawal(books: Books, session: Session, budget: int, now: int) -> Gap | None:
+def gap_of_withdrawal(books: Books, session: Session, budget: AccountId, now: Instant) -> Gap | None:
     """Return where what is set aside in a budget and below it is not covered, after something was taken out."""
     tree = memberships.tree(session, [budget], IN_FORCE)
     asides = store.asides(session, tree.keys, now)
     return (
-        gap_in(session, tree, books.settle_all(session, {budget: None}, now), asides, [budget], now) if asides else None
+        gap_in(session, tree, settlement.settle_all(books, session, {budget: None}, now), asides, [budget], now)
+        if asides
+        else None
     )
 
 
 def gap_in(
     session: Session,
     tree: Tree,
-    states: Mapping[int, State],
+    states: Mapping[AccountId, State],
     asides: Sequence[Aside],
-    budgets: Collection[int],
-    now: int,
+    budgets: Collection[AccountId],
+    now: Instant,
 ) -> Gap | None:
     """Return where what is set aside in some budgets of a tree, and below them, stops being covered."""
     forest = Forest(timelines.records(session, tree.keys, max(s.at for s in states.values()), carry=False), tree.links)

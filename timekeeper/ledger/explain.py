@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explains a budget's balance: every booking that moved it, the sum so far, and the record that caused it.
 
-What is sealed comes first, as one sum, so that an explanation does not grow with the years. Bookings after it stand
+What is sealed comes first, as one sum, so that an explanation does not grow with the years. Bookings after it come
 where they fall due, corrections among those of the period that they tell of. Then comes what is not booked yet: what is
 due since the namespace was last settled, the allowance of a period that no pod has drawn on, and the pods that run. So
 the last sum is the balance that decisions are made of, at any instant.
@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from slicekeeper.errors import NotFound
-from slicekeeper.units import format_instant
+from slicekeeper.units import Instant, format_instant
 from timekeeper.core import hierarchy, timeline
 from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import rule_at
 from timekeeper.core.posting import difference, effect
-from timekeeper.core.record import Forest, Posting
+from timekeeper.core.record import AccountId, Forest, Posting
+from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.core.timeline import CHILD
-from timekeeper.ledger.settlement import anchored, instant_of
+from timekeeper.ledger.anchor import anchored, instant_of
 from timekeeper.store import (
     accounts,
     bookings,
@@ -56,32 +56,32 @@ class Line:
 
 
 def explain(
-    engine: Engine, cluster: str, name: str, at: int, *, carry: bool, parent: bool = False, uid: str = ""
+    engine: Engine, cluster: str, name: str, at: Instant, *, carry: bool, parent: bool = False, uid: str = ""
 ) -> Iterator[Line]:
     """Yield the steps of a namespace's balance, or a parent's, up to an instant; the last one has the balance.
 
     `uid` is the namespace's if several had the name; without it, the newest is explained.
 
-    What was sealed before comes first, as one sum. `carry` is as for `verify`. Raises NotFound where it has no account.
+    What was sealed before comes first, as one sum. `carry` is as for `verify`. Raises Unknown if it has no account.
     """
     with Session(engine, expire_on_commit=False) as session, session.begin():
         if uid:
             found = accounts.find(session, cluster, uid)
             if found is None or found.title != name:
-                raise NotFound(f"namespace {name} of UID {uid} has no account", 404, "namespace-unknown")
+                raise NamespaceUnknown(f"namespace {name} with UID {uid} has no account")
             known = found
         else:
             known = (accounts.require_parent if parent else accounts.require_name)(session, cluster, name)
         yield from _summed(_lines(session, known, at, carry=carry))
 
 
-def _lines(session: Session, known: Known, at: int, *, carry: bool) -> Iterator[Line]:
+def _lines(session: Session, known: Known, at: Instant, *, carry: bool) -> Iterator[Line]:
     sealed, sums = seals.latest(session, known.id, at)
     cause = "the sum of all that is sealed up to then"
     yield Line(format_instant(sealed), None, "sealed", sums.get("budget", 0), 0, cause)
     causes = _Causes(session, known.id)
     yield from map(causes.of_booking, bookings.causes(session, known.id, sealed, at))
-    tree, anchor = anchored(session, memberships.tree(session, [known.id], at), at + 1)
+    tree, anchor = anchored(session, memberships.tree(session, [known.id], at), Instant(at + 1))
     after = instant_of(anchor)
     forest = Forest(timelines.records(session, tree.keys, after, carry=carry, until=at), tree.links)
     start = timeline.begin_all(forest, at) | anchor
@@ -112,7 +112,7 @@ def _summed(lines: Iterable[Line]) -> Iterator[Line]:
 class _Causes:
     """The records of a namespace, for telling which of them caused a booking."""
 
-    def __init__(self, session: Session, namespace: int) -> None:
+    def __init__(self, session: Session, namespace: AccountId) -> None:
         self._session = session
         self._rules = [row.rule for row in budget_rules.rules(session, namespace)]
         self._children = {
@@ -159,7 +159,7 @@ class _Causes:
             other = f", {row.counterpart}" if row.counterpart else ""
             return f"{row.kind} {row.id} by {row.actor}{other}: {row.reason}"
         if posting.key.startswith(("period:", "debt:")):
-            rule = rule_at(self._rules, posting.at if posting.kind == "allowance" else posting.at - 1)
+            rule = rule_at(self._rules, posting.at if posting.kind == "allowance" else Instant(posting.at - 1))
             since = format_instant(period_around(self._rules, posting.at)[0])
             if posting.kind == "expiry":
                 return f"left of {posting.key} ({rule.amount} per {rule.period}, {rule.zone})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teams and organisations: budgets above namespaces, and who stands under whom from when on.
+"""Teams and organisations: budgets above namespaces, and which is under which, from when on.
 
 What a pod is charged is charged to its namespace and to every budget above it, or to none of them. A budget is put
 under another one from now on; what was charged before stays where it was.
@@ -11,44 +11,45 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.errors import Conflict
-from timekeeper.core import hierarchy
-from timekeeper.core.hierarchy import IN_FORCE
-from timekeeper.core.record import Rule
-from timekeeper.ledger.books import ANCHOR_LAG_MS, Books
-from timekeeper.ledger.budget import Change, told_of
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.units import Instant
+from timekeeper.core.hierarchy import IN_FORCE, Tree, parents_at
+from timekeeper.core.record import Link, Rule
+from timekeeper.core.refusal import HierarchyCycle, HierarchyTooDeep, ParentRefused, VersionMismatch
+from timekeeper.ledger import settlement
+from timekeeper.ledger.account import ensure
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import change_budget
 from timekeeper.ledger.movement import Place
+from timekeeper.ledger.rule import Change, rule_detail
+from timekeeper.ledger.settlement import ANCHOR_LAG_MS
 from timekeeper.store import accounts, memberships
 from timekeeper.store.accounts import Kind, Known
 
 MOST_LEVELS: Final = 4
 """Budgets in one chain: a namespace, two teams, an organisation."""
 
-PARENT_REFUSED: Final = "parent-refused"
-HIERARCHY_CYCLE: Final = "hierarchy-cycle"
-HIERARCHY_TOO_DEEP: Final = "hierarchy-too-deep"
-
 
 def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, if_match: frozenset[str] | None) -> bool:
     """Make a team or an organisation, or give it another budget; return whether it was made.
 
-    Raises Conflict where the name is another kind's, `if_match` has not the budget's version, or it is closed.
+    Raises LedgerError if the name is another kind's, `if_match` has not the budget's version, or it is closed.
     """
 
     def change(session: Session) -> bool:
         known = accounts.find(session, books.cluster, accounts.parent_uid(name))
         if known is None:
             if if_match is not None:
-                raise Conflict(f"budget of {kind} {name}: there is none yet", 412, "version-mismatch")
+                raise VersionMismatch(f"budget of {kind} {name}: there is none yet")
             uid = accounts.parent_uid(name)
             known = accounts.open_account(
                 session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor
             )  # fmt: skip
-            books.settle_in(session, known.id, rule.since, rule.since)
-            books.note(session, actor=actor, action=kind, about=known, detail=told_of(rule), now=rule.since)
+            settlement.settle_in(books, session, known.id, rule.since, rule.since)
+            books.note(session, actor=actor, action=kind, about=known, detail=rule_detail(rule), now=rule.since)
             return True
         _same_kind(known, kind)
-        books.change_budget(session, known, rule, actor=actor, if_match=if_match)
+        change_budget(books, session, known, rule, actor=actor, if_match=if_match)
         return False
 
     return books.database.write(change)
@@ -59,80 +60,99 @@ def patch_parent(
 ) -> None:
     """Make another budget of that of a team or an organisation.
 
-    Raises NotFound where there is none of that name, Conflict as `put_parent` does.
+    Raises Unknown if there is none of that name, LedgerError as `put_parent` does.
     """
 
     def work(session: Session) -> None:
         known = accounts.require_parent(session, books.cluster, name)
         _same_kind(known, kind or known.kind)
-        books.change_budget(session, known, change, actor=actor, if_match=if_match)
+        change_budget(books, session, known, change, actor=actor, if_match=if_match)
 
     books.database.write(work)
 
 
 def _same_kind(known: Known, kind: str) -> None:
     if known.kind != kind:
-        told = f"kind: {known.name} is {_a(known.kind)}, not {_a(kind)}; choose another name"
-        raise Conflict(told, 409, PARENT_REFUSED, "kind")
+        message = f"kind: {known.name} is {_a(known.kind)}, not {_a(kind)}; choose another name"
+        raise ParentRefused(message, "kind")
 
 
-def put_under(books: Books, place: Place, above: str | None, *, reason: str, actor: str, now: int) -> bool:
-    """Put a namespace, or a team, under another budget from now on, or under none; return False where it is already.
+def put_under(books: Books, place: Place, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
+    """Put a namespace, or a team, under another budget from now on, or under none; return False if it is already.
 
-    Raises NotFound where there is no such parent, Conflict where it is an organisation, would stand above itself, or
+    Raises Unknown if there is no such parent, Conflicting if it is an organisation, would be above itself, or
     the chain would be too long.
     """
 
     def change(session: Session) -> bool:
-        known = books.ensure(session, place.uid, place.name, place.policy, now)
+        known = ensure(books, session, place.uid, place.name, place.policy, now)
         return _put_under(books, session, known, above, reason=reason, actor=actor, now=now)
 
     return books.database.write(change)
 
 
 def _put_under(
-    books: Books, session: Session, child: Known, above: str | None, *, reason: str, actor: str, now: int
+    books: Books, session: Session, child: Known, above: str | None, *, reason: str, actor: str, now: Instant
 ) -> bool:  # fmt: skip
     tree = memberships.tree(session, [child.id], IN_FORCE)
     target = None if above is None else accounts.require_parent(session, books.cluster, above)
-    if tree.parents.get(child.id) == (None if target is None else target.id):
+    other = memberships.tree(session, [] if target is None else [target.id], IN_FORCE)
+    links = {link.child: link for link in (*tree.links, *other.links)}
+    ahead = {link.child for link in links.values() if link.since > now + CLOCK_SKEW_MS}
+    wanted = None if target is None else target.id
+    if tree.parents.get(child.id) == wanted and child.id not in ahead:
         return False
     if target is not None:
         _check(session, child, target, tree)
     for known in (child, target):
         if known is not None:
-            books.pin(session, known.id, now - ANCHOR_LAG_MS, now)
-    others = () if target is None else memberships.tree(session, [target.id], IN_FORCE).links
-    since = max([now, *(link.since for link in (*tree.links, *others))])  # whoever's clock wrote what is in force
-    memberships.put(session, child.id, None if target is None else target.id, since=since, actor=actor)
-    accounts.touch(session, child.id)
-    books.settle_in(session, child.id, since, since)
-    detail = {"parent": above or "", "effectiveAt": since, "reason": reason}
-    books.note(session, actor=actor, action="parent", about=child, detail=detail, now=now)
+            settlement.pin(books, session, known.id, Instant(now - ANCHOR_LAG_MS), now)
+    # Not before what is in force, by any clock that may be right: so no ring comes to exist between the two.
+    since = max([now, *(link.since for link in links.values() if link.child not in ahead)])
+    # A clock that is wrong wrote what lies further ahead. It was meant for at once, and what is put under it now, or
+    # what it left, counts on it: so it holds from now on too, first what is further up.
+    parents = parents_at(links.values(), IN_FORCE) | {child.id: wanted}
+    moved = Tree(frozenset(parents), tuple(Link(one, parent, since) for one, parent in parents.items()))
+    for one in sorted(ahead | {child.id}, key=lambda one: (len(moved.chain(one)), one)):
+        mine = one == child.id
+        why, by = (reason, actor) if mine else (_AHEAD, "timekeeper")
+        _put(books, session, Link(one, parents.get(one), since), reason=why, actor=by, now=now)
+    settlement.settle_all(books, session, dict.fromkeys(ahead | {child.id}, since), since)
     return True
 
 
-def _check(session: Session, child: Known, target: Known, tree: hierarchy.Tree) -> None:
+_AHEAD: Final = "a clock that is wrong had written it for an instant that is still to come"
+
+
+def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str, now: Instant) -> None:
+    """Append a link, and tell the audit log of it."""
+    memberships.put(session, link, actor=actor)
+    accounts.touch(session, link.child)
+    known = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
+    detail = {
+        "parent": "" if link.parent is None else known[link.parent].name, "effectiveAt": link.since, "reason": reason,
+    }  # fmt: skip
+    books.note(session, actor=actor, action="parent", about=known[link.child], detail=detail, now=now)
+
+
+def _check(session: Session, child: Known, target: Known, tree: Tree) -> None:
     """Refuse what would be no hierarchy."""
     if child.kind == "organisation":
-        raise Conflict(
-            f"parent: {child.title} stands under nothing, so not under {target.title}; only teams and namespaces do",
-            409, PARENT_REFUSED,
-        )  # fmt: skip
+        raise ParentRefused(
+            f"parent: {child.title} cannot be under {target.title}; only teams and namespaces have a parent"
+        )
     chain = memberships.tree(session, [target.id], IN_FORCE).chain(target.id)
     if child.id in chain:
-        raise Conflict(
-            f"parent: {target.title} stands under {child.title} itself, so that would be a ring; "
-            f"move {target.title} elsewhere first",
-            409, HIERARCHY_CYCLE,
-        )  # fmt: skip
+        raise HierarchyCycle(
+            f"parent: {target.title} is already under {child.title}, so this would be a cycle; "
+            f"move {target.title} elsewhere first"
+        )
     height = max(tree.chain(key).index(child.id) + 1 for key in tree.keys if child.id in tree.chain(key))
     if len(chain) + height > MOST_LEVELS:
-        raise Conflict(
+        raise HierarchyTooDeep(
             f"parent: under {target.title} the chain of {child.title} would have {len(chain) + height} budgets; "
-            f"at most {MOST_LEVELS} stand above each other, so put it under one further up",
-            409, HIERARCHY_TOO_DEEP,
-        )  # fmt: skip
+            f"at most {MOST_LEVELS} are allowed, so choose a parent higher up"
+        )
 
 
 def _a(kind: str) -> str:

@@ -1,14 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken in of a pod: that it holds GPUs, and that it does no more."""
+"""Takes in what pods' records say: that a pod holds GPUs, and that it does no more."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from sqlalchemy.orm import Session
+
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.units import Instant
 from timekeeper.core import rate
+from timekeeper.core.record import AccountId
+from timekeeper.ledger.account import ensure
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.settlement import settle_all
+from timekeeper.store import accounts, workloads
+from timekeeper.store.db.models import Workload
+
+log = logging.getLogger(__name__)
 
 ORPHAN: Final = "last-confirmed"
 """How an interval ends whose pod vanished without our finalizer's knowledge."""
@@ -28,9 +42,9 @@ class Opening:
     gpu_class: str
     shares: Mapping[str, Fraction]
     """GPUs held per millisecond before prices, by model."""
-    start: int
+    start: Instant
     flags: tuple[str, ...]
-    created: int | None = None
+    created: Instant | None = None
     """When the API server made the pod; None: its record does not say."""
 
 
@@ -39,12 +53,12 @@ class Closing:
     """The end of a pod's interval."""
 
     pod_uid: str
-    end: int
+    end: Instant
     source: str
     flags: tuple[str, ...] = ()
 
 
-def row_of(opening: Opening, namespace: int, now: int) -> dict[str, Any]:
+def _row_of(opening: Opening, namespace: AccountId, now: Instant) -> dict[str, Any]:
     """Return the row of a pod that is new."""
     return {
         "pod_uid": opening.pod_uid,
@@ -66,3 +80,59 @@ def row_of(opening: Opening, namespace: int, now: int) -> dict[str, Any]:
         "models": ",".join(sorted(filter(None, opening.shares)))[:253],
         "gpus_ppm": round(sum(opening.shares.values()) * 1_000_000),
     }
+
+
+def apply(
+    books: Books,
+    openings: Collection[Opening],
+    closings: Collection[Closing],
+    policies: dict[str, NamespacePolicy],
+    now: Instant,
+) -> None:
+    """Append intervals that opened and ended, and settle their namespaces, in one transaction."""
+    books.database.write(lambda session: _apply(books, session, openings, closings, policies, now))
+
+
+def _apply(
+    books: Books,
+    session: Session,
+    openings: Collection[Opening],
+    closings: Collection[Closing],
+    policies: dict[str, NamespacePolicy],
+    now: Instant,
+) -> None:
+    dirty: dict[AccountId, Instant] = {}
+    known = workloads.by_uid(session, {o.pod_uid for o in openings})
+    rows = []
+    for opening in openings:
+        if opening.pod_uid in known:
+            continue
+        place = ensure(books, session, opening.namespace_uid, opening.namespace, policies[opening.namespace], now)
+        rows.append(_row_of(opening, place.id, now))
+        dirty[place.id] = min(opening.start, dirty.get(place.id, opening.start))
+    workloads.add(session, rows)
+    ends: list[dict[str, Any]] = []
+    ending = workloads.by_uid(session, {c.pod_uid for c in closings})
+    for closing in closings:
+        workload = ending.get(closing.pod_uid)
+        if workload is None or workload.ended_at is not None:
+            continue
+        end = max(closing.end, workload.started_at)
+        flags = sorted({*filter(None, workload.flags.split(",")), *closing.flags})
+        seen = max(now, end - CLOCK_SKEW_MS)  # the clock of the one that saw it over showed as much
+        ends.append(
+            {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "seen": seen}
+        )
+        dirty[workload.namespace_id] = min(end, dirty.get(workload.namespace_id, end))
+        if closing.source == ORPHAN:
+            _note_orphan(books, session, workload, end, now)
+    workloads.close(session, ends)
+    settle_all(books, session, dirty, now)
+
+
+def _note_orphan(books: Books, session: Session, workload: Workload, end: Instant, now: Instant) -> None:
+    """Say which interval was closed although no record of the pod tells its end."""
+    known = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
+    detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}
+    log.warning("pod %s/%s (%s) is gone, its record too: closed", known.name, workload.pod_name, workload.pod_uid)
+    books.note(session, actor="timekeeper", action="orphan-closed", about=known, detail=detail, now=now)

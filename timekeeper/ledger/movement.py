@@ -2,8 +2,8 @@
 """GPU time moved by hand: grants, refunds, adjustments, transfers. All of it is in the audit log.
 
 A movement is a record like a pod's interval: it is appended and its namespace settled in one transaction. What takes
-time out is refused where less is left. Where late knowledge finds afterwards that less was left, the balance is
-below zero until the next allowance: a movement that was acknowledged stands.
+time out is refused if less is left. If late knowledge finds afterwards that less was left, the balance is
+below zero until the next allowance: a movement that was acknowledged stays.
 """
 
 from __future__ import annotations
@@ -11,27 +11,34 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.errors import Conflict, NotFound
-from slicekeeper.namespace_policy import MAX_AMOUNT_MS, NamespacePolicy
-from slicekeeper.units import format_instant
+from slicekeeper.config.policy import MAX_AMOUNT_MS, NamespacePolicy
+from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from timekeeper.core.hierarchy import IN_FORCE
 from timekeeper.core.period import bounds
-from timekeeper.ledger import coverage
+from timekeeper.core.refusal import (
+    AmountOverflow,
+    BalanceInsufficient,
+    BudgetClosed,
+    GrantBegun,
+    GrantUnknown,
+    KeyReused,
+    PodRunning,
+    PodUnknown,
+    RefundAboveCharge,
+    TransferRefused,
+)
+from timekeeper.ledger import coverage, settlement
+from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.store import bookings, budget_rules, memberships, movements, reservations, workloads
 from timekeeper.store.accounts import Known
 from timekeeper.store.db.models import BudgetGrant
 
 Kind = Literal["grant", "refund", "adjustment", "transfer"]
-
-REFUND_ABOVE_CHARGE: Final = "refund-above-charge"
-BALANCE_INSUFFICIENT: Final = "balance-insufficient"
-TRANSFER_REFUSED: Final = "transfer-refused"
-GRANT_BEGUN: Final = "grant-begun"
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Order:
-    """What somebody wants moved. `key` and `body` tell a repeated request from another one."""
+    """What is to be moved. `key` and `body` tell a repeated request from another one."""
 
-    amount: int
+    amount: GpuMilliseconds
     reason: str
     key: str
     body: bytes
     actor: str
-    now: int
+    now: Instant
 
     def digest(self, kind: Kind) -> str:
         """Return what tells this request from another under the same key."""
@@ -60,15 +67,15 @@ class Order:
 
 
 def grant(
-    books: Books, place: Place, order: Order, *, valid_from: int, valid_to: int | None, priority: int = 0
+    books: Books, place: Place, order: Order, *, valid_from: Instant, valid_to: Instant | None, priority: int = 0
 ) -> bool:
-    """Book a grant; return False where the same request was booked before under its key.
+    """Book a grant; return False if the same request was booked before under its key.
 
-    Raises Conflict where the key was used for another request, the budget is closed, or sums grow beyond all bounds.
+    Raises Conflicting if the key was used for another request, the budget is closed, or sums grow beyond all bounds.
     """
 
     def change(session: Session) -> bool:
-        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        known = ensure(books, session, place.uid, place.name, place.policy, order.now)
         if _repeated(session, known, order, "grant"):
             return False
         _append(
@@ -81,31 +88,30 @@ def grant(
 
 
 def withdraw(
-    books: Books, find: Callable[[Session], Known], key: int, *, reason: str, actor: str, now: int
+    books: Books, find: Callable[[Session], Known], key: int, *, reason: str, actor: str, now: Instant
 ) -> BudgetGrant:  # fmt: skip
     """Have a grant that has not begun bring nothing, and return it; again changes nothing.
 
-    `find` gives whose grant it is. Raises NotFound if there is no such grant, Conflict if it has begun, or if GPU time
-    that is set aside needs it.
+    `find` gives whose grant it is. Raises Unknown if there is no such grant, Conflicting if it has begun, or if GPU
+    time that is set aside needs it.
     """
 
     def change(session: Session) -> None:
         known = find(session)
         row = movements.grant_by_id(session, known.id, key)
         if row is None:
-            raise NotFound(f"{known.title} has no grant {key}", 404, "grant-unknown")
+            raise GrantUnknown(f"{known.title} has no grant {key}")
         if row.withdrawn_at is not None:
             return
-        # Settled first: the row of the root moves, so that nobody sets aside or books at the same time.
-        if row.valid_from <= books.settle_in(session, known.id, None, now).at:
-            raise Conflict(
-                f"grant {key} has begun at {format_instant(row.valid_from)}: take what is left of it by an adjustment",
-                409, GRANT_BEGUN,
-            )  # fmt: skip
+        # Settled first: the row of the root moves, so that no other transaction sets aside or books at the same time.
+        if row.valid_from <= settlement.settle_in(books, session, known.id, None, now).at:
+            raise GrantBegun(
+                f"grant {key} began at {format_instant(row.valid_from)}; take back what is left with an adjustment"
+            )
         movements.withdraw_grant(session, key, now)
         detail = {"id": key, "amountMs": row.amount_ms, "reason": reason}
         books.note(session, actor=actor, action="withdraw", about=known, detail=detail, now=now)
-        books.settle_in(session, known.id, row.valid_from, now)
+        settlement.settle_in(books, session, known.id, row.valid_from, now)
         _still_covered(books, session, known, now)
 
     books.database.write(change)
@@ -116,26 +122,25 @@ def withdraw(
 def refund(books: Books, place: Place, order: Order, *, pod_uid: str) -> bool:
     """Give back what an ended pod was charged, or part of it; it must be used before the period ends.
 
-    Raises NotFound where the namespace had no such pod, Conflict where more than its charge would be refunded.
+    Raises Unknown if the namespace had no such pod, Conflicting if more than its charge would be refunded.
     """
 
     def change(session: Session) -> bool:
-        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        known = ensure(books, session, place.uid, place.name, place.policy, order.now)
         if _repeated(session, known, order, "refund"):
             return False
         pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
         if pod is None or pod.namespace_id != known.id:
-            raise NotFound(f"namespace {place.name} had no pod {pod_uid} that held GPUs", 404, "pod-unknown")
+            raise PodUnknown(f"namespace {place.name} had no pod {pod_uid} that held GPUs")
         if pod.ended_at is None:
-            raise Conflict(f"pod {pod_uid} still runs: refund it when it has ended", 409, "pod-running")
-        books.settle_in(session, known.id, None, order.now)
+            raise PodRunning(f"pod {pod_uid} is still running; refund it after it has ended")
+        settlement.settle_in(books, session, known.id, None, order.now)
         charged, _ = bookings.booked_by_pod(session, [pod_uid]).get(pod_uid, (0, 0))
         left = charged - movements.refunded(session, known.id, pod_uid)
         if order.amount > left:
-            raise Conflict(
-                f"amountMs is {order.amount}: of what pod {pod_uid} was charged at most {left} may be refunded",
-                409, REFUND_ABOVE_CHARGE,
-            )  # fmt: skip
+            raise RefundAboveCharge(
+                f"amountMs is {order.amount}, but at most {left} of the charge of pod {pod_uid} can be refunded"
+            )
         rule = budget_rules.rules(session, known.id)[-1].rule
         around = bounds(order.now, *rule.calendar)
         _append(books, session, known, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
@@ -147,11 +152,11 @@ def refund(books: Books, place: Place, order: Order, *, pod_uid: str) -> bool:
 def adjust(books: Books, place: Place, order: Order) -> bool:
     """Put GPU time right by hand: a negative amount takes it away.
 
-    Raises Conflict where more would be taken than is left.
+    Raises Conflicting if more would be taken than is left.
     """
 
     def change(session: Session) -> bool:
-        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        known = ensure(books, session, place.uid, place.name, place.policy, order.now)
         if _repeated(session, known, order, "adjustment"):
             return False
         if order.amount < 0:
@@ -164,27 +169,27 @@ def adjust(books: Books, place: Place, order: Order) -> bool:
     return books.database.write(change)
 
 
-def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_to: int | None) -> bool:
+def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_to: Instant | None) -> bool:
     """Move GPU time from one budget to another, both or neither.
 
-    Raises Conflict where less is left (credit cannot be handed on), or one stands under the other: what the lower one
+    Raises Conflicting if less is left (credit cannot be handed on), or one is under the other: what the lower one
     spends is taken from the upper one too, so there the time would be paid twice.
     """
 
     def change(session: Session) -> bool:
-        giver = books.ensure(session, source.uid, source.name, source.policy, order.now)
+        giver = ensure(books, session, source.uid, source.name, source.policy, order.now)
         if _repeated(session, giver, order, "transfer"):
             return False
-        taker = books.ensure(session, target.uid, target.name, target.policy, order.now)
+        taker = ensure(books, session, target.uid, target.name, target.policy, order.now)
         _apart(session, giver, taker)
         _need(books, session, giver, order.amount, order.now)
-        _append(books, session, giver, order, "transfer", amount=-order.amount, counterpart=taker.title)
+        _append(
+            books, session, giver, order, "transfer", amount=GpuMilliseconds(-order.amount), counterpart=taker.title
+        )
         key = movements.other_side(giver.id, order.key)
         if movements.grant_under(session, taker.id, key) is not None:
-            told = (
-                f"{taker.title} has a movement under the Idempotency-Key that this transfer needs there: send another"
-            )
-            raise Conflict(told, 409, "idempotency-key-reused")
+            message = f"{taker.title} already has a movement under this Idempotency-Key; send another key"
+            raise KeyReused(message)
         _append(books, session, taker, order, "transfer", key=key, counterpart=giver.title, valid_to=valid_to)
         _still_covered(books, session, giver, order.now)
         return True
@@ -195,55 +200,52 @@ def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_
 def _repeated(session: Session, known: Known, order: Order, kind: Kind) -> bool:
     before = movements.grant_under(session, known.id, order.key)
     if before is not None and before.request_hash != order.digest(kind):
-        raise Conflict(f"Idempotency-Key {order.key!r} was used for another request", 409, "idempotency-key-reused")
+        raise KeyReused(f"Idempotency-Key {order.key!r} was already used for another request")
     return before is not None
 
 
-def _need(books: Books, session: Session, known: Known, amount: int, now: int) -> None:
-    state = books.settle_in(session, known.id, None, now)
+def _need(books: Books, session: Session, known: Known, amount: int, now: Instant) -> None:
+    state = settlement.settle_in(books, session, known.id, None, now)
     below = memberships.tree(session, [known.id], IN_FORCE).below(known.id)
     left = state.balance - sum(one.rest(state.at) for one in reservations.asides(session, below, state.at))
     if amount > left:
-        raise Conflict(
-            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.title} has left and not set aside",
-            409, BALANCE_INSUFFICIENT,
-        )  # fmt: skip
+        raise BalanceInsufficient(
+            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.title} has left and unreserved"
+        )
 
 
-def _still_covered(books: Books, session: Session, known: Known, now: int) -> None:
+def _still_covered(books: Books, session: Session, known: Known, now: Instant) -> None:
     """Refuse to take out what is needed later, when what would be left has expired."""
     gap = coverage.gap_of_withdrawal(books, session, known.id, now)
     if gap is not None:
-        raise Conflict(
+        raise BalanceInsufficient(
             f"amountMs: what {known.title} has set aside would lack {gap.amount} GPU-ms from "
-            f"{format_instant(gap.at)} on, when what would be left has expired; take less",
-            409, BALANCE_INSUFFICIENT,
-        )  # fmt: skip
+            f"{format_instant(gap.at)} on, because what would be left expires; take less"
+        )
 
 
 def _apart(session: Session, giver: Known, taker: Known) -> None:
-    """Refuse a transfer between a budget and one that it stands under."""
+    """Refuse a transfer between a budget and one that it is under."""
     tree = memberships.tree(session, [giver.id], IN_FORCE)
     for lower, upper in ((giver, taker), (taker, giver)):
         if upper.id in tree.keys and lower.id in tree.keys and upper.id in tree.chain(lower.id):
-            raise Conflict(
-                f"to: {lower.title} stands under {upper.title}, from which all that it spends is taken too; "
-                f"give {taker.title} a grant instead",
-                409, TRANSFER_REFUSED,
-            )  # fmt: skip
+            raise TransferRefused(
+                f"to: {lower.title} is under {upper.title}, which already pays for what it spends; "
+                f"give {taker.title} a grant instead"
+            )
 
 
 def _append(
     books: Books, session: Session, known: Known, order: Order, kind: Kind, *,
-    amount: int | None = None, key: str = "", valid_from: int | None = None, valid_to: int | None = None,
-    priority: int = 0, counterpart: str = "",
+    amount: GpuMilliseconds | None = None, key: str = "", valid_from: Instant | None = None,
+    valid_to: Instant | None = None, priority: int = 0, counterpart: str = "",
 ) -> None:  # fmt: skip
     """Append a movement and settle its namespace."""
     given = order.amount if amount is None else amount
     if budget_rules.rules(session, known.id)[-1].status == "closed":
-        raise Conflict(f"the budget of {known.title} is closed", 409, "budget-closed")
+        raise BudgetClosed(f"the budget of {known.title} is closed")
     if movements.granted_in_all(session, known.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
-        raise Conflict(f"movements of {known.title} would exceed what the ledger can hold", 409, "amount-overflow")
+        raise AmountOverflow(f"movements of {known.title} would exceed what the ledger can hold")
     since = order.now if valid_from is None else valid_from
     values: dict[str, Any] = {
         "namespace_id": known.id,
@@ -262,4 +264,4 @@ def _append(
     row = movements.add_grant(session, values)
     detail = {"id": row, "amountMs": given, "reason": order.reason, "counterpart": counterpart}
     books.note(session, actor=order.actor, action=kind, about=known, detail=detail, now=order.now)
-    books.settle_in(session, known.id, since, order.now)
+    settlement.settle_in(books, session, known.id, since, order.now)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
 from slicekeeper.wire.timekeeper import ReportOutcome, UsageReport
 from timekeeper.core.caller import Caller
 from timekeeper.core.usage import (
@@ -35,10 +36,10 @@ class Heard(NamedTuple):
 
     caller: Caller
     reports: Sequence[UsageReport]
-    now: int
+    now: Instant
 
 
-def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now: int) -> list[ReportOutcome]:
+def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now: Instant) -> list[ReportOutcome]:
     """Return each report's outcome, in their order; accepted ones are on disk by then."""
     return database.write_reports(_take, Heard(caller, reports, now), len(reports))
 
@@ -46,7 +47,7 @@ def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now
 def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcome]]:
     uids = {r.pod_uid for it in requests for r in it.reports if it.caller.operator or r.pod_uid == it.caller.pod_uid}
     known = watermarks.read(session, uids)
-    changed: dict[Key, tuple[Watermark, int]] = {}
+    changed: dict[Key, tuple[Watermark, Instant]] = {}
     over: list[tuple[str, str, HourUsed]] = []
     answers = []
     for it in requests:
@@ -70,7 +71,7 @@ def _judge(
     it: Heard,
     pods: dict[str, Held],
     marks: Marks,
-    changed: dict[Key, tuple[Watermark, int]],
+    changed: dict[Key, tuple[Watermark, Instant]],
     over: list[tuple[str, str, HourUsed]],
     newest: dict[Key, int],
 ) -> ReportOutcome:
@@ -85,7 +86,7 @@ def _judge(
     outcome, reason, mark = judge(report, epochs, bounds)
     if mark is not None:
         key = (uid, container, report.epoch)
-        read_at = it.now - max(newest[key] - report.monotonic_ns, 0) // 1_000_000
+        read_at = Instant(it.now - max(newest[key] - report.monotonic_ns, 0) // 1_000_000)
         mark, hour = advance(epochs.get(report.epoch), mark, read_at)
         if hour is not None:
             over.append((uid, container, hour))
@@ -97,7 +98,7 @@ def _judge(
 
 
 def _stranger(report: UsageReport, caller: Caller, pod: Held | None) -> str:
-    """Return why a report does not count at all, empty where it does."""
+    """Return why a report does not count at all, empty if it does."""
     if not caller.operator and caller.pod_uid != report.pod_uid:
         return WRONG_POD
     if pod is None:

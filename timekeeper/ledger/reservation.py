@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens and releases reservations: GPU time of a namespace that is set aside and that nobody else can have.
+"""Opens and releases reservations: GPU time of a namespace that is set aside and that no one else can have.
 
-What is free is what is left, credit included, less what is set aside. A reservation is opened only where that much is
+What is free is what is left, credit included, less what is set aside. A reservation is opened only if that much is
 free, in the transaction that says so; so what is set aside never exceeds what there is. Movements that take time out
 of a budget ask the same. Reservations are no entries of the ledger: they move nothing, they only keep.
 """
@@ -16,16 +16,17 @@ from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.errors import Conflict, NotFound
-from slicekeeper.units import format_instant
+from slicekeeper.units import Instant, format_instant
 from timekeeper.core import reservation
 from timekeeper.core.budget import State
 from timekeeper.core.hierarchy import IN_FORCE, Tree
-from timekeeper.core.record import Aside, Rule, planned
+from timekeeper.core.record import AccountId, Aside, Rule, planned
+from timekeeper.core.refusal import BalanceInsufficient, BudgetClosed, KeyReused, ReservationOfPod, ReservationUnknown
 from timekeeper.core.reservation import Gap, Hold
-from timekeeper.ledger import coverage
+from timekeeper.ledger import coverage, settlement
+from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, Order, Place
+from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts, budget_rules, memberships
 from timekeeper.store import reservations as store
@@ -41,11 +42,11 @@ class Free:
 
     amount: int
     held: int
-    tightest: int
+    tightest: AccountId
     asides: Sequence[Aside] = ()
 
 
-def free_of(session: Session, position: Position, now: int) -> Free:
+def free_of(session: Session, position: Position, now: Instant) -> Free:
     """Return what is free by what this process knows; whether it really is, is decided in `open_for_pod`."""
     together, states = position.together, position.together.at(now)
     tree = Tree(frozenset(states), tuple(together.forest.links))
@@ -56,8 +57,8 @@ def free_of(session: Session, position: Position, now: int) -> Free:
     return Free(amount, held, tightest, asides)
 
 
-def gap_of(position: Position, free: Free, hold: Hold, now: int, *, alone: bool = False) -> Gap | None:
-    """Return where a hold, with all that is set aside or `alone`, would not be covered until its end; None: nowhere."""
+def gap_of(position: Position, free: Free, hold: Hold, now: Instant, *, alone: bool = False) -> Gap | None:
+    """Return where a hold, with all that is set aside or `alone`, would not be covered until its end; None: it is."""
     more = planned("new", position.known.id, hold.amount, hold.span, now)
     together = position.together
     asides = [*([] if alone else free.asides), more]
@@ -65,7 +66,7 @@ def gap_of(position: Position, free: Free, hold: Hold, now: int, *, alone: bool 
     return reservation.gap(together.at(now), together.forest, asides, budgets, now)
 
 
-def most_of(position: Position, now: int) -> int:
+def most_of(position: Position, now: Instant) -> int:
     """Return what could be set aside with nothing else set aside, now or in the next period; the least of the chain."""
     states, records = position.together.at(now), position.together.forest.records
     most = []
@@ -77,14 +78,14 @@ def most_of(position: Position, now: int) -> int:
     return min(most)
 
 
-def held(books: Books, now: int, namespace: int | None = None) -> Counter[int]:
-    """Return what is set aside, by namespace; of one alone where it is named."""
+def held(books: Books, now: Instant, namespace: AccountId | None = None) -> Counter[AccountId]:
+    """Return what is set aside, by namespace; of one alone if it is named."""
     with books.database.reading() as session:
         return store.held_by_namespace(session, now, namespace)
 
 
-def held_below(books: Books, positions: Iterable[Position], now: int) -> dict[int, int]:
-    """Return what is set aside in budgets and all that stand under them."""
+def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dict[AccountId, int]:
+    """Return what is set aside in budgets and all that are under them."""
     everywhere = held(books, now)
     found = {}
     for position in positions:
@@ -93,11 +94,11 @@ def held_below(books: Books, positions: Iterable[Position], now: int) -> dict[in
     return found
 
 
-def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, now: int) -> bool:
+def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, now: Instant) -> bool:
     """Set GPU time aside for a pod; return whether it is. A pod has one reservation, however often this is asked."""
 
     def change(session: Session) -> bool:
-        known = books.ensure(session, place.uid, place.name, place.policy, now)
+        known = ensure(books, session, place.uid, place.name, place.policy, now)
         key = f"pod:{uid}"
         if store.under(session, known.id, key) is not None:
             return True
@@ -112,7 +113,7 @@ def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, no
     return books.database.write(change)
 
 
-def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: int) -> None:
+def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: Instant) -> None:
     """End the reservations of pods (namespace and name by UID); who paid more than was set aside is audited."""
 
     def change(session: Session) -> None:
@@ -126,38 +127,34 @@ def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: int) -> Non
     books.database.write(change)
 
 
-def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -> tuple[Reservation, bool]:
-    """Set GPU time aside until an instant; return the reservation, and False where it was made before under its key.
+def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: Instant) -> tuple[Reservation, bool]:
+    """Set GPU time aside until an instant; return the reservation, and False if it was made before under its key.
 
-    Raises Conflict where less is free, the budget may not be spent, or the key was used for another request.
+    Raises Conflicting if less is free, the budget may not be spent, or the key was already used for another request.
     """
 
     def change(session: Session) -> tuple[int, bool]:
-        known = books.ensure(session, place.uid, place.name, place.policy, order.now)
+        known = ensure(books, session, place.uid, place.name, place.policy, order.now)
         key = key_of(order.key)
         digest = hashlib.sha256(order.body).hexdigest()
         before = store.under(session, known.id, key)
         if before is not None:
             if before.request_hash != digest:
-                raise Conflict(
-                    f"Idempotency-Key {order.key!r} was used for another request", 409, "idempotency-key-reused"
-                )
+                raise KeyReused(f"Idempotency-Key {order.key!r} was already used for another request")
             return before.id, False
         status = budget_rules.rules(session, known.id)[-1].status
         if status != "active":
-            raise Conflict(f"the budget of {known.name} is {status}", 409, "budget-closed")
+            raise BudgetClosed(f"the budget of {known.name} is {status}")
         free, gap = _check(books, session, Aside(known.id, order.amount, until=expires_at), order.now)
         if order.amount > free:
-            raise Conflict(
-                f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {known.name} has free",
-                409, BALANCE_INSUFFICIENT,
-            )  # fmt: skip
+            raise BalanceInsufficient(
+                f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {known.name} has free"
+            )
         if gap is not None:
-            raise Conflict(
-                f"amountMs: {gap.amount} GPU-ms would be missing from {format_instant(gap.at)} on, when what they "
-                "would be taken from has expired; name less, or an expiresAt before that",
-                409, BALANCE_INSUFFICIENT,
-            )  # fmt: skip
+            raise BalanceInsufficient(
+                f"amountMs: {gap.amount} GPU-ms would be missing from {format_instant(gap.at)} on, because "
+                "the GPU time they would come from expires; ask for less, or set an earlier expiresAt"
+            )
         values = {
             "pod_uid": None, "pod_name": "", "amount_ms": order.amount, "span_ms": 0, "expires_at": expires_at,
         }  # fmt: skip
@@ -176,28 +173,25 @@ def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: int) -
 
 
 def key_of(idempotency_key: str) -> str:
-    """Return the key under which a request's reservation stands: apart from those of pods, and never too long."""
+    """Return the key under which a request's reservation is kept: apart from those of pods, and never too long."""
     return "key:" + hashlib.sha256(idempotency_key.encode()).hexdigest()
 
 
 def release(
-    books: Books, find: Callable[[Session], Known | None], name: str, key: int, *, actor: str, now: int
+    books: Books, find: Callable[[Session], Known | None], name: str, key: int, *, actor: str, now: Instant
 ) -> Reservation:  # fmt: skip
     """Give back what was set aside by hand; again is harmless. `find` gives whose it is.
 
-    Raises NotFound where the namespace has no such reservation, Conflict where it is a pod's.
+    Raises Unknown if the namespace has no such reservation, Conflicting if it is a pod's.
     """
 
     def change(session: Session) -> None:
         known = find(session)
         row = None if known is None else store.by_id(session, known.id, key)
         if known is None or row is None:
-            raise NotFound(f"namespace {name} has no reservation {key}", 404, "reservation-unknown")
+            raise ReservationUnknown(f"namespace {name} has no reservation {key}")
         if row.pod_uid is not None:
-            raise Conflict(
-                f"reservation {key} is that of pod {row.pod_name}: it ends with the pod; delete the pod", 409,
-                "reservation-of-pod",
-            )  # fmt: skip
+            raise ReservationOfPod(f"reservation {key} belongs to pod {row.pod_name} and ends with it; delete the pod")
         if row.ended_at is None and row.expires_at is not None and now < row.expires_at:
             store.release(session, key, now)
             detail = {"id": key, "amountMs": row.amount_ms}
@@ -212,19 +206,19 @@ def _read(books: Books, key: int) -> Reservation:
         return session.get_one(Reservation, key)
 
 
-def outcome_of(row: Reservation, now: int) -> str:
+def outcome_of(row: Reservation, now: Instant) -> str:
     """Return `open`, or how a reservation ended."""
     if row.outcome:
         return row.outcome
     return "expired" if row.expires_at is not None and row.expires_at <= now else "open"
 
 
-def _check(books: Books, session: Session, more: Aside, now: int) -> tuple[int, Gap | None]:
+def _check(books: Books, session: Session, more: Aside, now: Instant) -> tuple[int, Gap | None]:
     """Settle a budget, and return what it may set aside, and where `more` would not be covered until its end.
 
     The row of its root moves, so two cannot both have the same.
     """
-    states = books.settle_all(session, {more.budget: None}, now)
+    states = settlement.settle_all(books, session, {more.budget: None}, now)
     tree = memberships.tree(session, [more.budget], IN_FORCE)
     chain = tree.chain(more.budget)
     asides = store.asides(session, tree.keys, max(now, states[more.budget].at))
@@ -236,8 +230,12 @@ def _check(books: Books, session: Session, more: Aside, now: int) -> tuple[int, 
 
 
 def _least(
-    asides: Sequence[Aside], tree: Tree, states: Mapping[int, State], rules: Mapping[int, Rule], now: int
-) -> tuple[int, int]:  # fmt: skip
+    asides: Sequence[Aside],
+    tree: Tree,
+    states: Mapping[AccountId, State],
+    rules: Mapping[AccountId, Rule],
+    now: Instant,
+) -> tuple[int, AccountId]:
     """Return what is free in the tightest of some budgets, and which that is: what is set aside below counts."""
     free = []
     for key, rule in rules.items():
@@ -249,7 +247,7 @@ def _least(
 
 
 def _values(
-    namespace: int, values: dict[str, Any], *, key: str, reason: str, digest: str, actor: str, now: int
+    namespace: AccountId, values: dict[str, Any], *, key: str, reason: str, digest: str, actor: str, now: Instant
 ) -> dict[str, Any]:
     return {
         **values, "namespace_id": namespace, "idempotency_key": key, "reason": reason, "request_hash": digest,

@@ -12,6 +12,7 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
 from timekeeper.store import usage
 from timekeeper.store.db.database import Database
 
@@ -19,13 +20,13 @@ DAY_MS: Final = 86_400_000
 _AT_ONCE: Final = 500
 
 
-def sweep(database: Database, cluster: str, *, raw_days: int, usage_days: int, now: int) -> tuple[int, int]:
+def sweep(database: Database, cluster: str, *, raw_days: int, usage_days: int, now: Instant) -> tuple[int, int]:
     """Throw away what is old enough; return how many pods were archived, and how many hours deleted one by one."""
-    usage_before = now - usage_days * DAY_MS
+    usage_before = Instant(now - usage_days * DAY_MS)
     database.write(lambda session: usage.turn_partitions(session, now, usage_before))
 
     def archive(session: Session) -> int:
-        uids = usage.archivable(session, cluster, now - raw_days * DAY_MS, _AT_ONCE)
+        uids = usage.archivable(session, cluster, Instant(now - raw_days * DAY_MS), _AT_ONCE)
         if uids:
             usage.archive(session, uids, now)
         return len(uids)

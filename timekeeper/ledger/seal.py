@@ -3,7 +3,7 @@
 
 What becomes known later is booked as a correction that is effective in the period which is open then, and names the
 instant at which it would have been effective. A correction moves the same accounts by the same amounts as the booking
-(or the reversal) that it stands for. So for each account: what the sealed period holds, and the corrections of it,
+(or the reversal) that it represents. So for each account: what the sealed period holds, and the corrections of it,
 come to what the period would hold had everything been known in time; and the balance now is what it would be then.
 
 Without periods (`none`) the calendar months of the budget's time zone are sealed.
@@ -15,8 +15,11 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.errors import Conflict
+from slicekeeper.units import Instant
 from timekeeper.core.accounting_period import period_around
+from timekeeper.core.record import AccountId
+from timekeeper.core.refusal import PeriodNotOver
+from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.store import accounts, budget_rules, seals
 from timekeeper.store.accounts import Known
@@ -25,18 +28,19 @@ _TOGETHER = 50
 """Namespaces in one transaction: others that write wait for it."""
 
 
-def seal_due(books: Books, grace_ms: int, now: int) -> None:
+def seal_due(books: Books, grace_ms: int, now: Instant) -> None:
     """Seal the periods that ended `grace_ms` ago or earlier, of all namespaces that ever were."""
     with books.database.reading() as session:
         places = accounts.of_cluster(session, books.cluster)
         rules = budget_rules.all_rules(session, books.cluster)
-    ends = {place.id: period_around(rules[place.id], now - grace_ms)[0] for place in places}
+    over = Instant(now - grace_ms)
+    ends = {place.id: period_around(rules[place.id], over)[0] for place in places}
     wanted = [(place.id, ends[place.id]) for place in places if ends[place.id] > place.sealed_until]
     for start in range(0, len(wanted), _TOGETHER):
         _seal_together(books, wanted[start : start + _TOGETHER], now)
 
 
-def _seal_together(books: Books, wanted: Sequence[tuple[int, int]], now: int) -> None:
+def _seal_together(books: Books, wanted: Sequence[tuple[AccountId, Instant]], now: Instant) -> None:
     def change(session: Session) -> None:
         for namespace, end in wanted:
             _seal(books, session, namespace, end, actor=seals.BY_ITSELF, now=now)
@@ -44,16 +48,16 @@ def _seal_together(books: Books, wanted: Sequence[tuple[int, int]], now: int) ->
     books.database.write(change)
 
 
-def seal(books: Books, place: Known, until: int, *, reason: str, actor: str, now: int) -> None:
+def seal(books: Books, place: Known, until: Instant, *, reason: str, actor: str, now: Instant) -> None:
     """Seal a budget's periods up to the end of one, by an operator's request; again changes nothing.
 
-    Raises Conflict where no period that is over ends there.
+    Raises Conflicting if no period that is over ends there.
     """
 
     def change(session: Session) -> None:
         rules = [row.rule for row in budget_rules.rules(session, place.id)]
-        if until > now or period_around(rules, until - 1)[1] != until:
-            raise Conflict("until: no period that is over ends at that instant", 409, "period-not-over")
+        if until > now or period_around(rules, Instant(until - 1))[1] != until:
+            raise PeriodNotOver("until: no completed period ends at that instant")
         if until > seals.until(session, place.id):
             _seal(books, session, place.id, until, actor=actor, now=now)
             detail = {"until": until, "reason": reason}
@@ -62,7 +66,7 @@ def seal(books: Books, place: Known, until: int, *, reason: str, actor: str, now
     books.database.write(change)
 
 
-def _seal(books: Books, session: Session, namespace: int, until: int, *, actor: str, now: int) -> None:
+def _seal(books: Books, session: Session, namespace: AccountId, until: Instant, *, actor: str, now: Instant) -> None:
     """Book what is due, then close."""
-    books.settle_in(session, namespace, None, now)
+    settlement.settle_in(books, session, namespace, None, now)
     seals.put(session, namespace, until, actor=actor, now=now)

@@ -1,31 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What settling needs: from which anchor to go on, what still matters after it, how far refunds go."""
+"""Makes the ledger equal to what follows from the records.
+
+The one way to change the ledger is to append a record (a pod's interval, a budget rule, a grant) and to settle its
+account in the same transaction: compute the time line from the last anchor before the change, compare with what is
+booked, reverse and book the difference. So it does not matter in which order, how late or how often a record comes.
+What falls into a sealed period is booked as a correction in the open one (`timekeeper.ledger.seal`); the sums come to
+the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from sqlalchemy.orm import Session
 
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.units import Instant
+from timekeeper.core import timeline
 from timekeeper.core.budget import State
-from timekeeper.core.hierarchy import Tree
-from timekeeper.core.record import Records
-from timekeeper.store import (
-    bookings,
-    memberships,
-    movements,
-    timelines,
-)
+from timekeeper.core.hierarchy import IN_FORCE, Tree
+from timekeeper.core.posting import difference
+from timekeeper.core.record import AccountId, Forest
+from timekeeper.ledger.anchor import anchored, instant_of
+from timekeeper.ledger.books import Books
+from timekeeper.store import accounts, bookings, memberships, movements, seals, timelines, workloads
+
+ANCHOR_EVERY: Final = 256
+ANCHOR_LAG_MS: Final = 600_000
+ANCHORS_KEPT: Final = 64
 
 
-def limit_refunds(session: Session, keys: Collection[int], since: int) -> int | None:
+def settle_in(books: Books, session: Session, namespace: AccountId, since: Instant | None, now: Instant) -> State:
+    """Make the ledger equal to the records, and return the namespace's state then.
+
+    `since` is the earliest instant at which the records changed; None: they have not.
+    """
+    return settle_all(books, session, {namespace: since}, now)[namespace]
+
+
+def settle_all(
+    books: Books, session: Session, dirty: Mapping[AccountId, Instant | None], now: Instant
+) -> dict[AccountId, State]:
+    """Settle some namespaces, each with all that depend on it; what is under the same root, once."""
+    trees: dict[frozenset[AccountId], tuple[Tree, list[Instant]]] = {}
+    for namespace in sorted(dirty):
+        known = next((keys for keys in trees if namespace in keys), None)
+        tree = memberships.tree(session, [namespace], IN_FORCE) if known is None else trees[known][0]
+        since = dirty[namespace]
+        trees.setdefault(tree.keys, (tree, []))[1].extend([] if since is None else [since])
+    states: dict[AccountId, State] = {}
+    for tree, instants in trees.values():
+        states |= _settle(books, session, tree, min(instants, default=None), now)
+    return states
+
+
+def _settle(books: Books, session: Session, tree: Tree, since: Instant | None, now: Instant) -> dict[AccountId, State]:
+    if since is not None:
+        # A link that ends just then is among what changed: what it left behind has anchors that count on it.
+        tree = memberships.tree(session, tree.keys, Instant(since - 1))
+        timelines.drop_anchors(session, tree.keys, since)
+    tree, anchor = anchored(session, tree, since)
+    until = max(now, accounts.settled_until(session, tree.keys))
+    if until > now + CLOCK_SKEW_MS:
+        # No replica's clock is so far ahead. What lies ahead of now is not due yet: it is taken back.
+        until, ahead = now, Instant(now + 1)
+        timelines.drop_anchors(session, tree.keys, ahead)
+        accounts.settled_at_most(session, tree.keys, now)
+        tree, anchor = anchored(session, tree, ahead if since is None else min(since, ahead))
+    # Rows are taken from the top and in one order, so that two that write wait for each other and never in a ring.
+    for root in tree.roots:
+        accounts.touch(session, root)
+    after = instant_of(anchor)
+    forest = Forest(timelines.records(session, tree.keys, after, carry=books.carry), tree.links)
+    start = timeline.begin_all(forest, until) | anchor
+    outcome = timeline.advance(start, forest, until, every=ANCHOR_EVERY, settled=Instant(until - ANCHOR_LAG_MS))
+    for key in sorted(tree.keys):
+        wrong, missing = difference(bookings.standing(session, key, after), outcome.postings[key])
+        if wrong or missing:
+            floor = seals.until(session, key)
+            bookings.reverse(session, key, wrong, now, floor)
+            bookings.book(session, key, missing, now, floor)
+        anchors = [states[key] for states in outcome.anchors if key in states]
+        timelines.keep_anchors(session, key, anchors, ANCHORS_KEPT)
+    for root in tree.roots:
+        accounts.settled(session, root, until)
+    changed = None if since is None else _limit_refunds(session, tree.keys, since)
+    return outcome.states if changed is None else _settle(books, session, tree, changed, now)
+
+
+def _limit_refunds(session: Session, keys: Collection[AccountId], since: Instant) -> Instant | None:
     """Have refunds bring no more than what their pods are charged to the budget, by what is known now.
 
-    Of several, the first ones stand. Only those are looked at that a change at `since` can concern. Returns the
+    Of several, the first ones count. Only those are looked at that a change at `since` can concern. Returns the
     earliest instant at which a refund changed; None if none did.
     """
-    changed: list[int] = []
+    changed: list[Instant] = []
     found = movements.refunds(session, keys, since)
     charged = bookings.booked_by_pod(session, sorted(found)) if found else {}
     for pod, rows in found.items():
@@ -39,29 +109,51 @@ def limit_refunds(session: Session, keys: Collection[int], since: int) -> int | 
     return min(changed, default=None)
 
 
-def anchored(session: Session, tree: Tree, before: int | None) -> tuple[Tree, dict[int, State]]:
-    """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since.
+def pin(books: Books, session: Session, namespace: AccountId, at: Instant, now: Instant) -> None:
+    """Settle a namespace, and keep its state at a past instant and those of all that depend on it.
 
-    What is not in the anchor has not begun there.
+    Settling can go on from there. What is due up to that instant must be booked first: nothing looks before an
+    anchor again.
     """
-    while True:
-        anchor = timelines.anchor_before(session, tree.keys, before)
-        wider = memberships.tree(session, tree.keys, instant_of(anchor))
-        if wider.keys == tree.keys:
-            return wider, anchor
-        tree = wider
+    settle_in(books, session, namespace, None, now)
+    tree, anchor = anchored(session, memberships.tree(session, [namespace], at), at)
+    records = timelines.records(session, tree.keys, instant_of(anchor), carry=books.carry)
+    forest = Forest(records, tree.links)
+    start = timeline.begin_all(forest, now) | anchor
+    begun = [key for key, state in start.items() if state.at < at]
+    if begun:
+        states = timeline.advance(start, forest, at).states
+        for key in begun:
+            timelines.keep_anchors(session, key, [states[key]], ANCHORS_KEPT)
 
 
-def instant_of(states: Mapping[int, State]) -> int | None:
-    """Return of which instant states are, None where there are none."""
-    return next((state.at for state in states.values()), None)
+def settle(books: Books, ids: Iterable[AccountId], now: Instant) -> None:
+    """Book what has become due by the passing of time."""
+    wanted = dict.fromkeys(ids)
+    if wanted:
+        books.database.write(lambda session: settle_all(books, session, wanted, now))
 
 
-def rest_of(records: Records, at: int) -> Records:
-    """Return what of a budget's records still matters after an instant."""
-    return replace(
-        records,
-        claims=[c for c in records.claims if c.goes_on(at)],
-        grants=[g for g in records.grants if g.since > at],
-        withdrawals=[w for w in records.withdrawals if w.at > at],
-    )
+def come_back(books: Books, now: Instant) -> None:
+    """Take back what lies further ahead of now than clocks may differ: ends of pods, and what is settled.
+
+    A ledger of an older release, or one that was kept while a clock was wrong, may have such.
+    """
+    latest = Instant(now + CLOCK_SKEW_MS)
+    with books.database.reading() as session:
+        if not workloads.ended_after(session, books.cluster, latest) and not accounts.settled_after(
+            session, books.cluster, latest
+        ):
+            return
+
+    def change(session: Session) -> None:
+        dirty: dict[AccountId, Instant | None] = dict.fromkeys(accounts.settled_after(session, books.cluster, latest))
+        for workload in workloads.ended_after(session, books.cluster, latest):
+            known = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
+            detail = {"podUid": workload.pod_uid, "toldMs": workload.ended_at, "endMs": latest}
+            books.note(session, actor="timekeeper", action="end-held", about=known, detail=detail, now=now)
+            workloads.hold_end(session, workload, latest)
+            dirty[workload.namespace_id] = latest
+        settle_all(books, session, dirty, now)
+
+    books.database.write(change)

@@ -1,59 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where budgets stand at an instant, by what is settled and what follows from it."""
+"""The standing of budgets at an instant, by what is settled and what follows from it."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 
+from slicekeeper.units import Instant
 from timekeeper.core import hierarchy, timeline
 from timekeeper.core.budget import State, rule_at
-from timekeeper.core.record import Forest, Posting
+from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.core.timeline import CHILD
 from timekeeper.store.accounts import Known
 from timekeeper.store.budget_rules import RuleRow
 
 
 class Together:
-    """Where budgets stand that depend on each other, good until their records change: what is later follows from it."""
+    """The standings of budgets that depend on each other, good until their records change."""
 
-    def __init__(self, states: dict[int, State], forest: Forest) -> None:
+    def __init__(self, states: dict[AccountId, State], forest: Forest) -> None:
         self.forest = forest
         self._lock = threading.Lock()
         self._states = states
         self._due: Counter[tuple[str, str]] = Counter()
-        self._due_above: list[tuple[int, Posting]] = []
+        self._due_above: list[tuple[AccountId, Posting]] = []
         """What is due of it in parents: the sums of what was posted below, with whose they are."""
         self.running = {c.key: c for one in forest.records.values() for c in one.claims}
         """The claims that go on, by UID: of pods that run, and of those whose end is still to come."""
         self.next_end = min((c.end for c in self.running.values() if c.end is not None), default=None)
         """When the first claim ends by itself: clocks differ, so an end may lie ahead of ours."""
-        self._run_outs: dict[int, int] = {}
-        self._forecast_for: list[int] = []
+        self._run_outs: dict[AccountId, Instant] = {}
+        self._forecast_for: list[Instant] = []
 
-    def at(self, now: int) -> dict[int, State]:
+    def at(self, now: Instant) -> dict[AccountId, State]:
         """Return the states at an instant, at least that at which the budgets were settled."""
         with self._lock:
             self._advance(now)
             return self._states
 
-    def charges_due(self, now: int) -> tuple[dict[int, State], Counter[tuple[str, str]]]:
+    def charges_due(self, now: Instant) -> tuple[dict[AccountId, State], Counter[tuple[str, str]]]:
         """Return the states, and what is due but not booked yet, by pod and kind of posting."""
         with self._lock:
             self._advance(now)
             return self._states, self._due.copy()
 
-    def due_below(self, key: int, since: int | None, now: int) -> Counter[int]:
+    def due_below(self, key: AccountId, since: Instant | None, now: Instant) -> Counter[AccountId]:
         """Return what is due of a parent's charges after an instant (None: ever), by the budget directly below."""
         with self._lock:
             self._advance(now)
-            found: Counter[int] = Counter()
+            found: Counter[AccountId] = Counter()
             for parent, posting in self._due_above:
                 if parent == key and posting.kind == "charge" and (since is None or posting.at > since):
-                    found[int(posting.key.removeprefix(CHILD))] += posting.amount
+                    found[AccountId(int(posting.key.removeprefix(CHILD)))] += posting.amount
             return found
 
-    def _advance(self, now: int) -> None:
+    def _advance(self, now: Instant) -> None:
         if now > next(iter(self._states.values())).at:
             outcome = timeline.advance(self._states, self.forest, now)
             self._states = outcome.states
@@ -62,7 +63,7 @@ class Together:
                     self._due[posting.key, posting.kind] += posting.amount
                 self._due_above += [(key, posting) for posting in postings if posting.key.startswith(CHILD)]
 
-    def run_outs(self, now: int) -> dict[int, int]:
+    def run_outs(self, now: Instant) -> dict[AccountId, Instant]:
         """Return when budgets will have nothing left, their own or above, if the pods that run now go on."""
         states = self.at(now)
         cuts = [state.cut for state in states.values()]
@@ -73,24 +74,24 @@ class Together:
 
 
 class Position:
-    """Where a namespace stands, or a team or an organisation, alone or under others."""
+    """The standing of a namespace, a team or an organisation, alone or under others."""
 
     def __init__(self, chain: list[Known], together: Together, rules: list[RuleRow]) -> None:
         self.known = chain[0]
         self.above = chain[1:]
-        """What it stands under, nearest first."""
+        """What it is under, nearest first."""
         self.together = together
         self.rule = rules[-1]
 
-    def at(self, now: int) -> State:
+    def at(self, now: Instant) -> State:
         """Return the state at an instant, at least that at which the namespace was settled."""
         return self.together.at(now)[self.known.id]
 
-    def run_out(self, now: int) -> int | None:
+    def run_out(self, now: Instant) -> Instant | None:
         """Return when the namespace will be over budget if the pods that run now go on, in others too."""
         return self.together.run_outs(now).get(self.known.id)
 
-    def binding(self, now: int) -> tuple[Known, State]:
+    def binding(self, now: Instant) -> tuple[Known, State]:
         """Return the budget that binds, its own or one above: the nearest of which nothing, or of which least is left.
 
         What may be spent on credit counts as left.
@@ -108,11 +109,11 @@ class Position:
         tightest = min(chain, key=left)
         return tightest, states[tightest.id]
 
-    def counts_since(self, now: int) -> int | None:
+    def counts_since(self, now: Instant) -> Instant | None:
         """Return since when the state's sums count; None: ever."""
         return self.at(now).counts_since
 
-    def running_below(self, now: int) -> Counter[int]:
+    def running_below(self, now: Instant) -> Counter[AccountId]:
         """Return what was charged in this period and is not booked yet, by the budget directly below."""
         found = self.together.due_below(self.known.id, self.counts_since(now), now)
         states, forest = self.together.at(now), self.together.forest
@@ -125,7 +126,7 @@ class Position:
                         found[child] += claim.gross(state.at) - claim.gross(max(claim.start, state.cut))
         return found
 
-    def due(self, now: int) -> int | None:
+    def due(self, now: Instant) -> Instant | None:
         """Return the next instant at which the namespace's state may change by itself."""
         turn = timeline.next_turn(self.together.at(now), self.together.forest, self.known.id)
         dues = self.run_out(now), turn, self.together.next_end

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session, aliased
 
+from slicekeeper.units import EPOCH, Instant
 from timekeeper.core import timeline
 from timekeeper.core.budget import State
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.posting import Booked, difference
-from timekeeper.core.record import Claim, Forest, Posting
+from timekeeper.core.record import AccountId, Claim, Forest, Posting
 from timekeeper.store import (
     accounts,
     acts,
@@ -50,7 +51,7 @@ class Verification:
 def verify(engine: Engine, *, carry: bool) -> Verification:
     """Compare a database's projections with what its records and entries say. Reads one snapshot, writes nothing.
 
-    `carry` is what `timekeeper.debt` says: it holds where the ledger has no word of it yet.
+    `carry` is what `timekeeper.debt` says: it holds while the ledger has no word of it.
     """
     with Session(engine) as session, session.begin():
         places = accounts.everyone(session)
@@ -63,7 +64,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
             *corrections.broken(session),
         ]
         known = {place.id: place for place in places}
-        checked: set[int] = set()
+        checked: set[AccountId] = set()
         for place in places:
             differences += _balances(session, place)
             if place.id not in checked:
@@ -112,9 +113,9 @@ def _transfers(session: Session) -> Iterator[str]:
         if row.amount_ms > 0:
             other = given.pop(row.idempotency_key, None)
             if other is None or other.amount_ms != -row.amount_ms:
-                yield f"transfer {row.id}: nobody gave the {row.amount_ms} that it brings"
+                yield f"transfer {row.id}: no giver is found for the {row.amount_ms} that it brings"
     for row in given.values():
-        yield f"transfer {row.id}: the {-row.amount_ms} that it takes went to nobody"
+        yield f"transfer {row.id}: the {-row.amount_ms} that it takes came to no taker"
 
 
 def _refunds(session: Session, place: Known) -> Iterator[str]:
@@ -127,7 +128,7 @@ def _refunds(session: Session, place: Known) -> Iterator[str]:
         if given > net:
             yield f"{_where(place)}: pod {uid} was refunded {given}, and its net charge is {net}"
         elif given != min(wanted, net):
-            yield f"{_where(place)}: of {wanted} for pod {uid}, refunds of {given} stand, and {min(wanted, net)} should"
+            yield f"{_where(place)}: of {wanted} for pod {uid}, refunds of {given} count, and {min(wanted, net)} should"
 
 
 def _balances(session: Session, place: Known) -> Iterator[str]:
@@ -142,13 +143,13 @@ def _balances(session: Session, place: Known) -> Iterator[str]:
             yield f"namespace {place.name} ({place.uid}): account {kind} holds {cached}, its entries sum to {rebuilt}"
 
 
-def _bookings(session: Session, tree: Tree, places: Mapping[int, Known], *, carry: bool) -> Iterator[str]:
+def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, Known], *, carry: bool) -> Iterator[str]:
     """Yield where what is booked, or an anchor, does not follow from the records of what was ever settled together."""
     settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
     kept = _anchors(session, tree)
     booked = _InOrder(bookings.standing_in_order(session, tree.keys))
-    states: dict[int, State] = {}
-    begun = last = 0
+    states: dict[AccountId, State] = {}
+    begun = last = EPOCH
     for end, records in timelines.stretches(session, tree.keys, carry=carry):
         forest = Forest(records, tree.links)
         if not states:
@@ -157,7 +158,7 @@ def _bookings(session: Session, tree: Tree, places: Mapping[int, Known], *, carr
             last = max([*settled.values(), begun, *kept])
         upto = last if end is None else min(end, last)
         stops = {at for at in (*kept, *settled.values(), upto) if begun <= at <= upto}
-        postings: dict[int, list[Posting]] = {key: [] for key in tree.keys}
+        postings: dict[AccountId, list[Posting]] = {key: [] for key in tree.keys}
         for at in sorted(stops):
             outcome = timeline.advance(states, forest, at)
             states = outcome.states
@@ -174,8 +175,8 @@ def _bookings(session: Session, tree: Tree, places: Mapping[int, Known], *, carr
             yield f"{_where(places[key])}: the anchor at {at} is older than all records"
 
 
-def _anchors(session: Session, tree: Tree) -> dict[int, list[tuple[int, State]]]:
-    found: dict[int, list[tuple[int, State]]] = {}
+def _anchors(session: Session, tree: Tree) -> dict[Instant, list[tuple[AccountId, State]]]:
+    found: dict[Instant, list[tuple[AccountId, State]]] = {}
     for key in tree.keys:
         for anchor in timelines.anchors(session, key):
             found.setdefault(anchor.at, []).append((key, anchor))
@@ -185,12 +186,12 @@ def _anchors(session: Session, tree: Tree) -> dict[int, list[tuple[int, State]]]
 class _InOrder:
     """Hands out what is booked, by budget, as far as a time."""
 
-    def __init__(self, booked: Iterator[tuple[int, Booked]]) -> None:
+    def __init__(self, booked: Iterator[tuple[AccountId, Booked]]) -> None:
         self._booked = booked
         self._next = next(booked, None)
 
-    def up_to(self, end: int | None) -> dict[int, list[Booked]]:
-        found: defaultdict[int, list[Booked]] = defaultdict(list)
+    def up_to(self, end: Instant | None) -> dict[AccountId, list[Booked]]:
+        found: defaultdict[AccountId, list[Booked]] = defaultdict(list)
         while self._next is not None and (end is None or self._next[1].posting.at <= end):
             key, booked = self._next
             found[key].append(booked)

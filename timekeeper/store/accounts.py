@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from sqlalchemy import func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from slicekeeper.errors import NotFound
+from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.posting import ACCOUNTS
-from timekeeper.core.record import Rule
+from timekeeper.core.record import AccountId, Revision, Rule
+from timekeeper.core.refusal import NamespaceUnknown, ParentUnknown
 from timekeeper.store.budget_rules import add_rule
 from timekeeper.store.db.models import Account, Namespace
 
-PARENT_UNKNOWN: Final = "parent-unknown"
 Kind = Literal["namespace", "team", "organisation"]
 
 
@@ -24,12 +24,12 @@ Kind = Literal["namespace", "team", "organisation"]
 class Known:
     """A namespace that has an account, or a team or an organisation."""
 
-    id: int
+    id: AccountId
     uid: str
     name: str
-    settled_at: int
-    version: int
-    sealed_until: int
+    settled_at: Instant
+    version: Revision
+    sealed_until: Instant
     kind: str = "namespace"
 
     @property
@@ -50,7 +50,7 @@ _COLUMNS = (
 
 
 def parent_uid(name: str) -> str:
-    """Return what stands for the UID of a team or an organisation; no namespace has the like."""
+    """Return what takes the place of the UID of a team or an organisation; no namespace has the like."""
     return f":{name}"
 
 
@@ -71,22 +71,22 @@ def find_name(session: Session, cluster: str, name: str) -> Known | None:
 def require_name(session: Session, cluster: str, name: str) -> Known:
     """Return the newest namespace of a name.
 
-    Raises NotFound where it has no account.
+    Raises Unknown if it has no account.
     """
     found = find_name(session, cluster, name)
     if found is None:
-        raise NotFound(f"namespace {name} has no account yet", 404, "namespace-unknown")
+        raise NamespaceUnknown(f"namespace {name} has no account yet")
     return found
 
 
 def require_parent(session: Session, cluster: str, name: str) -> Known:
     """Return a team or an organisation.
 
-    Raises NotFound where there is none of that name.
+    Raises Unknown if there is none of that name.
     """
     found = find(session, cluster, parent_uid(name))
     if found is None:
-        raise NotFound(f"{name!r} is no team and no organisation; make it first", 404, PARENT_UNKNOWN)
+        raise ParentUnknown(f"{name!r} is neither a team nor an organisation; create it first")
     return found
 
 
@@ -111,7 +111,7 @@ def parents(session: Session, cluster: str, after: str = "", limit: int | None =
     return [Known(*row) for row in session.execute(query.order_by(Namespace.name).limit(limit))]
 
 
-def named(session: Session, ids: Collection[int]) -> dict[int, Known]:
+def named(session: Session, ids: Collection[AccountId]) -> dict[AccountId, Known]:
     """Return namespaces, teams and organisations by id."""
     return {row.id: Known(*row) for row in session.execute(select(*_COLUMNS).where(Namespace.id.in_(ids)))}
 
@@ -128,7 +128,7 @@ def of_cluster(session: Session, cluster: str) -> list[Known]:
 
 
 def open_account(
-    session: Session, cluster: str, uid: str, name: str, rule: Rule, now: int,
+    session: Session, cluster: str, uid: str, name: str, rule: Rule, now: Instant,
     *, kind: Kind = "namespace", actor: str = "policy",
 ) -> Known:  # fmt: skip
     """Make a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
@@ -137,31 +137,31 @@ def open_account(
     key = session.execute(insert(Namespace).values(values).returning(Namespace.id)).scalar_one()
     session.execute(insert(Account), [{"namespace_id": key, "kind": kind, "balance_ms": 0} for kind in ACCOUNTS])
     add_rule(session, key, rule, source="policy" if kind == "namespace" else "own", actor=actor, now=now)
-    return Known(key, uid, name, now, 1, 0, kind)
+    return Known(key, uid, name, now, Revision(1), EPOCH, kind)
 
 
-def settled_until(session: Session, keys: Collection[int]) -> int:
+def settled_until(session: Session, keys: Collection[AccountId]) -> Instant:
     """Return up to when what is settled together is settled."""
     return session.execute(select(func.max(Namespace.settled_at)).where(Namespace.id.in_(keys))).scalar_one()
 
 
-def settled_after(session: Session, cluster: str, at: int) -> list[int]:
+def settled_after(session: Session, cluster: str, at: Instant) -> list[AccountId]:
     """Return what is settled further than an instant."""
     query = select(Namespace.id).where(Namespace.cluster == cluster, Namespace.settled_at > at)
     return list(session.scalars(query.order_by(Namespace.id)))
 
 
-def touch(session: Session, key: int) -> None:
-    """Note that what others hold is old; whoever else writes waits, or has lost, from here on."""
+def touch(session: Session, key: AccountId) -> None:
+    """Note that what others hold is old; any other writer waits, or has lost, from here on."""
     session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))
 
 
-def settled(session: Session, key: int, at: int) -> None:
+def settled(session: Session, key: AccountId, at: Instant) -> None:
     """Note up to when what hangs on a root is settled."""
     session.execute(update(Namespace).where(Namespace.id == key).values(settled_at=at))
 
 
-def settled_at_most(session: Session, keys: Collection[int], at: int) -> None:
-    """Note that nothing is settled further than an instant, of roots and of what stands under them now."""
+def settled_at_most(session: Session, keys: Collection[AccountId], at: Instant) -> None:
+    """Note that nothing is settled further than an instant, of roots and of what is under them now."""
     ahead = update(Namespace).where(Namespace.id.in_(keys), Namespace.settled_at > at)
     session.execute(ahead.values(settled_at=at))

@@ -2,7 +2,7 @@
 """What people did, by the records and by the audit log: each must tell of the other.
 
 The log's chain shows what was changed or taken out of its middle. It cannot show that its end was cut off, nor that
-somebody who can compute hashes wrote another end: the records do.
+a person who can compute hashes wrote another end: the records do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import msgspec
 from sqlalchemy import Row, or_, select
 from sqlalchemy.orm import Session
 
-from timekeeper.store.audit import FIRST
 from timekeeper.store.db.models import (
     AuditRecord,
     BudgetGrant,
@@ -32,24 +31,21 @@ from timekeeper.store.seals import BY_ITSELF
 
 _MOVEMENTS: Final = ("grant", "refund", "adjustment", "transfer")
 _RULES: Final = ("budget", "status", "team", "organisation")
-LOG_BEGUN: Final = "log-begun"
-"""The first record of a log that began when there were grants and budgets already; up to which it tells."""
-
 _KEPT: Final = (*_MOVEMENTS, *_RULES, "rate", "withdraw", "interval")
 """Actions whose records no step between revisions takes away."""
 
 
 def differences(session: Session) -> Iterator[str]:
     """Yield the records that the audit log does not tell of, and what it tells of that is not there."""
-    told, older = _told(session)
-    missing = set(told)
-    for what, number, key in _done(session):
+    recorded = _recorded(session)
+    missing = set(recorded)
+    for what, key in _done(session):
         digest = _digest(key)
         missing.discard(digest)
-        if digest not in told and number > older.get(key[0], 0):
+        if digest not in recorded:
             yield f"{what} is not in the audit log, or there it is another"
     for digest in missing:
-        record, action = told[digest]
+        record, action = recorded[digest]
         if action in _KEPT:
             yield f"audit record {record}: the {action} that it tells of is not there, or another"
 
@@ -58,18 +54,15 @@ def _digest(key: tuple[Any, ...]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(key)).digest()[:16]
 
 
-def _told(session: Session) -> tuple[dict[bytes, tuple[int, str]], dict[str, int]]:
-    """Return id and action of audit records by what they tell of, and which records are older than the log."""
-    told: dict[bytes, tuple[int, str]] = {}
-    older: dict[str, int] = {}
+def _recorded(session: Session) -> dict[bytes, tuple[int, str]]:
+    """Return id and action of audit records by what they tell of."""
+    recorded: dict[bytes, tuple[int, str]] = {}
     for record in session.scalars(select(AuditRecord).order_by(AuditRecord.id).execution_options(yield_per=1000)):
         detail = msgspec.json.decode(record.detail, type=dict[str, Any])
-        if record.action == LOG_BEGUN and record.prev_hash == FIRST:
-            older = detail
         key = _key(record, detail)
         if key is not None:
-            told[_digest(key)] = (record.id, record.action)
-    return told, older
+            recorded[_digest(key)] = (record.id, record.action)
+    return recorded
 
 
 def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -93,51 +86,49 @@ def _key(record: AuditRecord, detail: Mapping[str, Any]) -> tuple[Any, ...] | No
     return None
 
 
-_Act = tuple[str, int, tuple[Any, ...]]
+_Act = tuple[str, tuple[Any, ...]]
 
 
 def _done(session: Session) -> Iterator[_Act]:
-    """Yield what people did by the records: in words, with the record's id, and what the audit log must tell."""
+    """Yield what people did by the records: in words, and what the audit log must tell."""
     of = (Namespace.cluster, Namespace.kind, Namespace.name)
     steps: tuple[tuple[Any, Callable[[Any, tuple[str, str]], _Act]], ...] = (
         (
             select(BudgetGrant, *of).join(Namespace, Namespace.id == BudgetGrant.namespace_id),
-            lambda r, at: (f"{r.kind} {r.id}", r.id,
-                           (r.kind, *at, r.actor, r.id, r.amount_ms, r.reason, r.counterpart)),
+            lambda r, at: (f"{r.kind} {r.id}", (r.kind, *at, r.actor, r.id, r.amount_ms, r.reason, r.counterpart)),
         ),
         (
             select(BudgetGrant, *of).join(Namespace, Namespace.id == BudgetGrant.namespace_id)
             .where(BudgetGrant.withdrawn_at.is_not(None)),
-            lambda r, at: (f"the withdrawal of grant {r.id}", r.id, ("withdraw", *at, r.id)),
+            lambda r, at: (f"the withdrawal of grant {r.id}", ("withdraw", *at, r.id)),
         ),
         (
             select(IntervalCorrection, *of).join(Namespace, Namespace.id == IntervalCorrection.namespace_id),
-            lambda r, at: (f"correction {r.id} of the interval of pod {r.pod_uid}", r.id,
+            lambda r, at: (f"correction {r.id} of the interval of pod {r.pod_uid}",
                            ("interval", *at, r.actor, r.id, r.pod_uid, r.started_at, r.ended_at, r.reason)),
         ),
         (
             select(BudgetRule, *of).join(Namespace, Namespace.id == BudgetRule.namespace_id)
             .where(or_(BudgetRule.source == "own", BudgetRule.actor != "policy")),
-            lambda r, at: (f"budget rule {r.id}", r.id, ("rule", *at, r.actor, r.effective_at)),
+            lambda r, at: (f"budget rule {r.id}", ("rule", *at, r.actor, r.effective_at)),
         ),
         (
             select(Membership, *of).join(Namespace, Namespace.id == Membership.child_id),
-            lambda r, at: (f"membership {r.id}", r.id, ("parent", *at, r.actor, r.effective_at)),
+            lambda r, at: (f"membership {r.id}", ("parent", *at, r.actor, r.effective_at)),
         ),
         (
             select(Seal, *of).join(Namespace, Namespace.id == Seal.namespace_id).where(Seal.actor != BY_ITSELF),
-            lambda r, at: (f"the seal of {at[1]} up to {r.until}", 1, ("seal", *at, r.actor, r.until)),
+            lambda r, at: (f"the seal of {at[1]} up to {r.until}", ("seal", *at, r.actor, r.until)),
         ),
         (
             select(Reservation, *of).join(Namespace, Namespace.id == Reservation.namespace_id)
             .where(Reservation.pod_uid.is_(None)),
-            lambda r, at: (f"reservation {r.id}", r.id,
-                           ("reservation", *at, r.actor, r.id, r.amount_ms, r.reason)),
+            lambda r, at: (f"reservation {r.id}", ("reservation", *at, r.actor, r.id, r.amount_ms, r.reason)),
         ),
         (
             select(Reservation, *of).join(Namespace, Namespace.id == Reservation.namespace_id)
             .where(Reservation.outcome == "released"),
-            lambda r, at: (f"the release of reservation {r.id}", r.id, ("release", *at, r.id)),
+            lambda r, at: (f"the release of reservation {r.id}", ("release", *at, r.id)),
         ),
     )  # fmt: skip
     for query, tell in steps:
@@ -145,11 +136,11 @@ def _done(session: Session) -> Iterator[_Act]:
             yield tell(row[0], _place(row))
     for rate in session.scalars(select(Rate).where(Rate.source == "rest")):
         text = str(rate.numerator) if rate.denominator == 1 else f"{rate.numerator}/{rate.denominator}"
-        yield f"rate {rate.id}", rate.id, ("rate", rate.model, text, rate.effective_at)
+        yield f"rate {rate.id}", ("rate", rate.model, text, rate.effective_at)
     for debt in session.scalars(select(DebtRule).where(DebtRule.effective_at > 0)):
-        yield f"debt rule of {debt.effective_at}", 1, ("debt", debt.cluster, debt.debt, debt.effective_at)
+        yield f"debt rule of {debt.effective_at}", ("debt", debt.cluster, debt.debt, debt.effective_at)
 
 
 def _place(row: Row[Any]) -> tuple[str, str]:
-    """Return the cluster, and what people call whoever has the record."""
+    """Return the cluster, and what people call the account that has the record."""
     return row.cluster, row.name if row.kind == "namespace" else f"{row.kind} {row.name}"

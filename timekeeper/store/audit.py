@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
 from timekeeper.store.db.models import AuditRecord
 
 FIRST: Final = "0" * 64
@@ -24,9 +25,9 @@ UID: Final = "namespaceUid"
 
 
 def append(
-    session: Session, *, cluster: str, actor: str, action: str, namespace: str, detail: Mapping[str, Any], now: int
+    session: Session, *, cluster: str, actor: str, action: str, namespace: str, detail: Mapping[str, Any], now: Instant
 ) -> None:
-    """Append what somebody has done."""
+    """Append what was done."""
     previous = session.execute(select(AuditRecord.hash).order_by(AuditRecord.id.desc()).limit(1)).scalar_one_or_none()
     text = msgspec.json.encode(detail, order="sorted").decode()
     values = {

@@ -11,8 +11,9 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Select, and_, case, func, insert, select, union_all, update
 from sqlalchemy.orm import Session, aliased
 
+from slicekeeper.units import Instant
 from timekeeper.core.posting import AccountKind, Booked, entries, idempotency_key
-from timekeeper.core.record import Posting, PostingKind
+from timekeeper.core.record import AccountId, Posting, PostingKind
 from timekeeper.core.timeline import CHILD
 from timekeeper.store.db.models import Account, Entry, Transaction, Workload
 
@@ -20,19 +21,21 @@ REVERSAL = "reversal"
 _CHUNK = 500
 
 
-def due_at(table: type[Transaction] = Transaction) -> ColumnElement[int]:
+def due_at(table: type[Transaction] = Transaction) -> ColumnElement[Instant]:
     """Return when a transaction would be effective had everything been known in time: a correction is so later."""
     return func.coalesce(table.corrects_at, table.effective_at)
 
 
-def _effect(due: int, floor: int, now: int) -> dict[str, int | None]:
+def _effect(due: Instant, floor: Instant, now: Instant) -> dict[str, Instant | None]:
     """Return when something that falls due at an instant is effective: never in what is sealed."""
     if due > floor:
         return {"effective_at": due, "corrects_at": None}
-    return {"effective_at": max(now, floor + 1), "corrects_at": due}
+    return {"effective_at": max(now, Instant(floor + 1)), "corrects_at": due}
 
 
-def standing(session: Session, namespace: int, after: int | None, until: int | None = None) -> list[Booked]:
+def standing(
+    session: Session, namespace: AccountId, after: Instant | None, until: Instant | None = None
+) -> list[Booked]:
     """Return the postings settled after an instant (None: ever) and up to another that nothing has reversed."""
     query = _standing().where(Transaction.namespace_id == namespace)
     if after is not None:
@@ -43,7 +46,7 @@ def standing(session: Session, namespace: int, after: int | None, until: int | N
     return [_booked(row) for row in session.execute(query)]
 
 
-def standing_in_order(session: Session, keys: Collection[int]) -> Iterator[tuple[int, Booked]]:
+def standing_in_order(session: Session, keys: Collection[AccountId]) -> Iterator[tuple[AccountId, Booked]]:
     """Yield all postings that nothing has reversed of some budgets, by when they fall due; never all in memory."""
     query = _standing().where(Transaction.namespace_id.in_(keys)).order_by(due_at())
     for row in session.execute(query.execution_options(yield_per=1000)):
@@ -69,7 +72,7 @@ def _booked(row: Any) -> Booked:
     return Booked(row.id, posting, row.effective_at)
 
 
-def book(session: Session, namespace: int, postings: Sequence[Posting], now: int, floor: int) -> None:
+def book(session: Session, namespace: AccountId, postings: Sequence[Posting], now: Instant, floor: Instant) -> None:
     """Append transactions for postings; those up to `floor`, which is sealed, as corrections."""
     if not postings:
         return
@@ -96,7 +99,7 @@ def book(session: Session, namespace: int, postings: Sequence[Posting], now: int
     _enter(session, namespace, [(key, entries(posting)) for key, posting in zip(keys, postings, strict=True)])
 
 
-def _reversed_versions(session: Session, namespace: int, postings: Sequence[Posting]) -> Counter[Posting]:
+def _reversed_versions(session: Session, namespace: AccountId, postings: Sequence[Posting]) -> Counter[Posting]:
     """Return how often each posting was booked before: then it was reversed, and gets the next key."""
     found: Counter[Posting] = Counter()
     subjects = sorted({posting.key for posting in postings})
@@ -119,7 +122,7 @@ def _reversed_versions(session: Session, namespace: int, postings: Sequence[Post
     return found
 
 
-def reverse(session: Session, namespace: int, wrong: Sequence[Booked], now: int, floor: int) -> None:
+def reverse(session: Session, namespace: AccountId, wrong: Sequence[Booked], now: Instant, floor: Instant) -> None:
     """Append the opposite of postings that late knowledge has shown to be wrong; as `book` does."""
     if not wrong:
         return
@@ -145,7 +148,9 @@ def reverse(session: Session, namespace: int, wrong: Sequence[Booked], now: int,
     _enter(session, namespace, opposite)
 
 
-def _enter(session: Session, namespace: int, bookings: list[tuple[int, tuple[tuple[AccountKind, int], ...]]]) -> None:
+def _enter(
+    session: Session, namespace: AccountId, bookings: list[tuple[int, tuple[tuple[AccountKind, int], ...]]]
+) -> None:
     accounts = account_ids(session, namespace)
     rows = [
         {"txn_id": key, "account_id": accounts[kind], "amount_ms": amount}
@@ -164,20 +169,20 @@ def _enter(session: Session, namespace: int, bookings: list[tuple[int, tuple[tup
         )
 
 
-def account_ids(session: Session, namespace: int) -> dict[AccountKind, int]:
+def account_ids(session: Session, namespace: AccountId) -> dict[AccountKind, int]:
     """Return a namespace's accounts."""
     query = select(Account.kind, Account.id).where(Account.namespace_id == namespace)
     return {cast(AccountKind, kind): key for kind, key in session.execute(query)}
 
 
-def balances(session: Session, namespace: int) -> dict[AccountKind, int]:
+def balances(session: Session, namespace: AccountId) -> dict[AccountKind, int]:
     """Return the cached balances of a namespace's accounts."""
     query = select(Account.kind, Account.balance_ms).where(Account.namespace_id == namespace)
     return {cast(AccountKind, kind): balance for kind, balance in session.execute(query)}
 
 
 def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return what stands in the ledger for pods: charged to the budget, and over budget."""
+    """Return what is in the ledger for pods: charged to the budget, and over budget."""
     query = (
         select(
             Transaction.subject,
@@ -204,7 +209,7 @@ class Line:
     transaction: Transaction
 
 
-def lines(session: Session, namespace: int, after: int, limit: int) -> list[Line]:
+def lines(session: Session, namespace: AccountId, after: int, limit: int) -> list[Line]:
     """Return a namespace's entries in the order of booking, from the one after an id on."""
     kinds = {key: kind for kind, key in account_ids(session, namespace).items()}
     # Account by account, so that the index gives the next ones of each, however many entries there are.
@@ -222,7 +227,7 @@ def lines(session: Session, namespace: int, after: int, limit: int) -> list[Line
     return [Line(key, kinds[account], amount, txn) for key, account, amount, txn in session.execute(query)]
 
 
-def charged_below(session: Session, key: int, since: int | None) -> Counter[int]:
+def charged_below(session: Session, key: AccountId, since: Instant | None) -> Counter[AccountId]:
     """Return what those below a budget were charged of it, as booked, since its period began (None: ever)."""
     undone = aliased(Transaction)
     kind, due = func.coalesce(undone.kind, Transaction.kind), func.coalesce(due_at(undone), due_at())
@@ -235,7 +240,7 @@ def charged_below(session: Session, key: int, since: int | None) -> Counter[int]
     if since is not None:
         query = query.where(due > since)
     rows = session.execute(query)
-    return Counter({int(subject.removeprefix(CHILD)): int(amount) for subject, amount in rows})
+    return Counter({AccountId(int(subject.removeprefix(CHILD))): int(amount) for subject, amount in rows})
 
 
 @dataclass(frozen=True)
@@ -246,17 +251,17 @@ class Caused:
     posting: Posting
     reverses: int | None
     corrects: bool
-    effective_at: int
+    effective_at: Instant
     pod_name: str
-    """Empty where it is of no pod."""
+    """Empty if it is of no pod."""
     ended: str
-    """Where the posting ends with its pod: what told so."""
+    """Where the posting ends with its pod: which source said so."""
 
 
-def causes(session: Session, namespace: int, after: int, at: int) -> Iterator[Caused]:
+def causes(session: Session, namespace: AccountId, after: Instant, at: Instant) -> Iterator[Caused]:
     """Yield the bookings that are effective after an instant and fall due up to another, in the order of the latter.
 
-    What is reversed stands beside its reversal.
+    What is reversed is shown beside its reversal.
     """
     undone = aliased(Transaction)
     due = func.coalesce(due_at(undone), due_at())
@@ -272,9 +277,9 @@ def causes(session: Session, namespace: int, after: int, at: int) -> Iterator[Ca
         .order_by(due, Transaction.id)
         .execution_options(yield_per=1000)
     )  # fmt: skip
-    for key, kind, instant, subject, start, amount, reverses, corrects, effective, name, end, told in session.execute(
+    for key, kind, instant, subject, start, amount, reverses, corrects, effective, name, end, source in session.execute(
         query
     ):
         posting = Posting(instant, cast(PostingKind, kind), subject, start, amount)
-        ended = told if end == instant else ""
+        ended = source if end == instant else ""
         yield Caused(key, posting, reverses, corrects is not None, effective, name or "", ended)

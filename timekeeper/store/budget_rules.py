@@ -10,8 +10,9 @@ from typing import Literal, cast
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
 from timekeeper.core.period import PeriodName
-from timekeeper.core.record import Rule, Used
+from timekeeper.core.record import AccountId, Rule, Used
 from timekeeper.store.db.models import BudgetRule, Namespace
 
 Status = Literal["active", "suspended", "closed"]
@@ -40,7 +41,14 @@ def _rule_row(row: BudgetRule) -> RuleRow:
 
 
 def add_rule(
-    session: Session, namespace: int, rule: Rule, *, source: str, actor: str, now: int, status: Status = "active"
+    session: Session,
+    namespace: AccountId,
+    rule: Rule,
+    *,
+    source: str,
+    actor: str,
+    now: Instant,
+    status: Status = "active",
 ) -> int:
     """Append a rule; return its id."""
     values = {
@@ -61,7 +69,7 @@ def add_rule(
     return session.execute(insert(BudgetRule).values(values).returning(BudgetRule.id)).scalar_one()
 
 
-def rules(session: Session, namespace: int) -> list[RuleRow]:
+def rules(session: Session, namespace: AccountId) -> list[RuleRow]:
     """Return a namespace's rules in the order in which they hold, which is that of writing: the last is in force."""
     query = select(BudgetRule).where(BudgetRule.namespace_id == namespace)
     return _ruling(session.scalars(query.order_by(BudgetRule.id)).all())
@@ -70,13 +78,10 @@ def rules(session: Session, namespace: int) -> list[RuleRow]:
 def _ruling(rows: Sequence[BudgetRule]) -> list[RuleRow]:
     """Return which of one budget's rules, in the order of writing, ever hold: a later one takes an earlier's place.
 
-    One that a clock far ahead of all others wrote never begins where another was written since. Those of before
-    revision 0014 hold in the order of their instants, as they did.
+    One that a clock far ahead of all others wrote never begins if another was written since.
     """
-    old = max((index for index, row in enumerate(rows, 1) if row.used == "clamped"), default=0)
-    ordered = [*sorted(rows[:old], key=lambda row: (row.effective_at, row.id)), *rows[old:]]
     found: list[RuleRow] = []
-    for index, row in reversed(list(enumerate(ordered))):
+    for index, row in reversed(list(enumerate(rows))):
         one = _rule_row(row)
         if found and one.rule.since > found[-1].rule.since:
             if index:
@@ -87,22 +92,22 @@ def _ruling(rows: Sequence[BudgetRule]) -> list[RuleRow]:
     return found[::-1]
 
 
-def ruling_of_each(rows: Iterable[BudgetRule]) -> dict[int, list[RuleRow]]:
+def ruling_of_each(rows: Iterable[BudgetRule]) -> dict[AccountId, list[RuleRow]]:
     """Return the rules of each of some budgets as `_ruling` does."""
-    written: dict[int, list[BudgetRule]] = {}
+    written: dict[AccountId, list[BudgetRule]] = {}
     for row in rows:
         written.setdefault(row.namespace_id, []).append(row)
     return {key: _ruling(mine) for key, mine in written.items()}
 
 
-def all_rules(session: Session, cluster: str) -> dict[int, list[Rule]]:
+def all_rules(session: Session, cluster: str) -> dict[AccountId, list[Rule]]:
     """Return the rules of all namespaces of a cluster, oldest first."""
     query = select(BudgetRule).join(Namespace, Namespace.id == BudgetRule.namespace_id)
     rows = session.scalars(query.where(Namespace.cluster == cluster).order_by(BudgetRule.id))
     return {key: [row.rule for row in mine] for key, mine in ruling_of_each(rows).items()}
 
 
-def current_rules(session: Session, namespace_ids: Sequence[int]) -> dict[int, RuleRow]:
+def current_rules(session: Session, namespace_ids: Sequence[AccountId]) -> dict[AccountId, RuleRow]:
     """Return the rule in force of each namespace."""
     rows = session.scalars(select(BudgetRule).where(BudgetRule.namespace_id.in_(namespace_ids)).order_by(BudgetRule.id))
     return {key: mine[-1] for key, mine in ruling_of_each(rows).items()}

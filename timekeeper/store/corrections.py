@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods' intervals that somebody put right: what they were before, who did it and why."""
+"""Pods' intervals that were put right: what they were before, by whose hand and why."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import IntervalCorrection, Workload
 
 
@@ -18,13 +19,13 @@ def add(session: Session, values: dict[str, Any]) -> int:
     return session.execute(insert(IntervalCorrection).values(values).returning(IntervalCorrection.id)).scalar_one()
 
 
-def under(session: Session, namespace: int, key: str) -> IntervalCorrection | None:
+def under(session: Session, namespace: AccountId, key: str) -> IntervalCorrection | None:
     """Return the correction that was booked under an idempotency key."""
     query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
     return session.scalars(query.where(IntervalCorrection.idempotency_key == key)).one_or_none()
 
 
-def page(session: Session, namespace: int, before: int | None, limit: int) -> list[IntervalCorrection]:
+def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[IntervalCorrection]:
     """Return a namespace's corrections, newest first, from the one before an id on."""
     query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
     if before is not None:
@@ -32,7 +33,7 @@ def page(session: Session, namespace: int, before: int | None, limit: int) -> li
     return list(session.scalars(query.order_by(IntervalCorrection.id.desc()).limit(limit)))
 
 
-def newest(session: Session, namespace: int) -> dict[str, IntervalCorrection]:
+def newest(session: Session, namespace: AccountId) -> dict[str, IntervalCorrection]:
     """Return the newest correction of each of a namespace's pods that has one, by the pod's UID."""
     query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
     return {row.pod_uid: row for row in session.scalars(query.order_by(IntervalCorrection.id))}
@@ -51,10 +52,10 @@ def broken(session: Session) -> Iterator[str]:
     for row, pod in session.execute(query.order_by(IntervalCorrection.id)):
         rows.setdefault(pod.pod_uid, []).append((row, pod))
     for uid, mine in rows.items():
-        (last, pod), told = mine[-1], f"pod {uid}: its interval is not what its corrections say"
+        (last, pod), finding = mine[-1], f"pod {uid}: its interval is not what its corrections say"
         # A pod that ran when its start was corrected may have ended since.
         if pod.started_at != last.started_at or last.ended_at not in (None, pod.ended_at):
-            yield told
+            yield finding
         for (one, _), (following, _) in pairwise(mine):
             if following.started_before != one.started_at or one.ended_at not in (None, following.ended_before):
-                yield told
+                yield finding

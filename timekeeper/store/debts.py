@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from timekeeper.core.record import Debt
+from slicekeeper.units import Instant
+from timekeeper.core.record import AccountId, Debt
 from timekeeper.store.db.models import DebtRule, Namespace
 
 
@@ -18,7 +19,7 @@ def of_cluster(session: Session, cluster: str) -> list[Debt]:
     return _read(session, cluster)
 
 
-def of_budgets(session: Session, keys: Collection[int]) -> list[Debt]:
+def of_budgets(session: Session, keys: Collection[AccountId]) -> list[Debt]:
     """Return the rules of the one cluster that budgets belong to, as `of_cluster` does."""
     return _read(session, select(func.min(Namespace.cluster)).where(Namespace.id.in_(keys)).scalar_subquery())
 
@@ -32,6 +33,11 @@ def add(session: Session, cluster: str, debt: Debt) -> None:
     """Append a rule."""
     values = {"cluster": cluster, "effective_at": debt.since, "debt": word(debt.carry)}
     session.execute(insert(DebtRule).values(values))
+
+
+def drop(session: Session, cluster: str, after: Instant) -> None:
+    """Forget the rules that would begin later than an instant."""
+    session.execute(delete(DebtRule).where(DebtRule.cluster == cluster, DebtRule.effective_at > after))
 
 
 def word(carry: bool) -> str:

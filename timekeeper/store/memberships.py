@@ -1,26 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when which budget stands under which, as it was written."""
+"""Since when which budget is under which.
+
+Of one budget's links those hold that are written later: one that a clock far ahead of all others wrote never begins if
+another was written since for an earlier instant.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import pairwise
+from typing import Final
 
 from sqlalchemy import insert, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
+from slicekeeper.units import Instant
 from timekeeper.core.hierarchy import IN_FORCE, Tree, parents_at
-from timekeeper.core.record import Link
+from timekeeper.core.record import AccountId, Link
 from timekeeper.store.db.models import Membership, Namespace
 
+_LATER = aliased(Membership)
+HOLDS: Final = (
+    ~select(_LATER.id)
+    .where(
+        _LATER.child_id == Membership.child_id,
+        _LATER.id > Membership.id,
+        _LATER.effective_at < Membership.effective_at,
+    )
+    .exists()
+)
+"""Of a membership: whether no later one has taken its place before it began."""
 
-def put(session: Session, child: int, parent: int | None, *, since: int, actor: str) -> None:
-    """Have a budget stand under another one, or under none, from an instant on."""
-    values = {"child_id": child, "parent_id": parent, "effective_at": since, "actor": actor}
+
+def put(session: Session, link: Link, *, actor: str) -> None:
+    """Append a link."""
+    values = {"child_id": link.child, "parent_id": link.parent, "effective_at": link.since, "actor": actor}
     session.execute(insert(Membership).values(values))
 
 
-def tree(session: Session, keys: Collection[int], after: int | None) -> Tree:
+def tree(session: Session, keys: Collection[AccountId], after: Instant | None) -> Tree:
     """Return what depends on some budgets by links that were in force at any time after an instant (None: ever)."""
     found = set(keys)
     links: list[Link] = []
@@ -32,12 +50,13 @@ def tree(session: Session, keys: Collection[int], after: int | None) -> Tree:
         found = grown
 
 
-def _links(session: Session, keys: Collection[int], after: int | None) -> list[Link]:
+def _links(session: Session, keys: Collection[AccountId], after: Instant | None) -> list[Link]:
     """Return the links of budgets, up and down, that were in force at any time after an instant."""
     some = select(Membership.child_id).where(or_(Membership.child_id.in_(keys), Membership.parent_id.in_(keys)))
     query = select(Membership.id, Membership.child_id, Membership.parent_id, Membership.effective_at)
-    rows = session.execute(query.where(Membership.child_id.in_(some)).order_by(Membership.effective_at, Membership.id))
-    histories: dict[int, list[tuple[int, Link]]] = {}
+    query = query.where(Membership.child_id.in_(some), HOLDS)
+    rows = session.execute(query.order_by(Membership.effective_at, Membership.id))
+    histories: dict[AccountId, list[tuple[int, Link]]] = {}
     for key, child, parent, since in rows:
         histories.setdefault(child, []).append((key, Link(child, parent, since)))
     found = []
@@ -53,9 +72,9 @@ def _links(session: Session, keys: Collection[int], after: int | None) -> list[L
     return [link for _, _, link in sorted(found, key=lambda one: one[:2])]
 
 
-def current(session: Session, cluster: str) -> dict[int, int]:
-    """Return which budget each one of a cluster stands under now."""
+def current(session: Session, cluster: str) -> dict[AccountId, AccountId]:
+    """Return which budget each one of a cluster is under now."""
     query = select(Membership.child_id, Membership.parent_id, Membership.effective_at)
-    query = query.join(Namespace, Namespace.id == Membership.child_id).where(Namespace.cluster == cluster)
+    query = query.join(Namespace, Namespace.id == Membership.child_id).where(Namespace.cluster == cluster, HOLDS)
     rows = session.execute(query.order_by(Membership.effective_at, Membership.id))
     return parents_at((Link(*row) for row in rows), IN_FORCE)

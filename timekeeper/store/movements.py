@@ -9,6 +9,8 @@ from collections.abc import Collection
 from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
+from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import BudgetGrant, Workload
 
 # Grants, and what else comes beside the budget or goes
@@ -19,7 +21,7 @@ def add_grant(session: Session, values: dict[str, object]) -> int:
     return session.execute(insert(BudgetGrant).values(values).returning(BudgetGrant.id)).scalar_one()
 
 
-def grant_under(session: Session, namespace: int, key: str) -> BudgetGrant | None:
+def grant_under(session: Session, namespace: AccountId, key: str) -> BudgetGrant | None:
     """Return the grant that was booked under an idempotency key."""
     return session.scalars(
         select(BudgetGrant).where(BudgetGrant.namespace_id == namespace, BudgetGrant.idempotency_key == key)
@@ -27,7 +29,7 @@ def grant_under(session: Session, namespace: int, key: str) -> BudgetGrant | Non
 
 
 def grants(
-    session: Session, namespace: int, kind: str, before: int | None = None, limit: int | None = None
+    session: Session, namespace: AccountId, kind: str, before: int | None = None, limit: int | None = None
 ) -> list[BudgetGrant]:
     """Return a namespace's movements of a kind, newest first, from the one before an id on."""
     query = select(BudgetGrant).where(BudgetGrant.namespace_id == namespace, BudgetGrant.kind == kind)
@@ -36,25 +38,25 @@ def grants(
     return list(session.scalars(query.order_by(BudgetGrant.id.desc()).limit(limit)))
 
 
-def grant_by_id(session: Session, namespace: int, key: int) -> BudgetGrant | None:
+def grant_by_id(session: Session, namespace: AccountId, key: int) -> BudgetGrant | None:
     """Return a grant of a namespace."""
     query = select(BudgetGrant).where(BudgetGrant.id == key, BudgetGrant.namespace_id == namespace)
     return session.scalars(query.where(BudgetGrant.kind == "grant")).one_or_none()
 
 
-def withdraw_grant(session: Session, key: int, now: int) -> None:
+def withdraw_grant(session: Session, key: int, now: Instant) -> None:
     """Have a grant that has not begun bring nothing."""
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(withdrawn_at=now))
 
 
-def granted_in_all(session: Session, namespace: int) -> int:
+def granted_in_all(session: Session, namespace: AccountId) -> int:
     """Return the sum of all that ever came to a namespace, or went, whichever is more."""
     query = select(func.sum(func.abs(BudgetGrant.amount_ms)))
     query = query.where(BudgetGrant.namespace_id == namespace, BudgetGrant.withdrawn_at.is_(None))
     return int(session.execute(query).scalar() or 0)
 
 
-def refunded(session: Session, namespace: int, pod_uid: str) -> int:
+def refunded(session: Session, namespace: AccountId, pod_uid: str) -> int:
     """Return what has been refunded of a pod's charge."""
     query = select(func.sum(BudgetGrant.amount_ms - BudgetGrant.taken_back_ms)).where(
         BudgetGrant.namespace_id == namespace, BudgetGrant.kind == "refund", BudgetGrant.counterpart == pod_uid
@@ -62,7 +64,9 @@ def refunded(session: Session, namespace: int, pod_uid: str) -> int:
     return int(session.execute(query).scalar() or 0)
 
 
-def refunds(session: Session, keys: Collection[int], since: int | None = None) -> dict[str, list[BudgetGrant]]:
+def refunds(
+    session: Session, keys: Collection[AccountId], since: Instant | None = None
+) -> dict[str, list[BudgetGrant]]:
     """Return the refunds of some budgets' pods, oldest first, by the pod's UID.
 
     `since`: of those alone that were refunded, or ended, at an instant or later.
@@ -84,7 +88,7 @@ def take_back(session: Session, key: int, amount: int) -> None:
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(taken_back_ms=amount))
 
 
-def other_side(giver: int, key: str) -> str:
+def other_side(giver: AccountId, key: str) -> str:
     """Return the key under which the receiving side of a transfer is booked."""
     return "transfer:" + hashlib.sha256(f"{giver}:{key}".encode()).hexdigest()
 

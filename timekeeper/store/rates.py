@@ -1,25 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of GPU models, versioned: what was set when, by the settings or by hand."""
+"""Rates of GPU models, versioned: what was set when, by the settings or by hand.
+
+Of a model's rates that were set for at once those hold that are written later: one that a clock far ahead of all others
+wrote never begins if another was written since for an earlier instant. One that was set for an instant to come stays.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Final, Literal
 
 from sqlalchemy import insert, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.units import Instant
 from timekeeper.core.rate import ONE, PriceBook
 from timekeeper.store.db.models import Rate, Workload
 
 Source = Literal["settings", "rest"]
 
+_LATER = aliased(Rate)
+_HOLDS: Final = Rate.booked_at.is_distinct_from(Rate.effective_at) | ~(
+    select(_LATER.id)
+    .where(
+        _LATER.model == Rate.model,
+        _LATER.id > Rate.id,
+        _LATER.booked_at == _LATER.effective_at,
+        _LATER.effective_at < Rate.effective_at,
+    )
+    .exists()
+)
+"""Of a rate: whether no later one has taken its place before it began."""
+
 
 def read(session: Session) -> PriceBook:
-    """Return all prices."""
-    rows = session.execute(select(Rate.model, Rate.effective_at, Rate.numerator, Rate.denominator))
+    """Return all prices that ever hold."""
+    rows = session.execute(select(Rate.model, Rate.effective_at, Rate.numerator, Rate.denominator).where(_HOLDS))
     return PriceBook([(model, since, Fraction(num, den)) for model, since, num, den in rows])
 
 
@@ -30,12 +49,12 @@ class Priced:
     id: int
     model: str
     rate: Fraction
-    effective_at: int
+    effective_at: Instant
     source: str
 
 
 def listed(session: Session, model: str, after: int, limit: int) -> list[Priced]:
-    """Return prices in the order in which they were set, of one model where it is named."""
+    """Return prices in the order in which they were set, of one model if it is named."""
     query = select(Rate).where(Rate.id > after)
     if model:
         query = query.where(Rate.model == model)
@@ -46,7 +65,7 @@ def _priced(row: Rate) -> Priced:
     return Priced(row.id, row.model, Fraction(row.numerator, row.denominator), row.effective_at, row.source)
 
 
-def add(session: Session, model: str, rate: Fraction, since: int, source: Source, *, now: int) -> None:
+def add(session: Session, model: str, rate: Fraction, since: Instant, source: Source, *, now: Instant) -> None:
     """Append a price that is set at `now`."""
     values = {
         "model": model, "numerator": rate.numerator, "denominator": rate.denominator, "effective_at": since,
@@ -56,35 +75,38 @@ def add(session: Session, model: str, rate: Fraction, since: int, source: Source
 
 
 def last_at_once(session: Session, model: str) -> Priced | None:
-    """Return the newest price of a model that was set for at once, and not for an instant to come."""
+    """Return the price of a model that was set last for at once, and not for an instant to come."""
     query = select(Rate).where(Rate.model == model, Rate.effective_at == Rate.booked_at)
-    row = session.scalars(query.order_by(Rate.effective_at.desc()).limit(1)).one_or_none()
+    row = session.scalars(query.order_by(Rate.id.desc()).limit(1)).one_or_none()
     return _priced(row) if row else None
 
 
-def from_now(session: Session, model: str, now: int) -> int:
-    """Return from when on a price holds that is set for at once: later than the last one that was, by any clock."""
+def from_now(session: Session, model: str, now: Instant) -> Instant:
+    """Return from when on a price holds that is set for at once: later than the last one that was, by any good clock.
+
+    One that lies further ahead than clocks may differ was written by a clock that was wrong: it never comes to hold.
+    """
     last = last_at_once(session, model)
-    since = now if last is None else max(now, last.effective_at + 1)
+    since = now if last is None or last.effective_at > now + CLOCK_SKEW_MS else max(now, Instant(last.effective_at + 1))
     while at(session, model, since) is not None:
-        since += 1
+        since = Instant(since + 1)
     return since
 
 
-def at(session: Session, model: str, since: int) -> Priced | None:
-    """Return the price of a model that holds from exactly an instant on."""
+def at(session: Session, model: str, since: Instant) -> Priced | None:
+    """Return the price of a model that was set for exactly an instant."""
     row = session.scalars(select(Rate).where(Rate.model == model, Rate.effective_at == since)).one_or_none()
     return _priced(row) if row else None
 
 
 def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[str, Fraction]:
     """Return the prices that the settings name otherwise than they did; a model that is named no more has 1 again."""
-    query = select(Rate).where(Rate.source == "settings").order_by(Rate.effective_at)
+    query = select(Rate).where(Rate.source == "settings").order_by(Rate.id)
     before = {row.model: Fraction(row.numerator, row.denominator) for row in session.scalars(query)}
     now = {**dict.fromkeys(before, ONE), **wanted}
     return {model: rate for model, rate in now.items() if before.get(model, ONE) != rate}
 
 
 def none_counted(session: Session) -> bool:
-    """Whether no pod was ever charged, at a price or at 1, and nobody has set one."""
+    """Whether no pod was ever charged, at a price or at 1, and none was set."""
     return all(session.execute(select(column).limit(1)).first() is None for column in (Rate.id, Workload.pod_uid))

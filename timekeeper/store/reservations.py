@@ -14,8 +14,9 @@ from typing import Any
 from sqlalchemy import Select, case, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.rate import PriceBook
-from timekeeper.core.record import Aside, planned
+from timekeeper.core.record import AccountId, Aside, planned
 from timekeeper.store import rates
 from timekeeper.store.db.models import Namespace, Reservation, Workload
 
@@ -27,19 +28,19 @@ def add(session: Session, values: dict[str, Any]) -> int:
     return session.execute(insert(Reservation).values(values).returning(Reservation.id)).scalar_one()
 
 
-def by_id(session: Session, namespace: int, key: int) -> Reservation | None:
+def by_id(session: Session, namespace: AccountId, key: int) -> Reservation | None:
     """Return a namespace's reservation."""
     query = select(Reservation).where(Reservation.namespace_id == namespace, Reservation.id == key)
     return session.scalars(query).one_or_none()
 
 
-def under(session: Session, namespace: int, key: str) -> Reservation | None:
+def under(session: Session, namespace: AccountId, key: str) -> Reservation | None:
     """Return the reservation that was made under an idempotency key."""
     query = select(Reservation).where(Reservation.namespace_id == namespace, Reservation.idempotency_key == key)
     return session.scalars(query).one_or_none()
 
 
-def page(session: Session, namespace: int, before: int | None, limit: int) -> list[Reservation]:
+def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[Reservation]:
     """Return a namespace's reservations, newest first, from the one before an id on."""
     query = select(Reservation).where(Reservation.namespace_id == namespace)
     if before is not None:
@@ -55,8 +56,8 @@ def pods(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
     return {str(uid): (namespace, name) for uid, namespace, name in session.execute(query)}
 
 
-def end_pods(session: Session, uids: Collection[str], now: int) -> None:
-    """End the reservations of pods: settled where the pod held GPUs, expired where it never did."""
+def end_pods(session: Session, uids: Collection[str], now: Instant) -> None:
+    """End the reservations of pods: settled if the pod held GPUs, expired if it never did."""
     ran = select(Workload.pod_uid).where(Workload.pod_uid == Reservation.pod_uid).exists()
     ordered = sorted(uids)
     for start in range(0, len(ordered), _CHUNK):
@@ -76,13 +77,13 @@ def exceeded(session: Session, uids: Collection[str]) -> list[tuple[Reservation,
     for start in range(0, len(ordered), _CHUNK):
         rows = session.execute(query.where(Reservation.pod_uid.in_(ordered[start : start + _CHUNK])))
         for row, started, ended, shares in rows:
-            paid = book.claim("", started, ended, shares).gross(ended or 0)
+            paid = book.claim("", started, ended, shares).gross(ended or EPOCH)
             if paid > row.amount_ms:
                 found.append((row, paid))
     return found
 
 
-def release(session: Session, key: int, now: int) -> None:
+def release(session: Session, key: int, now: Instant) -> None:
     """End a reservation by hand."""
     session.execute(update(Reservation).where(Reservation.id == key).values(ended_at=now, outcome="released"))
 
@@ -90,30 +91,30 @@ def release(session: Session, key: int, now: int) -> None:
 # What is set aside
 
 
-def _open_ones() -> Select[Reservation, int, str]:
+def _open_ones() -> Select[Reservation, Instant, str]:
     query = select(Reservation, Workload.started_at, Workload.shares)
     query = query.outerjoin(Workload, Workload.pod_uid == Reservation.pod_uid)
     return query.where(Reservation.ended_at.is_(None), or_(Workload.pod_uid.is_(None), Workload.ended_at.is_(None)))
 
 
-def asides(session: Session, namespaces: Collection[int], at: int) -> list[Aside]:
+def asides(session: Session, namespaces: Collection[AccountId], at: Instant) -> list[Aside]:
     """Return what is set aside in some namespaces; a pod that is not bound yet counts as if it were bound at `at`."""
     query = _open_ones().where(Reservation.namespace_id.in_(namespaces))
     return [aside for _, aside in _asides(session, query, at)]
 
 
-def held_by_namespace(session: Session, at: int, namespace: int | None = None) -> Counter[int]:
+def held_by_namespace(session: Session, at: Instant, namespace: AccountId | None = None) -> Counter[AccountId]:
     """Return what is set aside at an instant, by namespace."""
     query = _open_ones()
     if namespace is not None:
         query = query.where(Reservation.namespace_id == namespace)
-    total: Counter[int] = Counter()
+    total: Counter[AccountId] = Counter()
     for row, aside in _asides(session, query, at):
         total[row.namespace_id] += aside.rest(at)
     return total
 
 
-def left(session: Session, rows: Sequence[Reservation], at: int) -> dict[int, int]:
+def left(session: Session, rows: Sequence[Reservation], at: Instant) -> dict[int, int]:
     """Return what is left of reservations at an instant, by id; ended ones have nothing left."""
     wanted = [row.id for row in rows if row.ended_at is None]
     found = _asides(session, _open_ones().where(Reservation.id.in_(wanted)), at) if wanted else []
@@ -121,18 +122,19 @@ def left(session: Session, rows: Sequence[Reservation], at: int) -> dict[int, in
 
 
 def _asides(
-    session: Session, query: Select[Reservation, int, str], at: int
+    session: Session, query: Select[Reservation, Instant, str], at: Instant
 ) -> list[tuple[Reservation, Aside]]:  # fmt: skip
     rows = session.execute(query).all()
     book = rates.read(session) if rows else PriceBook([])
     return [(row, _aside(row, started, shares, book, at)) for row, started, shares in rows]
 
 
-def _aside(row: Reservation, started: int | None, shares: str | None, book: PriceBook, at: int) -> Aside:
+def _aside(row: Reservation, started: Instant | None, shares: str | None, book: PriceBook, at: Instant) -> Aside:
     if row.expires_at is not None:
         return Aside(row.namespace_id, row.amount_ms, until=row.expires_at)
     if started is None or shares is None:
         return planned(str(row.id), row.namespace_id, row.amount_ms, row.span_ms, at)
-    claim = book.claim(str(row.id), started, started + max(row.span_ms, 1), shares)
+    claim = book.claim(str(row.id), started, Instant(started + max(row.span_ms, 1)), shares)
+    needed = GpuMilliseconds(claim.gross(Instant(started + row.span_ms)))
     # On the GPU that it got, a pod may need less than on the dearest that it could have got.
-    return Aside(row.namespace_id, min(row.amount_ms, claim.gross(started + row.span_ms)), claim)
+    return Aside(row.namespace_id, min(row.amount_ms, needed), claim)

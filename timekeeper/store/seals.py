@@ -11,22 +11,24 @@ import msgspec
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import EPOCH, Instant
+from timekeeper.core.record import AccountId
 from timekeeper.store.accounts import Known
 from timekeeper.store.db.models import Account, Entry, Namespace, Seal, Transaction
 
 BY_ITSELF: Final = "timekeeper"
-"""Who seals what is over long enough; all else somebody asked for."""
+"""Who seals what is over long enough; all else was asked for."""
 
 
-def until(session: Session, namespace: int) -> int:
+def until(session: Session, namespace: AccountId) -> Instant:
     """Return the instant up to which, and at which, nothing is booked any more; 0: nothing is sealed."""
     return session.execute(select(Namespace.sealed_until).where(Namespace.id == namespace)).scalar_one()
 
 
-def put(session: Session, namespace: int, at: int, *, actor: str, now: int) -> None:
+def put(session: Session, namespace: AccountId, at: Instant, *, actor: str, now: Instant) -> None:
     """Seal everything up to an instant; the namespace must be settled there.
 
-    A row tells what is in it where anything was booked since the seal before.
+    A row tells what is in it if anything was booked since the seal before.
     """
     before = until(session, namespace)
     if at <= before:
@@ -44,14 +46,14 @@ def put(session: Session, namespace: int, at: int, *, actor: str, now: int) -> N
     session.execute(update(Namespace).where(Namespace.id == namespace).values(sealed_until=at))
 
 
-def latest(session: Session, namespace: int, at: int) -> tuple[int, dict[str, int]]:
+def latest(session: Session, namespace: AccountId, at: Instant) -> tuple[Instant, dict[str, int]]:
     """Return the newest seal at an instant or before: until when it is, and the sums by account up to there."""
     query = select(Seal.until, Seal.balances).where(Seal.namespace_id == namespace, Seal.until <= at)
     row = session.execute(query.order_by(Seal.until.desc()).limit(1)).one_or_none()
-    return (0, {}) if row is None else (row.until, msgspec.json.decode(row.balances, type=dict[str, int]))
+    return (EPOCH, {}) if row is None else (row.until, msgspec.json.decode(row.balances, type=dict[str, int]))
 
 
-def _booked(session: Session, namespace: int, after: int, at: int) -> tuple[int, int]:
+def _booked(session: Session, namespace: AccountId, after: Instant, at: Instant) -> tuple[int, int]:
     """Return the newest transaction that is effective in (after, at], and how many there are."""
     query = select(func.coalesce(func.max(Transaction.id), 0), func.count(Transaction.id)).where(
         Transaction.namespace_id == namespace, Transaction.effective_at > after, Transaction.effective_at <= at
@@ -60,7 +62,7 @@ def _booked(session: Session, namespace: int, after: int, at: int) -> tuple[int,
     return int(last), int(count)
 
 
-def _moved(session: Session, namespace: int, after: int, at: int) -> dict[str, int]:
+def _moved(session: Session, namespace: AccountId, after: Instant, at: Instant) -> dict[str, int]:
     """Return by how much the accounts moved in (after, at]."""
     query = (
         select(Account.kind, func.sum(Entry.amount_ms))
@@ -75,15 +77,15 @@ def _moved(session: Session, namespace: int, after: int, at: int) -> dict[str, i
 def broken(session: Session, place: Known) -> Iterator[str]:
     """Yield what has changed in a namespace's sealed periods since they were sealed."""
     where = f"namespace {place.name} ({place.uid})"
-    after, sums = 0, Counter[str]()
+    after, sums = EPOCH, Counter[str]()
     for seal in session.scalars(select(Seal).where(Seal.namespace_id == place.id).order_by(Seal.until)):
         last, count = _booked(session, place.id, after, seal.until)
         sums.update(_moved(session, place.id, after, seal.until))
-        told = msgspec.json.decode(seal.balances, type=dict[str, int])
+        sealed = msgspec.json.decode(seal.balances, type=dict[str, int])
         if (last, count) != (seal.last_txn, seal.transactions):
             yield f"{where}: what was sealed up to {seal.until} has {count} transactions, not {seal.transactions}"
-        elif {k: v for k, v in sums.items() if v} != {k: v for k, v in told.items() if v}:
-            yield f"{where}: what was sealed up to {seal.until} comes to {dict(sums)}, not to {told}"
+        elif {k: v for k, v in sums.items() if v} != {k: v for k, v in sealed.items() if v}:
+            yield f"{where}: what was sealed up to {seal.until} comes to {dict(sums)}, not to {sealed}"
         after = seal.until
     _, stray = _booked(session, place.id, after, place.sealed_until)
     if stray:

@@ -9,8 +9,8 @@ from itertools import pairwise
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-_BOOKED = """WITH stands AS (SELECT t.*, COALESCE(corrects_at, effective_at) AS due FROM txn t WHERE kind <> 'reversal'
-    AND NOT EXISTS (SELECT 1 FROM txn u WHERE u.reverses = t.id)), charges AS (SELECT * FROM stands
+_BOOKED = """WITH valid AS (SELECT t.*, COALESCE(corrects_at, effective_at) AS due FROM txn t WHERE kind <> 'reversal'
+    AND NOT EXISTS (SELECT 1 FROM txn u WHERE u.reverses = t.id)), charges AS (SELECT * FROM valid
     WHERE kind IN ('charge', 'over-budget') AND subject NOT LIKE 'child:%') """
 _WRONG = {
     "transaction {}: unbalanced": """SELECT t.id FROM txn t LEFT JOIN entry e ON e.txn_id = t.id GROUP BY t.id,
@@ -28,18 +28,18 @@ _WRONG = {
         OR ended_at > closed_at + 300000""",  # five minutes: by so much clocks may differ
 }
 _RULES = """SELECT effective_at, LEAD(effective_at, 1, 4611686018427387904) OVER (ORDER BY effective_at, id),
-    rollover_ms, amount_ms + credit_ms, used FROM budget_rule WHERE namespace_id = :key ORDER BY effective_at, id"""
+    rollover_ms, amount_ms + credit_ms FROM budget_rule WHERE namespace_id = :key ORDER BY effective_at, id"""
 _GIFTS = """SELECT valid_from, COALESCE(valid_to, 4611686018427387904), amount_ms FROM budget_grant
     WHERE namespace_id = :key AND amount_ms > 0 AND kind <> 'refund' AND withdrawn_at IS NULL"""
-_MOVED = "SELECT due, kind, subject, amount_ms FROM stands WHERE namespace_id = :key AND kind <> 'expiry'"
+_MOVED = "SELECT due, kind, subject, amount_ms FROM valid WHERE namespace_id = :key AND kind <> 'expiry'"
 
 
 def opinion(session: Session) -> Iterator[str]:
     """Yield what cannot be right, such as a period charged beyond its amount, rollover, grants and credit."""
-    for told, query in _WRONG.items():
-        yield from (told.format(key) for (key,) in session.execute(text(_BOOKED + query)))
+    for finding, query in _WRONG.items():
+        yield from (finding.format(key) for (key,) in session.execute(text(_BOOKED + query)))
     for key, name in session.execute(text("SELECT id, name FROM namespace ORDER BY id")).all():
-        yield from (f"budget {name} ({key}): {told}" for told in _of_budget(session, key))
+        yield from (f"budget {name} ({key}): {finding}" for finding in _of_budget(session, key))
 
 
 def _of_budget(session: Session, key: int) -> Iterator[str]:
@@ -51,8 +51,7 @@ def _of_budget(session: Session, key: int) -> Iterator[str]:
         sums[kind, (bisect_left if kind == "charge" else bisect_right)(starts, due)] += amount
     for number, (start, end) in enumerate(pairwise(starts), 1):
         held = [rule for rule in rules if rule[0] < end and start <= rule[1]] or rules[:1]
-        most = sum if any(rule[4] == "clamped" for rule in held[1:]) else max  # which forgave what was used before
-        own = most(rule[3] for rule in held) + max(rule[2] for rule in held) + sums["refund", number]
+        own = max(rule[3] for rule in held) + max(rule[2] for rule in held) + sums["refund", number]
         more, given = max(sums["charge", number] - own, 0), [gift for gift in gifts if gift[0] < end]
         if more > min(sum(g[2] for g in given) - lent, sum(g[2] for g in given if g[1] > start)):
             yield f"from {start} on {own + more} are charged, more than {own} and the grants of that time"

@@ -7,15 +7,16 @@ next begins, charges and expiries end with the one, all else begins with the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import BigInteger, ColumnElement, Integer, and_, case, column, func, or_, select, values
 from sqlalchemy.orm import Session, aliased
 
+from slicekeeper.units import Instant
 from timekeeper.core.posting import effect
-from timekeeper.core.record import PostingKind
+from timekeeper.core.record import AccountId, PostingKind
 from timekeeper.store import seals, timelines
 from timekeeper.store.db.models import BudgetGrant, IntervalCorrection, Namespace, Transaction, Workload
 
@@ -45,10 +46,10 @@ class Charged:
     over_budget: int
     corrections: int
     corrected: bool
-    """Whether somebody put its interval right."""
+    """Whether its interval was put right."""
 
 
-def totals(session: Session, namespace: int, spans: Sequence[tuple[int, int]]) -> list[list[Total]]:
+def totals(session: Session, namespace: AccountId, spans: Sequence[tuple[Instant, Instant]]) -> list[list[Total]]:
     """Return the totals of each of some half-open intervals."""
     found: list[list[Total]] = [[] for _ in spans]
     if not spans:
@@ -81,7 +82,7 @@ def _inside(start: Any, end: Any) -> ColumnElement[bool]:
     return or_(and_(ends, Transaction.effective_at > start), and_(~ends, Transaction.effective_at < end))
 
 
-def opening(session: Session, namespace: int, at: int) -> int:
+def opening(session: Session, namespace: AccountId, at: Instant) -> int:
     """Return the balance of a budget as it is booked just where an interval begins: what ends there is done."""
     sealed, sums = seals.latest(session, namespace, at)
     balance = sums.get("budget", 0)
@@ -100,7 +101,7 @@ def opening(session: Session, namespace: int, at: int) -> int:
 
 
 def charged(
-    session: Session, namespace: int, start: int, end: int, *, after: str = "", limit: int | None = None
+    session: Session, namespace: AccountId, start: Instant, end: Instant, *, after: str = "", limit: int | None = None
 ) -> Iterator[Charged]:
     """Yield what pods were charged in an interval, in the order of their UIDs, from the one after a UID on."""
     over = case((_kind == "over-budget", Transaction.amount_ms), else_=0)
@@ -142,25 +143,26 @@ _LONG = 10_000
 """Bookings of an interval that is read pod by pod."""
 
 
-def _is_long(session: Session, namespace: int, start: int, end: int) -> bool:
+def _is_long(session: Session, namespace: AccountId, start: Instant, end: Instant) -> bool:
     """Whether an interval has so many bookings that a page is a small part of them."""
     query = select(Transaction.effective_at).where(Transaction.namespace_id == namespace, _within(start, end))
     return session.execute(query.order_by(Transaction.effective_at).offset(_LONG).limit(1)).first() is not None
 
 
-def begun(session: Session, namespace: int, starts: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return for periods, by their start, what they began with, all in all, and when that was booked."""
-    subjects = {f"period:{start}": start for start in starts}
+def begun(session: Session, namespace: AccountId, subjects: Collection[str]) -> list[tuple[Instant, int]]:
+    """Return what periods of some names began with, all in all, and when the first pod drew on each."""
+    total = func.sum(Transaction.amount_ms)
     query = (
-        select(Transaction.subject, func.sum(Transaction.amount_ms), func.min(Transaction.effective_at))
+        select(Transaction.started_at, total)
         .outerjoin(_undone, _undone.id == Transaction.reverses)
         .where(Transaction.namespace_id == namespace, Transaction.subject.in_(subjects), _kind == "allowance")
-        .group_by(Transaction.subject)
+        .group_by(Transaction.started_at)
+        .having(total != 0)
     )
-    return {subjects[subject]: (int(amount), int(at)) for subject, amount, at in session.execute(query)}
+    return [(at, int(amount)) for at, amount in session.execute(query)]
 
 
-def first_instant(session: Session, namespace: int) -> int:
+def first_instant(session: Session, namespace: AccountId) -> Instant:
     """Return the instant before which a namespace has no record."""
     opened = session.execute(select(Namespace.opened_at).where(Namespace.id == namespace)).scalar_one()
     moved = session.execute(select(func.min(BudgetGrant.valid_from)).where(BudgetGrant.namespace_id == namespace))

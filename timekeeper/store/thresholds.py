@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which thresholds of a budget were told, in which period: each once, whoever leads and however often it restarts."""
+"""Which thresholds of a budget were announced in which period: each once, however often the leader changes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import Collection
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
+from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import Threshold
 
 
-def told(session: Session, namespace: int, period: int) -> set[int]:
-    """Return the thresholds of a period, by its start, that were told."""
+def announced(session: Session, namespace: AccountId, period: Instant) -> set[int]:
+    """Return the thresholds of a period, by its start, that were announced."""
     query = select(Threshold.percent).where(Threshold.namespace_id == namespace, Threshold.period_start == period)
     return set(session.scalars(query))
 
 
-def note(session: Session, namespace: int, period: int, percents: Collection[int], now: int) -> None:
-    """Note that thresholds were told. Another process that does the same at once loses, and reads what stands."""
+def note(session: Session, namespace: AccountId, period: Instant, percents: Collection[int], now: Instant) -> None:
+    """Note that thresholds were announced. A process that does the same at once loses, and reads what is there."""
     if percents:
         rows = [
             {"namespace_id": namespace, "period_start": period, "percent": percent, "told_at": now}

@@ -10,9 +10,10 @@ import msgspec
 from sqlalchemy import Select, delete, func, insert, or_, select
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.budget import State
-from timekeeper.core.record import Claim, Debt, Grant, PostingKind, Records, Withdrawal
-from timekeeper.store import debts, rates
+from timekeeper.core.record import AccountId, Claim, Debt, Grant, PostingKind, Records, Withdrawal
+from timekeeper.store import debts, memberships, rates
 from timekeeper.store.budget_rules import ruling_of_each
 from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, Workload
 
@@ -20,11 +21,11 @@ from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membersh
 
 
 def records(
-    session: Session, keys: Collection[int], after: int | None, *, carry: bool, until: int | None = None
-) -> dict[int, Records]:
+    session: Session, keys: Collection[AccountId], after: Instant | None, *, carry: bool, until: Instant | None = None
+) -> dict[AccountId, Records]:
     """Return what happens to some budgets after an instant (None: ever), with the pods that began up to another.
 
-    They are of one cluster. `carry` tells whether time over budget is owed where the ledger has no word of it yet.
+    They are of one cluster. `carry` tells whether time over budget is owed while the ledger has no word of it.
     """
     begun = Workload.started_at + 0  # the index of the end finds them; that of the start would pass by all before
     query = _claims(keys).order_by(begun, Workload.pod_uid)
@@ -34,23 +35,23 @@ def records(
         query = query.where(begun <= until)
     found = _without_claims(session, keys, after, carry=carry)
     book = rates.read(session)
-    pods: dict[int, list[Claim]] = {key: [] for key in keys}
+    pods: dict[AccountId, list[Claim]] = {key: [] for key in keys}
     for key, pod, start, end, shares in session.execute(query):
         pods[key].append(book.claim(pod, start, end, shares))
     return {key: replace(mine, claims=pods[key]) for key, mine in found.items()}
 
 
 def stretches(
-    session: Session, keys: Collection[int], *, carry: bool
-) -> Iterator[tuple[int | None, dict[int, Records]]]:  # fmt: skip
+    session: Session, keys: Collection[AccountId], *, carry: bool
+) -> Iterator[tuple[Instant | None, dict[AccountId, Records]]]:  # fmt: skip
     """Yield all that ever happens to some budgets, one stretch of time after the other: its end, None for the last.
 
     A stretch has the pods that run in it, so they are never all in memory. `carry` is as for `records`.
     """
     found = _without_claims(session, keys, None, carry=carry)
     book = rates.read(session)
-    pods: dict[int, list[Claim]] = {key: [] for key in keys}
-    count = last = 0
+    pods: dict[AccountId, list[Claim]] = {key: [] for key in keys}
+    count, last = 0, EPOCH
     for key, pod, start, end, shares in session.execute(
         _claims(keys).order_by(Workload.started_at, Workload.pod_uid).execution_options(yield_per=1000)
     ):
@@ -67,42 +68,44 @@ _STRETCH = 10_000
 """Pods that begin in a stretch, at least."""
 
 
-def first_starts(session: Session, keys: Collection[int]) -> dict[int, int]:
+def first_starts(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Instant]:
     """Return when the first pod began of each of some budgets that had any."""
     found = {key: first_start(session, key) for key in keys}
     return {key: at for key, at in found.items() if at is not None}
 
 
-def first_start(session: Session, key: int) -> int | None:
+def first_start(session: Session, key: AccountId) -> Instant | None:
     """Return when a budget's first pod began. One by one: an index answers that, but not a group."""
     return session.execute(select(func.min(Workload.started_at)).where(Workload.namespace_id == key)).scalar()
 
 
-def _claims(keys: Collection[int]) -> Select[int, str, int, int | None, str]:
+def _claims(keys: Collection[AccountId]) -> Select[AccountId, str, Instant, Instant | None, str]:
     query = select(Workload.namespace_id, Workload.pod_uid, Workload.started_at, Workload.ended_at, Workload.shares)
     return query.where(Workload.namespace_id.in_(keys))
 
 
 def _without_claims(
-    session: Session, keys: Collection[int], after: int | None, *, carry: bool
-) -> dict[int, Records]:  # fmt: skip
+    session: Session, keys: Collection[AccountId], after: Instant | None, *, carry: bool
+) -> dict[AccountId, Records]:  # fmt: skip
     moved = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys), BudgetGrant.withdrawn_at.is_(None))
     if after is not None:
         moved = moved.where(BudgetGrant.valid_from > after)
     ruled = select(BudgetRule).where(BudgetRule.namespace_id.in_(keys))
     rules = ruling_of_each(session.scalars(ruled.order_by(BudgetRule.id)))
-    grants: dict[int, list[Grant]] = {key: [] for key in keys}
-    withdrawals: dict[int, list[Withdrawal]] = {key: [] for key in keys}
+    grants: dict[AccountId, list[Grant]] = {key: [] for key in keys}
+    withdrawals: dict[AccountId, list[Withdrawal]] = {key: [] for key in keys}
     for row in session.scalars(moved.order_by(BudgetGrant.valid_from, BudgetGrant.id)):
-        name, amount = f"{row.kind}:{row.id}", row.amount_ms - row.taken_back_ms
+        name, amount = f"{row.kind}:{row.id}", GpuMilliseconds(row.amount_ms - row.taken_back_ms)
         if not amount:
             continue
         if amount > 0:
             grant = Grant(name, amount, row.valid_from, row.valid_to, _COMES[row.kind], row.priority)
             grants[row.namespace_id].append(grant)
         else:
-            withdrawals[row.namespace_id].append(Withdrawal(name, -amount, row.valid_from, _GOES[row.kind]))
-    owed = debts.of_budgets(session, keys) or [Debt(0, carry)]
+            withdrawals[row.namespace_id].append(
+                Withdrawal(name, GpuMilliseconds(-amount), row.valid_from, _GOES[row.kind])
+            )
+    owed = debts.of_budgets(session, keys) or [Debt(EPOCH, carry)]
     opened = _openings(session, keys)
     return {
         key: Records([], [row.rule for row in rules[key]], grants[key], withdrawals[key], owed, opened.get(key))
@@ -110,16 +113,9 @@ def _without_claims(
     }
 
 
-def _openings(session: Session, keys: Collection[int]) -> dict[int, int]:
-    """Return when budgets' accounts were opened; those of before revision 0014 began with their first records."""
-    since = select(BudgetRule.namespace_id, func.min(BudgetRule.id).label("id")).group_by(BudgetRule.namespace_id)
-    first = since.where(BudgetRule.namespace_id.in_(keys)).subquery()
-    query = (
-        select(Namespace.id, Namespace.opened_at)
-        .join(first, first.c.namespace_id == Namespace.id)
-        .join(BudgetRule, BudgetRule.id == first.c.id)
-        .where(BudgetRule.used != "clamped")
-    )
+def _openings(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Instant]:
+    """Return when budgets' accounts were opened."""
+    query = select(Namespace.id, Namespace.opened_at).where(Namespace.id.in_(keys))
     return {row.id: row.opened_at for row in session.execute(query)}
 
 
@@ -129,21 +125,21 @@ _COMES: dict[str, PostingKind] = {
 _GOES: dict[str, PostingKind] = {"adjustment": "withdrawal", "transfer": "transfer-out"}
 
 
-def touched_by(session: Session, since: int) -> list[int]:
+def touched_by(session: Session, since: Instant) -> list[AccountId]:
     """Return the namespaces that have a pod which held GPUs at an instant or later."""
     query = select(Workload.namespace_id).where(or_(Workload.ended_at.is_(None), Workload.ended_at > since))
     return sorted(session.scalars(query.distinct()))
 
 
-def anchor_before(session: Session, keys: Collection[int], at: int | None) -> dict[int, State]:
-    """Return the latest states of one instant before another (None: the latest of all); empty where there are none.
+def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | None) -> dict[AccountId, State]:
+    """Return the latest states of one instant before another (None: the latest of all); empty if there are none.
 
     All have one that have begun then: the others begin later, with all their records.
     """
     query = select(Anchor.at, func.count()).where(Anchor.namespace_id.in_(keys))
     if at is not None:
         query = query.where(Anchor.at < at)
-    births: dict[int, int] | None = None
+    births: dict[AccountId, Instant] | None = None
     for found, count in session.execute(query.group_by(Anchor.at).order_by(Anchor.at.desc())).all():
         if count < len(keys):
             births = _births(session, keys) if births is None else births
@@ -156,38 +152,39 @@ def anchor_before(session: Session, keys: Collection[int], at: int | None) -> di
     return {}
 
 
-def _births(session: Session, keys: Collection[int]) -> dict[int, int]:
+def _births(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Instant]:
     """Return when budgets begin: at their openings, or just before their first records and links."""
     first = select(func.min(BudgetRule.id)).where(BudgetRule.namespace_id.in_(keys)).group_by(BudgetRule.namespace_id)
-    found = {key: start - 1 for key, start in first_starts(session, keys).items()}
+    found = {key: Instant(start - 1) for key, start in first_starts(session, keys).items()}
     for column, instant, counts in (
         (BudgetGrant.namespace_id, BudgetGrant.valid_from,
          BudgetGrant.namespace_id.in_(keys) & BudgetGrant.withdrawn_at.is_(None)),
-        (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys)),
-        (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys)),
+        (Membership.child_id, Membership.effective_at, Membership.child_id.in_(keys) & memberships.HOLDS),
+        (Membership.parent_id, Membership.effective_at, Membership.parent_id.in_(keys) & memberships.HOLDS),
         (BudgetRule.namespace_id, BudgetRule.effective_at,
          BudgetRule.namespace_id.in_(keys) & BudgetRule.id.not_in(first)),
     ):  # fmt: skip
         for key, since in session.execute(select(column, func.min(instant)).where(counts).group_by(column)):
             if key is not None:
-                found[key] = min(since - 1, found.get(key, since - 1))
+                born = Instant(since - 1)
+                found[key] = min(born, found.get(key, born))
     for key, opened in _openings(session, keys).items():
         found[key] = min(opened, found.get(key, opened))
     return found
 
 
-def anchors(session: Session, namespace: int) -> list[State]:
+def anchors(session: Session, namespace: AccountId) -> list[State]:
     """Return a namespace's anchors, oldest first."""
     query = select(Anchor.state).where(Anchor.namespace_id == namespace).order_by(Anchor.at)
     return [msgspec.json.decode(text, type=State) for text in session.scalars(query)]
 
 
-def drop_anchors(session: Session, keys: Collection[int], since: int) -> None:
+def drop_anchors(session: Session, keys: Collection[AccountId], since: Instant) -> None:
     """Forget the anchors from an instant on, because a record there has changed."""
     session.execute(delete(Anchor).where(Anchor.namespace_id.in_(keys), Anchor.at >= since))
 
 
-def keep_anchors(session: Session, namespace: int, states: list[State], most: int) -> None:
+def keep_anchors(session: Session, namespace: AccountId, states: list[State], most: int) -> None:
     """Keep new anchors, the newest `most` of all, and of those before them the first of each day, later each month's.
 
     So late knowledge is settled from where it belongs, not from the start.
@@ -209,9 +206,9 @@ def keep_anchors(session: Session, namespace: int, states: list[State], most: in
 _DAY_MS, _DAYS = 86_400_000, 40
 
 
-def _superfluous(instants: Sequence[int], most: int) -> list[int]:
+def _superfluous(instants: Sequence[Instant], most: int) -> list[Instant]:
     """Return which anchors to forget, of all in the order of time."""
-    gone: list[int] = []
+    gone: list[Instant] = []
     before = None
     for at in instants[: max(len(instants) - most, 0)]:
         day = at // _DAY_MS

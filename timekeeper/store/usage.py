@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
 from timekeeper.core import usage
 from timekeeper.core.period import bounds
 from timekeeper.core.usage import HourUsed, in_this_hour
@@ -57,9 +58,9 @@ class Wanted:
     """What usage is asked for; empty texts name no one. `now` is where pods that run are cut off."""
 
     cluster: str
-    spans: Sequence[tuple[int, int]]
+    spans: Sequence[tuple[Instant, Instant]]
     group_by: GroupBy
-    now: int
+    now: Instant
     namespace: str = ""
     pod_uid: str = ""
     model: str = ""
@@ -147,7 +148,7 @@ def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
     rows = union_all(
         over.where(UsageHour.hour >= first, UsageHour.hour < last, UsageHour.pod_uid.in_(mine)),
         running.where(WatermarkRow.hour >= first, WatermarkRow.hour < last, WatermarkRow.pod_uid.in_(mine)),
-    ).cte("told")
+    ).cte("reported")
     containers = (
         select(span.c.index, rows.c.pod_uid, rows.c.container, func.sum(rows.c.used_ms).label("used"),
                cast(func.sum(rows.c.observed_ms), BigInteger).label("observed"))
@@ -165,7 +166,7 @@ def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
 # Retention
 
 
-def archivable(session: Session, cluster: str, before: int, limit: int) -> list[str]:
+def archivable(session: Session, cluster: str, before: Instant, limit: int) -> list[str]:
     """Return pods that ended before an instant, in a period that is sealed, and still have their watermarks."""
     query = (
         select(Workload.pod_uid)
@@ -180,23 +181,25 @@ def archivable(session: Session, cluster: str, before: int, limit: int) -> list[
     return list(session.scalars(query.order_by(Workload.ended_at).limit(limit)))
 
 
-def archive(session: Session, uids: Collection[str], now: int) -> None:
+def archive(session: Session, uids: Collection[str], now: Instant) -> None:
     """Throw pods' watermarks away; what they say of usage and of the last sign of life is kept."""
     pods, marks = workloads.by_uid(session, uids), watermarks.read(session, uids).marks
     heard = workloads.last_heard(session, sorted(uids))
-    totals: dict[str, list[int]] = {}
+    totals: dict[str, list[int | None]] = {}
+    peaks: dict[str, list[int | None]] = {}
     over = []
     for (uid, container), epochs in marks.items():
         over += [(uid, container, in_this_hour(mark)) for mark in epochs.values() if mark.hour]
-        known = usage.used(epochs)
-        totals.setdefault(uid, []).extend([] if known is None else [known])
+        totals.setdefault(uid, []).append(usage.used(epochs))
+        peaks.setdefault(uid, []).append(usage.peak_memory(epochs))
     add(session, over)
     session.execute(
         update(Workload),
         [
             {
                 "pod_uid": uid, "archived_at": now, "heard_at": heard.get(uid, pod.heard_at),
-                "used_ms": sum(totals[uid]) if totals.get(uid) else None,
+                "used_ms": usage.total(totals.get(uid, ())),
+                "peak_memory_mib": usage.total(peaks.get(uid, ())),
             }
             for uid, pod in pods.items()
         ],
@@ -204,14 +207,14 @@ def archive(session: Session, uids: Collection[str], now: int) -> None:
     session.execute(delete(WatermarkRow).where(WatermarkRow.pod_uid.in_(list(pods))))
 
 
-def forget_hours(session: Session, before: int, limit: int) -> int:
+def forget_hours(session: Session, before: Instant, limit: int) -> int:
     """Delete at most `limit` hours before an instant; return how many."""
     key = (UsageHour.pod_uid, UsageHour.container, UsageHour.epoch, UsageHour.hour)
     old = select(*key).where(UsageHour.hour < before).limit(limit)
     return int(session.execute(delete(UsageHour).where(tuple_(*key).in_(old))).rowcount)  # type: ignore[attr-defined]
 
 
-def turn_partitions(session: Session, now: int, before: int) -> None:
+def turn_partitions(session: Session, now: Instant, before: Instant) -> None:
     """PostgreSQL: drop the months that lie before an instant, and have partitions for this and the next month.
 
     What lies outside them all is in the partition `usage_hour_rest`; if that has rows of a month already, the month
@@ -242,22 +245,22 @@ def turn_partitions(session: Session, now: int, before: int) -> None:
 _CHECK_VIOLATION: Final = "23514"
 
 
-def _months(now: int) -> list[tuple[str, int, int]]:
+def _months(now: Instant) -> list[tuple[str, Instant, Instant]]:
     """Return this and the next month: their partition's name, start and end."""
     found, at = [], now
     for _ in range(2):
-        start, at = bounds(at, "month", "UTC") or (0, 0)
+        start, at = bounds(at, "month", "UTC") or (at, at)
         found.append((f"usage_hour_{_EPOCH + timedelta(milliseconds=start):%Y_%m}", start, at))
     return found
 
 
-def _holds(session: Session, start: int, end: int) -> bool:
+def _holds(session: Session, start: Instant, end: Instant) -> bool:
     """Whether there are hours in an interval."""
     held = select(UsageHour.hour).where(UsageHour.hour >= start, UsageHour.hour < end).limit(1)
     return session.execute(held).first() is not None
 
 
-def _ends_before(name: str, before: int) -> bool:
+def _ends_before(name: str, before: Instant) -> bool:
     """Whether a month's partition lies before an instant; the rest never does."""
     year, _, month = name.removeprefix("usage_hour_").partition("_")
     if not month:

@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from slicekeeper.units import Instant
 from timekeeper.core.usage import Watermark
 from timekeeper.store.db.models import RUNNING_INDEX
 
@@ -28,7 +29,7 @@ _READ: Final = """
     SELECT CAST({array_of}({array}(
         w.pod_uid, (SELECT name FROM namespace WHERE id = w.namespace_id), w.pod_name, w.holders, w.started_at,
         w.ended_at, w.archived_at, m.container, m.epoch, m.seq, m.used_ms, m.monotonic_ns, m.hour, m.hour_base,
-        m.observed_ms, m.{place})) AS text)
+        m.observed_ms, m.peak_memory_mib, m.{place})) AS text)
     FROM workload w {pods} LEFT JOIN watermark m ON m.pod_uid = w.pod_uid
     WHERE w.pod_uid {among}"""
 """One value for all rows: SQLite's driver gives up the interpreter's lock at each row, and has to wait for it again
@@ -38,12 +39,12 @@ _ROWS: Final = msgspec.json.Decoder(list[tuple[Any, ...]])
 
 _MOVE: Final = """
     UPDATE watermark SET seq = {0}, used_ms = {1}, monotonic_ns = {2}, hour = {3}, hour_base = {4}, observed_ms = {5},
-    received_at = {6} FROM {rows} AS r WHERE watermark.{place} = {7}"""
+    peak_memory_mib = {6}, received_at = {7} FROM {rows} AS r WHERE watermark.{place} = {8}"""
 """By where the rows are, which was read before: no key is looked up again."""
 
 _ADD: Final = """
-    INSERT INTO watermark (seq, used_ms, monotonic_ns, hour, hour_base, observed_ms, received_at,
-    pod_uid, container, epoch) SELECT {fields} FROM {rows} AS r"""
+    INSERT INTO watermark (seq, used_ms, monotonic_ns, hour, hour_base, observed_ms, peak_memory_mib,
+    received_at, pod_uid, container, epoch) SELECT {fields} FROM {rows} AS r"""
 
 
 class _Statements(NamedTuple):
@@ -57,13 +58,13 @@ def _statements(
     array_of: str, array: str, among: str, rows: str, place: str, field: Callable[[int, str], str],
     place_type: str = "", running_by: str = "",
 ) -> _Statements:  # fmt: skip
-    numbers = [field(n, "bigint") for n in range(7)]
+    numbers = [field(n, "bigint") for n in range(8)]
     read = partial(_READ.format, array_of=array_of, array=array, among=among, place=place)
     return _Statements(
         read(pods=running_by) + " AND w.ended_at IS NULL",
         read(pods=""),
-        _MOVE.format(*numbers, field(7, place_type), rows=rows, place=place),
-        _ADD.format(fields=", ".join([*numbers, field(7, "text"), field(8, "text"), field(9, "bigint")]), rows=rows),
+        _MOVE.format(*numbers, field(8, place_type), rows=rows, place=place),
+        _ADD.format(fields=", ".join([*numbers, field(8, "text"), field(9, "text"), field(10, "bigint")]), rows=rows),
     )
 
 
@@ -86,9 +87,9 @@ class Held(NamedTuple):
     pod_name: str
     holders: str
     """JSON: GPUs held, by container."""
-    started_at: int
-    ended_at: int | None
-    archived_at: int | None
+    started_at: Instant
+    ended_at: Instant | None
+    archived_at: Instant | None
 
 
 class Known(NamedTuple):
@@ -120,16 +121,16 @@ def _read(connection: Connection, statement: str, uids: Collection[str], known: 
         uid, container, epoch = row[0], row[7], row[8]
         known.pods[uid] = Held(*row[1:7])
         if container is not None:
-            known.marks.setdefault((uid, container), {})[epoch] = Watermark(*row[8:15])
-            known.places[uid, container, epoch] = row[15]
+            known.marks.setdefault((uid, container), {})[epoch] = Watermark(*row[8:16])
+            known.places[uid, container, epoch] = row[16]
 
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def keep(session: Session, changed: Mapping[Key, tuple[Watermark, int]], places: Mapping[Key, Any]) -> None:
-    """Write watermarks, each with the instant at which its report came; in one order, so that nobody deadlocks."""
+def keep(session: Session, changed: Mapping[Key, tuple[Watermark, Instant]], places: Mapping[Key, Any]) -> None:
+    """Write watermarks, each with the instant at which its report came; in one order, so that no two deadlock."""
     moved: list[tuple[Any, ...]] = []
     added: list[tuple[Any, ...]] = []
     for key, (mark, at) in sorted(changed.items(), key=lambda item: item[0]):

@@ -12,7 +12,9 @@ import msgspec
 from sqlalchemy import Select, bindparam, func, insert, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from slicekeeper.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.units import Instant
+from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, Workload
 
 _CHUNK = 500
@@ -31,7 +33,7 @@ def by_uid(session: Session, uids: Collection[str]) -> dict[str, Workload]:
     return found
 
 
-def namespace_names(session: Session, ids: Collection[int]) -> dict[int, str]:
+def namespace_names(session: Session, ids: Collection[AccountId]) -> dict[AccountId, str]:
     """Return namespaces' names."""
     rows = session.execute(select(Namespace.id, Namespace.name).where(Namespace.id.in_(ids)))
     return {key: name for key, name in rows}  # noqa: C416 - rows are no plain tuples
@@ -44,7 +46,7 @@ def add(session: Session, rows: list[dict[str, Any]]) -> None:
 
 
 def close(session: Session, ends: list[dict[str, Any]]) -> None:
-    """Note the ends of workloads: `uid`, `end`, `source`, `flags`, and `seen` (when). An end that stands stays."""
+    """Note the ends of workloads: `uid`, `end`, `source`, `flags`, and `seen` (when). An end that is there stays."""
     table = Workload.__table__
     statement = (
         update(Workload)
@@ -60,14 +62,14 @@ def close(session: Session, ends: list[dict[str, Any]]) -> None:
         session.connection().execute(statement, ends)
 
 
-def ended_after(session: Session, cluster: str, at: int) -> list[Workload]:
+def ended_after(session: Session, cluster: str, at: Instant) -> list[Workload]:
     """Return the workloads of a cluster that end later than an instant."""
     query = select(Workload).join(Namespace, Namespace.id == Workload.namespace_id)
     query = query.where(Workload.archived_at.is_(None), Workload.ended_at > at, Namespace.cluster == cluster)
     return list(session.scalars(query.order_by(Workload.pod_uid)))
 
 
-def hold_end(session: Session, workload: Workload, latest: int) -> None:
+def hold_end(session: Session, workload: Workload, latest: Instant) -> None:
     """Have a workload end at an instant, or when it began if that is later; its flags tell that clocks differed."""
     flags = {*filter(None, workload.flags.split(",")), "clock-skew"}
     end = max(latest, workload.started_at)
@@ -75,13 +77,13 @@ def hold_end(session: Session, workload: Workload, latest: int) -> None:
     session.execute(update(Workload).where(Workload.pod_uid == workload.pod_uid).values(values))
 
 
-def correct(session: Session, uid: str, start: int, end: int | None, flags: str) -> None:
-    """Have a workload hold another interval, because somebody put it right."""
+def correct(session: Session, uid: str, start: Instant, end: Instant | None, flags: str) -> None:
+    """Have a workload hold another interval, because it was put right."""
     values = {"started_at": start, "ended_at": end, "flags": flags}
     session.execute(update(Workload).where(Workload.pod_uid == uid).values(values))
 
 
-def heard(session: Session, uid: str, now: int) -> None:
+def heard(session: Session, uid: str, now: Instant) -> None:
     """Note a sign of life."""
     session.execute(update(Workload).where(Workload.pod_uid == uid).values(heard_at=now))
 
@@ -96,7 +98,7 @@ def open_ones(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
 
 
 def page(
-    session: Session, cluster: str, namespace: int | None, before: tuple[int, str] | None, limit: int
+    session: Session, cluster: str, namespace: AccountId | None, before: tuple[Instant, str] | None, limit: int
 ) -> list[tuple[Workload, str]]:
     """Return a namespace's workloads, or a cluster's, latest start first, from the one before a place on.
 
@@ -112,7 +114,7 @@ def page(
     return [(pod, names[pod.namespace_id]) for pod in pods]
 
 
-def _page(before: tuple[int, str] | None, limit: int) -> Select[Workload]:
+def _page(before: tuple[Instant, str] | None, limit: int) -> Select[Workload]:
     query = select(Workload).order_by(Workload.started_at.desc(), Workload.pod_uid.desc()).limit(limit)
     if before is None:
         return query
@@ -122,18 +124,18 @@ def _page(before: tuple[int, str] | None, limit: int) -> Select[Workload]:
 
 @dataclass(frozen=True)
 class Used:
-    """How many pods there were, of how many somebody knows what they used, and the sum of it in GPU-milliseconds."""
+    """How many pods there were, of how many it is known what they used, and the sum of it in GPU-milliseconds."""
 
     pods: int
     known: int
     total: int
 
 
-def used(session: Session, namespace: int, since: int) -> Used:
+def used(session: Session, namespace: AccountId, since: Instant) -> Used:
     """Return what the pods of a namespace used that were open at an instant or later, each over its whole life."""
-    told = select(func.sum(WatermarkRow.used_ms)).where(WatermarkRow.pod_uid == Workload.pod_uid).scalar_subquery()
+    reported = select(func.sum(WatermarkRow.used_ms)).where(WatermarkRow.pod_uid == Workload.pod_uid).scalar_subquery()
     pods = (
-        select(func.coalesce(Workload.used_ms, told).label("ms"))
+        select(func.coalesce(Workload.used_ms, reported).label("ms"))
         .where(Workload.namespace_id == namespace, or_(Workload.ended_at.is_(None), Workload.ended_at > since))
         .subquery()
     )
@@ -145,9 +147,9 @@ def used(session: Session, namespace: int, since: int) -> Used:
 # Signs of life
 
 
-def last_heard(session: Session, uids: Sequence[str]) -> dict[str, int]:
+def last_heard(session: Session, uids: Sequence[str]) -> dict[str, Instant]:
     """Return when each of some pods last reported counters."""
-    found: dict[str, int] = {}
+    found: dict[str, Instant] = {}
     for chunk in _chunks(uids):
         query = select(WatermarkRow.pod_uid, func.max(WatermarkRow.received_at))
         query = query.where(WatermarkRow.pod_uid.in_(chunk)).group_by(WatermarkRow.pod_uid)
@@ -155,7 +157,7 @@ def last_heard(session: Session, uids: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def unobserved_ms(session: Session, cluster: str, since: int) -> dict[str, int]:
+def unobserved_ms(session: Session, cluster: str, since: Instant) -> dict[str, int]:
     """Return by namespace for how long pods ran that ended after an instant and of which no sidecar ever spoke."""
     spoke = select(WatermarkRow.pod_uid).where(WatermarkRow.pod_uid == Workload.pod_uid).exists()
     query = (
@@ -191,14 +193,14 @@ def keep_gpus(session: Session, seen: Collection[Gpu]) -> None:
 # The watch
 
 
-def confirm(session: Session, cluster: str, at: int) -> None:
+def confirm(session: Session, cluster: str, at: Instant) -> None:
     """Note that the watch of a cluster's pods is complete up to an instant."""
     changed = session.execute(update(WatchMark).where(WatchMark.cluster == cluster).values(confirmed_at=at))
     if not changed.rowcount:  # type: ignore[attr-defined]
         session.execute(insert(WatchMark).values(cluster=cluster, confirmed_at=at))
 
 
-def confirmed(session: Session, cluster: str) -> int | None:
+def confirmed(session: Session, cluster: str) -> Instant | None:
     """Return the last instant at which the watch was known to be complete."""
     return session.execute(select(WatchMark.confirmed_at).where(WatchMark.cluster == cluster)).scalar_one_or_none()
 

@@ -187,7 +187,7 @@ def _build(module: Module) -> None:
         say(f"building {target.name} {module.version}")
         fresh = target.with_suffix(".new")
         run(
-            [str(go), "build", "-trimpath", *flags, "-o", str(fresh), package],
+            ["nice", "-n", "10", str(go), "build", "-trimpath", *flags, "-o", str(fresh), package],
             cwd=module.folder, env=environ, timeout=BUILD_SECONDS,
         )  # fmt: skip
         fresh.rename(target)

@@ -18,7 +18,8 @@ from cluster.harness.install import IMAGES, NAMESPACE
 from cluster.harness.kubectl import Object, Refused
 from cluster.harness.site import Site, gpu_container, playground, pod
 
-from slicekeeper import inventory, names
+from slicekeeper import names
+from slicekeeper.gpu import inventory
 
 PROGRAM = """
 import ctypes, sys, time

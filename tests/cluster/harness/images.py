@@ -12,7 +12,7 @@ from cluster.harness.programs import PAUSE_IMAGE
 
 from images import archive
 from images.oci import Image, write_archive, write_layer
-from slicekeeper.settings import Images
+from slicekeeper.config.settings import Images
 
 SHELL_IMAGE = "slicekeeper.test/shell:1"
 """busybox, for the containers that users would bring."""

@@ -13,8 +13,8 @@ from cluster.harness import images
 from cluster.harness.cluster import Cluster
 from cluster.harness.kubectl import Kubectl, Object, wait_for
 
-from slicekeeper import manifests
-from slicekeeper.settings import Images
+from slicekeeper.config import manifests
+from slicekeeper.config.settings import Images
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "slicekeeper-system"

@@ -46,6 +46,9 @@ class Programs:
         self.pki.issue("scheduler", user="system:kube-scheduler")
         self.pki.issue("kube-proxy", user="system:kube-proxy")
         self.pki.issue("kubelet", user=f"system:node:{NODE}", groups=("system:nodes",), hosts=(NODE_IP, NODE))
+        # As kubeadm does: a CA of its own, by which other servers know the API server when it passes requests on.
+        self.front_proxy = Authority(folder / "pki/front-proxy")
+        self.front_proxy.issue("client", user="front-proxy-client")
         for client in ("admin", "controller-manager", "scheduler", "kube-proxy", "kubelet"):
             self.pki.write_kubeconfig(client, API, folder / f"{client}.kubeconfig")
 
@@ -86,6 +89,12 @@ class Programs:
                 f"--service-cluster-ip-range={SERVICE_CIDR}",
                 f"--kubelet-client-certificate={pki}/apiserver.crt", f"--kubelet-client-key={pki}/apiserver.key",
                 "--kubelet-preferred-address-types=InternalIP",
+                f"--requestheader-client-ca-file={self.front_proxy.ca_file}",
+                "--requestheader-allowed-names=front-proxy-client",
+                "--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                f"--proxy-client-cert-file={pki}/front-proxy/client.crt",
+                f"--proxy-client-key-file={pki}/front-proxy/client.key",
                 "--profiling=false",
             ),
             "https://127.0.0.1:6443/readyz",

@@ -24,10 +24,10 @@ from cluster.harness.install import NAMESPACE, ROOT
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
 
 from slicekeeper import names
-from slicekeeper.http import JsonClient
+from slicekeeper.config.settings import KubernetesSettings, TimekeeperClientSettings
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.settings import KubernetesSettings, TimekeeperClientSettings
-from slicekeeper.timekeeper_client import TimekeeperClient
+from slicekeeper.net.http import JsonClient
+from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.wire.timekeeper import Workload
 
 CORE, MEMORY, SEAT = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "slicekeeper.io/seat"
@@ -190,19 +190,11 @@ class Site:
 
     def slicekeeper(self, *arguments: str) -> tuple[int, str]:
         """Run a command as the cluster's administrator; return its exit code and all that it said."""
-        command = self.kubectl.command("proxy", "--port=0")
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as proxy:
-            try:
-                assert proxy.stdout is not None
-                found = re.search(r"127\.0\.0\.1:\d+", proxy.stdout.readline())
-                assert found is not None
-                done = subprocess.run(
-                    [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", *arguments],
-                    env={"SLICEKEEPER_KUBERNETES_SERVER": f"http://{found[0]}", "PYTHONPATH": str(ROOT)},
-                    cwd=self.folder, capture_output=True, text=True, check=False, timeout=120,
-                )  # fmt: skip
-            finally:
-                proxy.terminate()
+        environ = {"PATH": os.environ["PATH"], "KUBECONFIG": str(self.kubectl.kubeconfig), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", *arguments],
+            env=environ, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 
     @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_cluster import NAMESPACE, FailingApi, SmallCluster
+from support.small_cluster import NAMESPACE, FailingApi, SmallCluster
 
 from certificates.publisher import Publisher
 from simulator.api import Call

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_cluster import NAMESPACE, SmallCluster, small_cluster
+from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from certificates.authority import make_ca
 from certificates.follower import Follower
@@ -20,9 +20,9 @@ from certificates.publisher import Publisher
 from certificates.trust import configurations, trust, trusted
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
+from slicekeeper.config.settings import CertificateSettings
 from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object, Resource
-from slicekeeper.settings import CertificateSettings
 
 NAME = "slicekeeper"
 
@@ -32,26 +32,32 @@ class Client(KubeClient):
 
     def __init__(self, *hooks: int) -> None:
         kinds = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-        self.found = {
+        self.found: dict[str, dict[str, Any]] = {
             kind: {"metadata": {"name": NAME}, "webhooks": [{"clientConfig": {}} for _ in range(count)]}
             for kind, count in zip(kinds, hooks, strict=False)
         }
+        if len(hooks) == len(kinds):
+            self.found["apiservices"] = {"metadata": {"name": names.API_SERVICE}, "spec": {"version": "v1"}}
         self.patches = 0
 
     def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
-        if resource.plural not in self.found:
+        if resource.plural not in self.found or name != self.found[resource.plural]["metadata"]["name"]:
             raise NotFound(f"{resource.plural} {name}")
         return deepcopy(self.found[resource.plural])
 
     def patch(self, resource: Resource, name: str, patch: Any, *_: Any, **__: Any) -> Object:
         self.patches += 1
         for operation in patch:
-            _, _, index, _, _ = operation["path"].split("/")
-            self.found[resource.plural]["webhooks"][int(index)]["clientConfig"]["caBundle"] = operation["value"]
+            *places, last = operation["path"].split("/")[1:]
+            found: Any = self.found[resource.plural]
+            for place in places:
+                found = found[int(place) if place.isdecimal() else place]
+            found[last] = operation["value"]
         return {}
 
     def bundles(self) -> list[str]:
-        return [hook["clientConfig"]["caBundle"] for found in self.found.values() for hook in found["webhooks"]]
+        places = [p for found in self.found.values() for p in found.get("webhooks") or [found["spec"]]]
+        return [place.get("clientConfig", place)["caBundle"] for place in places]
 
 
 @pytest.fixture
@@ -64,13 +70,13 @@ def ca(days: float = 1) -> bytes:
     return make_ca(datetime.now(UTC), timedelta(days=days)).certificate
 
 
-def test_every_webhook_gets_the_bundle_once() -> None:
+def test_every_webhook_and_our_api_get_the_bundle_once() -> None:
     client, first, second = Client(1, 2), ca(), ca()
     assert trusted(configurations(client, NAME)) == []
     for _ in range(2):
         trust(client, configurations(client, NAME), first + second)
-    assert client.bundles() == [b64encode(first + second).decode()] * 3
-    assert client.patches == 2
+    assert client.bundles() == [b64encode(first + second).decode()] * 4
+    assert client.patches == 3
     assert trusted(configurations(client, NAME)) == [first, second]
 
 
@@ -99,5 +105,5 @@ def test_who_follows_trusts_all_that_is_named_and_what_was_before_until_it_expir
     finally:
         publisher.stop()
     wanted = second + first + before
-    assert client.bundles() == [b64encode(wanted).decode()] * 2
+    assert client.bundles() == [b64encode(wanted).decode()] * 3
     assert small.client.get(CONFIG_MAPS, names.CA_CONFIG_MAP, NAMESPACE)["data"] == {names.CA_KEY: wanted.decode()}

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
+from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
 
 from nodeagent.agent import Agent
-from slicekeeper import agent_address
 from slicekeeper.clock import SystemClock
+from slicekeeper.config.settings import KubernetesSettings, Settings, WebhookSettings
+from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, PODS
-from slicekeeper.settings import KubernetesSettings, Settings, WebhookSettings
 
 
 class Running:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_cluster import NAMESPACE, SmallCluster, protected, small_cluster, wait_for
-from vcuda_programs import built
+from support.small_cluster import NAMESPACE, SmallCluster, protected, small_cluster, wait_for
+from support.vcuda_programs import built
 
 from nodeagent import audit as module
 from nodeagent.arbiter import ArbiterAway, ArbiterGpu, Finding, Telemetry
@@ -20,10 +20,10 @@ from nodeagent.host_cdi import HostCdi
 from nodeagent.metrics import StrayMetrics
 from nodeagent.nvml import NvmlGpus
 from slicekeeper import names
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Resources
 from slicekeeper.kube.client import EVENTS, PODS, Object
 from slicekeeper.kube.events import tell
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import Resources
 
 MIB = 1 << 20
 CONTAINER = "c0" * 32
@@ -236,7 +236,7 @@ def test_an_arbiter_that_is_away_ends_what_was_seen(bench: Bench) -> None:
     bench.away = True
     assert bench.looks(1) == []
     bench.away = False
-    assert bench.looks(1) == [], "it is looked at anew"
+    assert bench.looks(1) == [], "it is looked at again"
 
 
 @pytest.mark.parametrize(

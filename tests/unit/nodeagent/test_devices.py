@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from vcuda_programs import built
+from support.vcuda_programs import built
 
 from nodeagent.booking import SeatRefused
 from nodeagent.cdi import SeatFiles
@@ -87,7 +87,8 @@ def spec(made: Any, folder: Path, limited: bool, mounts: list[dict[str, Any]]) -
         (folder / name).mkdir(exist_ok=True)
     files = SeatFiles(folder / "cdi", folder / "run", "slicekeeper.io/seat", made, mounts)
     seat = Seat(id=f"seat-{limited}", nonce="ab", uid="u", gpus=(made.gpus()[0].uuid,), core=40, limited=limited)
-    files.write(seat)
+    with files.written(seat):
+        pass
     [device] = json.loads((folder / f"cdi/slicekeeper.io-seat-{seat.name}.json").read_text())["devices"]
     edits: dict[str, Any] = device["containerEdits"]
     return edits

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from small_cluster import NAMESPACE, SmallCluster, small_cluster
+from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from nodeagent.node_pods import NodePods
 from slicekeeper.kube.client import PODS, Object

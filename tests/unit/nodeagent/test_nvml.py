@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_cluster import small_cluster, wait_for
+from support.small_cluster import small_cluster, wait_for
 
 from nodeagent.fake import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_watch import GpuWatch
@@ -17,10 +17,11 @@ from nodeagent.health import Told, judge, judge_xid
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml import NvmlGpus
 from nodeagent.publisher import Publisher
-from slicekeeper import inventory, names
+from slicekeeper import names
+from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SettingsError
+from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES
-from slicekeeper.settings import Resources
 
 
 @pytest.fixture
@@ -51,6 +52,14 @@ def test_links_lead_from_each_gpu_to_each_other(
     found = NvmlGpus(tmp_path / "linked", HostCdi([])).gpus()
     for gpu in found:
         assert gpu.links == {other.uuid: 2 for other in found if other is not gpu}
+
+
+def test_gpus_below_one_switch_have_its_number(gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert [gpu.pcie_switch for gpu in gpus.gpus()] == [-1] * 4, "a driver that does not tell"
+    for each, expected in ((2, [0, 0, 1, 1]), (3, [0, 0, 0, -1]), (1, [-1] * 4)):
+        monkeypatch.setenv("SLICEKEEPER_FAKE_SWITCHED", str(each))
+        found = NvmlGpus(tmp_path / str(each), HostCdi([])).gpus()
+        assert [gpu.pcie_switch for gpu in found] == expected
 
 
 @pytest.mark.parametrize("refuses", ["plain", "bare", "unknown", "silent"])

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_cluster import SmallCluster, small_cluster
+from support.small_cluster import SmallCluster, small_cluster
 
 from nodeagent import offer as module
 from nodeagent.offer import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources
 from nodeagent.publisher import Publisher
-from slicekeeper import inventory
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES
-from slicekeeper.settings import Resources
 
 NVIDIA = "nvidia.com/gpu"
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from nodeagent.publisher import Publisher, wanted
-from slicekeeper import agent_address, inventory, names
+from slicekeeper import names
+from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Unavailable
-from slicekeeper.inventory import Gpu
-from slicekeeper.settings import Resources
+from slicekeeper.gpu import inventory
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.kube import agent_address
 
 
 def test_an_unhealthy_gpu_is_capacity_but_not_allocatable() -> None:

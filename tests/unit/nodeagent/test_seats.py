@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,14 @@ import pytest
 
 from nodeagent.protocol import plugin
 from slicekeeper import names
+
+
+class NoWatches:
+    """A kernel that has given all its watches away."""
+
+    def inotify_init1(self, _flags: int) -> int:
+        ctypes.set_errno(errno.EMFILE)
+        return -1
 
 
 def _start(bench: Any, seat: str, name: str) -> str:
@@ -205,14 +216,65 @@ def test_a_restarted_agent_puts_everything_back(bench: Any) -> None:
     [pending] = bench.kubelet.allocate("seat-0001")
     [file] = bench.specs()
     text = file.read_bytes()
+    [folder] = (bench.folder / "run/seats").iterdir()
     bench.plugin.stop()
     file.unlink()  # as a reboot does
+    shutil.rmtree(folder)
     (bench.folder / "cdi/slicekeeper.io-seat-seat-0009-dead.json").write_text("{}")
     bench.agent()
+    assert bench.specs() == []
+    assert (folder / "seat.json").exists(), "what the arbiter and the sidecar work in"
+    bench.kubelet.pre_start("seat-0000")
     assert bench.specs() == [file]
     assert file.read_bytes() == text
     bench.kubelet.pre_start("seat-0001")  # allocated before the restart, started after it
     assert any(pending.partition("=")[2] in spec.name for spec in bench.specs())
+
+
+def test_a_spec_is_there_only_while_its_container_starts(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change in its folder makes the container runtime read all of them."""
+    bench.pods.add("one", gpu=0)
+    _start(bench, "seat-0000", "one")
+    [file] = bench.specs()
+    text = file.read_bytes()
+    bench.seats.tidy()
+    assert bench.specs() == [file], "kubelet may not have created the container yet"
+    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", -1.0)
+    bench.seats.tidy()
+    assert bench.specs() == []
+    bench.kubelet.pre_start("seat-0000")  # it is started again
+    assert file.read_bytes() == text
+    bench.plugin.stop()
+    bench.agent()
+    bench.seats.tidy()
+    assert bench.specs() == [], "one that another agent left goes too"
+
+
+def test_a_container_starts_when_its_runtime_has_seen_the_spec(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime reads specs in the background; until it has begun to read this one it does not know the device."""
+    monkeypatch.setattr("nodeagent.cdi.READ_SECONDS", 60.0)
+    bench.pods.add("one", gpu=0)
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(_start, bench, "seat-0000", "one")
+        while not bench.specs():
+            time.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            start.result(0.3)
+        bench.specs()[0].read_bytes()
+        start.result(30)
+    bench.kubelet.pre_start("seat-0000")  # a restart finds it known
+
+
+def test_a_runtime_that_reads_no_spec_in_advance_is_not_waited_for_long(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.cdi.READ_SECONDS", 0.1)
+    bench.pods.add("one", gpu=0)
+    _start(bench, "seat-0000", "one")
+    monkeypatch.setattr("nodeagent.first_read._LIBC", NoWatches())
+    bench.pods.add("two", gpu=1)
+    _start(bench, "seat-0001", "two")
+    assert len(bench.specs()) == 2
 
 
 def test_many_containers_starting_at_once_get_their_own(bench: Any) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from small_cluster import wait_for
-from vcuda_programs import built
+from support.small_cluster import wait_for
+from support.vcuda_programs import built
 
 from nodeagent import shares as module
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused
@@ -26,7 +26,7 @@ from nodeagent.nvml import NvmlGpus
 from nodeagent.shares import Shares, policy
 from nodeagent.store import Seat, SeatStore
 from slicekeeper import names
-from slicekeeper.settings import Resources
+from slicekeeper.config.settings import Resources
 
 GIB = 1 << 30
 

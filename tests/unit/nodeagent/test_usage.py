@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from small_cluster import wait_for
-from vcuda_programs import built
+from support.small_cluster import wait_for
+from support.vcuda_programs import built
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
@@ -29,7 +29,7 @@ from nodeagent.whole import WholeGpus
 from sidecar.epoch import Counter
 from sidecar.usage import FileUsage, Reading
 from slicekeeper import names
-from slicekeeper.settings import Resources
+from slicekeeper.config.settings import Resources
 
 UNKNOWN = Reading(None, "unknown")
 
@@ -53,7 +53,7 @@ class Bench:
         self.live = Live(self.store)
         self.usage = UsageFiles(arbiter, WholeGpus(self.gpus, files), self.store, files, self.live)
         for seat in self.store.all():
-            files.write(seat)
+            files.make_folder(seat)
 
     def pod(self, number: int, core: int = 40) -> Path:
         """Give the seats of a pod and return the folder that its sidecar sees."""
@@ -73,13 +73,17 @@ class Bench:
 
     def work(self, number: int, seconds: float) -> subprocess.Popen[bytes]:
         """Keep a pod's slice busy."""
+        return self.run(number, "tenant", "--kernel-us", "500", "--seconds", str(seconds))
+
+    def run(self, number: int, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a program in a pod's slice."""
         build = built()
         seat = self.running.folder / f"seats/seat-000{number}-ab/seat.sock"
         environ = {
             **os.environ, **self.driver.environ, "SLICEKEEPER_SEAT": str(seat), "CUDA_VISIBLE_DEVICES": self.gpu,
             "LD_PRELOAD": str(build / "libvcuda.so"), "LD_LIBRARY_PATH": str(build / "fake"),
         }  # fmt: skip
-        command = [str(build / "fake/tenant"), "--kernel-us", "500", "--seconds", str(seconds)]
+        command = [str(build / "fake" / program), *arguments]
         self.processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL))
         return self.processes[-1]
 
@@ -111,6 +115,27 @@ def test_each_sidecar_is_told_its_own_pods_time_and_no_others(bench: Bench) -> N
         text = (folder / "usage.json").read_text()
         assert list(msgspec.json.decode(text)["containers"]) == ["train"], own
         assert (folder / "usage.json").stat().st_mode & 0o777 == 0o644, "the sidecar is not root"
+
+
+def test_a_sidecar_is_told_the_memory_that_its_pod_holds_now(bench: Bench) -> None:
+    folder = bench.pod(1)
+    assert bench.read(folder).memory_mib == 0
+    holder = bench.run(1, "memory", "hold", "256")
+    wait_for(lambda: bench.read(folder).memory_mib == 256, "it is held", seconds=60)
+    holder.kill()
+    wait_for(lambda: bench.read(folder).memory_mib == 0, "it is given back")
+
+
+def test_memory_of_several_gpus_is_added_up_and_unknown_if_one_of_them_does_not_tell(bench: Bench) -> None:
+    bench.gpus = bench.made(2)
+    bench.gpus.busy = {"GPU-0": [(1, 0)], "GPU-1": [(1, 0)]}
+    bench.agent()
+    folder = bench.pod(1, core=100)
+    train = bench.store.get("seat-0001")
+    bench.store.put(msgspec.structs.replace(train, gpus=("GPU-0", "GPU-1")))
+    assert (bench.read(folder).used_ms, bench.read(folder).memory_mib) == (0, 2048)
+    bench.gpus.silent = {"GPU-1"}
+    assert (bench.read(folder).used_ms, bench.read(folder).memory_mib) == (0, None)
 
 
 def test_a_restarted_agent_counts_on(bench: Bench) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asking a node's agent before a bind: what each answer means, for how long, and that none stops the cluster."""
 
+import asyncio
 import socket
+import time
 from collections import Counter
 from contextlib import closing, contextmanager
 from threading import Thread
@@ -9,10 +11,10 @@ from threading import Thread
 import pytest
 
 from scheduler.agents import BELIEVED_SECONDS, LONGEST_PAUSE_SECONDS, Agents, ask
-from slicekeeper import probes
-from slicekeeper.agent_address import STOPPING, encode
 from slicekeeper.clock import ManualClock
-from slicekeeper.settings import ServingSettings
+from slicekeeper.config.settings import ServingSettings
+from slicekeeper.kube.agent_address import STOPPING, encode
+from slicekeeper.net import probes
 
 
 @contextmanager
@@ -62,7 +64,12 @@ class Met:
         self.agents = Agents(self.clock, lambda answer: self.counted.update([answer]))
 
     def why_not(self, value, node="n0"):
-        return self.agents.why_not(node, value)
+        """What a bind is told; the answer that it does not wait for is there when the next one comes."""
+        told = self.agents.why_not(node, value)
+        known = self.agents._known.get(node)
+        while known is not None and known.asked is not None:
+            time.sleep(0.001)
+        return told
 
     def after(self, seconds):
         self.clock.advance(int(seconds * 1000))
@@ -70,12 +77,15 @@ class Met:
 
 @pytest.fixture
 def met():
-    return Met()
+    made = Met()
+    yield made
+    made.agents.stop()
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 30.0)
 
 
 @pytest.fixture
@@ -177,6 +187,46 @@ def test_one_that_answered_before_and_is_silent_keeps_pods_out_for_a_minute(met)
 
 
 @pytest.mark.usefixtures("_hasty")
+def test_a_node_whose_agent_stays_silent_is_not_kept_empty_again_after_each_pause(met):
+    """Only trouble that nothing was heard of for a minute begins a new minute, and a pause is no such time."""
+    address = nobody()
+    assert met.why_not(address)
+    with closing(socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))):
+        for _ in range(600):
+            met.after(1)
+            kept_out = met.why_not(address)
+            assert not kept_out or met.clock.monotonic_ns() < BELIEVED_SECONDS * 1e9
+
+
+def test_a_bind_does_not_wait_for_an_agent_that_was_silent_when_it_was_asked_last(met, monkeypatch):
+    """It gets the last answer, and the next bind the new one."""
+    address = nobody()
+    assert "does not run" in met.why_not(address)
+    with listener() as silent:
+        monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 0.1)
+        met.agents._known["n0"].value = silent
+        assert "does not answer" in met.why_not(silent)
+        monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 300.0)
+        monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 300.0)
+        met.after(2)
+        assert "does not answer" in met.agents.why_not("n0", silent)
+        assert met.agents._known["n0"].asked, "it is being asked"
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(1, ""), (3, "has not answered for 0 s")])
+def test_what_a_ready_agent_said_a_moment_ago_counts_where_it_says_nothing_now(met, monkeypatch, seconds, told):
+    with listener() as silent:
+        with agent(lambda: "") as address:
+            assert met.why_not(address) == ""
+        met.agents._known["n0"].value = silent
+        monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 300.0)
+        monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 0.0)
+        met.after(seconds)
+        assert told in met.agents.why_not("n0", silent)
+        assert bool(met.agents.why_not("n0", silent)) == bool(told)
+
+
+@pytest.mark.usefixtures("_hasty")
 def test_a_burst_does_not_wait_for_a_silent_agent_pod_by_pod(met):
     with listener() as address:
         for _ in range(50):
@@ -201,4 +251,4 @@ def test_a_slow_drip_is_given_up():
                     return
 
         Thread(target=drip, daemon=True).start()
-        assert ask(encode(*server.getsockname()))[0] == "silent"
+        assert asyncio.run(ask(encode(*server.getsockname())))[0] == "silent"

@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
-from small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
+from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
 
 from scheduler.app import Scheduler, make_app
 from scheduler.state import Kind
 from simulator.errors import ApiError
-from slicekeeper import agent_address, names, probes
+from slicekeeper import names
 from slicekeeper.clock import ManualClock
+from slicekeeper.config.settings import KubernetesSettings, ServingSettings, Settings
+from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, PODS
-from slicekeeper.settings import KubernetesSettings, ServingSettings, Settings
+from slicekeeper.net import probes
 from slicekeeper.units import parse_instant
 
 
@@ -130,7 +132,7 @@ def test_nodes_in_full_say_what_to_configure(cluster, extender):
 def test_pods_without_gpus_pass_through(cluster, extender):
     plain = cluster.pod("plain", core=0, managed=False)
     assert extender.filter(plain, "n0", "nowhere")["NodeNames"] == ["n0", "nowhere"]
-    assert extender.call("prioritize", {"Pod": plain, "NodeNames": ["n0"]})[1] == [{"Host": "n0", "Score": 0}]
+    assert extender.call("prioritize", {"Pod": plain, "NodeNames": ["n0"]})[1] == []
     assert extender.bind(plain, "n0") == ""
     bound = cluster.get("plain")
     assert bound["spec"]["nodeName"] == "n0"
@@ -340,6 +342,7 @@ def seated(cluster, name, **more):
 
 def test_a_pod_waits_for_the_nodes_agent_and_holds_nothing_meanwhile(cluster, extender, agent, monkeypatch):
     monkeypatch.setattr("scheduler.agents.ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr("scheduler.agents.WAIT_SECONDS", 30.0)
     pod, rival = seated(cluster, "a"), cluster.pod("b")
     agent.append("seats not registered with kubelet")
     error = extender.bind(pod, "n0")
@@ -360,7 +363,7 @@ def test_a_pod_that_has_to_wait_for_an_agent_goes_elsewhere(cluster, extender):
     assert extender.call("prioritize", best)[1][0] == {"Host": "n0", "Score": 10}
     assert "being replaced" in extender.bind(pod, "n0")
     assert extender.filter(pod, "n0", "n1")["NodeNames"] == ["n0", "n1"]
-    assert extender.call("prioritize", best)[1][1] == {"Host": "n1", "Score": 10}
+    assert extender.call("prioritize", best)[1][-1] == {"Host": "n1", "Score": 10}
     assert extender.call("prioritize", {"Pod": pod, "NodeNames": ["n0"]})[1] == [{"Host": "n0", "Score": 10}]
     extender.clock.advance(10_000)
     assert extender.call("prioritize", best)[1][0] == {"Host": "n0", "Score": 10}

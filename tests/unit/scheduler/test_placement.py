@@ -8,13 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.demand import demand_of
-from scheduler.fleet import Fleet, GpuRow
-from scheduler.placement import Why, explain, survey
-from scheduler.policy import BestFit
-from scheduler.state import best_of
-from slicekeeper.inventory import model_matches
-from slicekeeper.request import GpuRequest, PodRequest
+from scheduler.placement.demand import demand_of
+from scheduler.placement.fleet import Fleet, GpuRow
+from scheduler.placement.policy import BestFit
+from scheduler.placement.survey import Why, best_of, explain, survey
+from slicekeeper.gpu.inventory import model_matches
+from slicekeeper.gpu.request import GpuRequest, PodRequest
 
 CORES = st.sampled_from([10, 30, 50, 60, 90, 100, 200])
 LABELS = st.sampled_from(["", "", "team-a/x", "team-a/y"])
@@ -176,7 +175,7 @@ def test_best_fit_leaves_the_least_and_opens_an_idle_gpu_last(nodes, core, block
     fleet = build(nodes)
     names = fleet.names()
     result = survey(fleet.view(names, demand), demand, BestFit())
-    best = best_of(names, result)
+    best = best_of(result.fits, result.price, np.arange(len(names)))
     fitting = [
         (gpu.idle, (gpu.core - core) * 100 + (gpu.memory - blocks * 256) * 10_000 // gpu.capacity)
         for name in names
@@ -196,7 +195,7 @@ def test_equal_nodes_are_told_apart_by_name_whatever_the_order():
     demand = demand_of(PodRequest((GpuRequest("c", 50, 1),)), "x")
     for names in itertools.permutations(["a", "b", "c"]):
         result = survey(fleet.view(names, demand), demand, BestFit())
-        assert names[best_of(names, result)] == "a"
+        assert names[best_of(result.fits, result.price, np.array([*map(ord, names)]))] == "a"
 
 
 def test_a_whole_gpu_comes_from_the_node_with_the_fewest_idle_ones():
@@ -204,7 +203,8 @@ def test_a_whole_gpu_comes_from_the_node_with_the_fewest_idle_ones():
     fleet = build({"a": idle, "b": idle[:2], "c": idle})
     demand = demand_of(PodRequest((GpuRequest("c", 200, None),)), "x")
     names = fleet.names()
-    assert names[best_of(names, survey(fleet.view(names, demand), demand, BestFit()))] == "b"
+    result = survey(fleet.view(names, demand), demand, BestFit())
+    assert names[best_of(result.fits, result.price, np.arange(3))] == "b"
 
 
 def test_where_placing_in_order_fails_the_search_finds_the_place():

@@ -4,13 +4,13 @@
 import json
 
 import pytest
-from small_cluster import binding, small_cluster, wait_for
+from support.small_cluster import binding, small_cluster, wait_for
 
 from scheduler.app import Scheduler, make_app
 from scheduler.state import Kind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
-from slicekeeper.settings import KubernetesSettings, Settings
+from slicekeeper.config.settings import KubernetesSettings, Settings
 
 OVER, IN = names.OVER_BUDGET, names.IN_BUDGET
 

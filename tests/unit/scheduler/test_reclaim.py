@@ -6,16 +6,16 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.cover import fewest
-from scheduler.demand import demand_of
-from scheduler.fleet import Fleet
-from scheduler.packing import Budget
-from scheduler.placement import survey
+from scheduler.placement.demand import demand_of
+from scheduler.placement.fleet import Fleet
+from scheduler.placement.policy import BestFit
+from scheduler.placement.search import Budget
+from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Share, gpu_rows
-from scheduler.policy import BestFit
-from scheduler.reclaim import NodeGpus, Tenant, choose_victims
-from slicekeeper.inventory import Gpu
-from slicekeeper.request import GpuRequest, PodRequest
+from scheduler.reclaim.cover import fewest
+from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.request import GpuRequest, PodRequest
 
 GPU_MIB = 2048
 LABELS = st.sampled_from(["", "", "", "team-a/x"])

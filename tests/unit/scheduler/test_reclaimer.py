@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Giving way over a real API: who is evicted, when nobody is, what is kept for whom, and what pods are told."""
 
+import orjson
 import pytest
-from small_cluster import binding, protected, small_cluster, wait_for
+from support.small_cluster import binding, protected, small_cluster, wait_for
 
 from scheduler.app import Scheduler
 from scheduler.extender import filter_nodes
 from scheduler.state import Kind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
+from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
 from slicekeeper.kube.client import NODES, PODS
-from slicekeeper.settings import KubernetesSettings, SchedulerSettings, Settings
 
 START = 1_800_000_000_000
 OVER, IN = names.OVER_BUDGET, names.IN_BUDGET
@@ -74,7 +75,7 @@ class Story:
                 if p["metadata"].get("deletionTimestamp")}  # fmt: skip
 
     def fits(self, pod, *nodes):
-        return filter_nodes(self.state, pod, list(nodes))["NodeNames"]
+        return orjson.loads(filter_nodes(self.state, self.scheduler.gangs, pod, orjson.dumps(nodes)))["NodeNames"]
 
 
 @pytest.fixture
@@ -332,3 +333,128 @@ def test_a_pod_that_fits_and_does_not_come_is_nudged(story):
     story.clock.advance(2_000)
     story.look()
     assert _nudged(story)
+
+
+@pytest.mark.parametrize("state", [IN, OVER])
+def test_a_place_that_another_pod_did_not_come_for_hides_no_room(story, state):
+    """kube-scheduler has chosen it, and then something but GPUs kept the pod away; no other call comes meanwhile."""
+    wait_for(lambda: "n0" in story.state.snapshot().nodes, "the watch brings n0")
+    assert story.fits(story.cluster.pod("stray", 60), "n0") == ["n0"]
+    pod = story.waits("w", 60, state=state)
+    wait_for(lambda: pod["metadata"]["uid"] in {p.uid for p in story.state.waiting()}, "it is seen")
+    story.scheduler.reclaimer.look()
+    story.clock.advance(2_000)
+    story.scheduler.reclaimer.look()
+    assert _nudged(story)
+
+
+def test_a_pod_over_budget_is_told_of_room_too_but_nobody_gives_way_to_it(story):
+    story.runs("other", 30)
+    story.waits("w", 60, state=OVER)
+    for _ in range(3):
+        story.look()
+        story.clock.advance(3000)
+    assert _nudged(story)
+    story.waits("more", 90, state=OVER)
+    story.look()
+    assert story.evicted() == set()
+    assert not _nudged(story, "more")
+
+
+def test_nothing_is_looked_at_while_no_pod_waits_nor_again_until_something_changes(story, monkeypatch):
+    looks = []
+    stirred = story.state.stirred
+    story.runs("victim", 60)
+    story.settle()
+    monkeypatch.setattr(story.state, "stirred", lambda everything: looks.append(1) or stirred(everything=everything))
+    story.scheduler.reclaimer.look()
+    assert not looks
+    story.waits("w", 200)
+    story.look()
+    looks.clear()
+    story.scheduler.reclaimer.look()
+    assert not looks, "nothing has changed"
+    story.cluster.node("n1", gpus=2)
+    wait_for(lambda: "n1" in story.state.snapshot().nodes, "the watch brings n1")
+    story.scheduler.reclaimer.look()
+    assert looks
+
+
+GANG = {names.GANG: "g", names.GANG_SIZE: "2"}
+
+
+def test_room_is_made_for_a_whole_gang(story):
+    story.cluster.node("n1")
+    story.runs("v0", on="n0")
+    story.runs("v1", on="n1")
+    pods = [story.waits(name, annotations=GANG) for name in ("w0", "w1")]
+    story.look()
+    assert story.evicted() == {"v0", "v1"}
+    assert story.state.counts()[Kind.RESERVED] == 2
+    story.cluster.end("v0")
+    wait_for(lambda: story.state.totals()[2] == 40, "one victim is gone")
+    assert story.fits(pods[0], "n0", "n1") == [], "one place is not enough"
+    story.clock.advance(20_000)
+    story.look()
+    story.cluster.end("v1")
+    wait_for(lambda: story.fits(pods[0], "n0", "n1") + story.fits(pods[1], "n0", "n1"), "both are gone")
+    places = [story.fits(pod, "n0", "n1")[0] for pod in pods]
+    assert sorted(places) == ["n0", "n1"]
+    story.look()
+    assert story.evicted() == set()
+
+
+def test_for_a_part_of_a_gang_nobody_goes(story):
+    story.cluster.node("n1")
+    story.runs("over", on="n0")
+    story.runs("mine", on="n1", state=IN)
+    story.waits("w0", annotations=GANG)
+    story.look()
+    story.waits("w1", annotations=GANG)
+    story.look()
+    assert story.evicted() == set()
+    assert not story.state.counts()[Kind.RESERVED]
+
+
+def test_a_gang_that_is_not_all_in_budget_takes_from_nobody(story):
+    story.cluster.node("n1")
+    story.runs("v0", on="n0")
+    story.runs("v1", on="n1")
+    story.waits("w0", annotations=GANG)
+    story.waits("w1", annotations=GANG, state=OVER)
+    story.look()
+    assert story.evicted() == set()
+
+
+def test_a_disruption_budget_that_protects_one_place_keeps_them_all(story):
+    story.cluster.node("n1")
+    story.runs("v0", on="n0")
+    story.runs("v1", on="n1")
+    for name in ("w0", "w1"):
+        story.waits(name, annotations=GANG)
+    for one in ("v0", "v1"):  # whichever is the first to be asked for, the other stays, too
+        story.cluster.api.faults["eviction"] = protected(one)
+        story.look()
+        assert story.evicted() == set()
+        story.clock.advance(40_000)
+    assert not story.state.counts()[Kind.RESERVED]
+
+
+def test_a_pod_that_replaces_one_of_a_running_gang_is_served_alone(story):
+    story.cluster.node("n1")
+    story.cluster.node("n2")
+    first = [story.cluster.pod(f"g{i}", annotations=GANG) for i in range(2)]
+    wait_for(lambda: len(story.state.waiting()) == 2, "the watch brings them")
+    places = [story.fits(pod, "n0", "n1", "n2")[0] for pod in first]
+    story.scheduler.gangs._barrier = 0
+    assert "1 of 2 pods have come" in story.scheduler.binder.bind(binding(first[0], places[0]))
+    for pod, place in reversed(list(zip(first, places, strict=True))):
+        assert story.scheduler.binder.bind(binding(pod, place)) == ""
+    [left] = {"n0", "n1", "n2"} - set(places)
+    story.runs("victim", on=left)
+    story.settle()
+    story.cluster.end("g0")
+    story.runs("mine", on=places[0], state=IN)
+    story.waits("again", annotations=GANG)
+    story.look()
+    assert story.evicted() == {"victim"}

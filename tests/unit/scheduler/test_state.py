@@ -4,17 +4,20 @@
 import random
 import threading
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.extender import filter_nodes, prioritize_nodes
+from scheduler.gangs import Gangs
+from scheduler.placement.policies import Learner
 from scheduler.pods import read_pod
-from scheduler.policy import BestFit
 from scheduler.state import Kind, NoPlace, State
-from slicekeeper import inventory, names
+from slicekeeper import names
 from slicekeeper.clock import ManualClock
-from slicekeeper.settings import Resources
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu import inventory
 
 HOLD, LOST = 30, 60
 GPU_MIB = 8192
@@ -50,18 +53,31 @@ def state(clock):
 
 
 def new_state(clock, *nodes):
-    made = State(Resources(), BestFit(), clock, hold_seconds=HOLD, lost_seconds=LOST)
+    made = State(Resources(), Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=LOST)
     made.set_nodes(list(nodes) or [node("n0"), node("n1")])
     made.set_pods([])
     return made
+
+
+def no_gangs(state):
+    return Gangs(state, ManualClock(), None, hold_seconds=HOLD)
 
 
 def read(obj):
     return read_pod(obj, Resources())
 
 
+def judged(state, obj, *among):
+    return orjson.loads(filter_nodes(state, no_gangs(state), obj, orjson.dumps(among or ["n0", "n1"])))
+
+
 def fitting(state, obj, *among):
-    return filter_nodes(state, obj, list(among) or ["n0", "n1"])["NodeNames"]
+    return judged(state, obj, *among)["NodeNames"]
+
+
+def points(state, obj, *among):
+    scored = orjson.loads(prioritize_nodes(state, no_gangs(state), obj, orjson.dumps(among)))
+    return {entry["Host"]: entry["Score"] for entry in scored}
 
 
 def free(state):
@@ -75,6 +91,19 @@ def test_two_sixty_percent_pods_never_share_a_gpu(state):
     assert state.counts()[Kind.TENTATIVE] == 2
 
 
+def test_a_list_that_tells_nothing_new_stirs_no_node(state):
+    pods = [pod("a", on="n0", gpus="n0-0", phase="Running"), pod("b", on="n1", gpus="n1-0", phase="Running")]
+    state.set_pods(pods)
+    state.stirred(everything=True)
+    state.set_pods(pods)
+    assert state.stirred(everything=False) == {}
+    pods[1] = pod("b", on="n1", gpus="n1-0", phase="Running", annotations={names.BUDGET_STATE: names.OVER_BUDGET})
+    state.set_pods(pods)
+    assert state.stirred(everything=False).keys() == {"n1"}
+    state.set_pods(pods[1:])
+    assert state.stirred(everything=False).keys() == {"n0"}
+
+
 def test_a_second_filter_replaces_the_first_hold(state):
     for _ in range(3):
         assert fitting(state, pod("a")) == ["n0", "n1"]
@@ -84,18 +113,16 @@ def test_a_second_filter_replaces_the_first_hold(state):
 
 def test_prioritize_moves_the_hold_to_the_best_of_the_nodes_that_are_left(state):
     fitting(state, pod("a"))
-    scores = prioritize_nodes(state, pod("a"), ["n1"])
-    assert scores == [{"Host": "n1", "Score": 10}]
+    assert points(state, pod("a"), "n1") == {"n1": 10}
     assert fitting(state, pod("b")) == ["n0"]
 
 
 def test_one_node_alone_has_the_highest_score(clock):
     state = new_state(clock, *[node(f"n{i}") for i in range(5)], node("used"))
     state.set_pod(pod("x", 30, on="used", gpus="used-0", phase="Running"))
-    scores = {s["Host"]: s["Score"] for s in prioritize_nodes(state, pod("a"), [*[f"n{i}" for i in range(5)], "used"])}
+    scores = points(state, pod("a"), *[f"n{i}" for i in range(5)], "used")
     assert scores.pop("used") == 10
-    assert max(scores.values()) <= 9
-    assert min(scores.values()) >= 0
+    assert all(0 < score <= 9 for score in scores.values()), "a node left out has none"
 
 
 def test_a_tentative_hold_ends_with_time_and_bind_is_checked_anew(state, clock):
@@ -217,7 +244,7 @@ def test_the_node_can_come_back(state):
     state.set_pod(pod("a", on="n0", gpus="n0-0", phase="Running"))
     state.drop_node("n0")
     assert free(state) == 100
-    assert filter_nodes(state, pod("b"), ["n0"])["FailedAndUnresolvableNodes"].keys() == {"n0"}
+    assert judged(state, pod("b"), "n0")["FailedAndUnresolvableNodes"].keys() == {"n0"}
     state.set_node(node("n0"))
     assert free(state) == 140
 
@@ -310,7 +337,7 @@ def test_damaged_objects_never_crash_it(data):
     damaged["metadata"]["annotations"][names.NODE_GPUS] = data.draw(st.text() | HOSTILE)
     state.set_node(damaged)
     fitting(state, pod("b"))
-    filter_nodes(state, obj, ["n0", "n1"])
+    fitting(state, obj)
 
 
 EVENTS = st.lists(
@@ -365,8 +392,8 @@ def test_a_rebuild_equals_what_the_watch_has_built(events):
     for core in (10, 50, 100, 200):
         probe = pod("probe", core, 4 if core < 100 else None)
         among = ["n0", "n1", "n2"]
-        assert filter_nodes(fresh, probe, among) == filter_nodes(state, probe, among)
-        assert prioritize_nodes(fresh, probe, among) == prioritize_nodes(state, probe, among)
+        assert judged(fresh, probe, *among) == judged(state, probe, *among)
+        assert points(fresh, probe, *among) == points(state, probe, *among)
 
 
 def test_threads_never_give_a_gpu_twice(clock):
@@ -417,3 +444,40 @@ def test_threads_never_give_a_gpu_twice(clock):
     assert fitting(state, pod("last", 200, None), *among) == among
     state.drop_pod("uid-last")
     assert free(state) == 600
+
+
+def test_a_place_that_was_expected_and_not_taken_at_once_lets_others_in(state, clock):
+    assert fitting(state, pod("a"), "n0") == ["n0"]
+    assert fitting(state, pod("b"), "n0") == []
+    clock.advance(2_001)
+    assert fitting(state, pod("b"), "n0") == ["n0"]
+    assert fitting(state, pod("a"), "n0") == [], "now b expects it"
+
+
+def test_cpu_and_memory_of_nodes_follow_bound_pods_and_those_about_to_be_there(clock):
+    offers = {"allocatable": {"cpu": "8", "memory": "8Gi"}}
+    state = new_state(clock, {**node("n0", gpus=2), "status": offers})
+
+    def beside():
+        view = state._fleet.view(["n0"], read(pod("x")).demand)
+        return view.cpu[0], view.ram[0]
+
+    other = {"metadata": {"uid": "other"}, "status": {"phase": "Running"}, "spec": {
+        "nodeName": "n0", "containers": [{"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}}  # fmt: skip
+    assert beside() == (8.0, 8192.0)
+    for _ in range(2):
+        state.set_bound_pod(other)
+        assert beside() == (6.0, 7168.0)
+    mine = pod("a")
+    mine["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "3"}
+    state.choose(read(mine), "n0")
+    assert beside() == (3.0, 7168.0), "it counts from its binding"
+    mine["spec"]["nodeName"] = "n0"
+    state.set_bound_pod(mine)
+    assert beside() == (3.0, 7168.0), "and once only"
+    state.set_bound([mine])
+    assert beside() == (5.0, 8192.0)
+    state.drop_node("n0")
+    state.drop_bound_pod("uid-a")
+    state.set_node({**node("n0", gpus=2), "status": offers})
+    assert beside()[0] == 5.0, "the binding is still held"

@@ -10,8 +10,8 @@ from sidecar.reporter import Reporter
 from sidecar.spool import Spool
 from sidecar.usage import STALE_NS, FileUsage, Reading
 from slicekeeper.clock import ManualClock
+from slicekeeper.config.settings import Settings, SidecarSettings
 from slicekeeper.errors import ServiceError, SettingsError, Unavailable
-from slicekeeper.settings import Settings, SidecarSettings
 from slicekeeper.wire.timekeeper import ReportAnswer, ReportOutcome, UsageReport
 
 
@@ -87,6 +87,38 @@ def test_batch_that_will_never_be_taken_is_dropped_but_one_refused_for_a_token_w
     assert len(rep.spool) == 1
 
 
+class Readings:
+    """Says one thing after the other, the last one for ever."""
+
+    def __init__(self, *readings: Reading) -> None:
+        self.left = list(readings)
+
+    def read(self, _container: str) -> Reading:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+
+def test_memory_is_reported_and_the_last_line_of_the_log_tells_the_most(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, stop = Timekeeper(), threading.Event()
+    stop.set()
+    readings = Readings(Reading(0, "node", "a", 512), Reading(7, "node", "a", 0))
+    with caplog.at_level("INFO"):
+        reporter(tmp_path, sink, readings).run(stop)
+    assert [(r.used_ms, r.memory_mib) for r in sink.taken] == [(0, 512), (7, 0)]
+    assert caplog.messages == ["container c: 7 ms of GPU time used, 0 MiB of GPU memory now, 512 MiB at most"]
+
+
+def test_memory_that_nobody_counts_is_unknown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = Timekeeper()
+    rep = reporter(tmp_path, sink, Readings(Reading(7, "node", "a")))
+    with caplog.at_level("INFO"):
+        rep.observe(final=True)
+    rep.flush()
+    assert [r.memory_mib for r in sink.taken] == [None]
+    assert "unknown of GPU memory now, unknown at most" in caplog.messages[0]
+
+
 def test_stop_does_not_hang_on_a_dead_timekeeper(tmp_path: Path) -> None:
     sink, stop = Timekeeper(), threading.Event()
     sink.error = Unavailable("down")
@@ -105,6 +137,8 @@ def test_file_source_is_unknown_while_missing_or_damaged(tmp_path: Path) -> None
         assert source.read("c") == Reading(None, "unknown")
     file.write_text('{"source": "node", "containers": {"c": {"usedMs": 7}}}')
     assert source.read("c") == Reading(7, "node")
+    file.write_text('{"source": "node", "containers": {"c": {"usedMs": 7, "life": "a", "memoryMib": 512}}}')
+    assert source.read("c") == Reading(7, "node", "a", 512)
     assert source.read("other") == Reading(None, "unknown")
 
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from json_server import JsonServer
+from support.json_server import JsonServer
 
 from simulator.cluster import Cluster
 from simulator.errors import ApiError, Denied, Invalid
 from simulator.inventory import fill
 from slicekeeper.clock import SystemClock
-from slicekeeper.http import JsonClient
+from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
-from slicekeeper.settings import Settings
+from slicekeeper.net.http import JsonClient
 
 
 class Webhook:

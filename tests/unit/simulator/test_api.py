@@ -13,8 +13,8 @@ from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from simulator.inventory import fill
 from slicekeeper.clock import SystemClock
+from slicekeeper.config.settings import KubernetesSettings, Settings
 from slicekeeper.errors import Conflict, Gone, NotFound, ServiceError
-from slicekeeper.http import JsonClient
 from slicekeeper.kube.client import (
     ACCESS_REVIEWS,
     JSON_PATCH,
@@ -27,7 +27,7 @@ from slicekeeper.kube.client import (
     Object,
 )
 from slicekeeper.kube.watch import Watch
-from slicekeeper.settings import KubernetesSettings, Settings
+from slicekeeper.net.http import JsonClient
 
 
 @pytest.fixture
@@ -112,6 +112,18 @@ def test_lists_select(client: KubeClient) -> None:
     assert found == []
     found, _ = client.list(PODS, field_selector="metadata.name=c")
     assert len(found) == 1
+
+
+def test_lists_are_read_page_by_page_as_they_were_at_the_first(client: KubeClient, cluster: Cluster) -> None:
+    for number in range(1_203):
+        cluster.store.create(PODS, pod(f"p{number}"), "default")
+    pages = client.pages(PODS)
+    first, version = next(pages)
+    cluster.store.create(PODS, pod("late"), "default")
+    others = list(pages)
+    assert [len(first), *(len(page) for page, _ in others)] == [500, 500, 203]
+    assert {at for _, at in others} == {version}
+    assert len(client.list(PODS)[0]) == 1_204
 
 
 def test_a_watch_sees_an_object_come_into_and_leave_its_selector(client: KubeClient) -> None:

@@ -9,8 +9,8 @@ from simulator.cluster import Cluster
 from simulator.controllers import JOB_TRACKING, Controllers
 from simulator.inventory import fill
 from slicekeeper.clock import ManualClock
+from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import DEPLOYMENTS, EVENTS, JOBS, PODS, Object
-from slicekeeper.settings import Settings
 
 SPEC = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}
 

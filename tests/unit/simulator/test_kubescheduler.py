@@ -7,15 +7,15 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from json_server import JsonServer
+from support.json_server import JsonServer
 
 from simulator.cluster import Cluster
 from simulator.inventory import fill
 from simulator.kubescheduler import KubeScheduler, effective_request
 from slicekeeper.clock import ManualClock
-from slicekeeper.http import JsonClient
+from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import EVENTS, PODS, Object
-from slicekeeper.settings import Settings
+from slicekeeper.net.http import JsonClient
 
 NAME = "slicekeeper-scheduler"
 
@@ -190,3 +190,29 @@ def test_the_effective_request_is_the_larger_of_start_and_run() -> None:
     assert effective_request({"spec": spec}) == {"cpu": Fraction(5)}
     spec["containers"].append(container("3"))
     assert effective_request({"spec": spec}) == {"cpu": Fraction(15, 2)}
+
+
+def test_a_bind_that_takes_long_stops_nobody_and_its_pod_counts_on_its_node(
+    cluster: Cluster, extender: Extender, scheduler: KubeScheduler
+) -> None:
+    go_on, answer = threading.Event(), extender.bind
+
+    def slow(made: Cluster, args: Object) -> Object:
+        if args["PodName"] == "slow":
+            go_on.wait(30)
+        return answer(made, args)
+
+    extender.bind = slow  # type: ignore[method-assign]
+    pod(cluster, "slow", core=60)
+    pod(cluster, "quick", core=60)
+    scheduler.schedule_all()
+    first = next(args["Node"] for path, args in extender.calls if path == "/bind")
+    assert node_of(cluster, "quick") not in ("", first), "the slow one counts where it is about to be"
+    asked = len(extender.calls)
+    scheduler.schedule_all()
+    assert len(extender.calls) == asked, "it is not tried again meanwhile"
+    go_on.set()
+    scheduler._bindings[next(iter(scheduler._bindings))].outcome.result(30)
+    assert node_of(cluster, "slow") == first
+    scheduler.schedule_all()
+    assert not scheduler._bindings

@@ -14,9 +14,9 @@ from simulator.sidecar_process import environment, field, mount_volumes, on_host
 from simulator.story import read
 from simulator.submit import create, documents
 from slicekeeper.clock import ManualClock
+from slicekeeper.config.settings import KubernetesSettings, Resources, Settings
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import PODS, KubeClient
-from slicekeeper.settings import KubernetesSettings, Resources, Settings
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\n"
 

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 import pytest
-from databases import _kept_url, database_url, databases, server
+from support.databases import _kept_url, database_url, databases, server
 
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.verify import verify

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import schemathesis
-from databases import Databases
 from flask import Flask
-from openings import opening
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from timekeeper_service import serving
+from support.databases import Databases
+from support.openings import opening
+from support.timekeeper_service import serving
 from werkzeug.test import TestResponse
 
 from simulator.cluster import Cluster
@@ -33,6 +33,7 @@ from timekeeper.api.app import routed
 from timekeeper.api.routes import ROUTES
 from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
+from timekeeper.ledger import intake, settlement
 from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts
@@ -73,7 +74,7 @@ class World:
         self.cluster.store.create(names_pods(), pod, namespace)
         stored = self.cluster.store.get(names_pods(), f"{uid}-pod", namespace)
         self.service.controller.pods.on_event("ADDED", stored)
-        self.service.books.apply(
+        intake.apply(self.service.books,
             [
                 Opening(
                     pod_uid=stored["metadata"]["uid"], pod_name=f"{uid}-pod", namespace=namespace,
@@ -173,7 +174,7 @@ def test_a_running_pod_shows_the_same_before_and_after_its_split_is_booked(world
     (ahead,) = world.get("/api/v1/workloads")["items"]
     assert (ahead["chargedMs"], ahead["overBudgetMs"]) == (150 * 60_000, 30 * 60_000)
     place = world.service.books.require("team").known.id
-    world.service.books.settle([place], world.clock.now_ms())
+    settlement.settle(world.service.books, [place], world.clock.now_ms())
     assert world.get("/api/v1/workloads")["items"] == [ahead]
 
 
@@ -294,7 +295,7 @@ def test_entries_show_both_sides_of_every_booking(world: World) -> None:
     world.pod("a", rate=Fraction(1, 3))
     uid = world.uid("a-pod")
     world.clock.advance(10_000)
-    world.service.books.apply([], [Closing(uid, T0 + 10_000, "finished")], {}, world.clock.now_ms())
+    intake.apply(world.service.books, [], [Closing(uid, T0 + 10_000, "finished")], {}, world.clock.now_ms())
     items = world.get("/api/v1/budgets/team/entries")["items"]
     charges = [(e["account"], e["amountMs"]) for e in items if e["kind"] == "charge"]
     assert charges == [("budget", -3_333), ("charged", 3_333)]
@@ -312,7 +313,7 @@ def test_movements_prices_and_status_are_told_and_audited(world: World) -> None:
     world.pod("a")
     uid = world.uid("a-pod")
     world.clock.advance(HOUR)
-    world.service.books.apply([], [Closing(uid, T0 + HOUR, "finished")], {}, world.clock.now_ms())
+    intake.apply(world.service.books, [], [Closing(uid, T0 + HOUR, "finished")], {}, world.clock.now_ms())
     path = "/api/v1/budgets/team"
     refund = {"podUid": uid, "amountMs": HOUR // 2, "reason": "a broken GPU"}
     assert post("refunds", refund, "k1").json["balanceMs"] == 2 * HOUR
@@ -434,7 +435,7 @@ def test_an_interval_is_put_right_by_hand(world: World) -> None:
     running = world.call("POST", url, body, right)
     assert (running.status_code, running.json["code"], running.json["field"]) == (409, "pod-running", "end")
     world.clock.advance(HOUR)
-    world.service.books.apply([], [Closing(uid, T0 + HOUR, "finished")], {}, T0 + HOUR)
+    intake.apply(world.service.books, [], [Closing(uid, T0 + HOUR, "finished")], {}, T0 + HOUR)
     for wrong, status, code, field in (
         ({**body, "end": format_instant(T0 + 9 * HOUR)}, 409, "interval-implausible", "end"),
         ({**body, "start": format_instant(T0 - 1)}, 409, "interval-implausible", "start"),
@@ -517,7 +518,7 @@ def test_reports_feed_usage_and_never_move_a_charge(world: World) -> None:
     mine, theirs = world.pod("a"), world.pod("b")
     world.clock.advance(HOUR)
     before = world.get("/api/v1/budgets/team")
-    first, second = report(world, "a-pod", 1, 9_000), report(world, "a-pod", 2, 18_000)
+    first, second = report(world, "a-pod", 1, 9_000), report(world, "a-pod", 2, 18_000, memoryMib=2_048)
     assert world.get("/api/v1/usage/team")["usedMs"] is None
     assert send(world, mine, second) == [("accepted", "")]
     assert send(world, mine, first, second) == [("duplicate", ""), ("duplicate", "")]
@@ -527,7 +528,10 @@ def test_reports_feed_usage_and_never_move_a_charge(world: World) -> None:
     assert send(world, mine, report(world, "a-pod", 3, 1, container="x")) == [("refused", "unknown-container")]
     assert send(world, mine, report(world, "a-pod", 3, 1, namespace="other")) == [("refused", "wrong-pod")]
     assert send(world, mine, report(world, "a-pod", 1, 5_000, epoch=T0 * 1_000_000 + 7)) == [("accepted", "")]
-    assert send(world, mine, report(world, "a-pod", 4, None)) == [("accepted", "")]
+    assert send(world, mine, report(world, "a-pod", 4, None, memoryMib=512)) == [("accepted", "")]
+    assert send(world, mine, report(world, "a-pod", 5, None)) == [("accepted", "")]
+    peaks = {one["podName"]: one["peakMemoryMib"] for one in world.get("/api/v1/workloads")["items"]}
+    assert peaks == {"a-pod": 2_048, "b-pod": None}
     used = {one["podName"]: one["usedMs"] for one in world.get("/api/v1/workloads")["items"]}
     assert used == {"a-pod": 23_000, "b-pod": None}
     usage = world.get("/api/v1/usage/team")
@@ -763,7 +767,9 @@ def test_metrics_have_their_names(world: World) -> None:
     assert 'gpu_budget_exhausted{namespace="team"} 0.0' in text
     for name in ("gpu_budget_reserved_seconds", "gpu_budget_charged_seconds_total", "timekeeper_report_lag_seconds"):
         assert f"\n{name}" in text
-    world.service.books.apply([], [Closing(world.uid("a-pod"), T0 + HOUR, "finished")], {}, world.clock.now_ms())
+    intake.apply(
+        world.service.books, [], [Closing(world.uid("a-pod"), T0 + HOUR, "finished")], {}, world.clock.now_ms()
+    )
     text = world.metrics()
     assert 'timekeeper_unobserved_seconds{namespace="team"} 3600.0' in text
     assert 'gpu_budget_charged_seconds_total{account="charged",namespace="team"} 3600.0' in text
@@ -783,9 +789,11 @@ def test_a_controller_that_is_stuck_makes_the_server_unhealthy(world: World, mon
 def test_periods_statements_and_seals(world: World) -> None:
     world.pod("a")
     world.clock.advance(HOUR)
-    end = lambda uid: world.service.books.apply(  # noqa: E731
-        [], [Closing(world.uid(f"{uid}-pod"), world.clock.now_ms(), "finished")], {}, world.clock.now_ms()
-    )
+
+    def end(uid: str) -> None:
+        closing = Closing(world.uid(f"{uid}-pod"), world.clock.now_ms(), "finished")
+        intake.apply(world.service.books, [], [closing], {}, world.clock.now_ms())
+
     end("a")
     world.clock.advance(24 * HOUR)
     world.pod("b")
@@ -805,7 +813,9 @@ def test_periods_statements_and_seals(world: World) -> None:
 
     late = opening("late", T0)
     closing = Closing("late", T0 + 60_000, "finished")
-    world.service.books.apply([late], [closing], {"team": world.service.policy.of("team")}, world.clock.now_ms())
+    intake.apply(
+        world.service.books, [late], [closing], {"team": world.service.policy.of("team")}, world.clock.now_ms()
+    )
     before = world.get(f"{budget}/statement?from={first['start']}&to={first['end']}")
     assert (before["openingMs"], before["closingMs"]) == (0, 0)
     assert {t["kind"]: t["amountMs"] for t in before["totals"]} == {
@@ -1001,7 +1011,7 @@ def test_a_team_has_all_that_a_namespace_has(world: World) -> None:
     assert own.status_code == 422
 
     world.clock.advance(HOUR)
-    world.service.books.settle([world.service.books.require("team").known.id], world.clock.now_ms())
+    settlement.settle(world.service.books, [world.service.books.require("team").known.id], world.clock.now_ms())
     span = f"from={format_instant(T0)}&to={format_instant(T0 + HOUR)}"
     statement = world.get(f"/api/v1/parents/physics/statement?{span}")
     assert (statement["parent"], statement["namespace"], statement["workloads"]) == ("physics", None, [])
@@ -1054,7 +1064,7 @@ def test_a_budget_begins_where_its_anchor_says(world: World) -> None:
     assert ends == [
         "2026-01-30T23:00:00.000Z", "2026-02-27T23:00:00.000Z", "2026-03-30T22:00:00.000Z", "2026-04-29T22:00:00.000Z",
     ]  # fmt: skip
-    world.service.books.settle([world.service.books.require("team").known.id], world.clock.now_ms())
+    settlement.settle(world.service.books, [world.service.books.require("team").known.id], world.clock.now_ms())
     shown = world.get("/api/v1/budgets/team/periods")["items"]
     assert [(one["start"], one["chargedMs"]) for one in shown[1:4]] == [(end, 9_000) for end in reversed(ends[:3])]
     sealed = world.call("PUT", "/api/v1/budgets/team/seal", {"until": ends[0], "reason": "r"})
@@ -1070,5 +1080,35 @@ def test_children_show_the_same_before_and_after_a_crossing_is_booked(world: Wor
         world.clock.advance(advance)
         unbooked = world.get("/api/v1/parents/physics/children")["items"][0]["consumedMs"]
         assert unbooked == world.get("/api/v1/parents/physics")["usedMs"] == total
-    world.service.books.settle([world.service.books.require("team").known.id], world.clock.now_ms())
+    settlement.settle(world.service.books, [world.service.books.require("team").known.id], world.clock.now_ms())
     assert world.get("/api/v1/parents/physics/children")["items"][0]["consumedMs"] == 2_000
+
+
+@pytest.mark.parametrize("drawn", ["before the change back", "after it"])
+def test_what_rolled_over_is_shown_after_the_period_changed_to_days_and_back(world: World, drawn: str) -> None:
+    """A period that no pod has drawn on yet takes another name with the calendar; what it began with is the same."""
+    day = 24 * HOUR
+    rule = {"amountMs": 100_000, "timeZone": "UTC", "rolloverMs": 60_000}
+
+    def use(uid: str, seconds: int) -> None:
+        start = world.clock.now_ms()
+        world.clock.advance(seconds * 1000)
+        closing = Closing(uid, start + seconds * 1000, "finished")
+        policies = {"team": world.service.policy.of("team")}
+        intake.apply(world.service.books, [opening(uid, start)], [closing], policies, world.clock.now_ms())
+
+    def change(period: str) -> None:
+        assert world.call("PUT", "/api/v1/budgets/team", {**rule, "period": period}).status_code == 200
+
+    change("month")
+    use("first", 30)
+    world.clock.advance(9 * day + 12 * HOUR)
+    change("day")
+    world.clock.advance(day)
+    if drawn == "before the change back":
+        use("second", 5)
+    change("month")
+    use("third", 10)
+    newest, cut = world.get("/api/v1/budgets/team/periods")["items"]
+    assert (newest["start"], cut["start"]) == ("2026-01-11T00:00:00.000Z", "2026-01-01T00:00:00.000Z")
+    assert (newest["rolledOverMs"], cut["rolledOverMs"]) == (60_000, 0)

@@ -12,24 +12,24 @@ from fractions import Fraction
 
 import msgspec
 import pytest
-from databases import Databases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openings import opening
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from support.databases import Databases
+from support.openings import opening
 
-from slicekeeper.errors import Conflict
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.units import format_instant
 from timekeeper.core import timeline
 from timekeeper.core.record import Claim, Forest, Posting, Records, Rule
-from timekeeper.ledger import books as books_module
-from timekeeper.ledger import movement
+from timekeeper.core.refusal import KeyReused, VersionMismatch
+from timekeeper.ledger import intake, movement, settlement
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.budget import version_of
+from timekeeper.ledger.budget import follow_policy, set_budget
 from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, timelines
 from timekeeper.store.db.database import Database
@@ -63,7 +63,7 @@ def standing(books: Books, name: str = "team") -> list[Posting]:
 
 
 def apply(books: Books, openings: list[Opening], closings: list[Closing], now: int) -> None:
-    books.apply(openings, closings, {o.namespace: POLICY for o in openings}, now)
+    intake.apply(books, openings, closings, {o.namespace: POLICY for o in openings}, now)
 
 
 pods = st.tuples(st.integers(0, 50_000), st.integers(0, 40_000), st.sampled_from([1, 2, 3, 7]))
@@ -108,9 +108,9 @@ def test_late_repeated_and_reordered_knowledge_ends_in_the_same_ledger(
 def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(books_module, "ANCHOR_EVERY", 3)
-    monkeypatch.setattr(books_module, "ANCHOR_LAG_MS", 1_000)
-    monkeypatch.setattr(books_module, "ANCHORS_KEPT", 4)
+    monkeypatch.setattr(settlement, "ANCHOR_EVERY", 3)
+    monkeypatch.setattr(settlement, "ANCHOR_LAG_MS", 1_000)
+    monkeypatch.setattr(settlement, "ANCHORS_KEPT", 4)
     for i in range(40):
         at = T0 + i * 700
         apply(books, [opening(f"pod-{i}", at, Fraction(1, 3))], [], at)
@@ -127,8 +127,8 @@ def test_settling_from_anchors_gives_the_ledger_of_settling_from_the_start(
 
 
 def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books_module, "ANCHOR_EVERY", 1)
-    monkeypatch.setattr(books_module, "ANCHORS_KEPT", 4)
+    monkeypatch.setattr(settlement, "ANCHOR_EVERY", 1)
+    monkeypatch.setattr(settlement, "ANCHORS_KEPT", 4)
     hour, days = 3_600_000, 80
     for step in range(0, days * 24, 12):
         start = T0 + step * hour
@@ -150,12 +150,12 @@ def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_c
 ) -> None:
     policy = {"team": NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))}
     one = Fraction(1)
-    books.apply([opening("a", T0, one), opening("b", T0, one)], [], policy, T0)
-    books.apply([], [Closing("a", T0 + 10_000, "finished")], policy, T0 + 10_000)
+    intake.apply(books, [opening("a", T0, one), opening("b", T0, one)], [], policy, T0)
+    intake.apply(books, [], [Closing("a", T0 + 10_000, "finished")], policy, T0 + 10_000)
     over = [p for p in standing(books) if p.kind == "over-budget"]
     assert [(p.key, p.amount) for p in over] == [("a", 5_000)]
     # b had ended long before, which nobody knew: a was within the budget for nine seconds.
-    books.apply([], [Closing("b", T0 + 1_000, "finished")], policy, T0 + 20_000)
+    intake.apply(books, [], [Closing("b", T0 + 1_000, "finished")], policy, T0 + 20_000)
     amounts: Counter[tuple[str, str]] = Counter()
     for posting in standing(books):
         amounts[posting.kind, posting.key] += posting.amount
@@ -172,7 +172,7 @@ def test_a_grant_is_booked_once_and_its_key_is_for_that_grant_alone(books: Books
 
     assert grant(5_000, T0)
     assert not grant(5_000, T0 + 1)
-    with pytest.raises(Conflict):
+    with pytest.raises(KeyReused):
         grant(6_000, T0 + 2)
     position = books.position("team")
     assert position is not None
@@ -182,7 +182,7 @@ def test_a_grant_is_booked_once_and_its_key_is_for_that_grant_alone(books: Books
 @pytest.mark.parametrize("ahead", [1, 3_600_000])
 def test_a_pod_bound_by_a_clock_ahead_of_ours_is_foreseen_to_run_out(books: Books, ahead: int) -> None:
     policy = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="none"))
-    books.apply([opening("a", T0 + ahead, Fraction(1))], [], {"team": policy}, T0)
+    intake.apply(books, [opening("a", T0 + ahead, Fraction(1))], [], {"team": policy}, T0)
     assert books.require("team").due(T0) == T0 + ahead + 20_000
 
 
@@ -190,23 +190,23 @@ def test_a_budget_of_its_own_holds_from_then_on_and_stale_versions_are_refused(b
     apply(books, [opening("a", T0, Fraction(1))], [], T0)
     before = books.require("team")
     tag = version_of(before.rule)
-    books.set_budget(
-        "uid-team", "team", POLICY, Rule(T0 + 5_000, 8_000, "hour", "UTC"), actor="me", if_match=frozenset({tag})
+    set_budget(
+        books, "uid-team", "team", POLICY, Rule(T0 + 5_000, 8_000, "hour", "UTC"), actor="me", if_match=frozenset({tag})
     )
     position = books.require("team")
     assert position.at(T0 + 5_000).balance == 3_000
     assert position.run_out(T0 + 5_000) == T0 + 8_000
-    with pytest.raises(Conflict):
-        books.set_budget(
-            "uid-team", "team", POLICY, Rule(T0 + 6_000, 1, "hour", "UTC"), actor="me", if_match=frozenset({tag})
+    with pytest.raises(VersionMismatch):
+        set_budget(
+            books, "uid-team", "team", POLICY, Rule(T0 + 6_000, 1, "hour", "UTC"), actor="me", if_match=frozenset({tag})
         )
 
 
 def test_a_changed_policy_holds_from_then_on_but_not_for_a_budget_of_its_own(books: Books) -> None:
     apply(books, [opening("a", T0, Fraction(1)), opening("b", T0, Fraction(1), "mine")], [], T0)
-    books.set_budget("uid-mine", "mine", POLICY, Rule(T0 + 1, 7_000, "hour", "UTC"), actor="me", if_match=None)
+    set_budget(books, "uid-mine", "mine", POLICY, Rule(T0 + 1, 7_000, "hour", "UTC"), actor="me", if_match=None)
     changed = NamespacePolicy(budget=BudgetPolicy(amount="30s", period="hour"))
-    books.follow_policy({"team": changed, "mine": changed}, T0 + 10_000)
+    follow_policy(books, {"team": changed, "mine": changed}, T0 + 10_000)
     assert books.require("team").at(T0 + 10_000).balance == 20_000
     assert books.require("mine").at(T0 + 5_000).balance == 2_000
 
@@ -215,12 +215,12 @@ def test_a_policys_budget_has_credit_rollover_and_an_anchor(books: Books) -> Non
     half = format_instant(T0 - 1_800_000)
     budget = BudgetPolicy(amount="20s", period="hour", credit="5s", rollover="3s", anchor=half)
     policies = {"team": NamespacePolicy(budget=budget)}
-    books.apply([opening("a", T0, HALF)], [Closing("a", T0 + 10_000, "finished")], policies, T0 + 10_000)
+    intake.apply(books, [opening("a", T0, HALF)], [Closing("a", T0 + 10_000, "finished")], policies, T0 + 10_000)
     state = books.require("team").at(T0 + 1_800_000)
     assert (state.period_start, state.balance) == (T0 + 1_800_000, 23_000)
-    books.apply([opening("b", T0 + 1_800_000, Fraction(1))], [], policies, T0 + 1_800_000)
+    intake.apply(books, [opening("b", T0 + 1_800_000, Fraction(1))], [], policies, T0 + 1_800_000)
     assert books.require("team").run_out(T0 + 1_800_000) == T0 + 1_828_000
-    books.follow_policy({"team": NamespacePolicy(budget=msgspec.structs.replace(budget, credit="0s"))}, T0 + 1_810_000)
+    follow_policy(books, {"team": NamespacePolicy(budget=msgspec.structs.replace(budget, credit="0s"))}, T0 + 1_810_000)
     assert books.require("team").run_out(T0 + 1_810_000) == T0 + 1_823_000
 
 

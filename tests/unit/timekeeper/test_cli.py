@@ -11,8 +11,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from click.testing import CliRunner
-from openings import opening
-from timekeeper_service import serving
+from support.openings import opening
+from support.timekeeper_service import serving
 from werkzeug.serving import make_server
 
 from slicekeeper.cli.main import cli
@@ -21,6 +21,7 @@ from slicekeeper.clock import ManualClock
 from timekeeper.api.app import routed
 from timekeeper.api.schemas.budget import BudgetBody
 from timekeeper.api.service import Service
+from timekeeper.ledger import intake
 from timekeeper.ledger.intake import Closing
 
 T0 = 1_767_225_600_000
@@ -80,7 +81,7 @@ def test_teams_are_made_moved_granted_and_shown(run: Run) -> None:
     assert run("parent", "get", "physics") == run("parent", "list")[0]
     assert [one["name"] for one in run("parent", "children", "physics")] == ["team"]
     assert run("budget", "move", "team")["parent"] is None
-    assert "is no team and no organisation" in run("parent", "get", "nobody", code=1)
+    assert "is neither a team nor an organisation" in run("parent", "get", "nobody", code=1)
 
 
 def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -> None:
@@ -103,7 +104,7 @@ def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -
 
 def test_a_new_period_begins_only_where_it_is_asked_for(run: Run, world: Service) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
-    world.books.apply([opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    intake.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(1_200_000)
     for options in (("10m",), ("25h",), ("--period", "month"), ("--time-zone", "Asia/Tokyo"), ("--period", "day")):
@@ -124,7 +125,7 @@ def test_time_is_set_aside_shown_and_given_back(run: Run) -> None:
 
 def test_time_is_moved_by_hand_and_stated(run: Run, world: Service) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
-    world.books.apply([opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    intake.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(1_200_000)
     for _ in range(2):
@@ -147,6 +148,8 @@ def test_time_is_moved_by_hand_and_stated(run: Run, world: Service) -> None:
     assert early["totals"] == []
     shown = run("budget", "statement", "team", code=-1).splitlines()
     assert [line.split()[0] for line in shown if line][:2] == ["BOOKED", "opening"]
+    assert shown[-1].split() == ["uid-p", "20m", "0s"]
+    shown = run("budget", "statement", "team", "-o", "wide", code=-1).splitlines()
     assert shown[-1].split() == ["uid-p", "uid-p", "20m", "0s"]
     rows = run("budget", "statement", "team", "-o", "csv", code=-1).splitlines()
     assert rows[-1] == "workload,uid-p,uid-p,,,1200000,0,"
@@ -169,16 +172,16 @@ def test_a_grant_of_later_is_listed_and_withdrawn(run: Run) -> None:
         gone = run(kind, "withdraw", name, str(grant["id"]), "--reason", "a mistake")
         assert gone["withdrawnAt"] == "2026-01-01T00:00:00.000Z"
         assert run(kind, "grants", name) == [gone]
-        assert "2026-02-01" in run(kind, "grants", name, code=-1)
+        assert "2026-02-01" in run(kind, "grants", name, "-o", "wide", code=-1)
         assert "no grant 99" in run(kind, "withdraw", name, "99", code=1)
         run(kind, "grant", name, "1h")
         now = run(kind, "grants", name)[0]["id"]
-        assert "has begun" in run(kind, "withdraw", name, str(now), code=1)
+        assert "began at" in run(kind, "withdraw", name, str(now), code=1)
 
 
 def test_an_interval_is_corrected_and_an_account_named_by_its_uid(run: Run, world: Service) -> None:
     closing = Closing("uid-p", T0 + 1_200_000, "finished")
-    world.books.apply([opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
+    intake.apply(world.books, [opening("uid-p", T0)], [closing], {"team": world.policy.of("team")}, T0 + 1_200_000)
     assert isinstance(world.clock, ManualClock)
     world.clock.advance(1_200_000)
     assert run("budget", "correct", "team", "uid-p", "--end", "2026-01-01T00:10:00Z", "--key", "k")["usedMs"] == 600_000
@@ -186,7 +189,7 @@ def test_an_interval_is_corrected_and_an_account_named_by_its_uid(run: Run, worl
     assert (row["podUid"], row["end"], row["endBefore"]) == (
         "uid-p", "2026-01-01T00:10:00.000Z", "2026-01-01T00:20:00.000Z",
     )  # fmt: skip
-    assert "2026-01-01T00:10:00.000Z" in run("budget", "corrections", "team", code=-1)
+    assert "2026-01-01T00:10:00.000Z" in run("budget", "corrections", "team", "-o", "wide", code=-1)
     assert "name a start, an end, or both" in run("budget", "correct", "team", "uid-p", code=1)
     world.controller.namespaces.on_list([{"metadata": {"name": "team", "uid": "another"}}])
     assert "had no pod" in run("budget", "refund", "team", "1m", "uid-p", code=1)
@@ -198,4 +201,5 @@ def test_an_interval_is_corrected_and_an_account_named_by_its_uid(run: Run, worl
     assert "uid-p" in run("budget", "statement", "team", *old, "-o", "csv", code=-1)
     assert run("budget", "grants", "team", *old) == []
     assert [b["uid"] for b in run("budget", "list")] == ["uid-team"]
-    assert "--uid uid-team" in run("budget", "list", code=-1)
+    assert "--uid uid-team" in run("budget", "list", "-o", "wide", code=-1)
+    assert "team (gone)" in run("budget", "list", code=-1)

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-import scripted_history as history
-from databases import Databases
-from scripted_history import STEPS, Zygote
+from support import scripted_history as history
+from support.databases import Databases
+from support.scripted_history import STEPS, Zygote
 
 from timekeeper.ledger.books import Books
 from timekeeper.store.db import migrate

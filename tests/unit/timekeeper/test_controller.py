@@ -10,21 +10,24 @@ from typing import Any
 
 import pytest
 
-from scheduler.policy import BestFit
+from scheduler.placement.policies import Learner
 from scheduler.state import Kind, State
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
-from slicekeeper import inventory, names
+from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.errors import Forbidden
+from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster import controller, stray
 from timekeeper.cluster.controller import KUBELET_MS, Controller
 from timekeeper.core.record import Debt
+from timekeeper.ledger import intake, settlement
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.debt import follow_debt
 from timekeeper.store import audit, bookings, debts, workloads
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -158,8 +161,9 @@ def test_looking_again_changes_nothing(stage: Stage) -> None:
 
 def test_the_setting_for_debts_is_followed_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     followed: list[int] = []
-    follow = stage.books.follow_debt
-    monkeypatch.setattr(stage.books, "follow_debt", lambda now: (follow(now), followed.append(now)))
+    monkeypatch.setattr(
+        "timekeeper.cluster.controller.follow_debt", lambda books, now: (follow_debt(books, now), followed.append(now))
+    )
     for _ in range(2):
         stage.look()
         stage.clock.advance(1_000)
@@ -391,7 +395,7 @@ def test_an_end_that_the_books_could_not_take_at_first_is_held_from_when_it_was_
     seen = stage.clock.ms
     stage.end("a", seen + 24 * 3_600_000)
     with monkeypatch.context() as patch:
-        patch.setattr(stage.books, "apply", raising)
+        patch.setattr(intake, "apply", raising)
         with pytest.raises(RuntimeError):
             stage.look()
     stage.clock.advance(3_600_000)
@@ -443,7 +447,7 @@ def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_take
     targets: dict[str, tuple[object, str]] = {
         "keep_inventory": (controller._intake, "keep_inventory"), "follow_policy": (controller, "_follow_settings"),
         "look_for_absent": (controller, "_look_for_absent"), "release": (controller, "_release"),
-        "settle": (stage.books, "settle"), "come_back": (stage.books, "come_back"),
+        "settle": (settlement, "settle"), "come_back": (settlement, "come_back"),
         "gates": (controller._gates, "look"), "positions": (stage.books, "positions"),
         "labels": (controller.strays, "label"), "evictions": (controller, "_evict"),
         "confirm": (controller, "_confirm"), "seal": (controller, "_seal"),
@@ -467,7 +471,7 @@ def test_what_fell_due_is_booked_by_the_next_look_if_this_one_could_not(
     stage.look()
     stage.clock.advance(25_000)  # the budget is spent at 20 s
     with monkeypatch.context() as patch:
-        patch.setattr(stage.books, "settle", raising)
+        patch.setattr(settlement, "settle", raising)
         with pytest.raises(RuntimeError):
             stage.look()
     assert stage.books.require("team").known.settled_at == T0
@@ -480,16 +484,16 @@ def test_one_pod_that_the_books_do_not_take_keeps_no_other_from_its_charge(
 ) -> None:
     bad = stage.create("bad")["metadata"]["uid"]
     stage.create()
-    apply = stage.books.apply
+    apply = intake.apply
 
-    def picky(openings: Any, *rest: Any) -> None:
+    def picky(books: Books, openings: Any, *rest: Any) -> None:
         if any(opening.pod_uid == bad for opening in openings):
             raising()
-        apply(openings, *rest)
+        apply(books, openings, *rest)
 
     stage.end("a", T0)
     with monkeypatch.context() as patch:
-        patch.setattr(stage.books, "apply", picky)
+        patch.setattr(intake, "apply", picky)
         with pytest.raises(RuntimeError):
             stage.look()
         assert stage.finalizers() == []
@@ -554,7 +558,7 @@ def test_a_controller_whose_looks_always_fail_at_one_step_is_noticed(
 def test_a_container_that_ends_beside_a_plain_one_holds_its_gpus_and_pays_for_them(stage: Stage) -> None:
     """Also over 29 days: kubelet and kube-scheduler free nothing before the whole pod has ended."""
     resources = Settings().resources
-    scheduler = State(resources, BestFit(), stage.clock, hold_seconds=30, lost_seconds=60)
+    scheduler = State(resources, Learner("best-fit"), stage.clock, hold_seconds=30, lost_seconds=60)
     scheduler.set_nodes(stage.kube.list(NODES)[0])
 
     def holds() -> bool:

@@ -92,6 +92,22 @@ def test_unknown_stays_unknown_and_never_takes_back_what_was_known() -> None:
     assert used(feed([report(1, None), report(2, 700)])[1]) == 700
 
 
+def test_the_most_memory_is_kept_whatever_is_repeated_refused_late_or_unknown() -> None:
+    told = [report(1, 10, memory_mib=512), report(2, 20, memory_mib=2_048), report(3, None, memory_mib=1_024)]
+    refused = [report(4, 5, memory_mib=9_000), report(4, 30, memory_mib=-1), report(4, 30, memory_mib=2**62)]
+    outcomes, marks = feed([*told, *told, *refused, report(5, 40), report(1, 5, EPOCH + 1, memory_mib=1_500)])
+    assert [outcome for outcome, _ in outcomes] == ["accepted"] * 3 + ["duplicate"] * 3 + ["refused"] * 3 + [
+        "accepted"
+    ] * 2
+    assert outcomes[7:9] == [("refused", usage.BAD_COUNTER)] * 2
+    assert [mark.peak_memory_mib for mark in marks.values()] == [2_048, 1_500]
+    assert usage.peak_memory(marks) == 2_048
+    assert usage.peak_memory({}) is None
+    before, mark = marks[EPOCH], marks[EPOCH]._replace(seq=6, peak_memory_mib=4_096)
+    for following, at in ((None, NOW), (before, NOW), (before._replace(hour=NOW - HOUR), NOW + HOUR)):
+        assert advance(following, mark, at)[0].peak_memory_mib == 4_096
+
+
 def test_more_gpus_may_use_more() -> None:
     two = Bounds(gpus=2, start=NOW - HOUR, now=NOW)
     assert feed([report(1, 2 * HOUR)], two)[0] == [("accepted", "")]

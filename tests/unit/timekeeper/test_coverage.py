@@ -7,17 +7,18 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from databases import Databases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openings import opening
+from support.databases import Databases
+from support.openings import opening
 
-from slicekeeper.errors import Conflict
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
+from timekeeper.core.refusal import Conflicting
 from timekeeper.core.reservation import Hold
-from timekeeper.ledger import hierarchy, movement, reservation
+from timekeeper.ledger import hierarchy, intake, movement, reservation
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
@@ -40,7 +41,7 @@ def grant(books: Books, amount: int, until: int | None, *, priority: int = 0, ke
 
 def bind(books: Books, uid: str, at: int, amount: int, span: int) -> None:
     """Have a pod hold GPUs from now on that cost `amount` in `span`."""
-    books.apply([opening(uid, at, Fraction(amount, span))], [], {"team": POLICY}, at)
+    intake.apply(books, [opening(uid, at, Fraction(amount, span))], [], {"team": POLICY}, at)
 
 
 def uncovered(books: Books, now: int) -> int:
@@ -55,7 +56,7 @@ def test_what_expires_before_a_pods_end_is_not_set_aside_for_what_comes_after(bo
     long = Hold(70_000, 120_000)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", long, T0), "half of it comes after the grant's end"
     assert reservation.open_for_pod(books, TEAM, "q", "q", Hold(70_000, 60_000), T0)
-    with pytest.raises(Conflict, match=r"amountMs: 20000 GPU-ms would be missing from 2026-01-01T00:01:00.000Z on"):
+    with pytest.raises(Conflicting, match=r"amountMs: 20000 GPU-ms would be missing from 2026-01-01T00:01:00.000Z on"):
         reservation.open_by_hand(books, TEAM, order(30_000, "h"), expires_at=T0 + 60_001)
     row, _ = reservation.open_by_hand(books, TEAM, order(40_000, "i"), expires_at=T0 + 60_000)
     assert row.amount_ms == 40_000
@@ -71,13 +72,13 @@ def test_the_next_period_covers_what_it_brings_and_not_more(books: Books) -> Non
 
 
 def test_nothing_is_taken_out_that_is_needed_when_the_rest_has_expired(books: Books) -> None:
-    books.set_budget("uid-team", "team", POLICY, Rule(T0, 0, "none", "UTC"), actor="me", if_match=None)
+    set_budget(books, "uid-team", "team", POLICY, Rule(T0, 0, "none", "UTC"), actor="me", if_match=None)
     grant(books, 10_000, None, priority=-1)
     grant(books, 10_000, T0 + 60_000, key="g2")
     reservation.open_by_hand(books, TEAM, order(8_000, "h"), expires_at=T0 + 90_000)
-    with pytest.raises(Conflict, match="would lack 8000 GPU-ms from 2026-01-01T00:01:00.000Z on"):
+    with pytest.raises(Conflicting, match="would lack 8000 GPU-ms from 2026-01-01T00:01:00.000Z on"):
         movement.adjust(books, TEAM, order(-10_000, "a"))
-    with pytest.raises(Conflict, match="would lack 1 GPU-ms"):
+    with pytest.raises(Conflicting, match="would lack 1 GPU-ms"):
         movement.transfer(books, TEAM, OTHER, order(2_001, "t"), valid_to=None)
     movement.transfer(books, TEAM, OTHER, order(2_000, "t2"), valid_to=None)
     assert books.require("team").at(T0).balance == 18_000
@@ -103,7 +104,7 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
                 T0, data.draw(amounts), data.draw(st.sampled_from(["none", "hour", "day"])), "UTC",
                 data.draw(st.sampled_from([0, 3_000])), data.draw(st.sampled_from([0, 5_000])),
             )  # fmt: skip
-            books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
+            set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
             for number, (amount, until, priority) in enumerate(
                 data.draw(st.lists(st.tuples(amounts, st.none() | spans, st.integers(-1, 1)), max_size=3))
             ):
@@ -113,7 +114,7 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
             for number in range(data.draw(st.integers(1, 6))):
                 now += data.draw(st.integers(0, HOUR))
                 done = {uid: end for uid, end in ends.items() if end <= now}
-                books.apply([], [Closing(uid, end, "finished") for uid, end in done.items()], {}, now)
+                intake.apply(books, [], [Closing(uid, end, "finished") for uid, end in done.items()], {}, now)
                 ends = {uid: end for uid, end in ends.items() if uid not in done}
                 amount, span, uid = data.draw(amounts), data.draw(spans), f"p{number}"
                 kind = data.draw(st.sampled_from(["pod", "pod", "early", "by-hand", "take"]))
@@ -125,12 +126,12 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
                     elif reservation.open_for_pod(books, TEAM, uid, uid, Hold(amount, span), now):
                         bind(books, uid, now, amount, span)
                         ends[uid] = now + (span if kind == "pod" else data.draw(st.integers(1, span)))
-                except Conflict:
+                except Conflicting:
                     pass
             watched: list[Any] = sorted({now, *ends.values(), *(T0 + hour * HOUR for hour in range(30))})
             for at in (instant for instant in watched if instant >= now):
                 closing = [Closing(uid, end, "finished") for uid, end in ends.items() if end <= at]
-                books.apply([], closing, {}, at)
+                intake.apply(books, [], closing, {}, at)
                 ends = {uid: end for uid, end in ends.items() if end > at}
                 state = books.require("team").at(at)
                 assert state.over == 0, "a pod with time set aside ran over budget"

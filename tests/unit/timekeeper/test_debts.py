@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 
-import pytest
-from databases import Databases
-from openings import opening
 from sqlalchemy import text
+from support.openings import opening
 
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
-from timekeeper.ledger import hierarchy, movement, seal
+from timekeeper.ledger import hierarchy, intake, movement, seal
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit, bookings
-from timekeeper.store.db import dump, migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -36,11 +33,11 @@ def with_debt(books: Books, setting: str) -> Books:
 
 
 def begin(books: Books, uid: str, start: int, now: int | None = None) -> None:
-    books.apply([opening(uid, start)], [], {"team": POLICY}, start if now is None else now)
+    intake.apply(books, [opening(uid, start)], [], {"team": POLICY}, start if now is None else now)
 
 
 def end(books: Books, uid: str, at: int, now: int | None = None) -> None:
-    books.apply([], [Closing(uid, at, "finished")], {}, at if now is None else now)
+    intake.apply(books, [], [Closing(uid, at, "finished")], {}, at if now is None else now)
 
 
 def grant(books: Books, amount: int, now: int) -> None:
@@ -64,10 +61,10 @@ def differences(books: Books) -> list[str]:
 
 
 def test_who_begins_to_carry_collects_nothing_that_was_forgiven(books: Books) -> None:
-    books.follow_debt(T0)
+    follow_debt(books, T0)
     begin(books, "a", T0)  # over budget from 10 s on
     carrying = with_debt(books, "carry")
-    carrying.follow_debt(T0 + 30_000)
+    follow_debt(carrying, T0 + 30_000)
     assert carrying.require("team").at(T0 + 40_000).debt == 10_000
     end(carrying, "a", T0 + 45_000)
     grant(carrying, 100_000, T0 + 50_000)
@@ -81,9 +78,9 @@ def test_who_begins_to_carry_collects_nothing_that_was_forgiven(books: Books) ->
 
 def test_who_begins_to_forgive_is_still_owed_what_was_owed(books: Books) -> None:
     carrying = with_debt(books, "carry")
-    carrying.follow_debt(T0)
+    follow_debt(carrying, T0)
     begin(carrying, "a", T0)
-    books.follow_debt(T0 + 30_000)
+    follow_debt(books, T0 + 30_000)
     end(books, "a", T0 + 45_000)
     grant(books, 5_000, T0 + 50_000)
     grant(books, 100_000, T0 + 60_000)
@@ -93,12 +90,12 @@ def test_who_begins_to_forgive_is_still_owed_what_was_owed(books: Books) -> None
 
 
 def test_late_knowledge_is_owed_by_the_rule_of_its_own_time_also_behind_a_seal(books: Books) -> None:
-    books.follow_debt(T0)
+    follow_debt(books, T0)
     begin(books, "a", T0)
     end(books, "a", T0 + 10_000)
     seal.seal_due(books, 0, T0 + 2 * HOUR)
     carrying = with_debt(books, "carry")
-    carrying.follow_debt(T0 + 2 * HOUR)
+    follow_debt(carrying, T0 + 2 * HOUR)
     begin(carrying, "found-late", T0 + 10_000, T0 + 3 * HOUR)
     end(carrying, "found-late", T0 + 60_000, T0 + 3 * HOUR)
     assert carrying.require("team").at(T0 + 3 * HOUR).debt == 0
@@ -108,13 +105,13 @@ def test_late_knowledge_is_owed_by_the_rule_of_its_own_time_also_behind_a_seal(b
 
 
 def test_above_it_is_the_lowest_budget_without_room_that_owes(books: Books) -> None:
-    books.follow_debt(T0)
+    follow_debt(books, T0)
     rule = Rule(T0, 4_000, "hour", "UTC")
     hierarchy.put_parent(books, "physics", "team", rule, actor="me", if_match=None)
     hierarchy.put_under(books, TEAM, "physics", reason="r", actor="me", now=T0)
     begin(books, "a", T0 + 1_000)  # physics has nothing left from 5 s on
     carrying = with_debt(books, "carry")
-    carrying.follow_debt(T0 + 6_000)
+    follow_debt(carrying, T0 + 6_000)
     end(carrying, "a", T0 + 9_000)
     states = carrying.require("team").together.at(T0 + 10_000)
     assert {carrying.require("team").known.id: 0, carrying.require_parent("physics").known.id: 3_000} == {
@@ -127,7 +124,7 @@ def test_above_it_is_the_lowest_budget_without_room_that_owes(books: Books) -> N
 
 
 def test_the_first_word_holds_from_the_start_and_changes_nothing(books: Books) -> None:
-    """As for a ledger of before revision 0011."""
+    """As in a ledger that was kept before a timekeeper led."""
     before = with_debt(books, "carry")
     begin(before, "a", T0)
     end(before, "a", T0 + 40_000)
@@ -136,7 +133,7 @@ def test_the_first_word_holds_from_the_start_and_changes_nothing(books: Books) -
     assert verify(engine, carry=True).differences == []
     assert verify(engine, carry=False).differences != []
     for now in (60_000, 70_000):
-        with_debt(books, "carry").follow_debt(T0 + now)
+        follow_debt(with_debt(books, "carry"), T0 + now)
     assert collected(books) == [10_000]
     assert differences(books) == []
     with books.database.reading() as session:
@@ -145,9 +142,9 @@ def test_the_first_word_holds_from_the_start_and_changes_nothing(books: Books) -
 
 
 def test_each_change_is_in_the_audit_log_and_verify_misses_it_where_it_is_not(books: Books) -> None:
-    books.follow_debt(T0)
+    follow_debt(books, T0)
     for setting in ("carry", "carry", "forgive"):
-        with_debt(books, setting).follow_debt(T0 + 1_000)
+        follow_debt(with_debt(books, setting), T0 + 1_000)
     with books.database.reading() as session:
         told = [(r.action, r.actor, r.detail) for r in audit.page(session, "default", "", 0, 9)]
     assert told == [
@@ -159,7 +156,7 @@ def test_each_change_is_in_the_audit_log_and_verify_misses_it_where_it_is_not(bo
 
 def test_verify_finds_a_rule_that_was_put_in_by_hand(database_url: str) -> None:
     books = Books(Database(make_engine(database_url)), "default", carry=False)
-    books.follow_debt(T0)
+    follow_debt(books, T0)
     begin(books, "a", T0)
     end(books, "a", T0 + 40_000)
     grant(books, 50_000, T0 + 50_000)
@@ -174,7 +171,7 @@ def test_verify_finds_a_rule_that_was_put_in_by_hand(database_url: str) -> None:
 def test_clusters_in_one_database_have_each_their_own(books: Books) -> None:
     other = Books(books.database, "other", carry=True)
     for one in (books, other):
-        one.follow_debt(T0)
+        follow_debt(one, T0)
         begin(one, f"{one.cluster}-a", T0)
         end(one, f"{one.cluster}-a", T0 + 40_000)
         grant(one, 50_000, T0 + 50_000)
@@ -185,10 +182,10 @@ def test_clusters_in_one_database_have_each_their_own(books: Books) -> None:
 def test_two_that_follow_at_once_write_one_change(database_url: str) -> None:
     first = Books(Database(make_engine(database_url)), "default", carry=False)
     replicas = [Books(Database(make_engine(database_url)), "default", carry=True) for _ in range(3)]
-    first.follow_debt(T0)
+    follow_debt(first, T0)
     begin(first, "a", T0)
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda books: books.follow_debt(T0 + 20_000), replicas))
+        list(threads.map(lambda books: follow_debt(books, T0 + 20_000), replicas))
     with first.database.reading() as session:
         assert session.execute(text("SELECT count(*) FROM debt_rule")).scalar_one() == 2
     end(first, "a", T0 + 25_000)
@@ -196,47 +193,3 @@ def test_two_that_follow_at_once_write_one_change(database_url: str) -> None:
     assert differences(first) == []
     for books in (first, *replicas):
         books.database.close()
-
-
-def test_a_step_down_is_refused_once_it_was_changed(databases: Databases) -> None:
-    with databases.migrated() as url:
-        engine = make_engine(url)
-        books = Books(Database(engine), "default", carry=False)
-        books.follow_debt(T0)
-        begin(books, "a", T0)
-        assert migrate.downgrade(engine, "0010") == "0010"
-        assert migrate.upgrade(engine) == migrate.head()
-        books.follow_debt(T0 + 20_000)
-        with_debt(books, "carry").follow_debt(T0 + 30_000)
-        with pytest.raises(RuntimeError, match="changed 1 times"):
-            migrate.downgrade(engine, "0010")
-        assert migrate.is_current(engine)
-        end(books, "a", T0 + 40_000)
-        assert differences(books) == []
-        books.database.close()
-
-
-@pytest.mark.parametrize("setting", ["carry", "forgive"])
-def test_a_dump_of_before_is_restored_migrated_and_goes_on_as_it_was(databases: Databases, setting: str) -> None:
-    copy, carry = BytesIO(), setting == "carry"
-    with databases.migrated() as source, databases.migrated() as target:
-        old = Books(Database(make_engine(source)), "default", carry=carry)
-        begin(old, "a", T0)
-        end(old, "a", T0 + 40_000)
-        grant(old, 10_000, T0 + 50_000)
-        migrate.downgrade(old.database.engine, "0010")
-        dump.dump(old.database.engine, copy)
-        old.database.close()
-        engine = make_engine(target)
-        migrate.downgrade(engine, "0010")
-        copy.seek(0)
-        dump.restore(engine, copy)
-        migrate.upgrade(engine)
-        assert verify(engine, carry=carry).differences == []
-        new = Books(Database(engine), "default", carry=carry)
-        new.follow_debt(T0 + 60_000)
-        with_debt(new, "forgive" if carry else "carry").follow_debt(T0 + 70_000)
-        grant(new, 10_000, T0 + 80_000)
-        assert collected(new) == ([10_000, 10_000] if carry else [])
-        assert differences(new) == []
-        new.database.close()

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_cluster import NAMESPACE, SmallCluster, protected, small_cluster
+from support.small_cluster import NAMESPACE, SmallCluster, protected, small_cluster
 
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.settings import PolicySettings, Settings, TimekeeperSettings
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, Object
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.settings import PolicySettings, Settings, TimekeeperSettings
+from slicekeeper.kube.pod import gate_index
 from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster import eviction, gate, pod_patch
 from timekeeper.cluster.controller import Controller
@@ -100,10 +101,10 @@ class Stage:
         self.cluster.cluster.store.update(PODS, name, NAMESPACE, change, subresource="status")
 
     def waits(self, name: str) -> bool:
-        return pod_patch.gate_index(self.cluster.get(name)) is not None
+        return gate_index(self.cluster.get(name)) is not None
 
     def waiting(self) -> set[str]:
-        return {pod["metadata"]["name"] for pod in self.cluster.pods() if pod_patch.gate_index(pod) is not None}
+        return {pod["metadata"]["name"] for pod in self.cluster.pods() if gate_index(pod) is not None}
 
     def told(self, name: str) -> list[str]:
         return [e["message"] for e in self.client.list(EVENTS)[0] if e["involvedObject"]["name"] == name]
@@ -178,7 +179,7 @@ def test_the_oldest_comes_first_and_no_smaller_one_goes_before_it(stage: Callabl
     it.look()
     assert it.waiting() == {"large", "small"}
     assert "20s are missing (1m20s are free, 2m set aside for others)" in it.told("large")[0]
-    assert it.told("small") == ["This pod waits behind pod large, which is older and lacks GPU time"]
+    assert it.told("small") == ["This pod waits behind pod large, which is older and needs more GPU time"]
     it.bind("first")
     it.look()
     it.finish("first")
@@ -208,7 +209,7 @@ def test_one_that_no_period_can_ever_pay_is_told_and_passed_over(stage: Callable
     it.pod("too-late", deadline=60)
     it.look()
     assert it.waiting() == {"never", "too-late"}
-    assert "can bring 3m20s at most" in it.told("never")[0]
+    assert "can provide 3m20s at most" in it.told("never")[0]
     assert "the next period begins 2026-01-02T00:00:00.000Z and brings 3m20s" in it.told("too-late")[0]
     it.bind("small")
     it.look()
@@ -299,7 +300,7 @@ def test_a_gpu_that_nobody_has_published_is_waited_for(stage: Callable[[str], St
     it.pod("c")
     it.look()
     assert it.waiting() == {"b"}
-    assert "waits for a node with a GPU such as it asks for" in it.told("b")[0]
+    assert "waits for a node with a GPU that fits it" in it.told("b")[0]
 
 
 # hard
@@ -313,7 +314,7 @@ def test_running_pods_are_told_and_evicted_after_the_grace(stage: Callable[[str]
     it.clock.advance(11_000)
     assert 58 < it.look() <= 59.1, "it is back when the grace ends"
     assert pod_patch.state_of(it.cluster.get("a")) == names.OVER_BUDGET
-    assert f"evicted from {format_instant(since + 60_000)} on, unless a grant" in it.told("a")[0]
+    assert f"evicted from {format_instant(since + 60_000)} on unless a grant" in it.told("a")[0]
     it.clock.advance(58_000)
     it.look()
     assert "deletionTimestamp" not in it.cluster.get("a")["metadata"]

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import scripted_history as history
-from databases import Postgres, postgres
 from sqlalchemy import text
+from support import scripted_history as history
+from support.databases import Postgres, postgres
 
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.ledger import movement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import Place

@@ -9,16 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
-from databases import Postgres
-from openings import opening
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
+from support.databases import Postgres
+from support.openings import opening
 
-from slicekeeper.inventory import Gpu
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.gpu.inventory import Gpu
 from timekeeper.core.usage import HourUsed
-from timekeeper.ledger import rate, retention
+from timekeeper.ledger import intake, rate, retention
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.verify import verify
 from timekeeper.store import usage, workloads
 from timekeeper.store.db import migrate
@@ -150,11 +151,11 @@ def test_whatever_a_new_ledger_lacks_many_processes_make_once(url: str) -> None:
     gpu = Gpu(uuid="GPU-1", model="A100", memory_mib=40960)
 
     def first(books: Books) -> None:
-        books.follow_debt(T0)
+        follow_debt(books, T0)
         rate.follow_settings(books, {"A100": Fraction(2)}, T0)
         books.database.write(lambda session: workloads.keep_gpus(session, [gpu]))
         books.database.write(lambda session: workloads.confirm(session, "default", T0))
-        books.apply([opening("a", T0, model="A100")], [], {"team": POLICY}, T0)
+        intake.apply(books, [opening("a", T0, model="A100")], [], {"team": POLICY}, T0)
 
     try:
         at_once(*(lambda books=books: first(books) for books in made))  # type: ignore[misc]

@@ -8,18 +8,18 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from openings import opening
 from sqlalchemy.orm import Session
+from support.openings import opening
 
-from slicekeeper.errors import Conflict
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
+from timekeeper.core.refusal import BalanceInsufficient, Conflicting
 from timekeeper.core.reservation import Hold
-from timekeeper.ledger import movement, report, reservation
+from timekeeper.ledger import intake, movement, report, reservation
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, Order, Place
+from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, watermarks
 from timekeeper.store import reservations as store
@@ -59,16 +59,18 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
                     movement.adjust(books, TEAM, Order(**{**order.__dict__, "amount": amount}))
                 else:
                     uid = f"pod-{number}-{step}"
-                    books.apply([opening(uid, NOW - amount)], [Closing(uid, NOW, "finished")], {"team": POLICY}, NOW)
-            except Conflict as refusal:
-                refusals.append(refusal.reason)
+                    intake.apply(
+                        books, [opening(uid, NOW - amount)], [Closing(uid, NOW, "finished")], {"team": POLICY}, NOW
+                    )
+            except Conflicting as refusal:
+                refusals.append(refusal.code)
                 continue
             with counting:
                 booked[kind] += amount
 
     with ThreadPoolExecutor(CLIENTS) as clients:
         list(clients.map(client, range(CLIENTS)))
-    assert set(refusals) <= {BALANCE_INSUFFICIENT}
+    assert set(refusals) <= {BalanceInsufficient.code}
     state = replicas[0].require("team").at(NOW)
     given = 10_000 + booked["grant"] + booked["adjustment"] - booked["transfer"]
     assert state.used + state.over == booked["pod"]
@@ -100,7 +102,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
         for _ in range(1 if database_url.startswith("sqlite") else 2)
     ]
     # The first pod has the budget booked, so that the account's balance is all that is left.
-    replicas[0].apply([opening("first", T0)], [Closing("first", T0 + 1, "finished")], {"team": POLICY}, NOW)
+    intake.apply(replicas[0], [opening("first", T0)], [Closing("first", T0 + 1, "finished")], {"team": POLICY}, NOW)
     team = replicas[0].require("team").known.id
     booked: Counter[str] = Counter({"pod": 1})
     kept: Counter[str] = Counter()
@@ -126,12 +128,14 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
                         reservation.release(books, find_team, "team", row.id, actor="me", now=NOW)
                         amount = 0
                 elif reservation.open_for_pod(books, TEAM, uid, uid, Hold(amount, amount), NOW):
-                    books.apply([opening(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END)
+                    intake.apply(
+                        books, [opening(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END
+                    )
                     amount = spent
                 else:
-                    raise Conflict("not free", 409, BALANCE_INSUFFICIENT)
-            except Conflict as refusal:
-                refusals.append(refusal.reason)
+                    raise BalanceInsufficient("not free")
+            except Conflicting as refusal:
+                refusals.append(refusal.code)
                 continue
             with counting:
                 booked[kind] += amount
@@ -146,7 +150,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
         done.set()
         watcher.join()
     assert broken == []
-    assert set(refusals) <= {BALANCE_INSUFFICIENT}
+    assert set(refusals) <= {BalanceInsufficient.code}
     state = replicas[0].require("team").at(END)
     assert (state.used, state.over) == (booked["pod"], 0), "whoever started was paid for"
     assert state.balance == 10_000 + booked["grant"] - booked["transfer"] - booked["pod"]
@@ -164,7 +168,7 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
         Books(Database(make_engine(database_url)), "default", carry=False)
         for _ in range(1 if database_url.startswith("sqlite") else 2)
     ]
-    replicas[0].apply([opening(uid, T0) for uid in pods], [], {"team": POLICY}, T0)
+    intake.apply(replicas[0], [opening(uid, T0) for uid in pods], [], {"team": POLICY}, T0)
 
     def told(uid: str, seq: int) -> UsageReport:
         return UsageReport(

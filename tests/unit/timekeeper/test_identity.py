@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slicekeeper.errors import Forbidden
 from slicekeeper.kube.client import TOKEN_REVIEWS
 from timekeeper.api.identity import Identity, time
+from timekeeper.api.problems import Problem
 from timekeeper.core.caller import Caller
 
 EXTRA = {"example.com/scopes": ["read", "write"], "authentication.kubernetes.io/credential-id": ["JTI=1"]}
@@ -66,7 +66,7 @@ def test_an_access_review_carries_all_that_the_token_review_said(server: ApiServ
 def test_callers_of_one_name_and_other_scopes_share_no_answer(server: ApiServer, identity: Identity) -> None:
     identity.allow(Caller("jane", extra=(("scopes", ("all",)),)), "get", "team")
     server.allowed = False
-    with pytest.raises(Forbidden):
+    with pytest.raises(Problem):
         identity.allow(Caller("jane", extra=(("scopes", ("none",)),)), "get", "team")
 
 
@@ -78,7 +78,7 @@ def test_a_right_to_write_that_was_taken_away_is_gone_within_seconds(
     identity.allow(jane, verb, "team")
     server.allowed = False
     now[0] += 3
-    with pytest.raises(Forbidden):
+    with pytest.raises(Problem):
         identity.allow(jane, verb, "team")
 
 
@@ -92,7 +92,7 @@ def test_a_right_to_read_is_asked_for_every_half_minute(
     assert len(server.asked) == 1
     server.allowed = False
     now[0] += 2
-    with pytest.raises(Forbidden):
+    with pytest.raises(Problem):
         identity.allow(jane, "get", "team")
 
 
@@ -104,7 +104,7 @@ def test_a_token_that_was_revoked_counts_no_longer_than_its_use_allows(
     identity.caller("Bearer t", writes=writes)
     server.valid = set()
     now[0] += seconds
-    with pytest.raises(Forbidden):
+    with pytest.raises(Problem):
         identity.caller("Bearer t", writes=writes)
 
 
@@ -128,7 +128,7 @@ def test_a_pods_end_is_never_forgotten_while_an_answer_from_before_it_counts(
     for number in range(others):
         identity.forget(f"other-{number}")
     server.valid = set()
-    with pytest.raises(Forbidden):
+    with pytest.raises(Problem):
         identity.caller("Bearer t")
 
 
@@ -141,7 +141,7 @@ def test_an_answer_that_comes_while_its_pod_ends_is_not_kept(
     server.valid, server.meanwhile = set(), lambda: None
     for seconds in (0, 599, 2):
         now[0] += seconds
-        with pytest.raises(Forbidden):
+        with pytest.raises(Problem):
             identity.caller("Bearer t")
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import NotFound
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import Resources, Settings
 from timekeeper.cluster.opening import Intake
 from timekeeper.cluster.watches import Namespaces, Nodes
 from timekeeper.core import interval

@@ -12,7 +12,6 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from databases import Databases
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,16 +22,19 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from openings import opening
 from sqlalchemy import text
+from support.databases import Databases
+from support.openings import opening
 
-from slicekeeper.errors import Conflict
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
-from timekeeper.ledger import hierarchy, movement
+from timekeeper.core.refusal import BalanceInsufficient, Conflicting, RefundAboveCharge
+from timekeeper.ledger import hierarchy, intake, movement
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import set_budget, set_status
+from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import BALANCE_INSUFFICIENT, REFUND_ABOVE_CHARGE, Order, Place
+from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.rate import set_price
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings
@@ -73,7 +75,7 @@ class Ledger(RuleBasedStateMachine):
     @initialize(start=st.sampled_from(sorted(STARTS)))
     def begin(self, start: str) -> None:
         self.now = STARTS[start]
-        self.books.follow_debt(self.now)
+        follow_debt(self.books, self.now)
 
     @rule(by=st.one_of(st.integers(1, 5_000), st.integers(1, 90 * MINUTE)))
     def time_passes(self, by: int) -> None:
@@ -101,7 +103,7 @@ class Ledger(RuleBasedStateMachine):
     def tell(self, uid: str) -> None:
         name, start, end, share = self.pods[uid]
         closings = [] if end is None else [Closing(uid, end, "finished")]
-        self.books.apply([opening(uid, start, share, name, model="A100")], closings, {name: POLICY}, self.now)
+        intake.apply(self.books, [opening(uid, start, share, name, model="A100")], closings, {name: POLICY}, self.now)
 
     def order(self, amount: int) -> Order:
         self.orders += 1
@@ -111,8 +113,8 @@ class Ledger(RuleBasedStateMachine):
         """Do a thing twice, which is once; return whether it was done."""
         try:
             first = work()
-        except Conflict as refusal:
-            if refusal.reason != allowed:
+        except Conflicting as refusal:
+            if refusal.code != allowed:
                 raise
             return False
         if work() or not first:
@@ -136,13 +138,13 @@ class Ledger(RuleBasedStateMachine):
         order, (source, target) = self.order(amount), sorted(PLACES, reverse=back)
         self.twice(
             lambda: movement.transfer(self.books, PLACES[source], PLACES[target], order, valid_to=None),
-            BALANCE_INSUFFICIENT,
+            BalanceInsufficient.code,
         )
 
     @rule(name=places, amount=amounts, sign=st.sampled_from([1, -1]))
     def an_adjustment(self, name: str, amount: int, sign: int) -> None:
         order = self.order(sign * amount)
-        self.twice(lambda: movement.adjust(self.books, PLACES[name], order), BALANCE_INSUFFICIENT)
+        self.twice(lambda: movement.adjust(self.books, PLACES[name], order), BalanceInsufficient.code)
 
     @precondition(lambda self: any(end is not None for _, _, end, _ in self.pods.values()))
     @rule(data=st.data(), amount=amounts)
@@ -150,7 +152,7 @@ class Ledger(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(uid for uid, pod in self.pods.items() if pod[2] is not None)))
         order = self.order(amount)
         place = PLACES[self.pods[uid][0]]
-        if self.twice(lambda: movement.refund(self.books, place, order, pod_uid=uid), REFUND_ABOVE_CHARGE):
+        if self.twice(lambda: movement.refund(self.books, place, order, pod_uid=uid), RefundAboveCharge.code):
             self.refunded[uid] += amount
 
     @rule(rate=prices, ahead=st.integers(0, 30 * MINUTE))
@@ -162,22 +164,22 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(carry=st.booleans())
     def debts_are_carried_or_forgiven(self, carry: bool) -> None:
-        Books(self.books.database, "default", carry=carry).follow_debt(self.now)
+        follow_debt(Books(self.books.database, "default", carry=carry), self.now)
 
     @rule(name=places, amount=amounts, period=st.sampled_from(["none", "hour", "day", "month"]),
           credit=st.sampled_from([0, 5 * MINUTE]), rollover=st.sampled_from([0, 9 * MINUTE]),
-          zone=st.sampled_from(["Europe/Berlin", "Asia/Kolkata"]), used=st.sampled_from(["counts", "counts", "anew"]),
+          zone=st.sampled_from(["Europe/Berlin", "Asia/Kolkata"]), used=st.sampled_from(["counts", "counts", "reset"]),
           behind=behind)  # fmt: skip
     def a_budget(
         self, name: str, amount: int, period: Any, credit: int, rollover: int, zone: str, used: Any, behind: int
     ) -> None:
         rule = Rule(self.now - behind, amount, period, zone, credit, rollover, used=used)
-        self.books.set_budget(f"uid-{name}", name, POLICY, rule, actor="me", if_match=None)
+        set_budget(self.books, f"uid-{name}", name, POLICY, rule, actor="me", if_match=None)
 
     @rule(name=places, status=st.sampled_from(["active", "suspended"]), behind=behind)
     def a_status(self, name: str, status: Any, behind: int) -> None:
         now = self.now - behind
-        self.books.set_status(f"uid-{name}", name, POLICY, status, reason="r", actor="me", now=now)
+        set_status(self.books, f"uid-{name}", name, POLICY, status, reason="r", actor="me", now=now)
         assert self.books.require(name).rule.status == status
 
     @rule(name=st.sampled_from(sorted(PARENTS)), amount=amounts, period=st.sampled_from(["none", "hour", "day"]))

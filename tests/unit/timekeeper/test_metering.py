@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from slicekeeper import names
-from slicekeeper.inventory import Gpu
-from slicekeeper.request import parse_pod
-from slicekeeper.settings import Resources
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.request import parse_pod
 from timekeeper.core.metering import GPU_UNKNOWN, QUOTA_MISSING, Metering, Quota, Weight, meter, quota_of
 
 RESOURCES = Resources()

@@ -7,17 +7,16 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from databases import Databases
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from openings import opening
+from support.databases import Databases
+from support.openings import opening
 
-from slicekeeper.errors import Conflict
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.budget import State
 from timekeeper.core.record import Posting, Rule
-from timekeeper.ledger import books as books_module
-from timekeeper.ledger import hierarchy, movement
+from timekeeper.core.refusal import Conflicting
+from timekeeper.ledger import hierarchy, intake, movement, settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
@@ -44,7 +43,7 @@ def move(books: Books, name: str, above: str | None, at: int) -> None:
 
 def run(books: Books, uid: str, start: int, end: int | None, now: int, *, name: str = "red", share: int = 1) -> None:
     begun = opening(uid, start, Fraction(1, share), name)
-    books.apply([begun], [] if end is None else [Closing(uid, end, "finished")], {name: POLICY}, now)
+    intake.apply(books, [begun], [] if end is None else [Closing(uid, end, "finished")], {name: POLICY}, now)
 
 
 def order(amount: int, key: str, now: int) -> Order:
@@ -78,8 +77,8 @@ def test_what_was_due_before_a_move_is_booked(books: Books) -> None:
 def test_a_namespace_goes_under_a_team_out_and_in_again(
     books: Books, monkeypatch: pytest.MonkeyPatch, every: int, late: bool
 ) -> None:
-    monkeypatch.setattr(books_module, "ANCHOR_EVERY", every)
-    monkeypatch.setattr(books_module, "ANCHOR_LAG_MS", 1_000)
+    monkeypatch.setattr(settlement, "ANCHOR_EVERY", every)
+    monkeypatch.setattr(settlement, "ANCHOR_LAG_MS", 1_000)
     parent(books, "lab", 90 * MINUTE, at=T0)
     parent(books, "school", 90 * MINUTE, period="hour", at=T0)
     move(books, "lab", "school", T0)
@@ -89,21 +88,21 @@ def test_a_namespace_goes_under_a_team_out_and_in_again(
         if late:
             run(books, f"late-{step}", T0 + 2_000, T0 + 3_000 + step, T0 + step * HOUR // 2, share=3)
         assert verify(books.database.engine, carry=False).differences == []
-    books.apply([], [Closing("a", T0 + 4 * HOUR, "finished")], {}, T0 + 4 * HOUR)
+    intake.apply(books, [], [Closing("a", T0 + 4 * HOUR, "finished")], {}, T0 + 4 * HOUR)
     assert verify(books.database.engine, carry=False).differences == []
 
 
 def test_a_move_by_a_clock_that_lags_behind_leaves_no_anchor_of_before(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(books_module, "ANCHOR_EVERY", 1)
-    monkeypatch.setattr(books_module, "ANCHOR_LAG_MS", 0)
+    monkeypatch.setattr(settlement, "ANCHOR_EVERY", 1)
+    monkeypatch.setattr(settlement, "ANCHOR_LAG_MS", 0)
     parent(books, "lab", 50 * MINUTE, period="hour")
     move(books, "red", "lab", T0 + 1)
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
     run(books, "b", T0 + 1_000, None, T0 + 1_000, name="blue")
     move(books, "blue", "lab", T0 + 2_000)
-    books.settle([place.known.id for place in books.positions()], T0 + 3 * HOUR)
+    settlement.settle(books, [place.known.id for place in books.positions()], T0 + 3 * HOUR)
     move(books, "red", None, T0 + HOUR + 5)
     assert verify(books.database.engine, carry=False).differences == []
     run(books, "late", T0 + 2 * HOUR, T0 + 2 * HOUR + 60_000, T0 + 4 * HOUR, name="blue")
@@ -152,9 +151,9 @@ steps = st.lists(
 )  # at a midnight, an anchor had the team's budget in a later hour
 def test_any_moves_end_in_what_the_records_say(databases: Databases, steps: Any, every: int, lag: int) -> None:
     with databases.migrated() as url, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(books_module, "ANCHOR_EVERY", every)
-        patch.setattr(books_module, "ANCHOR_LAG_MS", lag)
-        patch.setattr(books_module, "ANCHORS_KEPT", 3)
+        patch.setattr(settlement, "ANCHOR_EVERY", every)
+        patch.setattr(settlement, "ANCHOR_LAG_MS", lag)
+        patch.setattr(settlement, "ANCHORS_KEPT", 3)
         patch.setattr(hierarchy, "ANCHOR_LAG_MS", lag)
         books = Books(Database(make_engine(url)), "default", carry=False)
         aside = Database(make_engine(url))
@@ -170,11 +169,11 @@ def test_any_moves_end_in_what_the_records_say(databases: Databases, steps: Any,
                     run(books, pods[-1][0], now - two, None, now, name=one, share=len(pods))
                 elif kind == "end" and pods:
                     uid, start, _ = pods[one % len(pods)]
-                    books.apply([], [Closing(uid, min(start + two, now), "finished")], {}, now)
+                    intake.apply(books, [], [Closing(uid, min(start + two, now), "finished")], {}, now)
                 elif kind == "adjust":
                     try:
                         movement.adjust(books, PLACES[one], order(two, f"{now}-{two}-{one}", now))
-                    except Conflict:
+                    except Conflicting:
                         continue
                 elif kind == "pass":
                     now += one
@@ -206,7 +205,7 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
         position = books.require_parent(child)
         assert [known.name for known in position.above] == ([] if above is None else [above])
     move(books, "red", "one", T0 + 5_000)
-    books.apply([], [Closing("a", T0 + 12_000, "finished")], {}, T0 + 12_000)
+    intake.apply(books, [], [Closing("a", T0 + 12_000, "finished")], {}, T0 + 12_000)
     with books.database.reading() as session:
         used = {p.name: bookings.balances(session, p.id)["charged"] for p in accounts.everyone(session)}
     assert used == {"red": 11_000, "two": 11_000, "one": 3_000}

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from openings import opening
-from timekeeper_service import serving
+from support.openings import opening
+from support.timekeeper_service import serving
 from werkzeug.test import TestResponse
 
 from slicekeeper.clock import ManualClock
-from slicekeeper.errors import Forbidden
 from timekeeper.api.app import routed
+from timekeeper.api.problems import Problem
 from timekeeper.api.service import Service
 from timekeeper.core.caller import Caller
+from timekeeper.ledger import intake
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.verify import verify
@@ -45,8 +46,8 @@ class World:
         begun = type(begun)(**{**begun.__dict__, "namespace_uid": namespace})
         end = self.clock.now_ms() + span
         self.clock.advance(span)
-        self.service.books.apply(
-            [begun], [Closing(uid, end, "finished")], {"team": self.service.policy.of("team")}, end
+        intake.apply(
+            self.service.books, [begun], [Closing(uid, end, "finished")], {"team": self.service.policy.of("team")}, end
         )
 
     def call(self, method: str, path: str, body: Any = None, key: str = "k") -> TestResponse:
@@ -159,7 +160,7 @@ def test_the_last_account_of_a_name_that_nobody_has_is_still_found_by_the_name(w
 
 @pytest.mark.parametrize("path", ["", "/statement", "/entries", "/periods", "/grants", "/refunds"])
 def test_a_uid_that_has_no_account_of_the_name_is_refused(world: World, path: str) -> None:
-    world.service.books.apply(
+    intake.apply(world.service.books,
         [opening("x", T0, 1, "other")], [], {"other": world.service.policy.of("other")}, world.clock.now_ms()
     )  # fmt: skip
     for uid in ("nobody", "uid-other", "new"):
@@ -176,7 +177,7 @@ def test_rights_in_the_new_namespace_open_no_account_of_the_old_one(
     def allow(_caller: Caller, verb: str, namespace: str, subresource: str = "") -> None:
         asked.append((verb, namespace, subresource))
         if not namespace:
-            raise Forbidden("only in team", 403, "forbidden")
+            raise Problem(403, "forbidden", "only in team")
 
     monkeypatch.setattr(world.service.identity, "allow", allow)
     world.run("c", "new", 1)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import scripted_history as history
 from flask import Flask
-from timekeeper_service import serving
+from support import scripted_history as history
+from support.timekeeper_service import serving
 
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

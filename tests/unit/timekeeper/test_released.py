@@ -13,13 +13,15 @@ from sqlalchemy import select
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
-from slicekeeper import inventory, names, released
+from slicekeeper import names
 from slicekeeper.cli import break_glass
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.errors import Unavailable
+from slicekeeper.gpu import inventory
+from slicekeeper.kube import released
 from slicekeeper.kube.client import CONFIG_MAPS, NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger.books import Books

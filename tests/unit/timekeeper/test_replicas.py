@@ -12,15 +12,15 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from databases import Postgres
-from openings import opening
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
+from support.databases import Postgres
+from support.openings import opening
 
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import Conflict
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from timekeeper.ledger import movement
+from timekeeper.ledger import intake, movement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
@@ -73,9 +73,13 @@ def together(*work: Callable[[], None]) -> None:
 def life(books: Books, index: int) -> None:
     """Tell of a pod's whole life, twice, as two controllers would."""
     uid, start = f"pod-{index % 12}", T0 + index % 12 * 900
-    books.apply([opening(uid, start, Fraction(1, 3))], [], {"team": POLICY}, T0 + 30_000)
-    books.apply(
-        [opening(uid, start, Fraction(1, 3))], [Closing(uid, start + 7_001, "finished")], {"team": POLICY}, T0 + 40_000
+    intake.apply(books, [opening(uid, start, Fraction(1, 3))], [], {"team": POLICY}, T0 + 30_000)
+    intake.apply(
+        books,
+        [opening(uid, start, Fraction(1, 3))],
+        [Closing(uid, start + 7_001, "finished")],
+        {"team": POLICY},
+        T0 + 40_000,
     )
 
 

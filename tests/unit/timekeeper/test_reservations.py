@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
-from openings import opening
 from sqlalchemy.orm import Session
+from support.openings import opening
 
 from slicekeeper import names
-from slicekeeper.errors import Conflict, NotFound
-from slicekeeper.inventory import Gpu
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from slicekeeper.request import GpuRequest, PodRequest
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.request import GpuRequest, PodRequest
 from timekeeper.core.rate import PriceBook
 from timekeeper.core.record import Rule
+from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.core.reservation import Hold, hold_of, span_of
-from timekeeper.ledger import hierarchy, movement, reservation
+from timekeeper.ledger import hierarchy, intake, movement, reservation
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.store import accounts, audit
@@ -56,7 +57,7 @@ def held(books: Books, now: int) -> int:
 
 def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int, rate: Fraction = Fraction(1)) -> None:
     closings = [] if end is None else [Closing(uid, end, "finished")]
-    books.apply([opening(uid, start, rate)], closings, {"team": POLICY}, now)
+    intake.apply(books, [opening(uid, start, rate)], closings, {"team": POLICY}, now)
 
 
 def outcomes(books: Books, now: int) -> dict[str, str]:
@@ -113,7 +114,7 @@ def test_a_pods_reservation_shrinks_as_it_is_charged_and_its_rest_comes_back_at_
     for now, left in ((T0 + 11_000, 50_000), (T0 + 31_000, 30_000), (T0 + 61_000, 0)):
         assert held(books, now) == left + 40_000
         assert books.require("team").at(now).balance >= held(books, now)
-    books.apply([], [Closing("p", T0 + 41_000, "finished")], {}, T0 + 50_000)
+    intake.apply(books, [], [Closing("p", T0 + 41_000, "finished")], {}, T0 + 50_000)
     assert held(books, T0 + 50_000) == 40_000
     assert books.require("team").at(T0 + 50_000).balance == 60_000
     assert reservation.open_for_pod(books, TEAM, "r", "r", Hold(20_000, 1), T0 + 50_000)
@@ -132,9 +133,9 @@ def test_a_pod_on_a_cheaper_gpu_than_feared_keeps_only_what_it_needs_there(books
 def test_what_is_set_aside_cannot_be_taken_out_and_a_grant_makes_room(books: Books) -> None:
     made, new = reservation.open_by_hand(books, TEAM, order(70_000), expires_at=T0 + 60_000)
     assert (new, made.amount_ms) == (True, 70_000)
-    with pytest.raises(Conflict, match="more than the 30000"):
+    with pytest.raises(Conflicting, match="more than the 30000"):
         movement.transfer(books, TEAM, OTHER, order(30_001, "t"), valid_to=None)
-    with pytest.raises(Conflict, match="more than the 30000"):
+    with pytest.raises(Conflicting, match="more than the 30000"):
         movement.adjust(books, TEAM, order(-30_001, "a"))
     movement.transfer(books, TEAM, OTHER, order(30_000, "t"), valid_to=None)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
@@ -146,9 +147,9 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
     first, new = reservation.open_by_hand(books, TEAM, order(60_000), expires_at=T0 + 60_000)
     again, repeated = reservation.open_by_hand(books, TEAM, order(60_000), expires_at=T0 + 60_000)
     assert (new, repeated, again.id) == (True, False, first.id)
-    with pytest.raises(Conflict, match="another request"):
+    with pytest.raises(Conflicting, match="another request"):
         reservation.open_by_hand(books, TEAM, order(50_000), expires_at=T0 + 60_000)
-    with pytest.raises(Conflict, match="the 40000 that team has free"):
+    with pytest.raises(Conflicting, match="the 40000 that team has free"):
         reservation.open_by_hand(books, TEAM, order(40_001, "k2"), expires_at=T0 + 60_000)
     assert reservation.release(books, find_team, "team", first.id, actor="me", now=T0 + 1).outcome == "released"
     assert reservation.release(books, find_team, "team", first.id, actor="me", now=T0 + 2).ended_at == T0 + 1
@@ -157,12 +158,12 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
     assert held(books, T0 + 9_999) == 100_000
     assert held(books, T0 + 10_000) == 0
     assert reservation.outcome_of(short, T0 + 10_000) == "expired"
-    with pytest.raises(NotFound):
+    with pytest.raises(Unknown):
         reservation.release(books, find_team, "team", 999, actor="me", now=T0)
     assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0 + 20_000)
     with books.database.reading() as session:
         row: Reservation = store.page(session, books.require("team").known.id, None, 1)[0]
-    with pytest.raises(Conflict, match="ends with the pod"):
+    with pytest.raises(Conflicting, match="ends with it"):
         reservation.release(books, find_team, "team", row.id, actor="me", now=T0)
 
 
@@ -179,7 +180,7 @@ def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Boo
     assert (free.amount, free.tightest) == (20_000, position.above[0].id)
     assert reservation.most_of(position, now) == 50_000
     assert reservation.open_for_pod(books, OTHER, "q", "q", Hold(20_000, 20_000), now)
-    with pytest.raises(Conflict, match="the 0 that other has free"):
+    with pytest.raises(Conflicting, match="the 0 that other has free"):
         reservation.open_by_hand(books, OTHER, order(1, now=now), expires_at=T0 + 9)
     run(books, "p", now, end=now + 10_000, now=now + 10_000)
     with books.database.reading() as session:
@@ -202,15 +203,15 @@ def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
 
 
 def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
-    books.set_status("uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0)
+    set_status(books, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
-    with pytest.raises(Conflict, match="suspended"):
+    with pytest.raises(Conflicting, match="suspended"):
         reservation.open_by_hand(books, TEAM, order(1), expires_at=T0 + 1)
 
 
 def test_credit_may_be_set_aside_but_not_more(books: Books) -> None:
     rule = Rule(T0, 10_000, "none", "UTC", credit=5_000)
-    books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(15_001, 1), T0)
     assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(15_000, 15_000), T0)
     run(books, "p", T0, end=T0 + 15_000, now=T0 + 15_000)

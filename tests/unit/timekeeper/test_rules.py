@@ -7,25 +7,25 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import msgspec
 import pytest
-from databases import Databases
-from openings import opening
 from sqlalchemy import text
+from support.openings import opening
 
-from slicekeeper.errors import Conflict
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.accounting_period import period_around
 from timekeeper.core.budget import State
 from timekeeper.core.record import Posting, Rule
-from timekeeper.ledger import hierarchy, movement, rate
+from timekeeper.core.refusal import Conflicting
+from timekeeper.ledger import hierarchy, intake, movement, rate
+from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.budget import version_of
+from timekeeper.ledger.budget import follow_policy, set_budget, set_status
+from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, budget_rules, timelines
-from timekeeper.store.db import migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -39,13 +39,13 @@ MONTH = Rule(0, 100 * SECOND, "month", "UTC")
 
 def use(books: Books, uid: str, start: int, seconds: int, *, policy: NamespacePolicy = POLICY) -> None:
     end = start + seconds * SECOND
-    books.apply([opening(uid, start, Fraction(1))], [Closing(uid, end, "finished")], {"team": policy}, end)
+    intake.apply(books, [opening(uid, start, Fraction(1))], [Closing(uid, end, "finished")], {"team": policy}, end)
 
 
 def set_to(books: Books, at: int, seconds: int, **changed: Any) -> State:
     """Give team a budget; return where it stands then."""
     rule = replace(MONTH, since=at, amount=seconds * SECOND, **changed)
-    books.set_budget("uid-team", "team", POLICY, rule, actor="me", if_match=None)
+    set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
     return books.require("team").at(at)
 
 
@@ -90,10 +90,10 @@ def test_dozens_of_toggles_give_no_more_than_the_highest_amount(books: Books, cr
     set_to(books, now, 100, credit=credit * SECOND)
     if grants:
         grant(books, grants, now)
-    books.apply([opening("a", now, Fraction(4))], [], {"team": POLICY}, now)
+    intake.apply(books, [opening("a", now, Fraction(4))], [], {"team": POLICY}, now)
     for toggle in range(60):
         set_to(books, now := now + 3 * SECOND, (50, 100, 70, 0)[toggle % 4], credit=credit * SECOND)
-    books.apply([], [Closing("a", now, "finished")], {}, now)
+    intake.apply(books, [], [Closing("a", now, "finished")], {}, now)
     assert booked(books)["charged"] <= (100 + credit + grants) * SECOND
     # The state is what it would be without a single toggle.
     assert set_to(books, now + 1, 100, credit=credit * SECOND).balance <= 0
@@ -138,7 +138,7 @@ def test_a_debt_that_a_raise_has_paid_is_owed_again_when_that_is_taken_back(data
     database = Database(make_engine(database_url))
     try:
         books = Books(database, "default", carry=True)
-        books.follow_debt(T0 - 1)
+        follow_debt(books, T0 - 1)
         use(books, "a", T0, 130)
         assert books.require("team").at(T0 + 130 * SECOND).debt == 30 * SECOND
         for step in range(4):
@@ -154,10 +154,10 @@ def test_a_typo_in_the_policy_file_that_is_mended_forgives_nothing(books: Books)
     use(books, "a", T0, 80)
     typo = replace_policy(amount="10s")
     for step in range(20):
-        books.follow_policy({"team": typo if step % 2 == 0 else POLICY}, T0 + (100 + step) * SECOND)
+        follow_policy(books, {"team": typo if step % 2 == 0 else POLICY}, T0 + (100 + step) * SECOND)
     assert books.require("team").at(T0 + 130 * SECOND).balance == 20 * SECOND
-    books.follow_policy({"team": replace_policy(amount="100s", time_zone="Asia/Tokyo")}, T0 + 140 * SECOND)
-    books.follow_policy({"team": replace_policy(amount="100s", period="day")}, T0 + 150 * SECOND)
+    follow_policy(books, {"team": replace_policy(amount="100s", time_zone="Asia/Tokyo")}, T0 + 140 * SECOND)
+    follow_policy(books, {"team": replace_policy(amount="100s", period="day")}, T0 + 150 * SECOND)
     assert books.require("team").at(T0 + 160 * SECOND).balance == 20 * SECOND
 
 
@@ -220,7 +220,7 @@ def test_a_period_begins_there_and_then_where_that_is_asked_for(books: Books) ->
     use(books, "a", T0 + HOUR, 80)
     for step, changed in enumerate(({}, {"zone": "Asia/Tokyo"}, {"period": "day"})):
         at = T0 + 2 * HOUR + step
-        state = set_to(books, at, 100, used="anew", **changed)
+        state = set_to(books, at, 100, used="reset", **changed)
         assert (state.used, state.balance) == (0, 100 * SECOND)
     with books.database.reading() as session:
         rules = [row.rule for row in budget_rules.rules(session, books.require("team").known.id)]
@@ -231,7 +231,7 @@ def test_a_period_begins_there_and_then_where_that_is_asked_for(books: Books) ->
 def test_of_rules_of_one_instant_the_last_holds_and_a_period_that_one_asks_for_begins(books: Books) -> None:
     use(books, "a", T0, 80)
     at = T0 + HOUR
-    for used, amount in (("counts", 10), ("anew", 200), ("counts", 90)):
+    for used, amount in (("counts", 10), ("reset", 200), ("counts", 90)):
         state = set_to(books, at, amount, used=used)
     assert (state.used, state.balance) == (0, 90 * SECOND)
 
@@ -244,21 +244,21 @@ def test_the_later_accepted_write_holds_with_two_replicas_whose_clocks_differ(da
     try:
         ahead, behind = T0 + HOUR + 2 * SECOND, T0 + HOUR
         use(fast, "a", T0, 30)
-        fast.set_budget("uid-team", "team", POLICY, replace(MONTH, since=ahead, amount=1), actor="me", if_match=None)
+        set_budget(fast, "uid-team", "team", POLICY, replace(MONTH, since=ahead, amount=1), actor="me", if_match=None)
         tag = frozenset({version_of(slow.require("team").rule)})
-        slow.set_budget("uid-team", "team", POLICY, replace(MONTH, since=behind), actor="me", if_match=tag)
+        set_budget(slow, "uid-team", "team", POLICY, replace(MONTH, since=behind), actor="me", if_match=tag)
         for books in (fast, slow):
             position = books.require("team")
             assert position.rule.rule.amount == 100 * SECOND
             assert position.at(ahead + DAY).balance == 70 * SECOND
             assert position.rule.rule.since >= ahead
-        fast.set_status("uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=ahead)
-        slow.set_status("uid-team", "team", POLICY, "active", reason="r", actor="me", now=behind)
+        set_status(fast, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=ahead)
+        set_status(slow, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=behind)
         assert (slow.require("team").rule.status, slow.require("team").at(ahead + 1).exhausted) == ("active", False)
-        fast.set_status("uid-team", "team", POLICY, "active", reason="r", actor="me", now=ahead)
-        slow.set_status("uid-team", "team", POLICY, "closed", reason="r", actor="me", now=behind)
-        with pytest.raises(Conflict, match="closed"):
-            fast.set_status("uid-team", "team", POLICY, "active", reason="r", actor="me", now=ahead + DAY)
+        set_status(fast, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=ahead)
+        set_status(slow, "uid-team", "team", POLICY, "closed", reason="r", actor="me", now=behind)
+        with pytest.raises(Conflicting, match="closed"):
+            set_status(fast, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=ahead + DAY)
         assert fast.require("team").at(ahead + 1).exhausted
         assert verify(fast.database.engine, carry=False).differences == []
     finally:
@@ -272,8 +272,8 @@ def test_what_a_clock_far_ahead_wrote_never_holds_once_another_rule_is_written(b
     hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=T0 + 400 * DAY), actor="me", if_match=None)
     now = T0 + HOUR
     assert set_to(books, now, 90).balance == 60 * SECOND
-    books.set_status("uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=now + SECOND)
-    books.set_status("uid-team", "team", POLICY, "active", reason="r", actor="me", now=now + 2 * SECOND)
+    set_status(books, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=now + SECOND)
+    set_status(books, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=now + 2 * SECOND)
     hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=now, amount=7), actor="me", if_match=None)
     position = books.require("team")
     assert (position.rule.rule.since, position.rule.rule.amount) == (now + 2 * SECOND, 90 * SECOND)
@@ -291,8 +291,8 @@ def rules_of(books: Books) -> list[budget_rules.RuleRow]:
 def test_the_policy_and_parents_follow_the_later_write_too(books: Books) -> None:
     ahead, behind = T0 + HOUR + 2 * SECOND, T0 + HOUR
     use(books, "a", T0, 30)
-    books.follow_policy({"team": replace_policy(amount="10s")}, ahead)
-    books.follow_policy({"team": POLICY}, behind)
+    follow_policy(books, {"team": replace_policy(amount="10s")}, ahead)
+    follow_policy(books, {"team": POLICY}, behind)
     assert books.require("team").at(ahead).balance == 70 * SECOND
     for at, amount in ((ahead, 1), (behind, 2), (behind - DAY, 3)):
         hierarchy.put_parent(
@@ -316,7 +316,7 @@ def test_a_price_for_at_once_is_not_overtaken_by_an_earlier_one_of_a_clock_ahead
     assert rate.set_price(books, "A100", Fraction(2), since=None, now=behind, **price) == (since, False)
     pods = [opening(f"p{n}", at, Fraction(1), model="A100") for n, at in enumerate((T0 + HOUR, T0 + DAY + HOUR))]
     ends = [Closing(f"p{n}", o.start + SECOND, "finished") for n, o in enumerate(pods)]
-    books.apply(pods, ends, {"team": POLICY}, T0 + 2 * DAY)
+    intake.apply(books, pods, ends, {"team": POLICY}, T0 + 2 * DAY)
     assert booked(books)["charged"] == (2 + 9) * SECOND
 
 
@@ -330,11 +330,11 @@ def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books
     if act == "move":
         assert not hierarchy.put_under(books, place, None, reason="r", actor="me", now=T0)
     elif act == "status":
-        books.set_status("uid-team", "team", policy, "active", reason="r", actor="me", now=T0)
+        set_status(books, "uid-team", "team", policy, "active", reason="r", actor="me", now=T0)
     else:
-        with pytest.raises(Conflict):
+        with pytest.raises(Conflicting):
             movement.adjust(books, place, order(-1_000, "k", T0))
-        books.database.write(lambda session: books.ensure(session, "uid-team", "team", policy, T0))
+        books.database.write(lambda session: ensure(books, session, "uid-team", "team", policy, T0))
     state = books.require("team").at(T0 + SECOND)
     assert (state.period_start, state.balance, state.since) == (T0, 20 * SECOND, T0)
     use(books, "a", T0 + 2 * HOUR, 10, policy=policy)
@@ -342,7 +342,7 @@ def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books
 
 
 def test_grants_that_are_used_up_leave_the_state_and_its_anchors(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timekeeper.ledger.books.ANCHOR_EVERY", 1)
+    monkeypatch.setattr("timekeeper.ledger.settlement.ANCHOR_EVERY", 1)
     set_to(books, T0, 0)
     for step in range(30):
         grant(books, 2, T0 + step * HOUR, T0 + step * HOUR + DAY if step % 2 else None)
@@ -354,50 +354,6 @@ def test_grants_that_are_used_up_leave_the_state_and_its_anchors(books: Books, m
     assert kept
     assert max(len(anchor.grants) for anchor in kept) <= 1
     assert booked(books)["charged"] == 60 * SECOND
-
-
-# The ledgers of before
-
-
-def test_a_ledger_of_before_stays_what_it_was(databases: Databases) -> None:
-    """Its rules clamped what was used, and another calendar began a period; so they do after the upgrade."""
-    with databases.migrated() as url:
-        engine = make_engine(url)
-        books = Books(Database(engine), "default", carry=False)
-        try:
-            use(books, "a", T0, 80)
-            set_to(books, T0 + 90 * SECOND, 50, used="clamped")
-            set_to(books, T0 + 91 * SECOND, 100, used="clamped")
-            use(books, "b", T0 + 100 * SECOND, 70)
-            set_to(books, T0 + HOUR, 100, zone="Asia/Tokyo", used="anew")
-            use(books, "c", T0 + 2 * HOUR, 90)
-            assert booked(books)["charged"] == (80 + 50 + 90) * SECOND
-            before = standing(books)
-            migrate.downgrade(engine, "0013")
-            migrate.upgrade(engine)
-            books = Books(books.database, "default", carry=False)
-            assert verify(engine, carry=False).differences == []
-            late = opening("late", T0 + HOUR - SECOND, Fraction(1))
-            books.apply([late], [Closing("late", T0 + HOUR, "finished")], {"team": POLICY}, T0 + 3 * HOUR - 1)
-            assert verify(engine, carry=False).differences == []
-            assert {p for p in before if p.kind == "charge"} <= set(standing(books))
-            set_to(books, T0 + 3 * HOUR, 50)
-            with pytest.raises(RuntimeError, match="1 budgets were changed since revision 0014"):
-                migrate.downgrade(engine, "0013")
-        finally:
-            books.database.close()
-
-
-def standing(books: Books) -> list[Posting]:
-    with books.database.reading() as session:
-        known = accounts.require_name(session, "default", "team")
-        return sorted(b.posting for b in bookings.standing(session, known.id, None))
-
-
-def test_an_anchor_of_before_can_still_be_read() -> None:
-    old = {"at": 1, "period_start": 0, "period": {"key": "period:0", "amount": 5, "left": 5, "expires": 9,
-           "booked": True, "priority": 0}, "grants": [], "exhausted": False, "since": 0, "cut": 0}  # fmt: skip
-    assert msgspec.json.decode(msgspec.json.encode(old), type=State).period.repaid == 0
 
 
 def test_the_database_knows_no_other_word_for_what_becomes_of_used_time(books: Books) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openings import opening
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from support.openings import opening
 
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
-from timekeeper.ledger import hierarchy, movement
+from timekeeper.ledger import hierarchy, intake, movement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
@@ -48,7 +48,7 @@ def ledger(database_url: str) -> Iterator[Books]:
 
 
 def run(books: Books, uid: str, start: int, end: int) -> None:
-    books.apply([opening(uid, start)], [Closing(uid, end, "finished")], {"team": POLICY}, end)
+    intake.apply(books, [opening(uid, start)], [Closing(uid, end, "finished")], {"team": POLICY}, end)
 
 
 def opinion(books: Books) -> list[str]:

@@ -10,14 +10,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 
 import pytest
-import scripted_history as history
-from databases import postgres
 from flask import Flask
-from small_disk import fill_up, small_disk
 from sqlalchemy import Connection, event, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session
+from support import scripted_history as history
+from support.databases import postgres
+from support.small_disk import fill_up, small_disk
 
 from timekeeper.api import problems
 from timekeeper.ledger.books import Books

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openings import opening
-from small_cluster import NAMESPACE, SmallCluster, small_cluster
+from support.openings import opening
+from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from slicekeeper.clock import ManualClock
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import EVENTS, NAMESPACES
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.settings import PolicySettings, Settings
 from timekeeper.api.views import decision
 from timekeeper.cluster.controller import Controller
 from timekeeper.core.record import Rule
-from timekeeper.ledger import hierarchy, movement
+from timekeeper.ledger import hierarchy, intake, movement
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
 from timekeeper.ledger.verify import verify
@@ -69,11 +70,11 @@ class Stage:
     def run(self, uid: str, *, share: Fraction = Fraction(1)) -> None:
         begun = opening(uid, self.clock.now_ms(), share, NAMESPACE)
         begun = type(begun)(**{**begun.__dict__, "namespace_uid": self.uid})
-        self.books.apply([begun], [], {NAMESPACE: self.place.policy}, self.clock.now_ms())
+        intake.apply(self.books, [begun], [], {NAMESPACE: self.place.policy}, self.clock.now_ms())
 
     def finish(self, uid: str) -> None:
         now = self.clock.now_ms()
-        self.books.apply([], [Closing(uid, now, "finished")], {}, now)
+        intake.apply(self.books, [], [Closing(uid, now, "finished")], {}, now)
 
     def after(self, seconds: int, *controllers: Controller) -> list[int]:
         """Have all look after some seconds, twice; return the thresholds that were told by now."""
@@ -130,7 +131,7 @@ def test_each_threshold_is_told_once_per_period_by_two_controllers_and_after_a_r
     assert first["involvedObject"] == {
         "apiVersion": "v1", "kind": "Namespace", "name": NAMESPACE, "namespace": NAMESPACE, "uid": stage.uid,
     }  # fmt: skip
-    assert first["message"] == "50 % of the budget are used: 51s of 1m40s since 2026-01-01T00:00:00.000Z"
+    assert first["message"] == "50 % of the budget is used: 51s of 1m40s since 2026-01-01T00:00:00.000Z"
     assert first["type"] == "Warning"
 
 
@@ -149,14 +150,14 @@ def test_the_decision_names_the_highest(stage: Stage) -> None:
         stage.clock.advance(seconds * 1_000)
         now, position = stage.clock.now_ms(), stage.books.require(NAMESPACE)
         found = decision.decision(position, stage.place.policy, stage.settings, now, 0)
-        assert (found.state, found.reason) == ("warning", f"more than {wanted} % of the budget are used")
+        assert (found.state, found.reason) == ("warning", f"more than {wanted} % of the budget is used")
 
 
 def test_a_raised_amount_that_is_used_up_to_a_threshold_again_is_not_told_again(stage: Stage) -> None:
     stage.run("a")
     assert stage.after(81) == [50, 80]
     rule = Rule(stage.clock.now_ms(), 200_000, "hour", "UTC")
-    stage.books.set_budget(*stage.place.__dict__.values(), rule, actor="me", if_match=None)
+    set_budget(stage.books, *stage.place.__dict__.values(), rule, actor="me", if_match=None)
     assert stage.after(80) == [50, 80]
     assert stage.after(30) == [50, 80, 95]
 
@@ -170,7 +171,7 @@ def test_a_grant_moves_what_lies_ahead_and_a_lowered_amount_tells_what_it_crosse
     assert stage.after(11) == [50]
     stage.finish("a")
     rule = Rule(stage.clock.now_ms(), 20_000, "hour", "UTC")
-    stage.books.set_budget(*stage.place.__dict__.values(), rule, actor="me", if_match=None)
+    set_budget(stage.books, *stage.place.__dict__.values(), rule, actor="me", if_match=None)
     assert stage.after(1) == [50, 80]
 
 
@@ -188,7 +189,7 @@ def test_a_teams_thresholds_are_told_in_the_namespaces_under_it(stage: Stage) ->
     hierarchy.put_under(stage.books, stage.place, "lab", reason="r", actor="me", now=T0)
     stage.run("a")
     assert stage.after(31) == [50]
-    assert stage.events()[0]["message"].startswith("50 % of the budget of team lab are used: 31s of 1m")
+    assert stage.events()[0]["message"].startswith("50 % of the budget of team lab is used: 31s of 1m")
     assert stage.after(25) == [50, 50, 80]
     with stage.books.database.reading() as session:
         (mine,) = audit.page(session, "default", NAMESPACE, 0, 9)[-1:]

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timeline_oracle import Oracle, histories, rounded, short_bounds
+from support.timeline_oracle import Oracle, histories, rounded, short_bounds
 
 from timekeeper.core import budget as budget_core
 from timekeeper.core import timeline
@@ -28,7 +28,7 @@ def _short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Outcome:
-    """What becomes of a budget that stands alone."""
+    """What becomes of a budget without a parent."""
 
     state: State
     postings: list[Posting]
@@ -185,7 +185,7 @@ def test_idle_periods_cost_nothing_and_leave_nothing_in_the_ledger() -> None:
 
 
 def test_a_rule_that_begins_with_a_period_after_idle_ones_is_followed_alike_whenever_anybody_looked() -> None:
-    records = Records([], [Rule(0, 5, "hour", "UTC"), Rule(163, 5, "day", "UTC", used="anew")], opened=10)
+    records = Records([], [Rule(0, 5, "hour", "UTC"), Rule(163, 5, "day", "UTC", used="reset")], opened=10)
     looked = advance(advance(begin(records, 170), records, 130).state, records, 170)
     assert looked.state == advance(begin(records, 170), records, 170).state
 

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timeline_oracle import ForestOracle, forests, short_bounds
+from support.timeline_oracle import ForestOracle, forests, short_bounds
 
 from timekeeper.core import budget as budget_core
 from timekeeper.core.hierarchy import chain
-from timekeeper.core.record import Forest, Link, Posting, Records, Rule
+from timekeeper.core.record import Claim, Debt, Forest, Link, Posting, Records, Rule
 from timekeeper.core.timeline import Outcome, advance, begin_all, run_outs
 
 
@@ -58,6 +58,14 @@ def test_budgets_under_each_other_are_what_a_walk_by_milliseconds_gives(forest: 
         assert (key, state.balance, state.debt) == (key, budget.left() - budget.overdrawn, budget.debt)
         if any(claim.end is None for claim in forest.records[key].claims):
             assert (key, state.used, state.over) == (key, budget.used, budget.over)
+
+
+def test_what_is_used_up_is_exhausted_though_one_below_turns_at_the_same_instant() -> None:
+    team = Records([Claim("p", 1000, None, 2, 1)], [Rule(0, 5, "none", "UTC")], debts=[Debt(0, carry=True)])
+    lab = Records([], [Rule(0, 4, "none", "UTC")], debts=[Debt(0, carry=True)])
+    states = whole(Forest({1: team, 20: lab}, [Link(1, 20, 999)]), 1005).states
+    assert (states[1].exhausted, states[1].barred, states[20].exhausted) == (False, 20, True)
+    assert (states[1].balance, states[20].balance, states[1].debt, states[20].debt) == (1, 0, 0, 6)
 
 
 @settings(max_examples=100, deadline=None)
@@ -108,7 +116,7 @@ def test_a_budget_above_consumed_what_those_below_were_charged_meanwhile(forest:
     below: Counter[tuple[int, int]] = Counter()
     for key in forest.records:
         for posting in outcome.postings[key]:
-            # A posting belongs to whoever the budget stood under while it ran, not to whom it came under at its end.
+            # A posting belongs to the parent the budget had while it ran, not to the one it has at its end.
             if posting.kind in ("charge", "refund"):
                 sign, at = (1, posting.at - 1) if posting.kind == "charge" else (-1, posting.at)
                 for up in chain(forest.links, key, at)[1:2]:

@@ -11,16 +11,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import charge_oracle
 import pytest
+from support import charge_oracle
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
-from slicekeeper import inventory, names
+from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
+from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.namespace_policy import PolicyFile
-from slicekeeper.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger.books import Books

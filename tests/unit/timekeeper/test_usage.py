@@ -10,22 +10,21 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from databases import Databases
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
+from support.databases import Databases
 
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import Caller
 from timekeeper.core.usage import SILENCE_MS, HourUsed, Watermark, advance, in_this_hour
-from timekeeper.ledger import retention, seal
+from timekeeper.ledger import intake, retention, seal
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.report import take
 from timekeeper.ledger.verify import verify
 from timekeeper.store import usage, watermarks, workloads
-from timekeeper.store.db import migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.usage import Wanted
@@ -68,13 +67,13 @@ def pod(books: Books, uid: str, start: int, end: int | None, **shares: Fraction)
     name = "other" if uid.startswith("other") else "team"
     opening = Opening(uid, uid, name, f"uid-{name}", "n", (), '{"main":1}', "standard", shares, start, ())
     closings = [] if end is None else [Closing(uid, end, "finished")]
-    books.apply([opening], closings, {name: POLICY}, end or start)
+    intake.apply(books, [opening], closings, {name: POLICY}, end or start)
 
 
 def report(uid: str, at: int, seq: int, used_ms: int | None, begun: int) -> UsageReport:
     return UsageReport(
         namespace="team", pod_name=uid, pod_uid=uid, container="main", epoch=begun * 1_000_000, seq=seq,
-        used_ms=used_ms, monotonic_ns=(at - begun) * 1_000_000,
+        used_ms=used_ms, memory_mib=1_000 - seq, monotonic_ns=(at - begun) * 1_000_000,
     )  # fmt: skip
 
 
@@ -177,6 +176,7 @@ def test_retention_takes_only_what_it_may_while_pods_report_and_are_charged(book
         assert (kept, set(marks)) == ([("runs",)], {("runs", "main")})
         rows = workloads.by_uid(session, ["old-0", "old-3"])
     assert (rows["old-0"].used_ms, rows["old-3"].used_ms) == (9 * MINUTE, None)
+    assert (rows["old-0"].peak_memory_mib, rows["old-3"].peak_memory_mib) == (999, None)
     (after,) = told(books, now, [(T0, T0 + DAY)])
     assert (after[4], after[5] // MINUTE) == (before[0][4], before[0][5] // MINUTE), "old-1 told of 1 ms"
     (refused,) = take(books.database, OPERATOR, [report("old-0", T0 + 2 * HOUR, 99, 99, T0)], now)
@@ -211,23 +211,3 @@ def test_postgresql_keeps_a_partition_for_each_month_and_drops_old_ones(database
             assert months(T0 + 200 * DAY) == ["usage_hour_2026_07", "usage_hour_2026_08", "usage_hour_rest"]
         finally:
             database.close()
-
-
-def test_pods_of_before_get_their_size_and_go_back_while_none_is_archived(databases: Databases) -> None:
-    with databases.empty() as url:
-        engine = make_engine(url)
-        migrate.upgrade(engine)
-        books = Books(Database(engine), "default", carry=False)
-        try:
-            pod(books, "a", T0, T0 + HOUR, A100=Fraction(1, 3), H100=Fraction(1, 2))
-            tell(books, "a", T0, T0 + 10 * MINUTE)
-            migrate.downgrade(engine, "0004")
-            migrate.upgrade(engine)
-            (row,) = told(books, T0 + HOUR, [(T0, T0 + HOUR)], "model")
-            assert (row[1], row[4]) == ("A100,H100", 3_000_000 - 1)
-            seal.seal_due(books, 0, T0 + 40 * DAY)
-            retention.sweep(books.database, "default", raw_days=1, usage_days=400, now=T0 + 40 * DAY)
-            with pytest.raises(RuntimeError, match="archived"):
-                migrate.downgrade(engine, "0004")
-        finally:
-            books.database.close()

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.json_patch import apply
 
 from slicekeeper import names
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from slicekeeper.settings import Settings, TimekeeperClientSettings, WebhookSettings
-from webhook.classes import ClusterClasses, SettingsClasses
-from webhook.patch import apply, escape, value_at
-from webhook.policy import Admission, Case, Standing, cut
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.settings import Settings, TimekeeperClientSettings, WebhookSettings
+from slicekeeper.wire.json_patch import escape
+from webhook import patch as patches
+from webhook.admission import Admission, Case, Standing, cut
+from webhook.patch import value_at
+from webhook.priority_classes import ClusterClasses, SettingsClasses
 
 SETTINGS = Settings()
 ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
@@ -268,7 +271,7 @@ def test_pointers_are_escaped_and_read_back() -> None:
 def test_applying_a_patch_leaves_the_original_as_it_was() -> None:
     original = {"a": {"b": [1]}}
     patch = [{"op": "add", "path": "/a/b/0", "value": 0}, {"op": "replace", "path": "/a/b/1", "value": 2}]
-    assert apply(original, patch) == {"a": {"b": [0, 2]}}
+    assert patches.apply(original, patch) == {"a": {"b": [0, 2]}}
     assert original == {"a": {"b": [1]}}
 
 
@@ -331,3 +334,17 @@ def test_what_is_only_observed_is_metered_whatever_rule_it_breaks(
     metadata = apply(manifest, verdict.patch)["metadata"]
     assert metadata["labels"] == {names.MANAGED_LABEL: names.MANAGED_VALUE}
     assert metadata["finalizers"] == [names.FINALIZER]
+
+
+def test_a_manifest_read_back_is_taken_however_deeply_it_is_nested() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"f:a": deep}
+    manifest = pod()
+    manifest["metadata"] = {
+        "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
+        "finalizers": [names.FINALIZER],
+        "annotations": {names.gpu_annotation("a"): "GPU-1"},
+        "managedFields": [{"fieldsV1": deep}],
+    }
+    assert ADMISSION.mutate(manifest, CASE).patch[0]["op"] == "remove"

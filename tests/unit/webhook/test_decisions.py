@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from slicekeeper.clock import ManualClock
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import Unavailable
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import WebhookSettings
 from slicekeeper.wire.timekeeper import Decision, DecisionList, State
+from webhook.context import Standing
 from webhook.decisions import Decisions
-from webhook.facts import Standing
 from webhook.flips import FlipBoard
 from webhook.last_decisions import LastDecisions
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import NodeAgentSettings, Settings, WebhookSettings
-from webhook.classes import SettingsClasses
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import NodeAgentSettings, Settings, WebhookSettings
+from webhook.admission import Admission, Case
 from webhook.escapes import canonical, protected_paths, reaches
-from webhook.policy import Admission, Case
+from webhook.priority_classes import SettingsClasses
 
 SETTINGS = Settings()
 CASE = Case("team", NamespacePolicy())

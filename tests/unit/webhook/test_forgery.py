@@ -8,13 +8,13 @@ from typing import Any
 
 import orjson
 import pytest
+from support.json_patch import apply
 
 from slicekeeper import names
-from slicekeeper.namespace_policy import BudgetPolicy, NamespacePolicy
-from slicekeeper.settings import Settings
-from webhook.classes import SettingsClasses
-from webhook.patch import apply
-from webhook.policy import Admission, Case
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.settings import Settings
+from webhook.admission import Admission, Case
+from webhook.priority_classes import SettingsClasses
 from webhook.review import Reviewer
 
 SETTINGS = Settings()
@@ -108,7 +108,7 @@ def test_a_pod_read_back_from_the_cluster_is_placed_anew(mode: str) -> None:
     without_finalizer = {**bound, "metadata": {**bound["metadata"], "finalizers": []}}  # `kubectl debug --copy-to`
     for read_back in (bound, without_finalizer):
         verdict = ADMISSION.mutate(read_back, case)
-        assert "gets a node and GPUs anew" in verdict.warnings[0]
+        assert "gets a new node and new GPUs" in verdict.warnings[0]
         anew = apply(read_back, verdict.patch)
         assert (anew["spec"], anew["metadata"]["labels"]) == (admitted["spec"], admitted["metadata"]["labels"])
         assert anew["metadata"].get("annotations", {}) == admitted["metadata"].get("annotations", {})

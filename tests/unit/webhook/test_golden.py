@@ -3,24 +3,25 @@
 
 `NAME.golden.yaml` is the manifest as admitted, `refusals/NAME.golden.yaml` the broken rules. The comment at the top
 of an input says what it shows and what else holds: `namespace`, `overBudget`, `policy`, `settings`. After a
-change that is meant, write them anew with `UPDATE_GOLDEN=1 .venv/bin/pytest tests/unit/webhook/test_golden.py` and
+change that is meant, write them again with `UPDATE_GOLDEN=1 .venv/bin/pytest tests/unit/webhook/test_golden.py` and
 read the difference.
 """
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.json_patch import apply
 
-from slicekeeper.namespace_policy import NamespacePolicy, PolicyBook
-from slicekeeper.settings import Settings, convert
+from slicekeeper.config.policy import NamespacePolicy, PolicyBook
+from slicekeeper.config.settings import Settings, convert
 from webhook import offline
-from webhook.classes import SettingsClasses
-from webhook.facts import Case, Standing
-from webhook.patch import apply
-from webhook.policy import Admission
+from webhook.admission import Admission
+from webhook.context import Case, Standing
+from webhook.priority_classes import SettingsClasses
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ADMITTED = sorted(GOLDEN.glob("*.input.yaml"))
@@ -98,5 +99,5 @@ def test_refused(file: Path) -> None:
         assert violation.value
         assert violation.rule
         assert violation.example
-    listed = [violation.as_dict() for violation in violations]
+    listed = [asdict(violation) for violation in violations]
     case.compare(yaml.safe_dump(listed, sort_keys=False, width=1000, allow_unicode=False))

@@ -4,12 +4,12 @@
 from typing import Any
 
 import pytest
+from support.json_patch import apply
 
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import Settings, WebhookSettings
-from webhook.classes import SettingsClasses
-from webhook.patch import apply
-from webhook.policy import Admission, Case
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Settings, WebhookSettings
+from webhook.admission import Admission, Case
+from webhook.priority_classes import SettingsClasses
 
 SETTINGS = Settings()
 ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))

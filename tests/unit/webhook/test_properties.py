@@ -9,13 +9,14 @@ from typing import Any
 import orjson
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.json_patch import apply
 
 from slicekeeper import names
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import Settings, WebhookSettings
-from webhook.classes import SettingsClasses
-from webhook.patch import apply
-from webhook.policy import Admission, Case, Standing
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Settings, WebhookSettings
+from webhook import patch
+from webhook.admission import Admission, Case, Standing
+from webhook.priority_classes import SettingsClasses
 from webhook.review import BadReview, Reviewer
 
 CORE, MEMORY, DEVICE = "tencent.com/vcuda-core", "tencent.com/vcuda-memory", "nvidia.com/gpu"
@@ -285,6 +286,7 @@ def test_a_patch_removes_and_reorders_nothing(judge: Admission, pod: Pod, case: 
     verdict = judge.mutate(pod, case)
     assert {operation["op"] for operation in verdict.patch} <= {"add", "replace"}
     assert keeps(pod, apply(pod, verdict.patch))
+    assert patch.apply(pod, verdict.patch) == apply(pod, verdict.patch)
 
 
 @relaxed

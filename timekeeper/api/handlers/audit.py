@@ -16,7 +16,7 @@ from timekeeper.store import accounts, audit
 
 
 def listed() -> Response:
-    """Return a page of the audit log, of one namespace or parent where it is named."""
+    """Return a page of the audit log, of one namespace or parent if it is named."""
     it = service()
     whose, above = named(it), request.args.get("parent", "")
     if whose and above:

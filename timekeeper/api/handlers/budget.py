@@ -16,7 +16,8 @@ from timekeeper.api.service import service
 from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
-from timekeeper.ledger.budget import ANY_VERSION, Change
+from timekeeper.ledger.budget import set_budget, set_status
+from timekeeper.ledger.rule import ANY_VERSION, Change
 
 
 def listed() -> Response:
@@ -67,22 +68,22 @@ def _set(whose: NamespaceHolder, change: Change, caller: Caller) -> Response:
     it, wanted = whose.it, requests.if_match()
     if wanted is not None and whose.position() is None:
         if wanted.isdisjoint({whose.current()[1], ANY_VERSION}):
-            told = f"budget of {whose.name}: it was changed meanwhile; read it again"
-            raise Problem(412, "version-mismatch", told, "If-Match")
+            detail = f"budget of {whose.name}: it has changed since you read it; read it again"
+            raise Problem(412, "version-mismatch", detail, "If-Match")
         wanted = None
     place = whose.place()
-    it.books.set_budget(place.uid, place.name, place.policy, change, actor=caller.name, if_match=wanted)
+    set_budget(it.books, place.uid, place.name, place.policy, change, actor=caller.name, if_match=wanted)
     return changed(whose)
 
 
 def status(**path: str) -> Response:
-    """Suspend a budget, close it, or have it go on."""
+    """Suspend a budget, close it, or reactivate it."""
     it = service()
     whose = holder(it, **path)
     caller = whose.allow("update")
     given = requests.body(StatusBody)
     place = whose.place()
-    it.books.set_status(
+    set_status(it.books,
         place.uid, place.name, place.policy, given.status,
         reason=given.reason, actor=caller.name, now=it.clock.now_ms(),
     )  # fmt: skip

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decisions: what namespaces may do now, all in one answer that pollers get as 304 while nothing changes.
 
-A deleted namespace keeps its account, and has no decision: one made anew under its name begins afresh.
+A deleted namespace keeps its account, and has no decision: one that is made again under its name begins afresh.
 """
 
 from __future__ import annotations
 
 from flask import Response
 
-from slicekeeper.errors import NotFound
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import DecisionList
 from timekeeper.api import requests
 from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.service import Service, service
 from timekeeper.api.views import decision as decision_views
+from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
 from timekeeper.ledger.standing import Position
 
@@ -42,7 +42,7 @@ def shown(namespace: str) -> Response:
     it.allow("get", name)
     position = NamespaceHolder(it, name).position()
     if position is None or not _is_there(it, position):
-        raise NotFound(f"namespace {name} has no account yet: it is in budget", 404, "namespace-unknown")
+        raise NamespaceUnknown(f"namespace {name} has no account yet: it is in budget")
     now = it.clock.now_ms()
     held = reservation.held(it.books, now, position.known.id)[position.known.id]
     decision = decision_views.decision(position, it.policy.of(name), it.settings, now, held)

@@ -13,6 +13,7 @@ from timekeeper.api import requests
 from timekeeper.api.holder import holder
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
 from timekeeper.api.service import service
+from timekeeper.core.record import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, bookings
 from timekeeper.store.bookings import Line
@@ -53,6 +54,6 @@ def listed(**path: str) -> Response:
 def _subjects(session: Session, lines: list[Line]) -> dict[str, str]:
     """Return how people know the budgets below that a parent's charges are of."""
     found = {line.transaction.subject: re.fullmatch(f"{CHILD}([0-9]+)", line.transaction.subject) for line in lines}
-    keys = {subject: int(match[1]) for subject, match in found.items() if match}
+    keys = {subject: AccountId(int(match[1])) for subject, match in found.items() if match}
     named = accounts.named(session, keys.values()) if keys else {}
     return {subject: f"{named[key].kind}:{named[key].name}" for subject, key in keys.items()}

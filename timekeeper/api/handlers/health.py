@@ -15,7 +15,7 @@ from timekeeper.store.db import migrate
 
 
 def live() -> Response:
-    """Return whether the server does its work; a restart may help where it does not."""
+    """Return whether the server does its work; a restart may help if it does not."""
     it = service()
     reason = (
         threads.trouble()

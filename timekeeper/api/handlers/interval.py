@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from flask import Response
 
-from slicekeeper.units import format_instant
+from slicekeeper.units import NO_TIME, format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
 from timekeeper.api import budget_answer, requests
 from timekeeper.api.holder import holder
@@ -46,7 +46,7 @@ def listed(namespace: str) -> Response:
 
 
 def correct(namespace: str) -> Response:
-    """Put a pod's interval right; return the budget as it stands then."""
+    """Put a pod's interval right; return the budget as it is then."""
     it = service()
     whose = holder(it, namespace)
     caller = whose.allow("create", "intervals")
@@ -55,7 +55,7 @@ def correct(namespace: str) -> Response:
         raise Problem(
             422, "body-invalid", "start: name a start, an end, or both; for example 2026-11-30T12:00:00Z", "start"
         )
-    order = order_of(it, caller, 0, given.reason)
+    order = order_of(it, caller, NO_TIME, given.reason)
     start, end = (
         None if value is None else requests.instant(value, field)
         for field, value in (("start", given.start), ("end", given.end))

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from flask import Response
 
-from slicekeeper.errors import NotFound
-from slicekeeper.units import format_instant
+from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
 from timekeeper.api import budget_answer, requests
 from timekeeper.api.holder import Holder, ParentHolder, holder
@@ -14,6 +13,7 @@ from timekeeper.api.order import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
 from timekeeper.api.service import service
+from timekeeper.core.refusal import Unknown
 from timekeeper.ledger import movement
 from timekeeper.ledger.movement import Order
 from timekeeper.store import movements as movements_store
@@ -85,12 +85,12 @@ def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant
     return rows[:limit], requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
 
 
-def _instant(value: int | None) -> str | None:
+def _instant(value: Instant | None) -> str | None:
     return None if value is None else format_instant(value)
 
 
 def grant(**path: str) -> Response:
-    """Book a grant; return the budget as it stands then."""
+    """Book a grant; return the budget as it is then."""
     it = service()
     whose = holder(it, **path)
     caller = whose.allow("create", "grants")
@@ -101,17 +101,15 @@ def grant(**path: str) -> Response:
     return budget_answer.changed(whose, made=made)
 
 
-def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[int, int | None]:
+def _validity(given: GrantBody, order: Order, *, repeated: bool) -> tuple[Instant, Instant | None]:
     """Return from when to when a grant is valid.
 
-    Raises Problem where that is not possible; a repeated request may name a start that is past by now.
+    Raises Problem if that is not possible; a repeated request may name a start that is past by now.
     """
     start = order.now if given.valid_from is None else requests.instant(given.valid_from, "validFrom")
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
     if start < order.now - _CLOCKS_MS and not repeated:
-        raise Problem(
-            422, "instant-past", "validFrom lies in the past; leave it out for a grant from now on", "validFrom"
-        )
+        raise Problem(422, "instant-past", "validFrom is in the past; leave it out to start the grant now", "validFrom")
     if end is not None and end <= start:
         raise Problem(422, "instant-order", "validTo must be later than validFrom", "validTo")
     return max(start, order.now), end
@@ -146,7 +144,9 @@ def adjust(**path: str) -> Response:
     caller = whose.allow("create", "adjustments")
     given = requests.body(AdjustmentBody)
     if given.amount_ms == 0:
-        raise Problem(422, "body-invalid", "amountMs: 0 changes nothing; name what is to come or to go", "amountMs")
+        raise Problem(
+            422, "body-invalid", "amountMs: 0 changes nothing; use a positive or a negative amount", "amountMs"
+        )
     order = order_of(it, caller, given.amount_ms, given.reason)
     return budget_answer.changed(whose, made=movement.adjust(it.books, whose.place(), order))
 
@@ -160,22 +160,22 @@ def transfer(**path: str) -> Response:
     target = _target(whose, given)
     target.allow("create", "transfers")
     if target == whose:
-        raise Problem(422, "body-invalid", "to: name another budget than that which gives", "to")
+        raise Problem(422, "body-invalid", "to: it must be a different budget from the giver", "to")
     order = order_of(it, caller, given.amount_ms, given.reason)
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
     if end is not None and end <= order.now and not _booked(whose, order.key):
-        raise Problem(422, "instant-past", "validTo lies in the past", "validTo")
+        raise Problem(422, "instant-past", "validTo is in the past", "validTo")
     try:
         there = target.place()
-    except NotFound as error:
-        raise NotFound(f"to: {error}", error.status, error.reason, "to") from error
+    except Unknown as error:
+        raise type(error)(f"to: {error}", "to") from error
     return budget_answer.changed(whose, made=movement.transfer(it.books, whose.place(), there, order, valid_to=end))
 
 
 def _target(whose: Holder, given: TransferBody) -> Holder:
     """Return who is to get a transfer: without `toKind` one like the giver.
 
-    Raises Problem where it can be nobody's name.
+    Raises Problem if it cannot be a name.
     """
     above = isinstance(whose, ParentHolder) if given.to_kind is None else given.to_kind == "parent"
     try:

@@ -7,7 +7,7 @@ import uuid
 
 from flask import Response
 
-from slicekeeper.units import MS_PER_MINUTE
+from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
 from timekeeper.api import requests, speaker
 from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.problems import Problem
@@ -42,7 +42,7 @@ def report(namespace: str) -> Response:
     caller = speaker.speaker(it)
     given = requests.body(SignOfLife)
     if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
-        raise Problem(403, "wrong-pod", "a pod reports for itself alone", "pod_name")
+        raise Problem(403, "wrong-pod", "a pod may report only for itself", "pod_name")
     pod = it.controller.pods.find(caller.pod_uid) if caller.pod_uid else it.controller.pods.named(name, given.pod_name)
     if pod is None:
         raise Problem(404, "pod-unknown", f"no GPU pod {given.pod_name} is known in {name}", "pod_name")
@@ -58,7 +58,9 @@ def increase(namespace: str) -> Response:
     given = requests.body(IncreaseBody)
     now = it.clock.now_ms()
     key = requests.idempotency_key(shorten=True) or uuid.uuid4().hex
-    order = Order(given.minutes * MS_PER_MINUTE, given.reason, key, requests.canonical(), caller.name, now)
+    order = Order(
+        GpuMilliseconds(given.minutes * MS_PER_MINUTE), given.reason, key, requests.canonical(), caller.name, now
+    )
     movement.grant(it.books, NamespaceHolder(it, name).place(), order, valid_from=now, valid_to=None)
     it.controller.nudge()
     return _answer(it, name)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teams and organisations: who they are, and who stands under whom. All else is served as for namespaces."""
+"""Teams and organisations: what they are, and what is under them. All else is served as for namespaces."""
 
 from __future__ import annotations
 
 from flask import Response
 from msgspec import UnsetType
 
-from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
 from timekeeper.api import budget_answer, budget_rule, requests
@@ -70,7 +70,7 @@ def put_under(**path: str) -> Response:
 
 
 def children(parent: str) -> Response:
-    """Return what stands directly under a team or an organisation, and what each has consumed of its budget."""
+    """Return what is directly under a team or an organisation, and what each has consumed of its budget."""
     it = service()
     whose = ParentHolder(it, requests.parent(parent))
     whose.allow("get")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from flask import Response
 
-from slicekeeper.namespace_policy import parse_rate
+from slicekeeper.config.policy import parse_rate
 from slicekeeper.units import format_instant
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
@@ -16,7 +16,7 @@ from timekeeper.store import rates
 
 
 def listed() -> Response:
-    """Return a page of prices, of one model where it is named."""
+    """Return a page of prices, of one model if it is named."""
     it = service()
     it.allow("list", "", "rates")
     limit, after = requests.limit(), requests.cursor(int)
@@ -45,13 +45,13 @@ def put() -> Response:
     now = it.clock.now_ms()
     wanted = None if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
     if wanted is not None and wanted < now:
-        raise Problem(422, "instant-past", "effectiveAt lies in the past: what was charged stands", "effectiveAt")
+        raise Problem(422, "instant-past", "effectiveAt is in the past, and past charges do not change", "effectiveAt")
     since, made = set_price(it.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now)
     it.controller.nudge()
     with it.books.database.reading() as session:
         row = rates.at(session, given.model, since)
     if row is None:
-        raise Problem(503, "database-unavailable", "the rate was set and cannot be read; ask again")
+        raise Problem(503, "database-unavailable", "the rate was set but cannot be read; try again")
     answer = GpuRate(
         id=row.id, model=row.model, rate=str(row.rate), effective_at=format_instant(since), source=row.source
     )

@@ -50,7 +50,7 @@ def opened(namespace: str) -> Response:
             "nothing can be set aside; set budget.enforcement: safe in the policy file",
         )  # fmt: skip
     if not order.now < end < _LARGEST and not _made(it, name, order.key):
-        raise Problem(422, "instant-past", "expiresAt must lie in the future", "expiresAt")
+        raise Problem(422, "instant-past", "expiresAt must be in the future", "expiresAt")
     row, made = open_by_hand(it.books, place, order, expires_at=end)
     return requests.answer(_views(it, [row])[0], 201 if made else 200)
 

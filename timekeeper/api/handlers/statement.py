@@ -11,7 +11,7 @@ from typing import Final
 from flask import Response
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import format_instant
+from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Statement, StatementChild, StatementPod, StatementTotal
 from timekeeper.api import requests
 from timekeeper.api.holder import Holder, holder
@@ -19,8 +19,8 @@ from timekeeper.api.schemas.period import Period, PeriodList, SealBody
 from timekeeper.api.service import Service, service
 from timekeeper.core import posting
 from timekeeper.core.accounting_period import period_around
-from timekeeper.core.budget import rule_at
-from timekeeper.core.record import Rule
+from timekeeper.core.budget import period_bucket, rule_at
+from timekeeper.core.record import AccountId, Rule
 from timekeeper.core.timeline import CHILD
 from timekeeper.ledger.seal import seal as seal_up
 from timekeeper.store import accounts, budget_rules, statements
@@ -36,7 +36,7 @@ def periods(**path: str) -> Response:
     """Return a page of periods."""
     whose = holder(service(), **path)
     whose.allow("get", "statement")
-    return _periods(whose, requests.limit(), requests.cursor(int))
+    return _periods(whose, requests.limit(), requests.cursor(Instant))
 
 
 def seal(**path: str) -> Response:
@@ -52,13 +52,13 @@ def seal(**path: str) -> Response:
     return _periods(whose, 1, until)
 
 
-def _periods(whose: Holder, limit: int, before: int | None) -> Response:
+def _periods(whose: Holder, limit: int, before: Instant | None) -> Response:
     now = whose.it.clock.now_ms()
     with whose.it.books.database.reading() as session:
         known = whose.require(session)
         rules = [row.rule for row in budget_rules.rules(session, known.id)]
         found = _newest(
-            rules, now if before is None else min(before - 1, now), statements.first_instant(session, known.id)
+            rules, now if before is None else min(Instant(before - 1), now), statements.first_instant(session, known.id)
         )
         spans = [span for span, _ in zip(found, range(limit + 1), strict=False)]
         items = _booked(session, known, rules, spans[:limit], now)
@@ -67,19 +67,20 @@ def _periods(whose: Holder, limit: int, before: int | None) -> Response:
     return requests.answer(PeriodList(items=items, sealed_until=sealed, next_cursor=more))
 
 
-def _newest(rules: Sequence[Rule], at: int, first: int) -> Iterator[tuple[int, int]]:
+def _newest(rules: Sequence[Rule], at: Instant, first: Instant) -> Iterator[tuple[Instant, Instant]]:
     """Yield periods from the one around an instant back to that of the first record."""
     while at >= first:
         start, end = period_around(rules, at)
         yield start, end
-        at = start - 1
+        at = Instant(start - 1)
 
 
 def _booked(
-    session: Session, known: Known, rules: Sequence[Rule], spans: Sequence[tuple[int, int]], now: int
+    session: Session, known: Known, rules: Sequence[Rule], spans: Sequence[tuple[Instant, Instant]], now: Instant
 ) -> list[Period]:
     all_totals = statements.totals(session, known.id, spans)
-    begun = statements.begun(session, known.id, [start for start, _ in spans])
+    named = {key for start, end in spans for key in _names(rules, start, end)}
+    begun = statements.begun(session, known.id, named)
     return [
         Period(
             start=format_instant(start),
@@ -89,16 +90,22 @@ def _booked(
             charged_ms=_sum(totals, ("charge",)),
             over_budget_ms=_sum(totals, ("over-budget",)),
             expired_ms=_sum(totals, ("expiry",)),
-            rolled_over_ms=_rolled_over(rules, begun.get(start)),
+            rolled_over_ms=_rolled_over(rules, [one for one in begun if start <= one[0] < end]),
             corrections=sum(total.count for total in totals if total.correction),
         )
         for (start, end), totals in zip(spans, all_totals, strict=True)
     ]
 
 
-def _rolled_over(rules: Sequence[Rule], begun: tuple[int, int] | None) -> int:
+def _names(rules: Sequence[Rule], start: Instant, end: Instant) -> Iterator[str]:
+    """Yield the names that a period's allowance can have: one not drawn on yet follows the calendar of a new rule."""
+    yield f"period:{start}"
+    yield from (period_bucket(rule, rule.since)[1].key for rule in rules if start <= rule.since < end)
+
+
+def _rolled_over(rules: Sequence[Rule], begun: Sequence[tuple[Instant, int]]) -> int:
     """Return what a period began with beyond the budget's amount, as that was when the first pod drew on it."""
-    return 0 if begun is None else max(begun[0] - rule_at(rules, begun[1]).amount, 0)
+    return max(sum(amount - rule_at(rules, at).amount for at, amount in begun), 0)
 
 
 def _sum(totals: Sequence[Total], kinds: Sequence[str]) -> int:
@@ -152,7 +159,7 @@ def _children(session: Session, known: Known, rows: Sequence[Charged]) -> list[S
     """Return what budgets directly below were charged: a parent's ledger has their sums, and no pods."""
     if known.kind == "namespace":
         return []
-    keys = [int(row.pod_uid.removeprefix(CHILD)) for row in rows]
+    keys = [AccountId(int(row.pod_uid.removeprefix(CHILD))) for row in rows]
     named = accounts.named(session, keys)
     return [
         StatementChild(
@@ -166,9 +173,9 @@ def _children(session: Session, known: Known, rows: Sequence[Charged]) -> list[S
     ]
 
 
-def _summed(session: Session, known: Known, span: tuple[int, int]) -> tuple[int, list[StatementTotal]]:
+def _summed(session: Session, known: Known, span: tuple[Instant, Instant]) -> tuple[int, list[StatementTotal]]:
     (totals,) = statements.totals(session, known.id, [span])
-    told = [
+    sums = [
         StatementTotal(
             kind=total.kind,
             correction=total.correction,
@@ -178,10 +185,10 @@ def _summed(session: Session, known: Known, span: tuple[int, int]) -> tuple[int,
         )
         for total in totals
     ]
-    return statements.opening(session, known.id, span[0]), told
+    return statements.opening(session, known.id, span[0]), sums
 
 
-def _csv(it: Service, known: Known, span: tuple[int, int]) -> Response:
+def _csv(it: Service, known: Known, span: tuple[Instant, Instant]) -> Response:
     """Return a whole statement line by line; however many pods it has, they are never all in memory."""
 
     def lines() -> Iterator[tuple[object, ...]]:
@@ -191,8 +198,8 @@ def _csv(it: Service, known: Known, span: tuple[int, int]) -> Response:
             yield _COLUMNS
             yield ("opening", format_instant(span[0]), known.name, "", "", "", "", opening)
             for kind in totals:
-                told = (kind.kind, "", str(kind.correction).lower(), kind.count, kind.amount_ms, "", kind.balance_ms)
-                yield ("total", *told)
+                cells = (kind.kind, "", str(kind.correction).lower(), kind.count, kind.amount_ms, "", kind.balance_ms)
+                yield ("total", *cells)
             yield ("closing", format_instant(span[1]), known.name, "", "", "", "", closing)
             rows = statements.charged(session, known.id, *span)
             if known.kind != "namespace":

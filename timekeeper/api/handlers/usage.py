@@ -7,7 +7,7 @@ from typing import Final, cast, get_args
 
 from flask import Response, request
 
-from slicekeeper.units import format_instant
+from slicekeeper.units import EPOCH, Instant, format_instant
 from timekeeper.api import requests
 from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.problems import Problem
@@ -30,7 +30,7 @@ def listed() -> Response:
     now, zone = it.clock.now_ms(), requests.time_zone(request.args.get("timeZone") or "UTC")
     bucket = cast(PeriodName, requests.choice("bucket", _BUCKETS))
     group_by = cast(GroupBy, requests.choice("groupBy", get_args(GroupBy)))
-    start, end = requests.interval(bounds(now, "day", zone) or (0, now))
+    start, end = requests.interval(bounds(now, "day", zone) or (EPOCH, now))
     limit, (after, group) = requests.limit(), requests.cursor(tuple[int, str]) or (-1, "")
     spans = _spans(start, end, bucket, zone)
     wanted = Wanted(
@@ -57,18 +57,18 @@ def listed() -> Response:
     return requests.answer(UsageList(group_by=group_by, items=items, as_of=format_instant(now), next_cursor=more))
 
 
-def _spans(start: int, end: int, bucket: PeriodName, zone: str) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
+def _spans(start: Instant, end: Instant, bucket: PeriodName, zone: str) -> list[tuple[Instant, Instant]]:
+    spans: list[tuple[Instant, Instant]] = []
     while start < end:
         try:
             _, until = bounds(start, bucket, zone) or (start, end)
         except (ValueError, OverflowError) as error:  # a calendar ends with the year 9999, a zone's a bit before
-            raise Problem(422, "interval-invalid", "to: name an instant before the year 9999", "to") from error
+            raise Problem(422, "interval-invalid", "to: it must be before the year 9999", "to") from error
         spans.append((start, min(until, end)))
         start = until
         if len(spans) > _MOST_BUCKETS:
             raise Problem(
-                422, "interval-invalid", f"that is more than {_MOST_BUCKETS} times bucket={bucket}: ask for less", "to"
+                422, "interval-invalid", f"the interval has more than {_MOST_BUCKETS} buckets; use a shorter one", "to"
             )
     return spans
 
@@ -83,7 +83,7 @@ def of_namespace(namespace: str) -> Response:
     used = workloads.Used(0, 0, 0)
     if position is not None:
         with it.books.database.reading() as session:
-            used = workloads.used(session, position.known.id, state.period_start or 0)
+            used = workloads.used(session, position.known.id, state.period_start or EPOCH)
     return requests.answer(
         Usage(
             namespace=name,

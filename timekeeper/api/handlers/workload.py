@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from flask import Response
 
-from slicekeeper.units import format_instant
+from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
 from timekeeper.api import requests
 from timekeeper.api.holder import named
@@ -22,7 +22,7 @@ def listed() -> Response:
         it.allow("list", "")
     else:
         whose.allow("list")
-    limit, before = requests.limit(), requests.cursor(tuple[int, str])
+    limit, before = requests.limit(), requests.cursor(tuple[Instant, str])
     with it.books.database.reading() as session:
         known = None if whose is None else whose.find(session)
         rows = []

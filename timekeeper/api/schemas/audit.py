@@ -7,7 +7,7 @@ from slicekeeper.wire.timekeeper import Wire
 
 
 class AuditEntry(Wire, frozen=True, kw_only=True):
-    """What somebody did. `hash` covers all of it and the hash before."""
+    """One action. `hash` covers all of it and the previous hash."""
 
     id: int
     at: str

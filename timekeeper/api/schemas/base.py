@@ -8,9 +8,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from slicekeeper.namespace_policy import MAX_AMOUNT_MS
+from slicekeeper.config.policy import MAX_AMOUNT_MS
+from slicekeeper.units import GpuMilliseconds
 
-Amount = Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS, description="GPU-milliseconds.")]
+Amount = Annotated[GpuMilliseconds, Meta(ge=1, le=MAX_AMOUNT_MS, description="GPU-milliseconds.")]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"\S", description="Why; kept for auditors.")]
 Instant = Annotated[str, Meta(max_length=40, description="RFC 3339 with a zone.")]
 

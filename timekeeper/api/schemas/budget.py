@@ -7,20 +7,27 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from slicekeeper.namespace_policy import MAX_AMOUNT_MS
+from slicekeeper.config.policy import MAX_AMOUNT_MS
+from slicekeeper.units import NO_TIME, GpuMilliseconds
 from timekeeper.api.schemas.base import Body, Instant, Reason
+from timekeeper.core.period import PeriodName
+
+PerPeriod = Annotated[GpuMilliseconds, Meta(ge=0, le=MAX_AMOUNT_MS, description="GPU-milliseconds per period.")]
+TimeZone = Annotated[str, Meta(min_length=1, max_length=64, description="IANA name.")]
+Credit = Annotated[GpuMilliseconds, Meta(ge=0, le=MAX_AMOUNT_MS, description="How far the balance may go below zero.")]
+Rollover = Annotated[
+    GpuMilliseconds, Meta(ge=0, le=MAX_AMOUNT_MS, description="The most that a period leaves to the next one.")
+]
 
 
 class BudgetBody(Body, frozen=True, kw_only=True):
     """A namespace's own budget."""
 
-    amount_ms: Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="GPU-milliseconds per period.")]
-    period: Literal["none", "hour", "day", "week", "month", "year"]
-    time_zone: Annotated[str, Meta(min_length=1, max_length=64, description="IANA name.")] = "UTC"
-    credit_ms: Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="How far the balance may go below zero.")] = 0
-    rollover_ms: Annotated[
-        int, Meta(ge=0, le=MAX_AMOUNT_MS, description="The most that a period leaves to the next one.")
-    ] = 0
+    amount_ms: PerPeriod
+    period: PeriodName
+    time_zone: TimeZone = "UTC"
+    credit_ms: Credit = NO_TIME
+    rollover_ms: Rollover = NO_TIME
     anchor: Instant | None = None
     """An instant at which a period begins, on the zone's wall clock; without it they begin as the calendar does."""
     new_period: bool = False
@@ -28,20 +35,13 @@ class BudgetBody(Body, frozen=True, kw_only=True):
 
 
 class BudgetPatch(Body, frozen=True, kw_only=True):
-    """What of a budget is to be another; what is not named stays as it is."""
+    """The parts of a budget to change; all others stay as they are."""
 
-    amount_ms: Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="GPU-milliseconds per period.")] | UnsetType = (
-        UNSET
-    )
-    period: Literal["none", "hour", "day", "week", "month", "year"] | UnsetType = UNSET
-    time_zone: Annotated[str, Meta(min_length=1, max_length=64, description="IANA name.")] | UnsetType = UNSET
-    credit_ms: (
-        Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="How far the balance may go below zero.")] | UnsetType
-    ) = UNSET
-    rollover_ms: (
-        Annotated[int, Meta(ge=0, le=MAX_AMOUNT_MS, description="The most that a period leaves to the next one.")]
-        | UnsetType
-    ) = UNSET
+    amount_ms: PerPeriod | UnsetType = UNSET
+    period: PeriodName | UnsetType = UNSET
+    time_zone: TimeZone | UnsetType = UNSET
+    credit_ms: Credit | UnsetType = UNSET
+    rollover_ms: Rollover | UnsetType = UNSET
     anchor: Instant | UnsetType | None = UNSET
     """An instant at which a period begins, on the zone's wall clock; null: they begin as the calendar does."""
     new_period: bool = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the server is well."""
+"""Whether the server is healthy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Health(msgspec.Struct, frozen=True):
-    """Whether the server is well."""
+    """Whether the server is healthy."""
 
     status: Literal["ok", "failing"]
     reason: str = ""

@@ -11,7 +11,7 @@ from timekeeper.api.schemas.base import Body, Instant, Reason
 
 
 class IntervalBody(Body, frozen=True, kw_only=True):
-    """How a pod's interval should be: another start, another end, or both."""
+    """The correct interval of a pod: another start, another end, or both."""
 
     pod_uid: Annotated[str, Meta(min_length=1, max_length=64)]
     reason: Reason

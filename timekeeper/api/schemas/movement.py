@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from slicekeeper.namespace_policy import MAX_AMOUNT_MS
+from slicekeeper.config.policy import MAX_AMOUNT_MS
+from slicekeeper.units import GpuMilliseconds
 from slicekeeper.wire.timekeeper import Wire
 from timekeeper.api.schemas.base import Amount, Body, Instant, Reason
 
@@ -23,7 +24,7 @@ class GrantBody(Body, frozen=True, kw_only=True):
 
 
 class RefundBody(Body, frozen=True, kw_only=True):
-    """What an ended pod gets back of its charge."""
+    """The part of an ended pod's charge to give back."""
 
     pod_uid: Annotated[str, Meta(min_length=1, max_length=64)]
     amount_ms: Amount
@@ -33,7 +34,9 @@ class RefundBody(Body, frozen=True, kw_only=True):
 class AdjustmentBody(Body, frozen=True, kw_only=True):
     """GPU time put right by hand; a negative amount takes it away."""
 
-    amount_ms: Annotated[int, Meta(ge=-MAX_AMOUNT_MS, le=MAX_AMOUNT_MS, description="GPU-milliseconds, not 0.")]
+    amount_ms: Annotated[
+        GpuMilliseconds, Meta(ge=-MAX_AMOUNT_MS, le=MAX_AMOUNT_MS, description="GPU-milliseconds, not 0.")
+    ]
     reason: Reason
 
 
@@ -42,14 +45,14 @@ class TransferBody(Body, frozen=True, kw_only=True):
 
     to: Annotated[str, Meta(min_length=1, max_length=63, description="The name of the budget that gets it.")]
     to_kind: Literal["namespace", "parent"] | None = None
-    """Whose name `to` is; without it of one like the giver."""
+    """What `to` names; by default the same kind as the giver."""
     amount_ms: Amount
     reason: Reason
     valid_to: Instant | None = None
 
 
 class Movement(Wire, frozen=True, kw_only=True):
-    """A refund, an adjustment or one side of a transfer, as it was booked. A negative amount went."""
+    """A refund, an adjustment or one side of a transfer, as it was booked. A negative amount was taken out."""
 
     id: int
     amount_ms: int

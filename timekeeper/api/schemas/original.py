@@ -8,12 +8,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from slicekeeper.namespace_policy import MAX_AMOUNT_MS
+from slicekeeper.config.policy import MAX_AMOUNT_MS
 from timekeeper.api.schemas.base import Reason
 
 
 class IncreaseBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The original service's increase, with what it lacked: how much, and why."""
+    """The original service's increase, with an amount and a reason."""
 
     minutes: Annotated[int, Meta(ge=1, le=MAX_AMOUNT_MS // 60_000)]
     reason: Reason

@@ -12,7 +12,7 @@ from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch
 
 
 class ParentPatch(BudgetPatch, frozen=True, kw_only=True):
-    """What of a team's or an organisation's budget is to be another; `kind` is refused where it is another."""
+    """The parts of a team's or an organisation's budget to change; another `kind` than its own is refused."""
 
     kind: Literal["team", "organisation"] | UnsetType = UNSET
 
@@ -24,7 +24,7 @@ class ParentBudgetBody(BudgetBody, frozen=True, kw_only=True):
 
 
 class PlaceBody(Body, frozen=True, kw_only=True):
-    """Under whom a budget stands from now on; null: under nobody."""
+    """The budget's parent from now on; null: none."""
 
     parent: Annotated[str, Meta(min_length=1, max_length=63)] | None
     reason: Reason

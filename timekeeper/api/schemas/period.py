@@ -10,7 +10,7 @@ from timekeeper.api.schemas.base import Body, Instant, Reason
 
 
 class SealBody(Body, frozen=True, kw_only=True):
-    """Up to where periods are to be sealed: the end of one that is over."""
+    """Up to which instant to seal: the end of a completed period."""
 
     until: Instant
     reason: Reason
@@ -28,9 +28,9 @@ class Period(Wire, frozen=True, kw_only=True):
     over_budget_ms: int
     expired_ms: int
     rolled_over_ms: int
-    """The part of `grantedMs` that the period before left."""
+    """The part of `grantedMs` that was left over from the previous period."""
     corrections: int
-    """Bookings among these that tell of sealed periods."""
+    """Bookings among these that correct sealed periods."""
 
 
 class PeriodList(Wire, frozen=True, kw_only=True):
@@ -38,5 +38,5 @@ class PeriodList(Wire, frozen=True, kw_only=True):
 
     items: list[Period]
     sealed_until: str | None
-    """Nothing that is effective up to here is booked or reversed any more; None: nothing is sealed."""
+    """Nothing effective up to this instant is booked or reversed any more; None: nothing is sealed."""
     next_cursor: str | None = None

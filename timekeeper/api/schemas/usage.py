@@ -20,7 +20,7 @@ class Usage(Wire, frozen=True, kw_only=True):
     used_ms: int | None
     """Reported by those pods over their whole life; None: nothing is known."""
     unknown_workloads: int
-    """Pods of which nothing is known."""
+    """Pods without any report."""
     as_of: str
 
 
@@ -33,17 +33,17 @@ class UsageBucket(Wire, frozen=True, kw_only=True):
     """The namespace, the pod's UID, or the GPU model (empty: not known), as was asked for."""
     workloads: int
     unknown_workloads: int
-    """Pods of which nobody told what they used."""
+    """Pods without any report."""
     allocated_ms: int
     """GPU time held, used or not."""
     used_ms: int | None
     """Reported by the pods; None: nothing is known."""
     unobserved_ms: int
-    """The part of `allocatedMs` of which no report tells."""
+    """The part of `allocatedMs` that no report covers."""
 
 
 class UsageList(Wire, frozen=True, kw_only=True):
-    """A page of usage, by interval and group; an interval in which nobody held a GPU is left out."""
+    """A page of usage, by interval and group; intervals in which no GPU was held are left out."""
 
     group_by: Literal["namespace", "workload", "model"]
     items: list[UsageBucket]

@@ -7,19 +7,19 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.units import format_instant
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.units import EPOCH, Instant, format_instant
 from slicekeeper.wire.timekeeper import Budget, Figures, Parent
 from timekeeper.api.views.state import standing, state_name
 from timekeeper.core.period import bounds
-from timekeeper.ledger.budget import policy_rule
+from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
 
 
 def budget(
-    name: str, position: Position | None, policy: NamespacePolicy, now: int, reserved: int, *, uid: str, gone: bool
+    name: str, position: Position | None, policy: NamespacePolicy, now: Instant, reserved: int, *, uid: str, gone: bool
 ) -> Budget:
-    """Return a namespace's budget as it stands; `reserved` is what it has set aside, `gone` whether it was deleted."""
+    """Return a namespace's budget as it is; `reserved` is what it has set aside, `gone` whether it was deleted."""
     return Budget(
         uid=uid,
         gone=gone,
@@ -30,8 +30,8 @@ def budget(
     )
 
 
-def parent(position: Position, now: int, reserved: int) -> Parent:
-    """Return a team's or an organisation's budget as it stands; `reserved` is what is set aside below it."""
+def parent(position: Position, now: Instant, reserved: int) -> Parent:
+    """Return a team's or an organisation's budget as it is; `reserved` is what is set aside below it."""
     known = position.known
     return Parent(
         name=known.name,
@@ -40,9 +40,9 @@ def parent(position: Position, now: int, reserved: int) -> Parent:
     )
 
 
-def _figures(position: Position | None, policy: NamespacePolicy, now: int, reserved: int) -> dict[str, Any]:
+def _figures(position: Position | None, policy: NamespacePolicy, now: Instant, reserved: int) -> dict[str, Any]:
     state = standing(position, policy, now)
-    rule = position.rule.rule if position else policy_rule(policy.budget, 0)
+    rule = position.rule.rule if position else policy_rule(policy.budget, EPOCH)
     around = bounds(now, *rule.calendar)
     run_out = position.run_out(now) if position else None
     bound = position.binding(now)[0] if position else None

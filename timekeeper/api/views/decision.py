@@ -6,9 +6,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from slicekeeper.namespace_policy import NamespacePolicy
-from slicekeeper.settings import Settings
-from slicekeeper.units import format_instant
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Settings
+from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Decision, State
 from timekeeper.api.views.state import state_name
 from timekeeper.core import threshold
@@ -20,7 +20,7 @@ STALE_MS = 60_000
 """How long a decision may be believed after `asOf`."""
 
 
-def decision(position: Position, policy: NamespacePolicy, settings: Settings, now: int, reserved: int) -> Decision:
+def decision(position: Position, policy: NamespacePolicy, settings: Settings, now: Instant, reserved: int) -> Decision:
     """Return what a namespace may do now; `reserved` is what it has set aside."""
     state = position.at(now)
     run_out = position.run_out(now)
@@ -41,7 +41,7 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
         priority_class_name=chosen,
         as_of=format_instant(now),
         since=format_instant(state.since),
-        stale_after=format_instant(now + STALE_MS),
+        stale_after=format_instant(Instant(now + STALE_MS)),
         run_out_at=None if run_out is None else format_instant(run_out),
         reason=_reason(name, position, state, policy, bound),
         bound_by=bound.name if bound != position.known else "",
@@ -62,7 +62,7 @@ def _reason(name: State, position: Position, state: Standing, policy: NamespaceP
         return f"the budget is used up; {position.rule.rule.credit + state.balance} GPU-ms of credit are left"
     if name == "warning":
         found = threshold.crossed(state, policy.budget.thresholds, is_open=True)
-        return f"more than {max(found, default=0)} % of the budget are used"
+        return f"more than {max(found, default=0)} % of the budget is used"
     return ""
 
 

@@ -3,24 +3,25 @@
 
 from __future__ import annotations
 
-from slicekeeper.namespace_policy import NamespacePolicy
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.units import EPOCH, Instant
 from slicekeeper.wire.timekeeper import State
 from timekeeper.core import timeline
 from timekeeper.core.budget import State as Standing
 from timekeeper.core.budget import rule_at
 from timekeeper.core.record import Records
-from timekeeper.ledger.budget import policy_rule
+from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
 
 TRIES = 5
 """Looks at pods and their namespaces until nothing was settled meanwhile."""
 
 
-def standing(position: Position | None, policy: NamespacePolicy, now: int) -> Standing:
-    """Return a namespace's state; one without an account stands at the beginning of its policy's budget."""
+def standing(position: Position | None, policy: NamespacePolicy, now: Instant) -> Standing:
+    """Return a namespace's state; one without an account is at the beginning of its policy's budget."""
     if position is not None:
         return position.at(now)
-    return timeline.begin(Records([], [policy_rule(policy.budget, 0)]), now)
+    return timeline.begin(Records([], [policy_rule(policy.budget, EPOCH)]), now)
 
 
 def state_name(position: Position | None, state: Standing, policy: NamespacePolicy) -> State:

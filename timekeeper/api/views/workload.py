@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.units import format_instant
+from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Workload
 from timekeeper.api.views.state import TRIES
 from timekeeper.core import usage
@@ -18,7 +18,7 @@ from timekeeper.store.db.models import Workload as Row
 from timekeeper.store.workloads import holders_of
 
 
-def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: int) -> list[Workload]:
+def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: Instant) -> list[Workload]:
     """Return pods as the ledger has them; running ones with what they have come to by now."""
     uids = [row.pod_uid for row, _ in rows]
     running = {name for row, name in rows if row.ended_at is None or row.ended_at > now - CLOCK_SKEW_MS}
@@ -39,7 +39,7 @@ def _workload(
     booked: dict[str, tuple[int, int]],
     marks: dict[tuple[str, str], dict[int, usage.Watermark]],
     position: Position | None,
-    now: int,
+    now: Instant,
 ) -> Workload:
     charged, over = booked.get(row.pod_uid, (0, 0))
     exhausted = over > 0
@@ -53,16 +53,10 @@ def _workload(
         exhausted = state.over_budget
         charged, over = charged + due[row.pod_uid, "charge"], over + due[row.pod_uid, "over-budget"]
         charged, over = (charged, over + running) if exhausted else (charged + running, over)
-    used = [usage.used(marks.get((row.pod_uid, container), {})) for container in holders_of(row.holders)]
-    known = [ms for ms in used if ms is not None]
-    if row.used_ms is not None:  # archived
-        known = [row.used_ms]
+    archived = row.archived_at is not None
+    watermarks = [marks.get((row.pod_uid, container), {}) for container in holders_of(row.holders)]
     flags = [flag for flag in row.flags.split(",") if flag]
-    if (
-        row.ended_at is not None
-        and row.heard_at is None
-        and all((row.pod_uid, container) not in marks for container in holders_of(row.holders))
-    ):
+    if row.ended_at is not None and row.heard_at is None and not any(watermarks):
         flags.append("unobserved")
     return Workload(
         namespace=namespace,
@@ -77,6 +71,7 @@ def _workload(
         end=None if row.ended_at is None else format_instant(row.ended_at),
         charged_ms=charged,
         over_budget_ms=over,
-        used_ms=sum(known) if known else None,
+        used_ms=row.used_ms if archived else usage.total(map(usage.used, watermarks)),
+        peak_memory_mib=row.peak_memory_mib if archived else usage.total(map(usage.peak_memory, watermarks)),
         flags=flags,
     )

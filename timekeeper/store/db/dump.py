@@ -28,7 +28,7 @@ _CHUNK: Final = 500
 def dump(engine: Engine, out: BinaryIO) -> int:
     """Write one snapshot of a database; return how many rows it has.
 
-    Raises SettingsError where it has no tables.
+    Raises SettingsError if it has no tables.
     """
     digest, count = hashlib.sha256(), 0
     with engine.connect() as connection, connection.begin():
@@ -69,7 +69,7 @@ def _line(value: object) -> bytes:
 def restore(engine: Engine, source: BinaryIO) -> int:
     """Fill an empty, migrated database from a dump, all of it or nothing; return how many rows that are.
 
-    Raises SettingsError where the database or the dump is not fit for it.
+    Raises SettingsError if the database or the dump is not fit for it.
     """
     with engine.execution_options(**{WRITES: True}).connect() as connection, connection.begin():
         tables = {table.name: table for table in _tables(connection)}
@@ -91,20 +91,20 @@ def restore(engine: Engine, source: BinaryIO) -> int:
                 count += 1
             elif isinstance(value, dict) and "rows" in value:
                 if (value["rows"], value.get("sha256")) != (count, digest.hexdigest()):
-                    raise SettingsError("the dump was changed: its digest is not that of its lines")
+                    raise SettingsError("the dump was changed: its digest does not match its lines")
                 waiting.flush()
                 _count_on(connection, tables.values())
                 return count
             else:
                 columns = _columns(value, migrate.current(connection))
             digest.update(line)
-        raise SettingsError(f"the dump was cut: it ends after {count} rows without its digest")
+        raise SettingsError(f"the dump is incomplete: it ends after {count} rows without its digest")
 
 
 def _columns(value: object, revision: str) -> dict[str, list[str]]:
     """Return the tables' columns by a dump's first line, if it fits a database of a revision."""
     if not isinstance(value, dict) or value.get("format") != _FORMAT:
-        raise SettingsError("this is no dump of a timekeeper")
+        raise SettingsError("this is not a timekeeper's dump")
     if value.get("revision") != revision:
         raise SettingsError(
             f"the dump is of revision {value.get('revision')}, the database of {revision or 'base'}: "

@@ -26,7 +26,7 @@ _SESSION = (
 def make_engine(url: str) -> Engine:
     """Return an engine for a database URL; `postgresql://` means the driver that we bring.
 
-    Raises SettingsError where the URL cannot be used.
+    Raises SettingsError if the URL cannot be used.
     """
     try:
         parsed = make_url(url)

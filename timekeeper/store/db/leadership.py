@@ -33,7 +33,7 @@ class Leadership:
         self._alone = self._held
 
     def held(self) -> bool:
-        """Whether this process leads; it tries to where nobody does. Raises SQLAlchemyError where nobody can know."""
+        """Whether this process leads; it tries to if no other does. Raises SQLAlchemyError if that cannot be known."""
         if self._alone:
             return True
         try:

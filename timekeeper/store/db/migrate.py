@@ -28,7 +28,7 @@ _LOCK = 0x51CE_1EDA
 def upgrade(engine: Engine, revision: str = "head") -> str:
     """Bring the database up to a revision; return the one it has then.
 
-    Raises SettingsError where it cannot go there.
+    Raises SettingsError if it cannot go there.
     """
     return _walk(engine, revision, up=True)
 
@@ -36,7 +36,7 @@ def upgrade(engine: Engine, revision: str = "head") -> str:
 def downgrade(engine: Engine, revision: str) -> str:
     """Take the database back to a revision (`base`: to nothing); return the one it has then.
 
-    Raises SettingsError where it cannot go there, RuntimeError where what it holds has no place there.
+    Raises SettingsError if it cannot go there, RuntimeError if what it holds has no place there.
     """
     return _walk(engine, revision, up=False)
 
@@ -55,7 +55,7 @@ def _walk(engine: Engine, revision: str, *, up: bool) -> str:
 
 @contextmanager
 def _without_foreign_keys(connection: Connection) -> Iterator[None]:
-    """Bear with references that lead nowhere meanwhile: SQLite changes a table by making it anew."""
+    """Bear with references that lead nowhere meanwhile: SQLite changes a table by making it again."""
     driver = connection.connection.driver_connection
     if driver is None or connection.dialect.name != "sqlite":
         yield
@@ -68,7 +68,7 @@ def _without_foreign_keys(connection: Connection) -> Iterator[None]:
 
 
 def _check_foreign_keys(connection: Connection) -> None:
-    """Raise where a migration left a reference that leads nowhere."""
+    """Raise an error if a migration left a reference that leads nowhere."""
     if connection.dialect.name == "sqlite":
         broken = connection.execute(text("PRAGMA foreign_key_check")).all()
         if broken:
@@ -77,7 +77,7 @@ def _check_foreign_keys(connection: Connection) -> None:
 
 @contextmanager
 def _alone(engine: Engine) -> Iterator[None]:
-    """Let nobody else migrate meanwhile; SQLite's BEGIN IMMEDIATE does that by itself.
+    """Let no other process migrate meanwhile; SQLite's BEGIN IMMEDIATE does that by itself.
 
     On a connection of its own: within the transaction, the statement that waits would already have taken the snapshot,
     and who has waited would migrate once more what the other one has just migrated.
@@ -95,7 +95,7 @@ def _alone(engine: Engine) -> Iterator[None]:
 
 
 def current(connection: Connection) -> str:
-    """Return the revision that a database has, empty where it has none."""
+    """Return the revision that a database has, empty if it has none."""
     return MigrationContext.configure(connection).get_current_revision() or ""
 
 
@@ -117,7 +117,7 @@ def is_current(engine: Engine) -> bool:
 def check(engine: Engine) -> None:
     """Check that the database has this release's revision.
 
-    Raises SettingsError saying what to do where it has not.
+    Raises SettingsError saying what to do if it has not.
     """
     if not is_current(engine):
         with engine.connect() as connection:

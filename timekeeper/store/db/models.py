@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables. Records and ledger entries are append-only; balances, anchors and versions can be rebuilt from them.
 
-A namespace stands for (cluster, namespace UID): a name that is used again starts afresh. All instants are
+A namespace is identified by (cluster, namespace UID): a name that is used again starts afresh. All instants are
 milliseconds since the epoch, all GPU time is GPU-milliseconds, both as 64-bit integers. Types are portable.
 """
 
@@ -21,7 +21,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.posting import ACCOUNTS
+from timekeeper.core.record import AccountId, Revision
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -40,13 +42,13 @@ class Base(DeclarativeBase):
     """Base of all tables."""
 
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {int: BigInteger}  # noqa: RUF012 - SQLAlchemy's own way
+    type_annotation_map = dict.fromkeys((int, Instant, GpuMilliseconds, AccountId, Revision), BigInteger)
 
 
 class Namespace(Base):
-    """A namespace of a cluster, or a team or an organisation: whoever has accounts.
+    """A namespace of a cluster, a team or an organisation: what has accounts.
 
-    Those that stand under each other are settled together. Of them the row at the top tells up to when, and its
+    Those that are above each other are settled together. Of them the row at the top tells up to when, and its
     `version` grows with each change, so that others know what they hold is old.
     """
 
@@ -57,28 +59,28 @@ class Namespace(Base):
         CheckConstraint("kind IN ('namespace', 'team', 'organisation')", "kind"),
     )
 
-    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    id: Mapped[AccountId] = mapped_column(Id, primary_key=True)
     cluster: Mapped[str] = mapped_column(String(253))
     uid: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(253))
-    opened_at: Mapped[int]
-    settled_at: Mapped[int]
-    version: Mapped[int]
-    sealed_until: Mapped[int] = mapped_column(server_default="0")
+    opened_at: Mapped[Instant]
+    settled_at: Mapped[Instant]
+    version: Mapped[Revision]
+    sealed_until: Mapped[Instant] = mapped_column(server_default="0")
     """Up to this instant, and at it, nothing is booked or reversed any more."""
     kind: Mapped[str] = mapped_column(String(16), server_default="namespace")
 
 
 class Membership(Base):
-    """A budget stands under another one from an instant on, until its next row; without a parent: under none."""
+    """A budget is under another one from an instant on, until its next row; without a parent: under none."""
 
     __tablename__ = "membership"
     __table_args__ = (Index(None, "child_id", "effective_at"), Index(None, "parent_id"))
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    child_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
-    parent_id: Mapped[int | None] = mapped_column(ForeignKey("namespace.id"))
-    effective_at: Mapped[int]
+    child_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
+    parent_id: Mapped[AccountId | None] = mapped_column(ForeignKey("namespace.id"))
+    effective_at: Mapped[Instant]
     actor: Mapped[str] = mapped_column(String(253))
 
 
@@ -89,9 +91,9 @@ class Account(Base):
     __table_args__ = (UniqueConstraint("namespace_id", "kind"), CheckConstraint(f"kind IN ({_KINDS})", "kind"))
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
     kind: Mapped[str] = mapped_column(String(16))
-    balance_ms: Mapped[int]
+    balance_ms: Mapped[GpuMilliseconds]
 
 
 class BudgetRule(Base):
@@ -105,22 +107,22 @@ class BudgetRule(Base):
         CheckConstraint("source IN ('policy', 'own')", "source"),
         CheckConstraint("credit_ms >= 0 AND rollover_ms >= 0", "limits"),
         CheckConstraint("status IN ('active', 'suspended', 'closed')", "status"),
-        CheckConstraint("used IN ('counts', 'anew', 'clamped')", "used"),
+        CheckConstraint("used IN ('counts', 'reset')", "used"),
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
-    effective_at: Mapped[int]
-    amount_ms: Mapped[int]
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
+    effective_at: Mapped[Instant]
+    amount_ms: Mapped[GpuMilliseconds]
     period: Mapped[str] = mapped_column(String(8))
     time_zone: Mapped[str] = mapped_column(String(64))
     source: Mapped[str] = mapped_column(String(8))
     actor: Mapped[str] = mapped_column(String(253))
-    booked_at: Mapped[int]
-    credit_ms: Mapped[int] = mapped_column(server_default="0")
-    rollover_ms: Mapped[int] = mapped_column(server_default="0")
+    booked_at: Mapped[Instant]
+    credit_ms: Mapped[GpuMilliseconds] = mapped_column(server_default="0")
+    rollover_ms: Mapped[GpuMilliseconds] = mapped_column(server_default="0")
     status: Mapped[str] = mapped_column(String(16), server_default="active")
-    anchor_at: Mapped[int | None]
+    anchor_at: Mapped[Instant | None]
     """An instant at which a period begins, on the zone's wall clock."""
     used: Mapped[str] = mapped_column(String(8), server_default="counts")
     """What becomes of what the running period has used: `timekeeper.core.record.Used`."""
@@ -129,14 +131,15 @@ class BudgetRule(Base):
 class DebtRule(Base):
     """What `timekeeper.debt` says in a cluster, in force from `effective_at` until the next row. Rows never change.
 
-    The first holds from the start of time. Without any, readers take the setting.
+    The first holds from the start of time. Without any, readers take the setting. Those that a clock far ahead of all
+    others wrote are dropped.
     """
 
     __tablename__ = "debt_rule"
     __table_args__ = (CheckConstraint("debt IN ('forgive', 'carry')", "debt"),)
 
     cluster: Mapped[str] = mapped_column(String(253), primary_key=True)
-    effective_at: Mapped[int] = mapped_column(primary_key=True)
+    effective_at: Mapped[Instant] = mapped_column(primary_key=True)
     debt: Mapped[str] = mapped_column(String(8))
 
 
@@ -158,33 +161,33 @@ class BudgetGrant(Base):
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
-    amount_ms: Mapped[int]
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
+    amount_ms: Mapped[GpuMilliseconds]
     reason: Mapped[str] = mapped_column(String(1024))
-    valid_from: Mapped[int]
-    valid_to: Mapped[int | None]
+    valid_from: Mapped[Instant]
+    valid_to: Mapped[Instant | None]
     idempotency_key: Mapped[str] = mapped_column(String(255))
     request_hash: Mapped[str] = mapped_column(String(64))
     actor: Mapped[str] = mapped_column(String(253))
-    booked_at: Mapped[int]
+    booked_at: Mapped[Instant]
     kind: Mapped[str] = mapped_column(String(16), server_default="grant")
     priority: Mapped[int] = mapped_column(server_default="0")
     counterpart: Mapped[str] = mapped_column(String(253), server_default="")
-    taken_back_ms: Mapped[int] = mapped_column(server_default="0")
+    taken_back_ms: Mapped[GpuMilliseconds] = mapped_column(server_default="0")
     """Of a refund: the part that its pod, by what is known now, was not charged to the budget. It brings nothing."""
-    withdrawn_at: Mapped[int | None]
+    withdrawn_at: Mapped[Instant | None]
     """When a grant that had not begun was withdrawn: then it never brings anything."""
 
 
 class Threshold(Base):
-    """A threshold of a budget that was told in a period, by the period's start (0: without periods). Rows stay."""
+    """A threshold of a budget that was announced in a period, by the period's start (0: without periods). Rows stay."""
 
     __tablename__ = "threshold"
 
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
-    period_start: Mapped[int] = mapped_column(primary_key=True)
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    period_start: Mapped[Instant] = mapped_column(primary_key=True)
     percent: Mapped[int] = mapped_column(primary_key=True)
-    told_at: Mapped[int]
+    told_at: Mapped[Instant]
 
 
 class Reservation(Base):
@@ -204,25 +207,25 @@ class Reservation(Base):
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
     pod_uid: Mapped[str | None] = mapped_column(String(64))
     pod_name: Mapped[str] = mapped_column(String(253))
-    amount_ms: Mapped[int]
+    amount_ms: Mapped[GpuMilliseconds]
     span_ms: Mapped[int]
     reason: Mapped[str] = mapped_column(String(1024))
     idempotency_key: Mapped[str] = mapped_column(String(255))
     request_hash: Mapped[str] = mapped_column(String(64))
     actor: Mapped[str] = mapped_column(String(253))
-    opened_at: Mapped[int]
-    expires_at: Mapped[int | None]
-    ended_at: Mapped[int | None]
+    opened_at: Mapped[Instant]
+    expires_at: Mapped[Instant | None]
+    ended_at: Mapped[Instant | None]
     outcome: Mapped[str] = mapped_column(String(16))
 
 
 class Rate(Base):
     """The rate of a GPU model from an instant on; the empty model is never rated. Rows never change.
 
-    `source` tells whether the settings' file said so or somebody by REST: the file is followed where it changes.
+    `source` tells whether the settings' file said so or a request: the file is followed when it changes.
     """
 
     __tablename__ = "rate"
@@ -236,9 +239,9 @@ class Rate(Base):
     model: Mapped[str] = mapped_column(String(253))
     numerator: Mapped[int]
     denominator: Mapped[int]
-    effective_at: Mapped[int]
+    effective_at: Mapped[Instant]
     source: Mapped[str] = mapped_column(String(16), server_default="settings")
-    booked_at: Mapped[int | None]
+    booked_at: Mapped[Instant | None]
     """When it was set. One that holds from just then on was meant for at once, any other for its instant."""
 
 
@@ -271,7 +274,7 @@ class Workload(Base):
     )
 
     pod_uid: Mapped[str] = mapped_column(String(64), primary_key=True)
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
     pod_name: Mapped[str] = mapped_column(String(253))
     node: Mapped[str] = mapped_column(String(253))
     gpus: Mapped[str] = mapped_column(Text)
@@ -281,31 +284,33 @@ class Workload(Base):
     gpu_class: Mapped[str] = mapped_column(String(32))
     shares: Mapped[str] = mapped_column(Text)
     """JSON: GPUs per millisecond before their rate, as a ratio, by model; under the empty model what has none."""
-    opened_at: Mapped[int]
+    opened_at: Mapped[Instant]
     """When the row was written."""
-    created_at: Mapped[int | None]
+    created_at: Mapped[Instant | None]
     """When the API server made the pod; None: not known."""
-    closed_at: Mapped[int | None]
+    closed_at: Mapped[Instant | None]
     """When the end was noted, by our clock; None: it runs, or that is not known."""
-    started_at: Mapped[int]
-    ended_at: Mapped[int | None]
+    started_at: Mapped[Instant]
+    ended_at: Mapped[Instant | None]
     end_source: Mapped[str] = mapped_column(String(32))
     flags: Mapped[str] = mapped_column(Text)
     """Comma-separated."""
-    heard_at: Mapped[int | None]
+    heard_at: Mapped[Instant | None]
     """The last sign of life that came without counters; of an archived pod the last of all."""
     models: Mapped[str] = mapped_column(String(253), server_default="")
-    """The models of its GPUs, comma-separated; empty where they are not known."""
+    """The models of its GPUs, comma-separated; empty if they are not known."""
     gpus_ppm: Mapped[int] = mapped_column(server_default="0")
     """GPUs held, of all models, in millionths: for sums that need not be exact."""
-    archived_at: Mapped[int | None]
+    archived_at: Mapped[Instant | None]
     """When its watermarks were thrown away; reports are refused since."""
     used_ms: Mapped[int | None]
     """Of an archived pod: what it used; None: unknown."""
+    peak_memory_mib: Mapped[int | None]
+    """Of an archived pod: the most GPU memory that it held; None: unknown."""
 
 
 class IntervalCorrection(Base):
-    """A pod's interval as somebody put it right, and as it was before. Rows never change; the workload has the last."""
+    """A pod's interval as it was put right, and as it was before. Rows never change; the workload has the last."""
 
     __tablename__ = "interval_correction"
     __table_args__ = (
@@ -315,21 +320,21 @@ class IntervalCorrection(Base):
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
     pod_uid: Mapped[str] = mapped_column(ForeignKey("workload.pod_uid"))
-    started_at: Mapped[int]
-    ended_at: Mapped[int | None]
-    started_before: Mapped[int]
-    ended_before: Mapped[int | None]
+    started_at: Mapped[Instant]
+    ended_at: Mapped[Instant | None]
+    started_before: Mapped[Instant]
+    ended_before: Mapped[Instant | None]
     reason: Mapped[str] = mapped_column(String(1024))
     idempotency_key: Mapped[str] = mapped_column(String(255))
     request_hash: Mapped[str] = mapped_column(String(64))
     actor: Mapped[str] = mapped_column(String(253))
-    booked_at: Mapped[int]
+    booked_at: Mapped[Instant]
 
 
 class Transaction(Base):
-    """One booking; its entries sum to zero. A posting's own facts stand here, so that it can be compared."""
+    """One booking; its entries sum to zero. A posting's own facts are here, so that it can be compared."""
 
     __tablename__ = "txn"
     __table_args__ = (
@@ -340,17 +345,17 @@ class Transaction(Base):
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"))
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"))
     kind: Mapped[str] = mapped_column(String(16))
     idempotency_key: Mapped[str] = mapped_column(String(512))
     subject: Mapped[str] = mapped_column(String(253))
     """The pod's UID of a charge, else the allowance."""
-    started_at: Mapped[int]
-    effective_at: Mapped[int]
-    amount_ms: Mapped[int]
-    booked_at: Mapped[int]
+    started_at: Mapped[Instant]
+    effective_at: Mapped[Instant]
+    amount_ms: Mapped[GpuMilliseconds]
+    booked_at: Mapped[Instant]
     reverses: Mapped[int | None] = mapped_column(ForeignKey("txn.id"))
-    corrects_at: Mapped[int | None]
+    corrects_at: Mapped[Instant | None]
     """Of a correction: the instant in a sealed period at which it would have been effective, had it been known."""
 
 
@@ -363,9 +368,9 @@ class Seal(Base):
 
     __tablename__ = "seal"
 
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
-    until: Mapped[int] = mapped_column(primary_key=True)
-    sealed_at: Mapped[int]
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    until: Mapped[Instant] = mapped_column(primary_key=True)
+    sealed_at: Mapped[Instant]
     actor: Mapped[str] = mapped_column(String(253))
     last_txn: Mapped[int]
     transactions: Mapped[int]
@@ -386,7 +391,7 @@ class Entry(Base):
     id: Mapped[int] = mapped_column(Id, primary_key=True)
     txn_id: Mapped[int] = mapped_column(ForeignKey("txn.id"))
     account_id: Mapped[int] = mapped_column(ForeignKey("account.id"))
-    amount_ms: Mapped[int]
+    amount_ms: Mapped[GpuMilliseconds]
 
 
 class Anchor(Base):
@@ -394,8 +399,8 @@ class Anchor(Base):
 
     __tablename__ = "anchor"
 
-    namespace_id: Mapped[int] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
-    at: Mapped[int] = mapped_column(primary_key=True)
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    at: Mapped[Instant] = mapped_column(primary_key=True)
     state: Mapped[str] = mapped_column(Text)
 
 
@@ -410,11 +415,12 @@ class WatermarkRow(Base):
     seq: Mapped[int]
     used_ms: Mapped[int | None]
     monotonic_ns: Mapped[int]
-    received_at: Mapped[int]
-    hour: Mapped[int] = mapped_column(server_default="0")
+    received_at: Mapped[Instant]
+    hour: Mapped[Instant] = mapped_column(server_default="0")
     """The hour in which the counter was last read, by its first instant; `usage_hour` has those before."""
     hour_base: Mapped[int] = mapped_column(server_default="0")
     observed_ms: Mapped[int] = mapped_column(server_default="0")
+    peak_memory_mib: Mapped[int | None]
 
 
 class UsageHour(Base):
@@ -426,7 +432,7 @@ class UsageHour(Base):
     pod_uid: Mapped[str] = mapped_column(String(64), primary_key=True)
     container: Mapped[str] = mapped_column(String(253), primary_key=True)
     epoch: Mapped[int] = mapped_column(primary_key=True)
-    hour: Mapped[int] = mapped_column(primary_key=True)
+    hour: Mapped[Instant] = mapped_column(primary_key=True)
     used_ms: Mapped[int | None]
     observed_ms: Mapped[int]
 
@@ -438,12 +444,12 @@ class AuditRecord(Base):
     __table_args__ = (UniqueConstraint("prev_hash"), Index(None, "cluster", "namespace", "id"))
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    at: Mapped[int]
+    at: Mapped[Instant]
     cluster: Mapped[str] = mapped_column(String(253))
     actor: Mapped[str] = mapped_column(String(253))
     action: Mapped[str] = mapped_column(String(32))
     namespace: Mapped[str] = mapped_column(String(253))
-    """Empty where it concerns all."""
+    """Empty if it concerns all."""
     detail: Mapped[str] = mapped_column(Text)
     """JSON, with sorted keys."""
     prev_hash: Mapped[str] = mapped_column(String(64))
@@ -456,4 +462,4 @@ class WatchMark(Base):
     __tablename__ = "watch_mark"
 
     cluster: Mapped[str] = mapped_column(String(253), primary_key=True)
-    confirmed_at: Mapped[int]
+    confirmed_at: Mapped[Instant]

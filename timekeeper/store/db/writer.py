@@ -6,8 +6,8 @@ savepoint of its own, and commits once. Who handed one in waits for that commit,
 power loss could take back.
 
 On PostgreSQL others write too. What loses against them, and what a restart of the server cut off, is run again from
-its beginning: changes read what they decide from within their transaction, and are idempotent. Whoever has lost queues
-for the next try, so that nobody loses for ever.
+its beginning: changes read what they decide from within their transaction, and are idempotent. What has lost queues
+for the next try, so that nothing loses for ever.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Writer:
         """Open a transaction on a connection that the writer keeps until something goes wrong on it.
 
         So SQLite's pages stay in its cache, and PostgreSQL is not asked before each transaction whether it is there.
-        `queued`: wait until nobody else writes to the table, and let nobody do so before the end.
+        `queued`: wait until no other writes to the table, and let none do so before the end.
         """
         try:
             if self._connection is None:
@@ -127,7 +127,7 @@ class Writer:
             connection.close()
 
     def _commit(self, batch: list[Handed]) -> None:
-        """Commit a batch, as one where that succeeds, and tell who waits."""
+        """Commit a batch, as one if that succeeds, and tell who waits."""
         attempts = Retrying(
             retry=retry_if_exception(may_succeed_later),
             stop=lambda state: _enough(state, len(batch)),

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of a cluster's GPUs a policy gives out: a list of pods put on a list of nodes by the extender's own code.
+
+    .venv/bin/python benchmarks/placement/run.py --nodes FILE --pods FILE [--policy P] [--seeds 10]
+        [--cpu-pods policy|random|kube] [--prior] [--load PERCENT]
+
+The lists have the columns of Alibaba's openb trace. The pods are shuffled, then drawn with replacement until they ask
+for 130 % of all GPUs; they arrive one after the other, and one that does not fit is dropped. With `--load` they arrive
+and end by the list's own lengths of life, at that load, and what is given out is the mean over the second half.
+
+kube-scheduler's part is played here: CPU, memory and models of nodes are respected, the extender's integer scores
+decide, equal ones by chance. Pods without GPUs are unknown to the extender; `--cpu-pods` says what places them. A
+policy that looks ahead learns from the arrivals, or knows the whole list's mix (`--prior`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import heapq
+import itertools
+import random
+import statistics
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from scheduler.placement.arrivals import Arrivals
+from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.fleet import Fleet, GpuRow
+from scheduler.placement.policies import FIXED, LEARNING, Learner
+from scheduler.placement.prices import Prices
+from scheduler.placement.survey import scores
+from slicekeeper.units import CORES_PER_GPU
+
+MIB = 16_384
+"""Memory of each GPU; the lists say nothing of it, and no pod asks for any."""
+
+OFFERED = 1.3
+
+
+@dataclass(frozen=True)
+class Node:
+    """A row of the nodes' list."""
+
+    name: str
+    cpu: int
+    ram: int
+    gpus: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A row of the pods' list; `core` is percent of each of its GPUs, `life` seconds."""
+
+    cpu: int
+    ram: int
+    gpus: int
+    core: int
+    models: tuple[str, ...]
+    life: float
+
+    @property
+    def asks(self) -> int:
+        """Percent of a GPU in all."""
+        return self.gpus * self.core
+
+    @cached_property
+    def demand(self) -> Demand:
+        """What the extender would read from the pod's manifest; a pod without GPUs takes a share of nothing."""
+        whole = self.core >= CORES_PER_GPU
+        slices = (Slice(("main",), self.core, 0, whole),) * self.gpus or (Slice((), 0, 0, whole=False),)
+        return Demand(slices, models=self.models, cpu_milli=self.cpu, ram_mib=self.ram)
+
+
+def read_nodes(path: Path) -> list[Node]:
+    """Return the nodes that have GPUs."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    nodes = [Node(r["sn"], int(r["cpu_milli"]), int(r["memory_mib"]), int(r["gpu"]), r["model"]) for r in rows]
+    return [node for node in nodes if node.gpus]
+
+
+def read_pods(path: Path) -> list[Pod]:
+    """Return all pods."""
+    with path.open(newline="") as file:
+        return [_pod(row) for row in csv.DictReader(file)]
+
+
+def _pod(row: dict[str, str]) -> Pod:
+    gpus = int(row["num_gpu"])
+    core = -(-int(row["gpu_milli"]) * CORES_PER_GPU // 1000) if gpus else 0
+    models = tuple(model for model in row.get("gpu_spec", "").split("|") if model)
+    life = float(row.get("deletion_time") or 0) - float(row.get("creation_time") or 0)
+    return Pod(int(row["cpu_milli"]), int(row["memory_mib"]), gpus, core, models, max(life, 1.0))
+
+
+class Cluster:
+    """The nodes' GPUs as the extender keeps them, CPU and memory as kube-scheduler does."""
+
+    def __init__(self, nodes: list[Node], policy: str, cpu_pods: str, chance: random.Random) -> None:
+        self.nodes = nodes
+        self.fleet = Fleet()
+        self.cpu = np.array([node.cpu for node in nodes])
+        self.ram = np.array([node.ram for node in nodes])
+        self._all = (self.cpu.copy(), self.ram.copy())
+        self._held = [[0] * node.gpus for node in nodes]
+        self._tenants = [[0] * node.gpus for node in nodes]
+        for row in range(len(nodes)):
+            self._show(row)
+        self.learner = Learner(policy)
+        self._prices = Prices(self.fleet, nullcontext())
+        self._cpu_pods = cpu_pods
+        self._chance = chance
+        self.given = 0
+
+    def place(self, pod: Pod) -> tuple[int, list[int]] | None:
+        """Put a pod on a node; return its row and columns, None if it fits nowhere."""
+        enough = (self.cpu >= pod.cpu) & (self.ram >= pod.ram)
+        if not pod.gpus and self._cpu_pods != "policy":
+            row, columns = self._beside(enough, pod), []
+            if row is None:
+                return None
+        else:
+            survey, _ = self._prices.survey(pod.demand, self.learner.policy)
+            fits = survey.fits & enough
+            if not fits.any():
+                return None
+            row = self._choose(fits, survey.price)
+            columns = survey.gpus[row].tolist()[: pod.gpus]
+        self._take(row, columns, pod, 1)
+        return row, columns
+
+    def leave(self, row: int, columns: list[int], pod: Pod) -> None:
+        """Take a pod off again."""
+        self._take(row, columns, pod, -1)
+
+    def _choose(self, fits: np.ndarray, price: np.ndarray) -> int:
+        """Return the node that kube-scheduler takes by the extender's scores."""
+        cheapest = np.flatnonzero(fits & (price == price[fits].min()))
+        given = scores(fits, price, int(cheapest[self._chance.randrange(len(cheapest))]))
+        most = np.flatnonzero(given == given.max())
+        return int(most[self._chance.randrange(len(most))])
+
+    def _beside(self, enough: np.ndarray, pod: Pod) -> int | None:
+        """Return where a pod without GPUs goes, by chance or by kube-scheduler's own two rules."""
+        rows = np.flatnonzero(enough)
+        if not len(rows):
+            return None
+        if self._cpu_pods == "kube":
+            cpu, ram = (self.cpu[rows] - pod.cpu) / self._all[0][rows], (self.ram[rows] - pod.ram) / self._all[1][rows]
+            least = ((cpu + ram) / 2 * 100).astype(np.int64)
+            balanced = ((1 - abs(cpu - ram) / 2) * 100).astype(np.int64)
+            rows = rows[least + balanced == (least + balanced).max()]
+        return int(rows[self._chance.randrange(len(rows))])
+
+    def _take(self, row: int, columns: list[int], pod: Pod, sign: int) -> None:
+        self.cpu[row] -= sign * pod.cpu
+        self.ram[row] -= sign * pod.ram
+        for column in columns:
+            self._held[row][column] += sign * pod.core
+            self._tenants[row][column] += sign
+        self.given += sign * pod.asks
+        self._show(row)
+
+    def _show(self, row: int) -> None:
+        """Tell the fleet of a node what the watches would."""
+        node = self.nodes[row]
+        gpus = [
+            GpuRow(f"{row}-{column}", node.model, MIB, core=CORES_PER_GPU - held, idle=not tenants)
+            for column, (held, tenants) in enumerate(zip(self._held[row], self._tenants[row], strict=True))
+        ]
+        self.fleet.set(node.name, gpus)
+        self.fleet.set_beside(node.name, self.cpu[row] / 1000, float(self.ram[row]))
+
+
+def arrivals(pods: list[Pod], chance: random.Random, percent: float) -> Iterator[Pod]:
+    """Yield the pods in another order, then pods drawn again, until they ask for `percent` in all."""
+    order = list(pods)
+    chance.shuffle(order)
+    asked = 0
+    for pod in order:
+        if asked >= percent:
+            return
+        asked += pod.asks
+        yield pod
+    while asked < percent:
+        pod = chance.choice(pods)
+        asked += pod.asks
+        yield pod
+
+
+def run(nodes: list[Node], pods: list[Pod], seed: int, options: argparse.Namespace) -> float:
+    """Return the percent of all GPUs that are given out in one run."""
+    chance = random.Random(seed)
+    cluster = Cluster(nodes, options.policy, options.cpu_pods, random.Random(seed + 1_000))
+    if options.prior:
+        known = Arrivals()
+        for pod in pods:
+            if pod.gpus:
+                known.add(pod.demand)
+        cluster.learner.learn(known.mix(), cluster.fleet.models)
+    whole = sum(node.gpus for node in nodes) * CORES_PER_GPU
+    if options.load:
+        return _churn(cluster, pods, chance, whole, options)
+    for pod in arrivals(pods, chance, OFFERED * whole):
+        _arrive(cluster, pod, options)
+        cluster.place(pod)
+    return 100 * cluster.given / whole
+
+
+def _arrive(cluster: Cluster, pod: Pod, options: argparse.Namespace) -> None:
+    if pod.gpus and not options.prior:
+        cluster.learner.arrivals.add(pod.demand)
+        mix = cluster.learner.due(cluster.fleet.models)
+        if mix is not None:
+            cluster.learner.learn(mix, cluster.fleet.models)
+
+
+def _churn(cluster: Cluster, pods: list[Pod], chance: random.Random, whole: int, options: argparse.Namespace) -> float:
+    """Return the mean over the second half of a run in which pods end, too.
+
+    It begins with pods in the middle of their lives, because the longest live for months: those that are there at any
+    instant are drawn by the length of their lives.
+    """
+    ends: list[tuple[float, int, int, list[int], Pod]] = []
+    asked, number = 0.0, 0
+
+    def arrive(pod: Pod, now: float, left: float) -> None:
+        nonlocal number
+        number += 1
+        _arrive(cluster, pod, options)
+        placed = cluster.place(pod)
+        if placed is not None:
+            heapq.heappush(ends, (now + left, number, *placed, pod))
+
+    weights = list(itertools.accumulate(pod.life for pod in pods))
+    while asked < options.load / 100 * whole:
+        pod = chance.choices(pods, cum_weights=weights)[0]
+        asked += pod.asks
+        arrive(pod, 0.0, pod.life * chance.random())
+    rate = options.load / 100 * whole / statistics.fmean(pod.asks * pod.life for pod in pods)
+    now, given, seconds = 0.0, 0.0, 0.0
+    for turn in range(options.arrivals):
+        then = now + chance.expovariate(rate)
+        counts = turn >= options.arrivals // 2
+        while ends and ends[0][0] <= then:
+            end, _, row, columns, pod = heapq.heappop(ends)
+            given, seconds = given + counts * (end - now) * cluster.given, seconds + counts * (end - now)
+            now = end
+            cluster.leave(row, columns, pod)
+        given, seconds = given + counts * (then - now) * cluster.given, seconds + counts * (then - now)
+        now = then
+        pod = chance.choice(pods)
+        arrive(pod, now, pod.life)
+    return 100 * given / seconds / whole
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=Path, required=True)
+    parser.add_argument("--pods", type=Path, required=True)
+    parser.add_argument("--policy", choices=[*LEARNING, *FIXED], default="expected-fill")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--cpu-pods", choices=["policy", "random", "kube"], default="policy")
+    parser.add_argument("--prior", action="store_true", help="the policy knows the whole list's mix from the start")
+    parser.add_argument("--load", type=float, default=0.0, help="let pods end, and offer this percentage of all GPUs")
+    parser.add_argument("--arrivals", type=int, default=10_000, help="pods of a run with --load")
+    options = parser.parse_args()
+    nodes, pods = read_nodes(options.nodes), read_pods(options.pods)
+    found = []
+    for seed in range(options.seeds):
+        found.append(run(nodes, pods, seed, options))
+        print(f"seed {seed} {found[-1]:.4f}", flush=True)
+    print(f"allocation {statistics.fmean(found):.2f} {statistics.stdev(found) if len(found) > 1 else 0:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sharing does for jobs: waits, completion times and use of GPUs, with whole GPUs, with shares, and adaptively.
+
+    .venv/bin/python benchmarks/placement/sharing.py --nodes FILE --pods FILE [--seeds 2]
+
+The jobs are drawn from the GPU pods of a list in openb's format that end within two hours, and come by chance at a
+load; they wait in kube-scheduler's queue (the first come first, what fits goes ahead) and are placed by the
+extender's own code. A job needs the share of a GPU that its pod asks for, and runs as fast as alone if it gets that,
+less what the limiter was measured to cost (`--kept`, docs/limiter.md).
+
+- exclusive: each pod gets whole GPUs, as without sharing.
+- shared: each pod gets shares, those that want one whole GPU too, under the limiter; more GPUs cannot be a share.
+- adaptive: shares for pods that ask for a share, whole GPUs for the others (`slicekeeper.io/sharing: adaptive`).
+
+Two tables: first the jobs that ask for shares alone, exclusive beside shared (XJTU's experiment), then all jobs in the
+three modes (KubeGPU's). The load is what the pods ask for when each has whole GPUs, in percent of all GPUs. A third
+table is worked out: how long a batch of equal containers takes on some GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from run import Cluster, Node, Pod, read_nodes, read_pods
+
+from scheduler.placement.demand import Demand, Slice
+from slicekeeper.units import CORES_PER_GPU
+
+LONGEST = 7_200.0
+"""Seconds that a job takes at most."""
+
+JOBS = 5_000
+"""Jobs of a run."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run: the seconds that a job waits, and takes from its arrival to its end; the GPU time used, % of all."""
+
+    wait: float
+    completion: float
+    p95: float
+    used: float
+
+
+@dataclass(frozen=True)
+class Share(Pod):
+    """A pod whose one GPU is a share, however large."""
+
+    @property
+    def demand(self) -> Demand:  # type: ignore[override]
+        """Return one share."""
+        return Demand((Slice(("main",), self.core, 0, whole=False),), models=self.models, cpu_milli=self.cpu,
+                      ram_mib=self.ram)  # fmt: skip
+
+
+def as_mode(pod: Pod, mode: str) -> Pod:
+    """Return what the pod asks for in a mode."""
+    if mode == "exclusive":
+        return replace(pod, core=CORES_PER_GPU)
+    if mode == "shared" and pod.gpus == 1:
+        return Share(pod.cpu, pod.ram, 1, pod.core, pod.models, pod.life)
+    return pod
+
+
+def run(nodes: list[Node], pods: list[Pod], mode: str, load: float, kept: float, seed: int) -> Figures:
+    """Let all pods come and end; the same seed is the same pods at the same times in every mode."""
+    chance = random.Random(seed)
+    gpus = sum(node.gpus for node in nodes)
+    rate = load / 100 * gpus / statistics.fmean(pod.gpus * pod.life for pod in pods)
+    cluster = Cluster(nodes, "expected-fill", "policy", random.Random(seed + 1_000))
+    arriving = 0.0
+    waiting: list[tuple[float, Pod, Pod]] = []
+    ends: list[tuple[float, int, int, list[int], Pod]] = []
+    ran: list[tuple[float, float, float, Pod]] = []
+    hopeless: set[Demand] = set()
+
+    def start(came: float, pod: Pod, asked: Pod, now: float) -> bool:
+        if asked.demand in hopeless:
+            return False
+        placed = cluster.place(asked)
+        if placed is None:
+            hopeless.add(asked.demand)
+            return False
+        shared = isinstance(asked, Share) or asked.core < CORES_PER_GPU
+        end = now + pod.life / (kept if shared else 1.0)
+        heapq.heappush(ends, (end, len(ran), *placed, asked))
+        ran.append((came, now, end, pod))
+        return True
+
+    def end_until(then: float) -> None:
+        nonlocal waiting
+        while ends and ends[0][0] <= then:
+            now, _, row, columns, pod = heapq.heappop(ends)
+            cluster.leave(row, columns, pod)
+            hopeless.clear()
+            waiting = [(came, mine, asked) for came, mine, asked in waiting if not start(came, mine, asked, now)]
+
+    for pod in chance.choices(pods, k=JOBS):
+        arriving += chance.expovariate(rate)
+        end_until(arriving)
+        asked = as_mode(pod, mode)
+        cluster.learner.arrivals.add(asked.demand)
+        mix = cluster.learner.due(cluster.fleet.models)
+        if mix is not None:
+            cluster.learner.learn(mix, cluster.fleet.models)
+        if not start(arriving, pod, asked, arriving):
+            waiting.append((arriving, pod, asked))
+    end_until(float("inf"))
+    assert not waiting, f"{len(waiting)} pods fit no node even when it is empty"
+    took = [end - came for came, _, end, _ in ran]
+    worked = (  # while pods came
+        pod.asks * pod.life * (min(end, arriving) - min(began, arriving)) / (end - began) for _, began, end, pod in ran
+    )
+    return Figures(
+        statistics.fmean(began - came for came, began, _, _ in ran),
+        statistics.fmean(took),
+        statistics.quantiles(took, n=20)[-1],
+        100 * sum(worked) / (gpus * CORES_PER_GPU * arriving),
+    )
+
+
+def batch(containers: int, gpus: int, need: int, kept: float) -> tuple[float, float]:
+    """Return how long equal containers take, in times of one alone: with whole GPUs in turn, and sharing them.
+
+    Each needs `need` percent of a GPU to run as fast as alone; of more the limiter gives each its equal part.
+    """
+    on_fullest = -(-containers // gpus)
+    shared = 1.0 if on_fullest == 1 else max(1.0, on_fullest * need / CORES_PER_GPU) / kept
+    return float(on_fullest), shared
+
+
+def table(title: str, nodes: list[Node], pods: list[Pod], modes: list[str], options: argparse.Namespace) -> None:
+    """Print what each mode does at each load, and its ratio to whole GPUs."""
+    print(f"\n{title}: {len(pods)} jobs, {sum(node.gpus for node in nodes)} GPUs\n")
+    print("| load | mode | wait, s | completion, s | of exclusive | 95th, s | GPU time used |")
+    print("|---:|---|---:|---:|---:|---:|---:|")
+    for load in options.loads:
+        whole = 0.0
+        for mode in modes:
+            runs = [run(nodes, pods, mode, load, options.kept / 100, seed) for seed in range(options.seeds)]
+            wait, completion, p95, used = (
+                statistics.fmean(getattr(figures, name) for figures in runs)
+                for name in ("wait", "completion", "p95", "used")
+            )
+            whole = whole or completion
+            print(f"| {load:g} % | {mode} | {wait:.0f} | {completion:.0f} | {100 * completion / whole:.0f} % | "
+                  f"{p95:.0f} | {used:.1f} % |", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    """Run the experiments."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=Path, required=True)
+    parser.add_argument("--pods", type=Path, required=True)
+    parser.add_argument("--every", type=int, default=50, help="take one node of so many")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--loads", type=float, nargs="+", default=[80.0, 95.0, 110.0])
+    parser.add_argument(
+        "--kept", type=float, default=97.4, help="percent of its speed that a job keeps under the limiter"
+    )
+    options = parser.parse_args()
+    nodes = read_nodes(options.nodes)[:: options.every]
+    most = max(node.gpus for node in nodes)
+    models = {node.model for node in nodes}
+    pods = [
+        pod for pod in read_pods(options.pods)
+        if 0 < pod.gpus <= most and pod.life <= LONGEST and (not pod.models or models & set(pod.models))
+    ]  # fmt: skip
+    table("Jobs that ask for a share", nodes, [pod for pod in pods if pod.core < CORES_PER_GPU],
+          ["exclusive", "shared"], options)  # fmt: skip
+    table("All jobs", nodes, pods, ["exclusive", "shared", "adaptive"], options)
+    print("\nA batch of equal containers, in times of one alone\n")
+    print("| containers | GPUs | needs | whole GPUs in turn | shared |\n|---:|---:|---:|---:|---:|")
+    for need in (30, 60, 100):
+        for gpus in (1, 2, 4):
+            for containers in (2, 4, 8):
+                whole, shared = batch(containers, gpus, need, options.kept / 100)
+                print(f"| {containers} | {gpus} | {need} % | {whole:.2f} | {shared:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits until a file that was just written is opened by another program, by the kernel's inotify.
+
+Container runtimes read their CDI folder in the background and hold a lock while they do. From when a runtime has opened
+a new specification, a container that it is told to create waits for the end of that reading, and so finds its device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+log = logging.getLogger(__name__)
+
+_IN_OPEN: Final = 0x20
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class FirstRead:
+    """Who opens one file first. If the kernel gives no watch, there is no wait."""
+
+    def __init__(self) -> None:
+        self._fd = _LIBC.inotify_init1(os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def of(self, file: Path) -> None:
+        """Watch a file from now on, under whatever name it gets."""
+        if self._fd < 0 or _LIBC.inotify_add_watch(self._fd, os.fsencode(file), _IN_OPEN) < 0:
+            log.warning("%s cannot be watched: %s", file, os.strerror(ctypes.get_errno()))
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether it has been opened, as soon as it has."""
+        if self._fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU and memory beside the GPUs: what nodes offer, and what all pods bound to them ask for.
+
+No policy that looks ahead places well without it, and the extender's calls say nothing of it. Of each bound pod only
+its node and two numbers are kept, because a watch repeats itself, and a pod's requests may be changed while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from slicekeeper.gpu.request import is_native_sidecar
+from slicekeeper.kube.pod import holds_gpus
+from slicekeeper.units import parse_quantity
+from slicekeeper.untyped import as_list, as_map
+
+MIB = 1 << 20
+
+Amount = tuple[int, int]
+"""Thousandths of a core, and MiB."""
+
+Entry = tuple[str, int, int]
+"""A node, and the amount that a pod takes there."""
+
+
+def asked_by(pod: Mapping[str, Any]) -> Amount:
+    """Return what a pod asks for, as kube-scheduler counts it: native sidecars run beside everything."""
+    spec = as_map(pod.get("spec"))
+    cpu = ram = most_cpu = most_ram = 0
+    for container in map(as_map, as_list(spec.get("initContainers"))):
+        mine_cpu, mine_ram = _amount(as_map(container.get("resources")).get("requests"))
+        most_cpu, most_ram = max(most_cpu, cpu + mine_cpu), max(most_ram, ram + mine_ram)
+        if is_native_sidecar(container):
+            cpu, ram = cpu + mine_cpu, ram + mine_ram
+    for container in map(as_map, as_list(spec.get("containers"))):
+        mine_cpu, mine_ram = _amount(as_map(container.get("resources")).get("requests"))
+        cpu, ram = cpu + mine_cpu, ram + mine_ram
+    over_cpu, over_ram = _amount(spec.get("overhead"))
+    return max(cpu, most_cpu) + over_cpu, max(ram, most_ram) + over_ram
+
+
+def offered_by(node: Mapping[str, Any]) -> Amount | None:
+    """Return what a node offers to pods, None if it does not say so."""
+    allocatable = as_map(as_map(node.get("status")).get("allocatable"))
+    return _amount(allocatable) if "cpu" in allocatable and "memory" in allocatable else None
+
+
+def _amount(resources: object) -> Amount:
+    found = as_map(resources)
+    return _scaled(found.get("cpu"), 1000, 1), _scaled(found.get("memory"), 1, MIB)
+
+
+def _scaled(value: object, times: int, per: int) -> int:
+    return _parsed(value, times, per) if isinstance(value, str | int) else 0
+
+
+@lru_cache(4096)
+def _parsed(value: str | int, times: int, per: int) -> int:
+    try:
+        return max(0, -(-parse_quantity(value) * times // per))
+    except ValueError:
+        return 0
+
+
+def entry_of(pod: Mapping[str, Any]) -> Entry | None:
+    """Return a pod's node and what it takes there, None unless it is bound and has not ended."""
+    return (str(as_map(pod.get("spec")).get("nodeName")), *asked_by(pod)) if holds_gpus(pod) else None
+
+
+class Beside:
+    """Sums by node. The caller guards it."""
+
+    def __init__(self) -> None:
+        self._offered: dict[str, Amount] = {}
+        self._sums: dict[str, Amount] = {}
+        self._pods: dict[str, Entry] = {}
+
+    def set_node(self, name: str, offered: Amount | None) -> bool:
+        """Take what a node offers; return whether that is new."""
+        before = self._offered.get(name)
+        if offered is None:
+            self._offered.pop(name, None)
+        else:
+            self._offered[name] = offered
+        return before != offered
+
+    def uids(self) -> set[str]:
+        """Return the pods that count."""
+        return set(self._pods)
+
+    def free(self, name: str, others: Iterator[tuple[str, Amount]]) -> tuple[float, float]:
+        """Return a node's free cores and MiB, infinite if it does not say what it offers.
+
+        `others` are pods with what they ask for that are about to be there; they count until the watch shows them.
+        """
+        offered = self._offered.get(name)
+        if offered is None:
+            return float("inf"), float("inf")
+        cpu, ram = self._sums.get(name, (0, 0))
+        for uid, (more_cpu, more_ram) in others:
+            if uid not in self._pods:
+                cpu, ram = cpu + more_cpu, ram + more_ram
+        return max(0, offered[0] - cpu) / 1000, float(max(0, offered[1] - ram))
+
+    def put(self, uid: str, now: Entry | None) -> Iterator[str]:
+        """Take what a pod takes now, None if that is nothing; yield the nodes whose sums change."""
+        before = self._pods.pop(uid, None)
+        if now is not None:
+            self._pods[uid] = now
+        if before == now:
+            return
+        for entry, sign in ((before, -1), (now, 1)):
+            if entry is None:
+                continue
+            node, cpu, ram = entry
+            old_cpu, old_ram = self._sums.get(node, (0, 0))
+            self._sums[node] = old_cpu + sign * cpu, old_ram + sign * ram
+            if self._sums[node] == (0, 0):
+                del self._sums[node]
+            yield node

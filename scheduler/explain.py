@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a pod waits, which pods are served before it, what would help, and when its place is expected.
+
+Pure: it looks at one snapshot, and at deadlines. The forecast lets pods end at their deadlines and gives the room to
+the waiting pods in kube-scheduler's order, the highest priority first and then the oldest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from scheduler.placement.demand import Demand
+from scheduler.placement.fleet import Fleet
+from scheduler.placement.policy import Policy
+from scheduler.placement.survey import Why, best_of, explain, shareable, survey
+from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
+from scheduler.reclaim.nodefit import admits
+from scheduler.reclaim.picture import Picture
+from scheduler.state import Kind, Snapshot
+from slicekeeper import names
+from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant, parse_instant
+from slicekeeper.untyped import as_list, as_map
+
+MOST_ENDS: Final = 2_000
+"""The forecast looks at so many ends of pods at most."""
+
+FARTHEST_MS: Final = 100 * 365 * 86_400 * MS_PER_SECOND
+"""The forecast looks a century ahead: a Job's deadline has no bound, and some have no date."""
+
+KEPT_OFF: Final = "a cordon, a taint, or the pod's own node selector or affinity keeps it off"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """When and where there is room: `after` is the pod whose end makes it, empty if there is room now."""
+
+    at_ms: Instant
+    node: str
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a waiting pod may be told; pods are `namespace/name`."""
+
+    reasons: tuple[tuple[str, int], ...]
+    """Each reason and the number of nodes that it holds for, the most frequent first."""
+    ahead: tuple[str, ...]
+    """The pods that are served before it."""
+    give_way: tuple[str, ...]
+    """The pods that give way to it, or would if it were in budget."""
+    expected: Expected | None
+    """None: there is no room as far as deadlines tell."""
+    helps: tuple[str, ...]
+    """What its owner can do."""
+
+
+def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int], now_ms: int) -> Outlook:
+    """Return the outlook of a pod that waits; `ends` are deadlines by UID in milliseconds."""
+    cluster = _Cluster(snapshot, pod, policy)
+    queue = [other for other in snapshot.pods if _waits(other) and _order(other) < _order(pod)]
+    queue.sort(key=_order)
+    held_back = tuple(str(as_map(gate).get("name")) for gate in as_list(_spec(pod).get("schedulingGates")))
+    why = cluster.judge()
+    give_way = () if why[Why.FITS] else _give_way(snapshot, pod, policy)
+    expected = None if held_back else cluster.forecast([*queue, pod], ends, now_ms)
+    return Outlook(
+        reasons=cluster.in_words(why),
+        ahead=tuple(other.key for other in queue),
+        give_way=give_way,
+        expected=expected,
+        helps=tuple(_helps(cluster, why, held_back, give_way, snapshot)),
+    )
+
+
+def deadlines(pods: Iterable[Mapping[str, Any]], jobs: Iterable[Mapping[str, Any]] = ()) -> dict[str, int]:
+    """Return when pods end at the latest, in milliseconds by UID: by their own deadlines, or their Jobs'."""
+    of_jobs = {as_map(job.get("metadata")).get("uid"): _end(job) for job in jobs}
+    found: dict[str, int] = {}
+    for pod in pods:
+        metadata = as_map(pod.get("metadata"))
+        owners = [as_map(owner).get("uid") for owner in as_list(metadata.get("ownerReferences"))]
+        ends = [end for end in (_end(pod), *map(of_jobs.get, owners)) if end is not None]
+        if ends:
+            found[str(metadata.get("uid"))] = min(ends)
+    return found
+
+
+def _end(obj: Mapping[str, Any]) -> int | None:
+    seconds = as_map(obj.get("spec")).get("activeDeadlineSeconds")
+    started = as_map(obj.get("status")).get("startTime")
+    if not isinstance(seconds, int) or not isinstance(started, str):
+        return None
+    try:
+        return parse_instant(started) + seconds * MS_PER_SECOND
+    except (ValueError, OverflowError):
+        return None
+
+
+def _spec(pod: Pod) -> Mapping[str, Any]:
+    return as_map(as_map(pod.waiting).get("spec"))
+
+
+def _waits(pod: Pod) -> bool:
+    gated = bool(as_list(_spec(pod).get("schedulingGates")))
+    return not (pod.node or pod.finished or pod.leaving or pod.refusal or gated) and bool(pod.demand.slices)
+
+
+def _order(pod: Pod) -> tuple[int, int, str]:
+    """kube-scheduler's order, as far as the pods themselves say."""
+    return -pod.priority, pod.created_ms, pod.key
+
+
+def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
+    # With a grant, the pods of its own namespace would be in budget too.
+    alike = {other.uid for other in snapshot.pods if other.namespace == pod.namespace}
+    own = alike if pod.budget_state == names.OVER_BUDGET else set()
+    picture = Picture(policy)
+    picture.take(snapshot.views(), leaving=set(), blocked=own)
+    chosen = picture.choose(pod)
+    if chosen is None:
+        return ()
+    keys = {other.uid: other.key for other in snapshot.pods}
+    return tuple(sorted(keys[uid] for uid in chosen[0].victims))
+
+
+class _Cluster:
+    """The nodes and what is held there for certain, by other pods than the one that is explained."""
+
+    def __init__(self, snapshot: Snapshot, pod: Pod, policy: Policy) -> None:
+        self._snapshot = snapshot
+        self.pod = pod
+        self._policy = policy
+        self._leaving = {other.uid for other in snapshot.pods if other.leaving}
+        self._held: dict[str, dict[str, Hold]] = {name: {} for name in snapshot.nodes}
+        for place in snapshot.places:
+            if place.kind is not Kind.TENTATIVE and place.pod.uid != pod.uid and place.hold.node in self._held:
+                self._held[place.hold.node][place.pod.uid] = place.hold
+        self._fleet = Fleet()
+        for name in snapshot.nodes:
+            self._count(name)
+
+    def _count(self, node: str) -> None:
+        self._fleet.set(node, gpu_rows(self._snapshot.nodes[node][1], self._held[node].values()))
+
+    def _open_to(self, pod: Pod, nodes: Iterable[str]) -> list[str]:
+        manifest = pod.waiting or {}
+        return [name for name in nodes if admits(self._snapshot.nodes[name][0], manifest)]
+
+    def judge(self) -> Counter[Why]:
+        """Return for how many of the nodes that are open to the pod each answer holds."""
+        near = self._open_to(self.pod, self._snapshot.nodes)
+        view = self._fleet.view(near, self.pod.demand)
+        return Counter(map(Why, survey(view, self.pod.demand, self._policy).why.tolist()))
+
+    def in_words(self, why: Counter[Why]) -> tuple[tuple[str, int], ...]:
+        """Return the reasons and their nodes, those of closed nodes among them."""
+        counts = Counter({explain(reason, self.pod.demand): n for reason, n in why.items() if reason is not Why.FITS})
+        counts[KEPT_OFF] += len(self._snapshot.nodes) - why.total()
+        return tuple((text, n) for text, n in counts.most_common() if n)
+
+    def largest(self) -> tuple[int, int]:
+        """Return the most compute, in percent, and the most memory, in MiB, that fit now instead of what is asked for.
+
+        Each beside the other as it is asked for, for a demand of one share.
+        """
+        near = self._open_to(self.pod, self._snapshot.nodes)
+        view = self._fleet.view(near, self.pod.demand)
+        piece = self.pod.demand.slices[0]
+        usable = shareable(view, self.pod.demand)
+        core = np.where(usable & (view.memory >= piece.memory_mib), view.core, 0)
+        memory = np.where(usable & (view.core >= piece.core), view.memory, 0)
+        return int(core.max(initial=0)), int(memory.max(initial=0))
+
+    def forecast(self, queue: Sequence[Pod], ends: Mapping[str, int], now_ms: int) -> Expected | None:
+        """Return where and when the last of `queue` finds room. What leaves already is taken to be gone now."""
+        waiting = list(queue)
+        keys = {pod.uid: pod.key for pod in self._snapshot.pods}
+        due: list[tuple[int, str, str]] = [
+            (now_ms if uid in self._leaving else max(ends[uid], now_ms), uid, node)
+            for node, held in self._held.items()
+            for uid in held
+            if uid in ends or uid in self._leaving
+        ]
+        heapq.heapify(due)
+        at_ms, after, changed = now_ms, "", set(self._snapshot.nodes)
+        for _ in range(MOST_ENDS):
+            node = self._fill(waiting, changed, due, at_ms)
+            if node:
+                return Expected(Instant(at_ms), node, after)
+            if not due or due[0][0] > now_ms + FARTHEST_MS:
+                return None
+            at_ms, uid, where = heapq.heappop(due)
+            after, changed = keys.get(uid, uid), {where}
+            self._held[where].pop(uid, None)
+            self._count(where)
+        return None
+
+    def _fill(self, waiting: list[Pod], nodes: Set[str], due: list[tuple[int, str, str]], at_ms: int) -> str:
+        """Give room on `nodes` to the waiting pods, in their order; return the last one's node, or nothing."""
+        hopeless: set[tuple[Demand, str]] = set()
+        for pod in list(waiting):
+            shape = (pod.demand, repr([_spec(pod).get(key) for key in ("nodeSelector", "affinity", "tolerations")]))
+            if shape in hopeless:
+                continue
+            near = [name for name in sorted(self._open_to(pod, nodes)) if name in self._fleet]
+            result = survey(self._fleet.view(near, pod.demand), pod.demand, self._policy, reasons=False)
+            best = best_of(result.fits, result.price, np.arange(len(near)))
+            if best is None:
+                hopeless.add(shape)
+                continue
+            node, uuids = near[best], self._fleet.uuids(near[best])
+            if pod.uid == self.pod.uid:
+                return node
+            waiting.remove(pod)
+            hold, _ = chosen_hold(pod, node, [uuids[column] for column in result.gpus[best].tolist()])
+            self._held[node][pod.uid] = hold
+            self._count(node)
+            seconds = _spec(pod).get("activeDeadlineSeconds")
+            if isinstance(seconds, int):
+                heapq.heappush(due, (at_ms + seconds * MS_PER_SECOND, pod.uid, node))
+        return ""
+
+
+def _helps(
+    cluster: _Cluster, why: Counter[Why], held_back: Sequence[str], give_way: Sequence[str], snapshot: Snapshot
+) -> Iterable[str]:
+    pod = cluster.pod
+    demand = pod.demand
+    grant = f"slicekeeper budget grant {pod.namespace} AMOUNT"
+    if held_back:
+        yield f"it is held back by {', '.join(held_back)}; if that is its namespace's hard budget: {grant}"
+    if why[Why.FITS]:
+        yield "there is room on GPUs: kube-scheduler's last message says what else keeps it, if anything does"
+        return
+    if pod.budget_state == names.OVER_BUDGET and give_way:
+        yield f"with budget again, {', '.join(give_way)} would give way to it: {grant}"
+    if not why.total():
+        yield "open a node with GPUs to it: its node selector, affinity and tolerations fit none, or all are cordoned"
+    elif all(reason.unresolvable for reason in why):
+        yield from _changes(demand, why, snapshot)
+    elif len(demand.slices) == 1 and not demand.slices[0].whole:
+        core, memory = cluster.largest()
+        piece = demand.slices[0]
+        if core >= 1:
+            yield f"{core} percent of a GPU with the same memory would fit now ({piece.core} are asked for)"
+        if memory >= MIB_PER_BLOCK:
+            blocks = memory // MIB_PER_BLOCK
+            yield f"the same share with {blocks * MIB_PER_BLOCK} MiB ({blocks} blocks) would fit now"
+
+
+def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[str]:
+    """Return what has to change if no pod's end can help."""
+    gpus = [gpu for _, listed in snapshot.nodes.values() for gpu in listed]
+    if why[Why.UUID]:
+        yield f"name a GPU that there is, or none: {demand.gpu_uuid} is on no node that it may use"
+    if why[Why.MODEL]:
+        yield f"name a model that there is: {', '.join(sorted({gpu.model for gpu in gpus}))}"
+    if why[Why.TOO_SMALL]:
+        largest = max((gpu.memory_mib for gpu in gpus), default=0)
+        yield f"ask for less on one node: the largest GPU has {largest} MiB, the largest node {_most(snapshot)} GPUs"
+    if why[Why.HEALTH]:
+        yield "its GPUs are unhealthy: the node agent's log says why"
+
+
+def _most(snapshot: Snapshot) -> int:
+    return max((len(gpus) for _, gpus in snapshot.nodes.values()), default=0)

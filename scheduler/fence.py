@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets one extender bind at a time, by a Lease: two give one GPU twice before either watch shows the other's binding.
+
+Each kube-scheduler asks the extender beside it, and for some seconds two may believe that they lead. So an extender
+takes the lease when a bind comes, lists the pods afresh unless no other can have held it since, and keeps it while
+binds come. When they cease it gives the lease up, but not while the fate of a Binding is unknown. Without the lease a
+bind fails, and kube-scheduler tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from slicekeeper.errors import ServiceError, SlicekeeperError
+from slicekeeper.kube.leader import LeaderElection
+
+log = logging.getLogger(__name__)
+
+BINDER_LEASE: Final = "slicekeeper-binder"
+
+PAUSE_SECONDS: Final = 0.25
+"""Where another has the lease, it is asked for at most this often."""
+
+
+class NotHolder(SlicekeeperError):
+    """Another process may bind now, or none; the message says why."""
+
+    code = "not-holder"
+
+
+class Fence:
+    """The right to bind. `catch_up` reads all pods from the API server. Safe from any thread."""
+
+    def __init__(self, lease: LeaderElection, catch_up: Callable[[], None], *, idle_seconds: float) -> None:
+        self._lease = lease
+        self._catch_up = catch_up
+        self._idle = idle_seconds
+        self._asking = threading.Lock()
+        """Held while the lease is asked for, renewed or given up."""
+        self._catching_up = threading.Lock()
+        self._caught_up = 0
+        """The term in which the pods were read."""
+        self._ask_again = float("-inf")
+        self._counting = threading.Lock()
+        """Guards what follows, for moments."""
+        self._under_way = 0
+        self._needed_until = float("-inf")
+        self._giving_up = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lease while a pod is bound. Raises NotHolder, or what `catch_up` raises."""
+        with self._counting:
+            self._under_way += 1
+        try:
+            if not self._is_held():
+                self._take()
+            yield
+        finally:
+            self.need(self._idle)
+            with self._counting:
+                self._under_way -= 1
+
+    def need(self, seconds: float) -> None:
+        """Keep the lease for so long at least, if it is held: what was sent may yet be carried out."""
+        with self._counting:
+            self._needed_until = max(self._needed_until, time.monotonic() + seconds)
+
+    def run(self, stopped: threading.Event) -> None:
+        """Renew the lease while it is needed, give it up when not, until `stopped`."""
+        while not stopped.wait(self._idle):
+            try:
+                self.look()
+            except ServiceError as error:
+                log.warning("lease %s: %s", BINDER_LEASE, error)
+
+    def look(self) -> None:
+        """Renew the lease, give it up, or see whether its holder lives."""
+        with self._asking:
+            with self._counting:
+                needed = self._under_way > 0 or time.monotonic() < self._needed_until
+                self._giving_up = not needed
+            try:
+                if needed:
+                    self._lease.campaign()
+                elif self._lease.is_leader:
+                    self._lease.resign()
+                else:
+                    self._lease.observe()
+            finally:
+                self._giving_up = False
+
+    def stop(self) -> None:
+        """Let another bind at once, unless a Binding may still be carried out: then when the lease expires."""
+        with self._counting:
+            unsure = self._under_way or self._needed_until - time.monotonic() > self._idle
+        if not unsure:
+            with self._asking:
+                self._lease.stop()
+
+    def _is_held(self) -> bool:
+        return not self._giving_up and self._lease.is_leader and self._caught_up == self._lease.term
+
+    def _take(self) -> None:
+        with self._asking:
+            if not self._lease.is_leader and time.monotonic() >= self._ask_again:
+                try:
+                    self._lease.campaign()
+                except ServiceError as error:
+                    raise NotHolder(f"lease {BINDER_LEASE} cannot be had: {error}") from error
+                if not self._lease.is_leader:
+                    self._ask_again = time.monotonic() + PAUSE_SECONDS
+        if self._lease.is_leader:
+            with self._catching_up:
+                term = self._lease.term
+                if self._caught_up != term:
+                    self._catch_up()
+                    self._caught_up = term
+        if not self._is_held():
+            raise NotHolder(
+                f"only {self._lease.holder or 'another scheduler'}, who has the lease {BINDER_LEASE}, may bind now"
+            )

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs: pods that get their places together, or not at all.
+
+When as many pods wait as the gang needs, `filter` looks for places for all of them on one picture, and keeps them all
+(RESERVED) or none; then kube-scheduler is told to try the others again. Each is offered its own node alone. Its bind
+waits at a barrier until as many have come as the gang needs: until then kube-scheduler may yet find that one of them
+lacks CPU or a volume, and none of them must have started. Places that are not taken in good time are let go of, and
+the gang is left alone for a while, each time for twice as long. So nothing is ever held for a part of a gang, and two
+gangs never wait for each other's places.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from scheduler.pods import Hold, Pod
+from scheduler.reclaim.nudge import Nudger
+from scheduler.seating import Muster, Near
+from scheduler.state import NoPlace, State
+from slicekeeper.clock import Clock
+
+log = logging.getLogger(__name__)
+
+BARRIER_SECONDS: Final = 12.0
+"""A bind waits so long for the others: kube-scheduler leaves a pod that it could not place alone for 10 s at most."""
+
+WAITERS: Final = 96
+"""So many binds wait at a time; one more counts as come, and is told to come again."""
+
+LONGEST_PAUSE: Final = 8
+"""A gang whose places are not taken is left alone for at most this many holds."""
+
+FORGET_SECONDS: Final = 600.0
+"""kube-scheduler tries every pod again within 5 minutes; a gang of which it asks no more is another process's."""
+
+TRIES: Final = 3
+
+REST: Final = 9
+"""After a look for places that found none, a gang rests for so many times as long as it took: for a large one at 5,000
+nodes that is some tenths of a second, and each of its pods asks again whenever something has changed."""
+
+
+@dataclass
+class _Plan:
+    """Places that are kept for a gang, by the pods' UIDs."""
+
+    holds: dict[str, Hold]
+    until_ns: int
+    come: set[str] = field(default_factory=set)
+    """Pods whose bind has come."""
+    is_open: bool = False
+
+
+@dataclass
+class _Known:
+    """What is remembered of one gang."""
+
+    near: dict[str, Near] = field(default_factory=dict)
+    """The nodes that kube-scheduler last offered for each pod."""
+    plan: _Plan | None = None
+    failed: tuple[int, frozenset[str]] | None = None
+    """The fleet's version at which, and the pods for which, no places were found."""
+    rest_until_ns: int = 0
+    said: str = ""
+    """Why it has no places."""
+    most: tuple[float, int] | None = None
+    """When it was asked how many of the pods idle GPUs would hold, and the answer."""
+    times: int = 0
+    not_before_ns: int = 0
+    asked_at: float = 0.0
+
+
+class Gangs:
+    """The gangs that kube-scheduler has asked for. Safe from any thread."""
+
+    def __init__(
+        self,
+        state: State,
+        clock: Clock,
+        nudger: Nudger,
+        *,
+        hold_seconds: float,
+        barrier_seconds: float = BARRIER_SECONDS,
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._nudger = nudger
+        self._hold_ns = int(hold_seconds * 1_000_000_000)
+        self._barrier = barrier_seconds
+        self._known: dict[str, _Known] = {}
+        self._changed = threading.Condition()
+        """Guards all above, and tells binds that wait that a plan has changed."""
+        self._waiters = 0
+        self._stopped = False
+        self._news = threading.Event()
+
+    # What the extender asks.
+
+    def has_started(self, pod: Pod) -> bool:
+        """Whether as many pods have their place as the gang needs; then every other is placed by itself."""
+        there = self._muster(pod)
+        return there is None or not there.needed
+
+    def place(self, pod: Pod, names: bytes) -> tuple[str, str]:
+        """Return the node that is kept for a pod, or nothing and why not yet; `names` is the JSON list it may use.
+
+        Raises BadRequest.
+        """
+        near = self._state.near(names)
+        with self._changed:
+            there = self._muster(pod)
+            if there is None:
+                return "", "its gang is gone"
+            known = self._known.setdefault(there.gang.key, _Known())
+            known.asked_at = time.monotonic()
+            before = known.near.get(pod.uid)
+            if before is None or not np.array_equal(before.rows, near.rows):
+                known.failed = None
+            known.near[pod.uid] = near
+            self._settle(known, there)
+            plan = known.plan
+            hold = plan.holds.get(pod.uid) if plan else None
+            if plan is not None and hold is not None and not plan.is_open and not _is_near(near, hold):
+                self._let_go(known)  # kube-scheduler has something against that node: all look again
+            reason = self._find(known, there)
+            plan = known.plan
+            hold = plan.holds.get(pod.uid) if plan else None
+            if hold is not None:
+                return (hold.node, "") if _is_near(near, hold) else ("", f"{_named(there)} keeps a place elsewhere")
+            return "", reason or f"{_named(there)} has its places, and this pod comes when it has started"
+
+    def come(self, pod: Pod, node: str) -> None:
+        """Wait until a pod may be bound: until as many have come as its gang needs. Raises NoPlace."""
+        give_up = time.monotonic() + self._barrier
+        with self._changed:
+            there = self._muster(pod)
+            if there is None or not there.needed:
+                return
+            known = self._known.get(there.gang.key)
+            if known is not None:
+                self._settle(known, there)
+            plan = known.plan if known is not None else None
+            hold = plan.holds.get(pod.uid) if plan is not None else None
+            if known is None or plan is None or hold is None or hold.node != node:
+                raise NoPlace(f"{_named(there)} keeps no place here for this pod; it is tried again")
+            if pod.uid not in plan.come:
+                plan.come.add(pod.uid)
+                self._keep(plan)
+            while True:
+                there = self._muster(pod) or there
+                if plan is not known.plan and there.needed:
+                    raise NoPlace(f"{_named(there)} has lost its places; it is tried again")
+                came = len(plan.come & {member.uid for member in there.waiting})
+                if not plan.is_open and came >= there.needed:
+                    plan.is_open = True
+                    self._keep(plan)
+                    self._changed.notify_all()
+                if plan.is_open or not there.needed:
+                    return
+                left = give_up - time.monotonic()
+                if left <= 0 or self._stopped or self._waiters >= WAITERS:
+                    raise NoPlace(f"{_named(there)}: {came} of {there.needed} pods have come; it is tried again")
+                self._waiters += 1
+                try:
+                    self._changed.wait(left)
+                finally:
+                    self._waiters -= 1
+
+    # What goes on beside the calls.
+
+    def run(self, stopped: threading.Event) -> None:
+        """Look at all gangs whenever one has got its places, and every second, until `stopped`."""
+        while not stopped.is_set():
+            self._news.wait(1.0)
+            self._news.clear()
+            try:
+                self.look()
+            except Exception:
+                log.exception("gangs could not be looked at")
+
+    def look(self) -> None:
+        """Let go of places that were not taken, look for places again, and call the pods that have one."""
+        called: list[Pod] = []
+        with self._changed:
+            for key, known in list(self._known.items()):
+                there = self._state.muster(key)
+                old = time.monotonic() - known.asked_at > FORGET_SECONDS
+                if there is None or not there.waiting or not there.needed or old:
+                    self._let_go(known)
+                    del self._known[key]
+                    continue
+                known.near = {pod.uid: known.near[pod.uid] for pod in there.waiting if pod.uid in known.near}
+                self._settle(known, there)
+                self._find(known, there)
+                plan = known.plan
+                if plan is not None:
+                    called += [pod for pod in there.waiting if pod.uid in plan.holds and pod.uid not in plan.come]
+        self._nudger.keep({pod.uid for pod in called})
+        for pod in called:
+            self._nudger.nudge(pod, at_once=True)
+
+    def stop(self) -> None:
+        """Let no bind wait any longer."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._news.set()
+
+    # Below, the lock is held.
+
+    def _muster(self, pod: Pod) -> Muster | None:
+        return self._state.muster(pod.gang.key, pod) if pod.gang is not None else None
+
+    def _keep(self, plan: _Plan) -> None:
+        plan.until_ns = self._clock.monotonic_ns() + self._hold_ns
+        self._state.keep_reserved(plan.holds, plan.until_ns)
+
+    def _let_go(self, known: _Known) -> None:
+        if known.plan is not None:
+            for uid in known.plan.holds:
+                self._state.release(uid)
+            known.plan = None
+            self._changed.notify_all()
+
+    def _settle(self, known: _Known, there: Muster) -> None:
+        """Let go of a plan whose time is over, of which a pod is gone, or that was for another day's pods."""
+        plan, now = known.plan, self._clock.monotonic_ns()
+        if plan is None:
+            return
+        if now >= plan.until_ns:
+            known.times += 1
+            known.not_before_ns = plan.until_ns + min(2 ** (known.times - 1), LONGEST_PAUSE) * self._hold_ns
+            known.said = (
+                f"{_named(there)}: its places were kept and only {len(plan.come)} of {len(plan.holds)} pods took them; "
+                "it is tried again later"
+            )
+            log.info("%s", known.said)
+            self._let_go(known)
+        elif sum(pod.uid in plan.holds for pod in there.waiting) < there.needed or not self._state.are_kept(plan.holds):
+            self._let_go(known)
+
+    def _find(self, known: _Known, there: Muster) -> str:
+        """Look for places for all that wait, unless they have them; return why they get none."""
+        if known.plan is not None:
+            return ""
+        if not there.is_complete:
+            return _incomplete(there)
+        began_ns = self._clock.monotonic_ns()
+        if began_ns < max(known.not_before_ns, known.rest_until_ns):
+            return known.said
+        uids = frozenset(pod.uid for pod in there.waiting)
+        if known.failed == (self._state.version(), uids):
+            return known.said
+        for _ in range(TRIES):
+            trial = self._state.trial(uids)
+            seats = trial.place(there.waiting, known.near, self._state.policy)
+            if len(seats) < there.needed:
+                if len(there.waiting) > there.needed:  # the easiest may be enough
+                    trial = self._state.trial(uids)
+                    seats = trial.place(reversed(there.waiting), known.near, self._state.policy)
+                if len(seats) < there.needed:
+                    if self._state.drop_old_expectations():
+                        continue
+                    known.failed = trial.version, uids
+                    known.said = self._why_not(known, there, len(seats))
+                    now_ns = self._clock.monotonic_ns()
+                    known.rest_until_ns = now_ns + REST * (now_ns - began_ns)
+                    return known.said
+            until_ns = self._clock.monotonic_ns() + self._hold_ns
+            if self._state.reserve_all(seats, until_ns, version=trial.version):
+                known.plan = _Plan({pod.uid: hold for pod, hold in seats}, until_ns)
+                self._news.set()
+                log.info("%s has its places: %d pods", _named(there), len(seats))
+                return ""
+        return f"{_named(there)}: nodes change while places are looked for; it is tried again"
+
+    def _why_not(self, known: _Known, there: Muster, found: int) -> str:
+        now = time.monotonic()
+        if known.most is None or now - known.most[0] > self._hold_ns / 1e9:
+            known.most = now, self._state.most_if_idle(there.waiting)
+        most = known.most[1]
+        if most < there.needed:
+            return (
+                f"{_named(there)} can never fit: idle GPUs of all nodes open to it would hold {most} of the "
+                f"{there.needed} pods that it needs"
+            )
+        return f"{_named(there)} waits for room for all: {there.needed - found} of {there.needed} pods have none"
+
+
+def _is_near(near: Near, hold: Hold) -> bool:
+    row = near.roster.row(hold.node)
+    return row >= 0 and bool(near.rows[row])
+
+
+def _named(there: Muster) -> str:
+    return f"gang {there.gang.name}"
+
+
+def _incomplete(there: Muster) -> str:
+    held_back = f", {there.held_back} held back by scheduling gates" if there.held_back else ""
+    placed = f", {there.placed} have a place" if there.placed else ""
+    return f"{_named(there)} waits for its pods: {len(there.waiting)} of {there.needed} are there{placed}{held_back}"

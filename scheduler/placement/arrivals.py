@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kinds of pods arrive, and how often: what policies that look ahead learn from.
+
+Counts fade: whenever `FULL` pods have been counted all counts are halved, so a mix that changes is followed. Nothing is
+stored: after a restart the pods that the API server lists are counted, the ended ones among them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.placement.demand import Demand
+
+FULL: Final = 20_000
+"""So many pods are remembered before older ones begin to count less."""
+
+
+MOST_KINDS: Final = 300
+"""Kinds that a mix has. The time to learn grows with them, and whoever makes pods makes kinds; openb has 126."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A kind of pod: equal slices, with the cores and MiB that it takes beside each of its GPUs.
+
+    `weight` is its part of all slices that arrive, 0 … 1.
+    """
+
+    core: int
+    memory_mib: int
+    gpus: int
+    cpu: float
+    ram: float
+    models: tuple[str, ...]
+    weight: float
+
+
+class Arrivals:
+    """Counts pods by kind."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[int, int, int, float, float, tuple[str, ...]]] = Counter()
+        self._counted = 0
+        self.seen = 0
+        """Pods counted ever."""
+
+    def add(self, demand: Demand) -> None:
+        """Count one pod, once in its life."""
+        if not demand.slices:
+            return
+        self.seen += 1
+        self._counted += 1
+        share = len(demand.slices)
+        groups = Counter((piece.core, piece.memory_mib) for piece in demand.slices)
+        for (core, memory), gpus in groups.items():
+            kind = (core, memory, gpus, demand.cpu_milli / share / 1000, demand.ram_mib / share, demand.models)
+            self._counts[kind] += 2 * gpus
+        if self._counted >= FULL:
+            self._counted //= 2
+            self._counts = Counter({kind: count // 2 for kind, count in self._counts.items() if count > 1})
+
+    def mix(self) -> list[Arrival]:
+        """Return the most frequent kinds, MOST_KINDS of them at most; the weights sum to 1."""
+        found = self._counts.most_common(MOST_KINDS)
+        total = sum(count for _, count in found)
+        return [Arrival(*kind, weight=count / total) for kind, count in found]

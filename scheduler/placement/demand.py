@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod wants of a node's GPUs, in the form in which it is placed: slices, and rules about company.
+
+Pure. Labels are the namespace's own: a label of one namespace says nothing to pods of another, or a tenant could
+keep others off a GPU, or creep onto one, by guessing a word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slicekeeper.gpu.request import GpuRequest, PodRequest
+from slicekeeper.names import EXCLUSIVE, SHARED
+from slicekeeper.units import CORES_PER_GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What goes on one GPU: a share for one or more containers, or one whole GPU of a container.
+
+    `memory_mib` of a share is what it takes; of a whole GPU, the least that the GPU must have: it takes all.
+    """
+
+    containers: tuple[str, ...]
+    core: int
+    memory_mib: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A pod's slices in the order in which they are placed, the hardest first, and what they may sit beside."""
+
+    slices: tuple[Slice, ...]
+    alone: bool = False
+    """No other pod may be on the GPUs, however small the share."""
+    affinity: str = ""
+    anti_affinity: str = ""
+    exclusion: str = ""
+    gpu_uuid: str = ""
+    models: tuple[str, ...] = ()
+    mode: str = SHARED
+    cpu_milli: int = 0
+    """What the pod asks for beside its GPUs: thousandths of a core."""
+    ram_mib: int = 0
+    why: str = ""
+    """Why this mode, for the annotation beside it."""
+    asks: str = field(default="", compare=False)
+    """The demand in words, for messages."""
+
+
+def scoped(namespace: str, label: str) -> str:
+    """Return a label as it is compared: within its namespace; empty stays empty."""
+    return f"{namespace}/{label}" if label else ""
+
+
+def demand_of(request: PodRequest, namespace: str) -> Demand:
+    """Return what is to be placed for `request`."""
+    shares = [_share(r) for r in request.requests if r.is_fraction]
+    if request.affinity and len(shares) > 1:
+        # The label brings its pods together on one GPU, this pod's own containers among them.
+        names = tuple(name for share in shares for name in share.containers)
+        shares = [Slice(names, sum(s.core for s in shares), sum(s.memory_mib for s in shares), whole=False)]
+    wholes = [
+        Slice((r.container,), CORES_PER_GPU, -(-r.memory_mib // r.gpus), whole=True)
+        for r in request.requests
+        if not r.is_fraction
+        for _ in range(r.gpus)
+    ]
+    mode, why = _mode(request)
+    return Demand(
+        slices=(
+            *sorted(wholes, key=lambda s: -s.memory_mib),
+            *sorted(shares, key=lambda s: (-s.core, -s.memory_mib)),
+        ),
+        alone=mode == EXCLUSIVE,
+        affinity=scoped(namespace, request.affinity),
+        anti_affinity=scoped(namespace, request.anti_affinity),
+        exclusion=scoped(namespace, request.exclusion),
+        gpu_uuid=request.gpu_uuid,
+        models=request.gpu_models,
+        mode=mode,
+        why=why,
+        asks=" + ".join(_words(r) for r in request.requests),
+    )
+
+
+def _share(request: GpuRequest) -> Slice:
+    return Slice((request.container,), request.core, request.memory_mib, whole=False)
+
+
+def _mode(request: PodRequest) -> tuple[str, str]:
+    if request.sharing != "adaptive":
+        return request.sharing, "asked for"
+    if request.has_fraction:
+        return SHARED, "adaptive, a share was asked for"
+    return EXCLUSIVE, "adaptive, whole GPUs were asked for"
+
+
+def _words(request: GpuRequest) -> str:
+    memory = f" with {request.memory_mib} MiB" if request.memory_blocks else ""
+    if request.is_fraction:
+        return f"{request.core} percent of a GPU{memory}"
+    return f"{request.gpus} whole GPU{'s' if request.gpus > 1 else ''}{memory}"

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fragmentation gradient descent (Weng et al., USENIX ATC 2023), as published: the place that fragments the least.
+
+A node's fragmentation is what of its free GPUs the mix of arriving pods could not use. The score is an integer, 0 to
+100; equal scores are very frequent, and the paper leaves them open: here the best fit among them is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from scheduler.placement.arrivals import Arrival
+from scheduler.placement.fleet import Bools, Floats, GpuModel, Ints
+from scheduler.placement.policy import BestFit, Gpus, Piece
+from slicekeeper.gpu.inventory import model_matches
+from slicekeeper.units import CORES_PER_GPU
+
+COVERED: Final = 0.95
+"""Part of the arriving pods whose kinds are looked at, the most frequent first."""
+
+_TIE: Final = 1 << 32
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """One entry for each kind of pod: how often it arrives, what it wants, and on which models it may be."""
+
+    weight: Floats
+    core: Ints
+    gpus: Ints
+    cpu: Floats
+    on_model: Bools
+
+
+class FragmentationGradient:
+    """The place with the least increase of expected fragmentation."""
+
+    def __init__(self, mix: Sequence[Arrival], models: Sequence[GpuModel]) -> None:
+        """Take the kinds of pods that make up most of the mix."""
+        self._ties = BestFit()
+        pods = sum(arrival.weight / arrival.gpus for arrival in mix)
+        kinds: list[Arrival] = []
+        covered = 0.0
+        for arrival in sorted(mix, key=lambda arrival: -arrival.weight / arrival.gpus):
+            if covered >= COVERED * pods:
+                break
+            kinds.append(arrival)
+            covered += arrival.weight / arrival.gpus
+        self._kinds = _Kinds(
+            np.array([arrival.weight / arrival.gpus / covered for arrival in kinds]),
+            np.array([min(arrival.core, CORES_PER_GPU) for arrival in kinds]),
+            np.array([arrival.gpus for arrival in kinds]),
+            np.array([arrival.cpu * arrival.gpus for arrival in kinds]),
+            np.array(
+                [
+                    [not k.models or any(model_matches(m, model.name) for m in k.models) for model in models]
+                    for k in kinds
+                ]
+            ),
+        )
+
+    def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:
+        """Return 100 less the published score; what best fit says comes after that."""
+        kinds = self._kinds
+        if piece.whole:
+            rows = np.flatnonzero(possible.any(axis=1))
+            able = gpus.idle & (gpus.capacity >= max(piece.memory_mib, 1))
+            after = np.where(able & (np.cumsum(able, axis=1) <= piece.count), 0, gpus.core)[rows]
+        else:
+            rows, columns = np.nonzero(possible)
+            at, after = np.arange(len(rows)), gpus.core[rows]
+            after[at, columns] -= piece.core
+        before = _fragments(kinds, gpus.core, gpus.model, gpus.cpu)
+        then = _fragments(kinds, after, gpus.model[rows], (gpus.cpu - piece.cpu)[rows])
+        gradient = (before[rows] - then) * 10 / 1000  # percent of a GPU to thousandths; the paper divides by 1000
+        score = 100 - (100 / (1 + np.exp(-gradient))).astype(np.int64)
+        prices = np.zeros(gpus.core.shape, np.int64)
+        if piece.whole:
+            prices[rows] = score[:, None]
+        else:
+            prices[rows, columns] = score
+        return prices * _TIE + self._ties.prices(gpus, piece, possible)
+
+
+def _fragments(kinds: _Kinds, core: Ints, model: Ints, cpu: Floats) -> Floats:
+    """Return how many percent of each node's free GPUs an arriving pod is expected not to be able to use."""
+    enough = core[:, None, :] >= kinds.core[None, :, None]
+    model = np.minimum(model, kinds.on_model.shape[1] - 1)  # one may have come since
+    right = kinds.on_model[:, model].transpose(1, 0, 2)
+    usable = enough & right
+    runs = (usable.sum(axis=2) >= kinds.gpus) & (cpu[:, None] >= kinds.cpu)
+    free = core.sum(axis=1)
+    wasted = free[:, None] - np.where(runs, (core[:, None, :] * usable).sum(axis=2), 0)
+    fragments: Floats = (wasted * kinds.weight).sum(axis=1)
+    return fragments
+
+
+def _takes(asked: Sequence[str], name: str) -> bool:
+    return not asked or any(model_matches(one, name) for one in asked)

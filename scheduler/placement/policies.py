@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All policies by name, and which of them need to know what arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from scheduler.placement.arrivals import Arrival, Arrivals
+from scheduler.placement.expected_fill import ExpectedFill
+from scheduler.placement.fgd import FragmentationGradient
+from scheduler.placement.fleet import GpuModel
+from scheduler.placement.policy import BestFit, Packing, Policy, Random, Spread
+
+ENOUGH: Final = 300
+"""Before so many pods have arrived, a policy that looks ahead gives way to best fit."""
+
+LEARNING: Final[dict[str, Callable[[Sequence[Arrival], Sequence[GpuModel]], Policy]]] = {
+    "expected-fill": ExpectedFill,
+    "fgd": FragmentationGradient,
+}
+
+FIXED: Final[dict[str, Callable[[], Policy]]] = {
+    "best-fit": BestFit,
+    "packing": Packing,
+    "spread": Spread,
+    "random": Random,
+}
+
+
+class Learner:
+    """The policy in force. One that looks ahead is made again when enough has arrived since, or another model is there.
+
+    Making it takes long and needs no lock: `due` says whether it is time, and copies the mix.
+    """
+
+    GROWTH: Final = 1.25
+    MOST: Final = 2_000
+    """It is made again when so many times as many pods have arrived, or so many more."""
+
+    def __init__(self, name: str) -> None:
+        self._make = LEARNING.get(name)
+        self._models = 0
+        self._next = ENOUGH
+        self.arrivals = Arrivals()
+        self.policy: Policy = FIXED[name]() if name in FIXED else BestFit()
+
+    def due(self, models: Sequence[GpuModel]) -> list[Arrival] | None:
+        """Return the mix to learn from if it is time, None if it is not."""
+        seen = self.arrivals.seen
+        if (
+            self._make is None
+            or not models
+            or seen < min(self._next, ENOUGH if len(models) != self._models else seen + 1)
+        ):
+            return None
+        self._next = min(int(seen * self.GROWTH), seen + self.MOST) + 1
+        return self.arrivals.mix()
+
+    def learn(self, mix: Sequence[Arrival], models: Sequence[GpuModel]) -> None:
+        """Make the policy for this mix, and these models."""
+        if self._make is not None:
+            self.policy = self._make(mix, models)
+            self._models = len(models)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether several slices fit on one node's GPUs together, exactly: a search with memory.
+
+Slices are put one by one, the hardest first; a state seen before is not tried again, equal GPUs are tried once. Packing
+is hard in general, so a caller gives a budget of steps: a pod of many odd slices must not stop the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.placement.demand import Slice
+
+
+@dataclass
+class Budget:
+    """Steps that searches may still take; at 0 they find nothing more."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class Bin:
+    """One GPU: what is free, whether a share may go there, and whether a whole slice may."""
+
+    core: int
+    memory: int
+    capacity: int
+    takes_shares: bool
+    takes_whole: bool
+
+    def after(self, piece: Slice) -> Bin | None:
+        """Return the GPU with `piece` on it, None where it does not fit."""
+        if piece.whole:
+            fits = self.takes_whole and self.capacity >= piece.memory_mib
+            return Bin(0, 0, self.capacity, takes_shares=False, takes_whole=False) if fits else None
+        if not self.takes_shares or self.core < piece.core or self.memory < piece.memory_mib:
+            return None
+        return Bin(
+            self.core - piece.core,
+            self.memory - piece.memory_mib,
+            self.capacity,
+            takes_shares=True,
+            takes_whole=False,
+        )
+
+
+MOST_SLICES: Final = 200
+"""More are not searched for, only placed in the policy's order: the search goes one level deeper for each."""
+
+
+def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: Budget) -> list[int] | None:
+    """Return for each slice the index of its GPU, or None where they do not fit together."""
+    dead: set[tuple[int, tuple[Bin, ...]]] = set()
+
+    def place(index: int, now: tuple[Bin, ...]) -> list[int] | None:
+        if index == len(slices):
+            return []
+        if (index, now) in dead or budget.steps <= 0:
+            return None
+        tried: set[Bin] = set()
+        for column, gpu in enumerate(now):
+            if gpu in tried:
+                continue
+            tried.add(gpu)
+            budget.steps -= 1
+            after = gpu.after(slices[index])
+            if after is None:
+                continue
+            rest = place(index + 1, (*now[:column], after, *now[column + 1 :]))
+            if rest is not None:
+                return [column, *rest]
+        dead.add((index, now))
+        return None
+
+    return place(0, tuple(bins)) if len(slices) <= MOST_SLICES else None

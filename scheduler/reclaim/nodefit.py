@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether kube-scheduler would let a pod on a node at all, as far as the node's own fields say so.
+
+Only the reclaimer needs it: nobody is evicted on a node that the waiting pod may not use. The extender never asks,
+because it is called after kube-scheduler's own filters. CPU and memory are not judged here: pods that are not ours take
+them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from slicekeeper.kube import agent_address
+from slicekeeper.untyped import as_list, as_map
+
+_BLOCKING: Final = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What of a node decides whom it takes."""
+
+    name: str
+    labels: Mapping[str, Any]
+    taints: tuple[Mapping[str, Any], ...]
+    unschedulable: bool
+    agent: str = ""
+    """Where its agent is asked whether it is ready, as it stands there."""
+
+
+def read_node(obj: Mapping[str, Any]) -> NodeFacts:
+    """Return what a Node object says."""
+    metadata, spec = as_map(obj.get("metadata")), as_map(obj.get("spec"))
+    return NodeFacts(
+        str(metadata.get("name", "")),
+        as_map(metadata.get("labels")),
+        tuple(as_map(taint) for taint in as_list(spec.get("taints"))),
+        spec.get("unschedulable") is True,
+        agent_address.of_node(obj),
+    )
+
+
+def admits(node: NodeFacts, pod: Mapping[str, Any]) -> bool:
+    """Whether the node takes the pod: cordon, taints, nodeSelector and required node affinity."""
+    spec = as_map(pod.get("spec"))
+    if node.unschedulable:
+        return False
+    tolerations = [as_map(entry) for entry in as_list(spec.get("tolerations"))]
+    if any(t.get("effect") in _BLOCKING and not any(_tolerates(x, t) for x in tolerations) for t in node.taints):
+        return False
+    if any(node.labels.get(key) != value for key, value in as_map(spec.get("nodeSelector")).items()):
+        return False
+    affinity = as_map(as_map(spec.get("affinity")).get("nodeAffinity"))
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if not required:
+        return True
+    return any(_term(as_map(term), node) for term in as_list(as_map(required).get("nodeSelectorTerms")))
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    key, effect = toleration.get("key"), toleration.get("effect")
+    if effect and effect != taint.get("effect"):
+        return False
+    if toleration.get("operator") == "Exists":
+        return not key or key == taint.get("key")
+    return key == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _term(term: Mapping[str, Any], node: NodeFacts) -> bool:
+    """Whether one selector term holds; an empty one never does."""
+    labels, fields = as_list(term.get("matchExpressions")), as_list(term.get("matchFields"))
+    if not labels and not fields:
+        return False
+    named = {"metadata.name": node.name}
+    return all(_matches(as_map(entry), node.labels) for entry in labels) and all(
+        _matches(as_map(entry), named) for entry in fields
+    )
+
+
+def _matches(expression: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
+    key, values = str(expression.get("key")), as_list(expression.get("values"))
+    there, value = key in labels, labels.get(key)
+    test: Callable[[], bool] | None = {
+        "In": lambda: there and value in values,
+        "NotIn": lambda: not there or value not in values,
+        "Exists": lambda: there,
+        "DoesNotExist": lambda: not there,
+        "Gt": lambda: there and _number(value) > _number(values[0]),
+        "Lt": lambda: there and _number(value) < _number(values[0]),
+    }.get(str(expression.get("operator")))
+    try:
+        return test is not None and test()
+    except (ValueError, IndexError):
+        return False
+
+
+def _number(value: object) -> int:
+    return int(str(value))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Has kube-scheduler try a pod again for which there is room.
+
+kube-scheduler tries a refused pod again when it sees a pod end, and its watch may be ahead of ours: then we refuse the
+pod once more. Kubernetes 1.36 tries again at the next event of any kind; 1.30 knows fewer kinds, and on a quiet cluster
+the pod stays where it is until all are tried, every five minutes. A change of the pod's own metadata is what
+every version takes for a reason. It goes through `pods/status`, which kube-scheduler's account may patch anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.pods import Pod
+from slicekeeper import names
+from slicekeeper.clock import Clock
+from slicekeeper.errors import ServiceError
+from slicekeeper.kube.client import PODS, KubeClient
+from slicekeeper.units import format_instant
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE: Final = 128
+"""A pod that does not come (it may wait for CPU) is nudged at most once in as many first pauses."""
+
+
+@dataclass
+class _Nudged:
+    not_before_ns: int
+    times: int = 0
+
+
+class Nudger:
+    """Nudges each pod after `pause_seconds`, so that most come by themselves, and then ever more seldom."""
+
+    def __init__(self, client: KubeClient, clock: Clock, *, pause_seconds: float) -> None:
+        self._client = client
+        self._clock = clock
+        self._pause_ns = int(pause_seconds * 1_000_000_000)
+        self._nudged: dict[str, _Nudged] = {}
+
+    def keep(self, waiting: Set[str]) -> None:
+        """Forget all pods but those with these UIDs."""
+        self._nudged = {uid: nudged for uid, nudged in self._nudged.items() if uid in waiting}
+
+    def nudge(self, pod: Pod, *, at_once: bool = False) -> None:
+        """Take that there is room for the pod and it does not come; nudge it if it is time, or for the first time."""
+        now = self._clock.monotonic_ns()
+        nudged = self._nudged.setdefault(pod.uid, _Nudged(now if at_once else now + self._pause_ns))
+        if now < nudged.not_before_ns:
+            return
+        nudged.times += 1
+        nudged.not_before_ns = now + min(2**nudged.times, LONGEST_PAUSE) * self._pause_ns
+        # The UID cannot be changed: a pod of the same name that was made later is not touched.
+        seen = {names.ROOM_SEEN_AT: format_instant(self._clock.now_ms())}
+        try:
+            patch = {"metadata": {"uid": pod.uid, "annotations": seen}}
+            self._client.patch(PODS, pod.name, patch, pod.namespace, subresource="status")
+        except ServiceError as error:
+            log.info("pod %s was not nudged: %s", pod.key, error)
+        else:
+            log.info("there is room for pod %s; kube-scheduler is to try it again", pod.key)

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster as the reclaimer sees it at one instant, and its questions about it, asked for one waiting pod at a time.
+
+The arrays are kept from look to look, and what pods of one shape would find in them: making all of them for 5,000 nodes
+takes seconds, the few nodes that have changed a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scheduler.placement.demand import Demand
+from scheduler.placement.fleet import Fleet
+from scheduler.placement.policy import Policy
+from scheduler.placement.prices import Prices
+from scheduler.placement.survey import best_of, survey
+from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
+from scheduler.reclaim.nodefit import admits
+from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims
+from scheduler.state import Kind, NodeView, Place
+from slicekeeper import names
+from slicekeeper.untyped import as_map
+
+
+def rank_of(pod: Pod, priority: int) -> int | None:
+    """Return how lowly a pod's class is, 0 the lowest; None where it may not be taken for a pod of `priority`.
+
+    Volunteered background work goes first, then pods admitted over budget, then pods whose namespace has run out since.
+    """
+    if pod.gpu_class == names.BACKGROUND:
+        return 0
+    if pod.budget_state != names.OVER_BUDGET:
+        return None
+    return 1 if pod.priority < priority else 2
+
+
+class _Layer:
+    """The arrays of one question: what is free if some of the places count. Of nodes, the changed ones are renewed."""
+
+    def __init__(self, counts: Callable[[Place], bool]) -> None:
+        self._counts = counts
+        self._fleet = Fleet()
+        self._prices = Prices(self._fleet, nullcontext())
+        self.stale: set[str] = set()
+
+    def fleet(self, nodes: Mapping[str, NodeView]) -> Fleet:
+        """Return the arrays as `nodes` are now."""
+        for name in self.stale:
+            node = nodes.get(name)
+            if node is None:
+                self._fleet.remove(name)
+            else:
+                self._fleet.set(name, gpu_rows(node.gpus, [p.hold for p in node.places if self._counts(p)]))
+        self.stale = set()
+        return self._fleet
+
+    def fitting(self, nodes: Mapping[str, NodeView], demand: Demand, policy: Policy) -> frozenset[str]:
+        """Return the nodes on which a demand fits."""
+        names_by_row = self.fleet(nodes).names_by_row()
+        judged, _ = self._prices.survey(demand, policy)
+        return frozenset(names_by_row[row] for row in np.flatnonzero(judged.fits).tolist())
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place for one pod of several, and the pods to evict so that it is free."""
+
+    pod: Pod
+    hold: Hold
+    victims: tuple[Pod, ...]
+
+
+class Picture:
+    """Nodes, who is there, and who is on the way out. It is kept, and told what has changed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._nodes: dict[str, NodeView] = {}
+        self._leaving: Set[str] = frozenset()
+        self._blocked: Set[str] = frozenset()
+        self._admitted: dict[str, frozenset[str]] = {}
+        """Nodes that admit a pod, by what of its manifest decides."""
+        self._parting: set[str] = set()
+        """Nodes with a pod that is on its way out."""
+        self._expecting: set[str] = set()
+        """Nodes with a TENTATIVE place."""
+        # With all that is held for certain; with what stays; with what others are about to take, too; with what would
+        # be left if everybody went who may be taken.
+        self._certain = _Layer(lambda place: place.kind is not Kind.TENTATIVE)
+        self._staying = _Layer(lambda place: place.kind is not Kind.TENTATIVE and self._stays(place))
+        self._expected = _Layer(self._stays)
+        self._floor = _Layer(lambda place: self._stays(place) and self._rank(place, 0) is None)
+
+    def take(self, changed: Mapping[str, NodeView | None], leaving: Set[str], blocked: Set[str]) -> None:
+        """Take what has changed; `leaving` are pods evicted already, `blocked` pods that are not to be tried now."""
+        for name, node in changed.items():
+            before = self._nodes.pop(name, None)
+            if node is not None:
+                self._nodes[name] = node
+            if before is None or node is None or before.facts != node.facts:
+                self._admitted.clear()
+        other = (leaving ^ self._leaving) | (blocked ^ self._blocked)
+        self._leaving, self._blocked = leaving, blocked
+        stale = set(changed)
+        if other:
+            stale |= {name for name, node in self._nodes.items() if any(p.pod.uid in other for p in node.places)}
+        for name in stale:
+            places = self._nodes[name].places if name in self._nodes else ()
+            _mark(self._parting, name, any(not self._stays(place) for place in places))
+            _mark(self._expecting, name, any(place.kind is Kind.TENTATIVE for place in places))
+        for layer in (self._certain, self._staying, self._expected, self._floor):
+            layer.stale |= stale
+
+    def _without_leaving(self) -> _Layer:
+        return self._staying if self._parting else self._certain
+
+    def _stays(self, place: Place) -> bool:
+        return not place.pod.leaving and place.pod.uid not in self._leaving
+
+    def _rank(self, place: Place, priority: int) -> int | None:
+        pod = place.pod
+        return None if place.kind is not Kind.BOUND or pod.uid in self._blocked else rank_of(pod, priority)
+
+    # The questions.
+
+    def fits(self, pod: Pod) -> bool:
+        """Whether the pod fits as things are: then kube-scheduler sees to it, or something but GPUs keeps it."""
+        return self._fit(self._certain, pod) is not None
+
+    def room(self, pod: Pod) -> Hold | None:
+        """Return where the pod fits once those who leave have left, and others have taken what they expect."""
+        return self._fit(self._expected if self._expecting else self._without_leaving(), pod)
+
+    def may_have_room(self, pod: Pod) -> bool:
+        """Whether the pod fits once those who leave have left, should others not take what they expect."""
+        return self._fit(self._without_leaving(), pod) is not None
+
+    def choose(self, pod: Pod) -> tuple[Choice, Hold] | None:
+        """Return whom to evict for the pod and what it then holds, None where that would not help."""
+        near = self._admit(pod)
+        if not pod.demand.affinity:  # an affine pod depends on others' presence
+            near &= self._floor.fitting(self._nodes, pod.demand, self._policy)
+        nodes = [self._node(name, pod.priority) for name in sorted(near)]
+        choice = choose_victims(pod.demand, nodes, has_friends=self._has_friends(pod))
+        if choice is None:
+            return None
+        node = self._nodes[choice.node]
+        fleet = Fleet()
+        stay = [p.hold for p in node.places if self._stays(p) and p.pod.uid not in choice.victims]
+        fleet.set(choice.node, gpu_rows(node.gpus, stay))
+        hold = self._best(fleet, [choice.node], pod)
+        return None if hold is None else (choice, hold)
+
+    def choose_all(self, pods: Sequence[Pod], needed: int) -> list[Seat] | None:
+        """Return places for as many of the pods as possible, and the victims of each; None if fewer than `needed`.
+
+        Each is found as if the pods before it had theirs. The picture is the same afterwards.
+        """
+        leaving = self._leaving
+        before: dict[str, NodeView] = {}
+        seats: list[Seat] = []
+        try:
+            for pod in pods:
+                hold, victims = self.room(pod), list[Pod]()
+                if hold is None:
+                    chosen = self.choose(pod)
+                    if chosen is None:
+                        continue
+                    victims, hold = self.victims(chosen[0]), chosen[1]
+                seats.append(Seat(pod, hold, tuple(victims)))
+                node = self._nodes[hold.node]
+                before.setdefault(hold.node, node)
+                taken = replace(node, places=(*node.places, Place(Kind.RESERVED, pod, hold)))
+                self.take({hold.node: taken}, self._leaving | {victim.uid for victim in victims}, self._blocked)
+        finally:
+            self.take(before, leaving, self._blocked)
+        return seats if len(seats) >= needed else None
+
+    def victims(self, choice: Choice) -> list[Pod]:
+        """Return the pods of a choice."""
+        there = {place.pod.uid: place.pod for place in self._nodes[choice.node].places}
+        return [there[uid] for uid in choice.victims]
+
+    def leaving_for(self, hold: Hold) -> frozenset[str]:
+        """Return the pods on the node of `hold` that are on their way out."""
+        return frozenset(p.pod.uid for p in self._nodes[hold.node].places if not self._stays(p))
+
+    def _node(self, name: str, priority: int) -> NodeGpus:
+        node = self._nodes[name]
+        tenants = tuple(
+            Tenant(place.pod.uid, place.hold, self._rank(place, priority), place.pod.bound_ms)
+            for place in node.places
+            if self._stays(place)
+        )
+        return NodeGpus(name, node.gpus, tenants)
+
+    def _admit(self, pod: Pod) -> frozenset[str]:
+        manifest = pod.waiting or {}
+        spec = as_map(manifest.get("spec"))
+        key = repr([spec.get(field) for field in ("nodeSelector", "affinity", "tolerations")])
+        if key not in self._admitted:
+            self._admitted[key] = frozenset(n for n, node in self._nodes.items() if admits(node.facts, manifest))
+        return self._admitted[key]
+
+    def _has_friends(self, pod: Pod) -> bool:
+        label = pod.demand.affinity
+        return bool(label) and any(
+            place.hold.affinity == label and any(not share.whole for share in place.hold.shares)
+            for node in self._nodes.values()
+            for place in node.places
+            if self._stays(place)
+        )
+
+    def _fit(self, layer: _Layer, pod: Pod) -> Hold | None:
+        near = self._admit(pod)
+        if not pod.demand.affinity:  # an affine pod depends on others' presence
+            near &= layer.fitting(self._nodes, pod.demand, self._policy)
+        return self._best(layer.fleet(self._nodes), sorted(near), pod) if near else None
+
+    def _best(self, fleet: Fleet, near: Sequence[str], pod: Pod) -> Hold | None:
+        """Return what the pod would hold on the cheapest of some nodes, the first among equals."""
+        view = fleet.view(near, pod.demand, has_friends=self._has_friends(pod))
+        result = survey(view, pod.demand, self._policy, reasons=False)
+        best = best_of(result.fits, result.price, np.arange(len(near)))
+        if best is None:
+            return None
+        uuids = fleet.uuids(near[best])
+        hold, _ = chosen_hold(pod, near[best], [uuids[column] for column in result.gpus[best].tolist()])
+        return hold
+
+
+def _mark(marked: set[str], name: str, wanted: bool) -> None:
+    if wanted:
+        marked.add(name)
+    else:
+        marked.discard(name)

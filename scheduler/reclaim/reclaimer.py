@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop that makes pods give way: finds pods that wait, asks `victims` which to evict, evicts, keeps the place.
+
+A waiting pod is served once: while its place is kept nobody else is evicted for it. The place is kept until the victims
+are gone and for a hold's time after that. If the pod has not come by then, something else keeps it waiting (CPU, a
+volume), and evicting again at once would only do harm: each time the pod is left alone for twice as long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.placement.demand import Demand
+from scheduler.placement.policy import Policy
+from scheduler.pods import Pod
+from scheduler.reclaim.eviction import Evictor
+from scheduler.reclaim.nudge import Nudger
+from scheduler.reclaim.picture import Picture
+from scheduler.seating import Muster
+from scheduler.state import Kind, State
+from slicekeeper import names
+from slicekeeper.clock import Clock
+from slicekeeper.config.settings import Settings
+from slicekeeper.kube.leader import LeaderElection
+from slicekeeper.untyped import as_list, as_map
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE: Final = 64
+"""A pod that does not take its place is left alone for at most this many holds."""
+
+CHOICES: Final = 4
+"""How often the next choice is tried at once where a disruption budget forbids the first."""
+
+
+IDLE_SECONDS: Final = 5.0
+"""After a look that could do nothing all is looked at again when it has changed, or after so long."""
+
+
+@dataclass
+class _Service:
+    """What was done for a waiting pod: how often, until when it is left alone, and whose leaving it waits for."""
+
+    times: int = 0
+    not_before_ns: int = 0
+    victims: frozenset[str] = frozenset()
+
+
+class Reclaimer:
+    """Serves waiting pods, while this process is the leader."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        state: State,
+        policy: Policy,
+        leader: LeaderElection,
+        evictor: Evictor,
+        nudger: Nudger,
+        *,
+        hold_seconds: float,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._state = state
+        self._policy = policy
+        self._leader = leader
+        self._evictor = evictor
+        self._nudger = nudger
+        self._hold_ns = int(hold_seconds * 1_000_000_000)
+        self._served: dict[str, _Service] = {}
+        self._idle_ns = int(IDLE_SECONDS * settings.clock.speed * 1_000_000_000)
+        self._idle_at: tuple[int, int] | None = None
+        """The state's changes, and how many waited, at a look that could do nothing."""
+        self._idle_until_ns = 0
+        self._picture: Picture | None = None
+
+    def run(self, stopped: threading.Event) -> None:
+        """Look every `scheduler.reclaimSeconds`, until `stopped`."""
+        pause = max(self._settings.scheduler.reclaim_seconds, 0.05 * self._settings.clock.speed)
+        while not self._clock.wait(stopped, pause):
+            if not self._leader.is_leader:
+                continue
+            try:
+                self.look()
+            except Exception:
+                log.exception("the reclaimer failed; it goes on")
+
+    def look(self) -> None:
+        """Serve every pod that waits and may be served, the highest priority first, then the oldest.
+
+        Nothing is looked at if no pod waits, nor again if nothing has changed since a look that could do nothing.
+        """
+        pods = self._state.waiting()
+        alive = {pod.uid for pod in pods}
+        self._served = {uid: service for uid, service in self._served.items() if uid in alive}
+        self._nudger.keep(alive)
+        waiting = [pod for pod in pods if self._is_waiting(pod)]
+        if not waiting:
+            return
+        gangs = self._gangs(waiting)
+        alone = [pod for pod in waiting if pod.gang is None or pod.gang.key not in gangs]
+        if self._served or self._state.may_yield():
+            self._make_room(alone, list(gangs.values()))
+        else:
+            self._invite(alone)
+
+    def _gangs(self, waiting: list[Pod]) -> dict[str, Muster]:
+        """Return the gangs of waiting pods that have not started: their pods are not served one by one."""
+        keys = dict.fromkeys(pod.gang.key for pod in waiting if pod.gang is not None)
+        there = {key: self._state.muster(key) for key in keys}
+        return {key: found for key, found in there.items() if found is not None and found.needed}
+
+    def _invite(self, waiting: list[Pod]) -> None:
+        """Nudge the pods for which there is room when no pod could give way."""
+        known: dict[tuple[Demand, str], bool] = {}
+        for pod in waiting:
+            spec = as_map(as_map(pod.waiting).get("spec"))
+            shape = (pod.demand, repr([spec.get(key) for key in ("nodeSelector", "affinity", "tolerations")]))
+            if shape not in known:
+                known[shape] = self._state.fits_now(pod)
+            if known[shape]:
+                self._nudger.nudge(pod)
+
+    def _make_room(self, waiting: list[Pod], gangs: list[Muster]) -> None:
+        now, changes = self._clock.monotonic_ns(), self._state.changes()
+        count = len(waiting) + sum(len(gang.waiting) for gang in gangs)
+        if (changes, count) == self._idle_at and now < self._idle_until_ns:
+            return
+        self._idle_at = None
+        self._look_after()
+        members = {pod.uid: gang for gang in gangs for pod in gang.waiting[:1]}
+        everybody = [*waiting, *(pod for gang in gangs for pod in gang.waiting)]
+        held = {place.pod.uid for place in self._state.places_of(pod.uid for pod in everybody)}
+        picture: Picture | None = None
+        acted = False
+        first = [*waiting, *(gang.waiting[0] for gang in gangs if gang.waiting)]
+        for pod in sorted(first, key=lambda pod: (-pod.priority, pod.created_ms, pod.key)):
+            service = self._served.get(pod.uid)
+            if pod.uid in held or (service is not None and service.not_before_ns > self._clock.monotonic_ns()):
+                continue
+            gang = members.get(pod.uid)
+            if gang is not None and not self._may_serve(gang, held):
+                continue
+            picture = picture or self._look_around()
+            if gang is not None:
+                picture = self._serve_gang(gang, picture)
+                acted = acted or picture is None
+            elif _may_take(pod):
+                picture = self._serve(pod, picture)
+                acted = acted or picture is None
+            elif picture.fits(pod):
+                self._nudger.nudge(pod)
+        if not acted and not self._served:
+            self._idle_at, self._idle_until_ns = (changes, count), now + self._idle_ns
+
+    def _look_after(self) -> None:
+        """Keep reserved places while the pods that make room are still there; then see that they are taken."""
+        for place in self._state.places_of(self._served):
+            if place.kind is not Kind.RESERVED:
+                continue
+            service = self._served[place.pod.uid]
+            if any(victim.kind is Kind.BOUND for victim in self._state.places_of(service.victims)):
+                self._state.reserve(place.pod, place.hold)
+                self._put_off(service)
+            else:
+                self._nudger.nudge(place.pod)
+
+    def _put_off(self, service: _Service) -> None:
+        pause = min(2**service.times, LONGEST_PAUSE) * self._hold_ns
+        service.not_before_ns = self._clock.monotonic_ns() + pause
+
+    def _is_waiting(self, pod: Pod) -> bool:
+        spec = as_map(as_map(pod.waiting).get("spec"))
+        after_ms = int(self._settings.scheduler.reclaim_after_seconds * 1000)
+        return (
+            not (pod.node or pod.finished or pod.leaving or pod.refusal)
+            and bool(pod.demand.slices)
+            and pod.managed
+            and spec.get("schedulerName") == self._settings.webhook.scheduler_name
+            and not as_list(spec.get("schedulingGates"))
+            and self._clock.now_ms() - pod.created_ms >= after_ms
+        )
+
+    def _serve(self, pod: Pod, picture: Picture) -> Picture | None:
+        """Make room for one pod, if that can be done; return None where the picture has changed by it."""
+        for _ in range(CHOICES):
+            if picture.fits(pod):
+                self._nudger.nudge(pod)
+                return picture
+            hold, victims = picture.room(pod), []
+            if hold is None:
+                chosen = None if picture.may_have_room(pod) else picture.choose(pod)
+                if chosen is None:
+                    return picture
+                choice, hold = chosen
+                victims = picture.victims(choice)
+            if not self._state.reserve(pod, hold):
+                return None
+            service = self._served.setdefault(pod.uid, _Service())
+            service.victims = frozenset(victim.uid for victim in victims) | picture.leaving_for(hold)
+            if self._evictor.evict(victims, pod):
+                service.times += 1
+                self._put_off(service)
+                return None
+            self._state.release(pod.uid)
+            picture = self._look_around()
+        return picture
+
+    def _may_serve(self, gang: Muster, held: Set[str]) -> bool:
+        """Whether room may be made for a gang: all are there, have waited and are in budget, and none has a place."""
+        return (
+            gang.is_complete
+            and all(self._is_waiting(pod) and _may_take(pod) for pod in gang.waiting)
+            and not any(pod.uid in held for pod in gang.waiting)
+        )
+
+    def _serve_gang(self, gang: Muster, picture: Picture) -> Picture | None:
+        """Make room for as many pods of a gang as it needs, or for none; return None where the picture has changed."""
+        for _ in range(CHOICES):
+            seats = picture.choose_all(gang.waiting, gang.needed)
+            if seats is None or not any(seat.victims or picture.leaving_for(seat.hold) for seat in seats):
+                return picture  # it would not help, or there is room: then the gang takes it by itself
+            until_ns = self._clock.monotonic_ns() + self._hold_ns
+            if not self._state.reserve_all([(seat.pod, seat.hold) for seat in seats], until_ns):
+                return None
+            victims = [victim for seat in seats for victim in seat.victims]
+            leaving = frozenset(uid for seat in seats for uid in picture.leaving_for(seat.hold))
+            leaving |= {victim.uid for victim in victims}
+            for seat in seats:
+                self._served.setdefault(seat.pod.uid, _Service()).victims = leaving
+            may = self._evictor.may_evict(victims)
+            if may and all(self._evictor.evict(seat.victims, seat.pod) for seat in seats):
+                for seat in seats:
+                    service = self._served[seat.pod.uid]
+                    service.times += 1
+                    self._put_off(service)
+                return None
+            for seat in seats:
+                self._state.release(seat.pod.uid)
+            picture = self._look_around()
+        return picture
+
+    def _look_around(self) -> Picture:
+        """Return the picture as things are now; it is made again if it has not taken what was told."""
+        known, self._picture = self._picture, None
+        picture = known or Picture(self._policy)
+        changed = self._state.stirred(everything=known is None)
+        picture.take(changed, self._evictor.leaving(), self._evictor.blocked())
+        self._picture = picture
+        return picture
+
+
+def _may_take(pod: Pod) -> bool:
+    """Whether others give way to a pod: one in budget. The others are only told when there is room."""
+    return pod.budget_state == names.IN_BUDGET and pod.gpu_class == names.STANDARD

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places for several pods together, found on a copy of the arrays: all are found before any is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.placement.fleet import Bools, Fleet
+from scheduler.placement.links import relinked
+from scheduler.placement.policy import Policy
+from scheduler.placement.prices import Prices
+from scheduler.placement.survey import Survey
+from scheduler.pods import Gang, Hold, Pod, chosen_hold, gpu_rows
+from scheduler.reclaim.nodefit import NodeFacts, admits
+from scheduler.roster import Roster
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.untyped import as_list, as_map
+
+
+@dataclass(frozen=True)
+class Muster:
+    """Who of a gang is there."""
+
+    gang: Gang
+    placed: int
+    """Pods that run, are being bound, or have done their part."""
+    waiting: tuple[Pod, ...]
+    """Pods that kube-scheduler may place, those that ask for the most first."""
+    held_back: int = 0
+    """Pods that wait for something else first: a scheduling gate."""
+
+    @property
+    def needed(self) -> int:
+        """How many of the waiting ones must find a place together; 0: the gang has started."""
+        return max(self.gang.size - self.placed, 0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether as many pods are there as the gang needs."""
+        return len(self.waiting) >= self.needed
+
+
+def muster(pods: Iterable[Pod], is_given: Callable[[Pod], bool]) -> Muster | None:
+    """Return who is there of the pods of one gang, None of no pods; `is_given` is whether a pod is being bound.
+
+    Who succeeded counts while the gang lives: while another runs, or its controller makes more. A gang of the same name
+    that comes later begins with no pods.
+    """
+    there = list(pods)
+    gangs = [pod.gang for pod in there if pod.gang is not None]
+    if not gangs:
+        return None
+    alive = [pod for pod in there if not (pod.finished or pod.leaving)]
+    placed = [pod for pod in alive if pod.node or is_given(pod)]
+    free = [pod for pod in alive if not (pod.node or is_given(pod) or pod.refusal)]
+    waiting = [pod for pod in free if not _is_gated(pod)]
+    makers = {pod.controller for pod in free if pod.controller}
+    done = sum(pod.succeeded and (bool(placed) or pod.controller in makers) for pod in there)
+    waiting.sort(key=_hardest_first)
+    return Muster(max(gangs, key=lambda gang: gang.size), len(placed) + done, tuple(waiting), len(free) - len(waiting))
+
+
+def _is_gated(pod: Pod) -> bool:
+    return bool(as_list(as_map(as_map(pod.waiting).get("spec")).get("schedulingGates")))
+
+
+def _hardest_first(pod: Pod) -> tuple[int, int, int, int, str]:
+    slices = pod.demand.slices
+    wholes = sum(piece.whole for piece in slices)
+    return -wholes, -sum(s.core for s in slices), -sum(s.memory_mib for s in slices), pod.created_ms, pod.key
+
+
+@dataclass(frozen=True)
+class Near:
+    """The nodes that kube-scheduler offered for a pod, by the rows of one roster."""
+
+    roster: Roster
+    rows: Bools
+
+
+class Trial:
+    """The fleet at one instant. What is placed here counts here, and nowhere else."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        prices: Prices,
+        roster: Roster,
+        *,
+        facts: Mapping[str, NodeFacts],
+        gpus_of: Callable[[str], Sequence[Gpu]],
+        holds_of: Callable[[str], Sequence[Hold]],
+        version: int = 0,
+        avoided: Iterable[str] = (),
+    ) -> None:
+        """`holds_of` tells what is held on a node without the trial; nodes of `avoided` come last."""
+        self._fleet = fleet
+        self.version = version
+        """The version of the fleet that was copied."""
+        self._prices = prices
+        self._roster = roster
+        self._facts = facts
+        self._gpus_of = gpus_of
+        self._holds_of = holds_of
+        self._avoided = [row for row in map(fleet.row, avoided) if row >= 0]
+        self._held: dict[str, list[Hold]] = {}
+
+    def place(self, pods: Iterable[Pod], near: Mapping[str, Near], policy: Policy) -> list[tuple[Pod, Hold]]:
+        """Place pods one after the other, each where it is cheapest now; return those that found a place.
+
+        A pod that is not in `near`, by its UID, may use the nodes that admit it by their own fields.
+        """
+        seats: list[tuple[Pod, Hold]] = []
+        for pod in pods:
+            judged, _ = self._prices.survey(pod.demand, policy)
+            row = self._cheapest(judged, pod, near.get(pod.uid))
+            if row is not None:
+                seats.append((pod, self._take(pod, row, judged)))
+        return seats
+
+    def _cheapest(self, judged: Survey, pod: Pod, near: Near | None) -> int | None:
+        fits = judged.fits[: len(self._roster.names)]
+        known = near is not None and near.roster is self._roster
+        if near is not None and known:
+            fits = fits & near.rows[: len(fits)]
+        rows = np.flatnonzero(fits)
+        last = np.isin(rows, self._avoided)
+        for index in np.lexsort((self._roster.rank[rows], judged.price[rows], last)).tolist():
+            row = int(rows[index])
+            facts = self._facts.get(self._roster.names[row])
+            if known or (facts is not None and admits(facts, pod.waiting or {})):
+                return row
+        return None
+
+    def _take(self, pod: Pod, row: int, judged: Survey) -> Hold:
+        node = self._roster.names[row]
+        uuids = self._fleet.uuids(node)
+        view = self._fleet.view([node], pod.demand)
+        columns = relinked(self._gpus_of(node), view, 0, pod.demand, judged.gpus[row].tolist())
+        hold, _ = chosen_hold(pod, node, [uuids[column] for column in columns])
+        mine = self._held.setdefault(node, [])
+        mine.append(hold)
+        cpu, ram = self._fleet.beside(node)
+        self._fleet.set(node, gpu_rows(self._gpus_of(node), [*self._holds_of(node), *mine]))
+        self._fleet.set_beside(node, cpu - pod.demand.cpu_milli / 1000, ram - pod.demand.ram_mib)
+        return hold

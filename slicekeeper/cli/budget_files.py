@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets in files: what `slicekeeper budget get -o yaml` shows, in one document, several, or a list."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from slicekeeper.cli.output import gathered
+from slicekeeper.errors import SettingsError
+from slicekeeper.net.timekeeper_client import TimekeeperClient
+from slicekeeper.units import parse_duration
+from slicekeeper.wire.timekeeper import Budget
+
+_RULE: Final = ("amountMs", "period", "timeZone", "creditMs", "rolloverMs", "anchor")
+_AMOUNTS: Final = {"amount": "amountMs", "credit": "creditMs", "rollover": "rolloverMs"}
+"""Shorter for people: `amount: 25h`."""
+
+_SHOWN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Budget)) - {*_RULE, "namespace"}
+"""What `get` shows beside the rule; it says how things were, and is not read."""
+
+
+def changes(client: TimekeeperClient, files: Iterable[Path]) -> list[tuple[str, dict[str, object]]]:
+    """Return by namespace what of the budgets in files is not so yet; everything is read before anything is changed.
+
+    Raises SettingsError if a file does not hold budgets.
+    """
+    wanted: dict[str, tuple[str, dict[str, object]]] = {}
+    for source, document in _documents(files):
+        name, rule = _rule(source, document)
+        if name in wanted:
+            raise SettingsError(f"{source}: namespace {name} is in {wanted[name][0]} too; say once what it gets")
+        wanted[name] = source, rule
+    compared = ((name, _missing(client.budget(Budget, name), rule)) for name, (_, rule) in wanted.items())
+    return [(name, missing) for name, missing in gathered(compared, "budgets compared") if missing]
+
+
+def _missing(there: Budget, rule: dict[str, object]) -> dict[str, object]:
+    shown: dict[str, Any] = msgspec.to_builtins(there)
+    return {key: value for key, value in rule.items() if shown.get(key) != value}
+
+
+def _documents(files: Iterable[Path]) -> Iterator[tuple[str, object]]:
+    for given in files:
+        inside = sorted(one for one in given.rglob("*") if one.suffix in (".yaml", ".yml", ".json"))
+        for file in inside if given.is_dir() else [given]:
+            try:
+                text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+                whole = list(yaml.safe_load_all(text))
+            except (OSError, ValueError, yaml.YAMLError) as error:
+                raise SettingsError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
+            for document in whole:
+                for one in document if isinstance(document, list) else [document]:
+                    if one is not None:
+                        yield str(file), one
+
+
+def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
+    if not isinstance(document, dict) or not isinstance(document.get("namespace"), str):
+        raise SettingsError(f"{source}: a budget is a map that names its namespace; for example "
+                            "{namespace: vision, amount: 25h, period: month}")  # fmt: skip
+    rule: dict[str, object] = {}
+    for key, value in document.items():
+        if key in _AMOUNTS:
+            try:
+                rule[_AMOUNTS[key]] = parse_duration(str(value))
+            except ValueError as error:
+                raise SettingsError(f"{source}: {key} is {value!r}; for example 25h, 90m or 1h30m") from error
+        elif key in _RULE:
+            rule[key] = value
+        elif key not in _SHOWN and key != "namespace":
+            raise SettingsError(f"{source}: unknown key {key}; use {', '.join((*_AMOUNTS, *_RULE))}")
+    if not rule:
+        raise SettingsError(f"{source}: of namespace {document['namespace']} nothing is said; for example amount: 25h")
+    return document["namespace"], rule

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which namespace's budget a command is about: its first argument, `-n`, or that of the kubeconfig's context."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.reach import ClusterGroup, timekeeper
+from slicekeeper.errors import SlicekeeperError
+from slicekeeper.kube import kubeconfig
+from slicekeeper.wire.timekeeper import Budget
+
+METAVAR = "[NAMESPACE]"
+_TOLD = "The namespace, in the place of the argument NAMESPACE."
+
+
+class NamespaceCommand(click.Command):
+    """A command whose first argument is a namespace; `-n` takes its place."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self._namespace() is not None:
+            self.params.append(click.Option(["-n", "--namespace", "named"], expose_value=False, help=_TOLD))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put what `-n` names first, where the argument would be."""
+        if self._namespace() is not None:
+            args = _first(args)
+        return super().parse_args(ctx, args)
+
+    def _namespace(self) -> click.Argument | None:
+        first = next((param for param in self.params if isinstance(param, click.Argument)), None)
+        return first if first is not None and first.metavar in (METAVAR, "NAMESPACE") else None
+
+
+class BudgetGroup(ClusterGroup):
+    """A group of commands about namespaces' budgets."""
+
+    command_class = NamespaceCommand
+
+
+def _first(args: Sequence[str]) -> list[str]:
+    rest, named = list(args), ""
+    for index, word in enumerate(args):
+        if word == "--":
+            break
+        if word in ("-n", "--namespace") and index + 1 < len(args):
+            named, rest = args[index + 1], [*args[:index], *args[index + 2 :]]
+            break
+        if word.startswith("--namespace=") or (word.startswith("-n") and len(word) > 2):
+            named = word.removeprefix("--namespace=") if word.startswith("--") else word[2:].removeprefix("=")
+            rest = [*args[:index], *args[index + 1 :]]
+            break
+    return [named, *rest] if named else rest
+
+
+def namespace_argument(command: Any) -> Any:
+    """Give a command the argument `name`: a namespace, by default that of the kubeconfig's context."""
+    return click.argument(
+        "name", metavar=METAVAR, required=False, callback=_of_context, shell_complete=known_namespaces
+    )(command)
+
+
+def _of_context(ctx: click.Context, _param: click.Parameter, value: str | None) -> str:
+    if value or ctx.resilient_parsing:
+        return value or ""
+    return current(ctx.find_object(Context))
+
+
+def current(context: Context | None) -> str:
+    """Return the namespace of the kubeconfig's context.
+
+    Raises UsageError if there is no kubeconfig.
+    """
+    asked = context or Context(None)
+    files = asked.kube_kubeconfig or kubeconfig.named(os.environ)
+    if not files:
+        raise click.UsageError("name a NAMESPACE, by argument or by -n: there is no kubeconfig that does")
+    return kubeconfig.namespace(files, asked.kube_context)
+
+
+def known_namespaces(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return namespaces that have budgets, for a shell to complete."""
+    context = ctx.find_object(Context)
+    try:
+        names = [] if context is None else [one.namespace for one in timekeeper(context).budgets(Budget)]
+    except SlicekeeperError:
+        return []
+    return sorted({name for name in names if name.startswith(incomplete)})

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the timekeeper keeps of namespaces' budgets, read: one or all, live, by use, booking by booking; and prices."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import click
+
+from slicekeeper.cli.accounts import show_budget, uid_option, zone_of
+from slicekeeper.cli.dates import HELP, instant_of
+from slicekeeper.cli.main import Context
+from slicekeeper.cli.namespaces import METAVAR, current, known_namespaces, namespace_argument
+from slicekeeper.cli.options import reason_option
+from slicekeeper.cli.output import (
+    LISTS,
+    Column,
+    gathered,
+    instant_columns,
+    output_option,
+    rounded,
+    rows_of,
+    show_list,
+    show_one,
+)
+from slicekeeper.cli.reach import timekeeper
+from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.net.timekeeper_client import TimekeeperClient
+from slicekeeper.units import format_duration
+from slicekeeper.wire.timekeeper import Budget
+
+T = TypeVar("T")
+_Columns = Sequence[Column[Budget]]
+_Record = dict[str, Any]
+
+
+def add_records(group: click.Group, columns: _Columns) -> None:
+    """Add the commands to the group of namespaces' budgets, which are shown in `columns`."""
+    _add_get(group, columns)
+    _add_live(group, columns)
+    _add_explain(group)
+    _add_periods(group)
+    _add_lists(group)
+    _add_rates(group)
+
+
+def _add_get(group: click.Group, columns: _Columns) -> None:
+    @group.command("get")
+    @click.argument("names", metavar="[NAMESPACE]...", nargs=-1, shell_complete=known_namespaces)
+    @click.option("-n", "--namespace", "named", default="", help="The namespace, in the place of the argument.")
+    @click.option("-A", "--all-namespaces", "every", is_flag=True, help="All that have budgets.")
+    @uid_option
+    @output_option(*LISTS)
+    @click.pass_obj
+    def get(context: Context, names: tuple[str, ...], named: str, every: bool, uid: str, output: str) -> None:
+        """Show budgets: of the namespaces named, by default that of the kubeconfig's context."""
+        client = timekeeper(context)
+        if every:
+            show_list(gathered(client.budgets(Budget), "budgets"), output, columns, _name)
+            return
+        wanted = (*((named,) if named else ()), *names) or (current(context),)
+        found = [_there(client, name, uid) for name in wanted]
+        if len(found) == 1:
+            show_budget(found[0], output, columns)
+        else:
+            show_list(found, output, columns, _name)
+
+
+def _name(budget: Budget) -> str:
+    return budget.namespace
+
+
+def _there(client: TimekeeperClient, name: str, uid: str = "") -> Budget:
+    """Return the budget of a namespace that there is, or was.
+
+    Raises NotFound, with names that are near, if there is none: the policy would have a default for it.
+    """
+    found = client.budget(Budget, name, uid)
+    if found.uid:
+        return found
+    near: list[str] = []
+    with suppress(ServiceError):  # who may read one budget need not be allowed to list all
+        near = difflib.get_close_matches(name, {one.namespace for one in client.budgets(Budget)})
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise NotFound(f"namespace {name} is not found{hint}", 404)
+
+
+def _add_live(group: click.Group, columns: _Columns) -> None:
+    @group.command("top")
+    @click.option("--most", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
+    @output_option(*LISTS)
+    @click.pass_obj
+    def top(context: Context, most: int, output: str) -> None:
+        """Show the namespaces that have used the most GPU time in their period, to the budget and over it."""
+        used = sorted(timekeeper(context).budgets(Budget), key=lambda b: b.used_ms + b.over_budget_ms, reverse=True)
+        narrow: list[Column[Budget]] = [
+            *columns[:2],
+            Column("USED", lambda b: rounded(b.used_ms)),
+            Column("OVER-BUDGET", lambda b: rounded(b.over_budget_ms)),
+            Column("OF-ALL", lambda b: f"{100 * (b.used_ms + b.over_budget_ms) / whole:.1f}%"),
+            Column("LEFT", lambda b: rounded(b.balance_ms)),
+        ]
+        whole = sum(b.used_ms + b.over_budget_ms for b in used) or 1
+        show_list(used[:most], output, narrow, _name)
+
+    @group.command("watch")
+    @namespace_argument
+    @click.option("--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds.")
+    @uid_option
+    @click.pass_obj
+    def watch(context: Context, name: str, interval: float, uid: str) -> None:
+        """Show a budget, and again whenever it has changed, until Ctrl-C."""
+        client, last, before = timekeeper(context), "", None
+        with suppress(KeyboardInterrupt):
+            while True:
+                found = _there(client, name, uid)
+                lines = rows_of([found], "table", columns).splitlines()
+                if before is None or found.state != before.state:
+                    click.echo(lines[0])
+                if lines[1] != last:
+                    click.echo(lines[1])
+                last, before = lines[1], found
+                time.sleep(interval)
+
+
+def _add_explain(group: click.Group) -> None:
+    @group.command("explain")
+    @namespace_argument
+    @uid_option
+    @output_option(*LISTS)
+    @click.pass_obj
+    def explain(context: Context, name: str, uid: str, output: str) -> None:
+        """Say why a budget is as it is: its decision, and each booking with the balance after it."""
+        client = timekeeper(context)
+        budget = _there(client, name, uid)
+        entries = gathered(client.records("budgets", name, "entries", query={"uid": uid} if uid else {}), "bookings")
+        balances: dict[str, int] = {}
+        for entry in entries:
+            balances[entry["account"]] = balances.get(entry["account"], 0) + entry["amountMs"]
+            entry["balanceMs"] = balances[entry["account"]]
+        if output in ("table", "wide"):
+            click.echo(_why(client, budget))
+        columns: list[Column[_Record]] = [
+            *_at("effectiveAt", "AT"),
+            Column("TRANSACTION", lambda e: e["transaction"], wide=True),
+            Column("KIND", lambda e: e["kind"]),
+            Column("ACCOUNT", lambda e: e["account"]),
+            *_amount("amountMs", "GPU-TIME"),
+            *_amount("balanceMs", "BALANCE"),
+            Column("OF", lambda e: e["subject"]),
+        ]
+        show_list(entries, output, columns, lambda e: str(e["id"]))
+
+
+def _why(client: TimekeeperClient, budget: Budget) -> str:
+    left = f"{budget.namespace}: {budget.state}, {format_duration(budget.balance_ms)} left"
+    left += f" of {format_duration(budget.amount_ms + budget.granted_ms)} in this period"
+    told = [left, f"runs out at {budget.run_out_at} as it goes now"] if budget.run_out_at else [left]
+    if budget.bound_by:
+        told.append(f"bound by the budget of {budget.bound_by}, above it")
+    if not budget.gone:
+        with suppress(NotFound):  # a namespace that has no account yet has no decision
+            told += [reason] if (reason := client.decision(budget.namespace).reason) else []
+    return "\n".join([*told, ""])
+
+
+def _add_periods(group: click.Group) -> None:
+    @group.command("periods")
+    @namespace_argument
+    @uid_option
+    @output_option(*LISTS)
+    @click.pass_obj
+    def periods(context: Context, name: str, uid: str, output: str) -> None:
+        """List a budget's periods, newest first, and which are sealed."""
+        _show_periods(timekeeper(context), name, uid, output)
+
+    @group.command("seal")
+    @click.argument("name", metavar="NAMESPACE")
+    @click.argument("until")
+    @reason_option("sealed on the command line")
+    @uid_option
+    @output_option(*LISTS)
+    @click.pass_obj
+    def seal(context: Context, name: str, until: str, reason: str, uid: str, output: str) -> None:
+        """Seal NAMESPACE's periods that have ended by UNTIL, the end of one of them. What is sealed stays so."""
+        client = timekeeper(context)
+        client.seal(name, instant_of(until, zone_of(client, Budget, name, uid)), reason, uid)
+        _show_periods(client, name, uid, output)
+
+
+def _show_periods(client: TimekeeperClient, name: str, uid: str, output: str) -> None:
+    found = gathered(client.records("budgets", name, "periods", query={"uid": uid} if uid else {}), "periods")
+    columns: list[Column[_Record]] = [
+        *_at("start", "START"), *_at("end", "END"), Column("STATE", lambda p: p["state"]),
+        *_amount("grantedMs", "GRANTED"), *_amount("chargedMs", "CHARGED"), *_amount("overBudgetMs", "OVER-BUDGET"),
+        Column("EXPIRED", lambda p: format_duration(p["expiredMs"]), wide=True),
+        Column("CORRECTIONS", lambda p: p["corrections"], wide=True),
+    ]  # fmt: skip
+    show_list(found, output, columns, lambda p: str(p["start"]))
+
+
+def _add_lists(group: click.Group) -> None:
+    @group.command("usage")
+    @namespace_argument
+    @click.option("--by", type=click.Choice(["workload", "model", "namespace"]), default="workload", show_default=True)
+    @click.option("--bucket", type=click.Choice(["hour", "day", "month"]), default="day", show_default=True)
+    @click.option("--from", "start", default="", help=f"Where it begins. Default: today. {HELP}")
+    @click.option("--to", "end", default="", help="Where it ends; as --from.")
+    @output_option(*LISTS)
+    @click.pass_obj
+    def usage(context: Context, name: str, by: str, bucket: str, start: str, end: str, output: str) -> None:
+        """Show GPU time held, used and not observed, by time."""
+        client = timekeeper(context)
+        zone = client.budget(Budget, name).time_zone
+        asked = {"namespace": name, "groupBy": by, "bucket": bucket, "timeZone": zone}
+        asked |= {key: instant_of(at, lambda: zone) for key, at in (("from", start), ("to", end)) if at}
+        columns: list[Column[_Record]] = [
+            *_at("start", "FROM"), Column("OF", lambda u: u["group"] or "(unknown)"),
+            *_amount("allocatedMs", "HELD"), *_amount("usedMs", "USED"), *_amount("unobservedMs", "UNOBSERVED"),
+            Column("PODS", lambda u: u["workloads"], wide=True),
+        ]  # fmt: skip
+        show_list(gathered(client.records("usage", query=asked), "buckets"), output, columns, lambda u: str(u["group"]))
+
+    @group.command("audit")
+    @click.argument("name", metavar=METAVAR, required=False, shell_complete=known_namespaces)
+    @uid_option
+    @output_option(*LISTS)
+    @click.pass_obj
+    def audit(context: Context, name: str | None, uid: str, output: str) -> None:
+        """Show who did what and why, oldest first: to one namespace's budget, or to all."""
+        asked = {key: value for key, value in (("namespace", name), ("uid", uid)) if value}
+        columns: list[Column[_Record]] = [
+            *_at("at", "AT"), Column("WHO", lambda e: e["actor"]), Column("ACTION", lambda e: e["action"]),
+            Column("NAMESPACE", lambda e: e["namespace"]),
+            Column("DETAIL", lambda e: ", ".join(f"{key}: {value}" for key, value in e["detail"].items())),
+        ]  # fmt: skip
+        entries = gathered(timekeeper(context).records("audit", query=asked), "entries")
+        show_list(entries, output, columns, lambda e: str(e["id"]))
+
+
+def _add_rates(group: click.Group) -> None:
+    @group.command("rates")
+    @click.argument("model", required=False)
+    @click.argument("rate", required=False)
+    @click.option("--from", "start", default="", help="From when on. Default: now. RFC 3339, or a date in UTC.")
+    @reason_option("set on the command line")
+    @output_option(*LISTS)
+    @click.pass_obj
+    def rates(context: Context, model: str | None, rate: str | None, start: str, reason: str, output: str) -> None:
+        """List the prices of GPU models, or set that of MODEL to RATE (an integer or a ratio such as 3/2)."""
+        client = timekeeper(context)
+        columns: list[Column[_Record]] = [
+            *_at("effectiveAt", "FROM"), Column("MODEL", lambda r: r["model"]), Column("RATE", lambda r: r["rate"]),
+            Column("BY", lambda r: r["source"]),
+        ]  # fmt: skip
+        if model and rate:
+            made = client.set_rate(model, rate, reason, instant_of(start, lambda: "UTC") if start else None)
+            show_one(made, output, columns, lambda r: str(r["model"]))
+            return
+        found = gathered(client.records("rates", query={"model": model} if model else {}), "prices")
+        show_list(found, output, columns, lambda r: str(r["model"]))
+
+
+def _at(key: str, head: str) -> list[Column[_Record]]:
+    return instant_columns(head, lambda record: record[key])
+
+
+def _amount(key: str, head: str) -> list[Column[_Record]]:
+    def told(record: _Record, text: Any) -> str:
+        return "-" if record[key] is None else str(text(record[key]))
+
+    return [
+        Column(head, lambda r: told(r, rounded), narrow=True),
+        Column(head, lambda r: told(r, format_duration), wide=True),
+    ]

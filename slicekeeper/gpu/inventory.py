@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs of a node as its agent publishes them: the annotation `slicekeeper.io/gpus`, a JSON list."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from slicekeeper import names
+
+
+class Gpu(msgspec.Struct, frozen=True, rename="camel"):
+    """One GPU.
+
+    `numa_node` is −1 if the machine has no such notion; `links` maps another GPU's UUID to the number of
+    direct links (NVLink) to it; GPUs with the same `pcie_switch` reach each other without the host's bridge, −1 if that
+    is not known or none does; `healthy` is False for a GPU that must get no new slice.
+    """
+
+    uuid: str
+    model: str
+    memory_mib: Annotated[int, msgspec.Meta(gt=0)]
+    numa_node: int = -1
+    links: dict[str, int] = {}
+    pcie_switch: int = -1
+    healthy: bool = True
+
+
+def encode(gpus: list[Gpu]) -> str:
+    """Return the annotation's value."""
+    return msgspec.json.encode(gpus).decode()
+
+
+def decode(value: str) -> list[Gpu]:
+    """Return the GPUs of an annotation's value.
+
+    Raises ValueError if it is not what an agent writes.
+    """
+    try:
+        return msgspec.json.decode(value, type=list[Gpu])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"annotation {names.NODE_GPUS}: {error}") from error
+
+
+def of_node(node: Mapping[str, Any]) -> list[Gpu]:
+    """Return the GPUs of a Node object, none if no agent has published any.
+
+    Raises ValueError if the annotation is damaged.
+    """
+    value = (node.get("metadata", {}).get("annotations") or {}).get(names.NODE_GPUS)
+    return decode(value) if value else []
+
+
+_WORD = re.compile(r"[a-z0-9.]+")
+
+
+def model_matches(asked: str, model: str) -> bool:
+    """Whether a GPU of `model` is what was asked: `A100` and `a100-sxm4` are an `NVIDIA A100-SXM4-80GB`, `A10` is not.
+
+    The words asked for must stand in the model's name, one behind the other.
+    """
+    wanted, there = _WORD.findall(asked.lower()), _WORD.findall(model.lower())
+    return bool(wanted) and any(there[i : i + len(wanted)] == wanted for i in range(len(there)))

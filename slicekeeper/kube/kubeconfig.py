@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reaches a cluster as kubectl does: by kubeconfig files and contexts, exec plugins, client certificates and proxies.
+
+The `kubernetes` library reads all that and makes the connections; what goes over them is still our own client's raw
+JSON. Only the command line needs this, so the library is imported here, when it is first used, and no image has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from slicekeeper.errors import SettingsError
+from slicekeeper.net.http import JsonClient
+
+USUAL: Final = "~/.kube/config"
+
+
+def named(environ: Mapping[str, str]) -> str:
+    """Return the kubeconfig that kubectl would read: $KUBECONFIG's files, or the usual one; empty if there is none."""
+    files = environ.get("KUBECONFIG") or USUAL
+    return files if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep) if file) else ""
+
+
+def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClient:
+    """Return a client for the cluster and user of a context, by default of the current one.
+
+    `files` are one kubeconfig or several, separated as in $KUBECONFIG. Raises SettingsError if they do not lead to a
+    server, or an exec plugin gives no credentials.
+    """
+    try:
+        from kubernetes.client import Configuration  # noqa: PLC0415 - takes half a second, and only some commands need it
+        from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415
+        from kubernetes.config import ConfigException, load_kube_config  # noqa: PLC0415
+    except ImportError as error:
+        raise SettingsError(
+            f"kubeconfig is {files!r}: reading it needs {error.name}; install it by pip install 'slicekeeper[cli]'"
+        ) from error
+    for file in filter(None, files.split(os.pathsep)):
+        _check_readable(file)
+    configuration = Configuration()
+    with _complaints() as complaints:
+        try:
+            load_kube_config(files, context or None, configuration, persist_config=False)
+        except (ConfigException, yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise SettingsError(_wrong(files, context, str(error))) from error
+        if complaints:
+            raise SettingsError(_wrong(files, context, "; ".join(complaints)))
+    if not str(configuration.host).startswith(("http://", "https://")):
+        raise SettingsError(_wrong(files, context, f"the cluster's server is {configuration.host!r}, no URL"))
+    try:
+        pool = RESTClientObject(configuration).pool_manager
+    except (OSError, ValueError) as error:
+        raise SettingsError(_wrong(files, context, str(error))) from error
+
+    def authorization() -> dict[str, str]:
+        with _complaints():
+            token = configuration.get_api_key_with_prefix("BearerToken")  # asks the exec plugin again in time
+        return {"Authorization": token} if token else {}
+
+    return JsonClient(configuration.host, timeout=timeout, pool=pool, authorization=authorization)
+
+
+def namespace(files: str, context: str = "") -> str:
+    """Return the namespace of a context, by default of the current one: `default` if it names none.
+
+    Raises SettingsError if it cannot be read.
+    """
+    try:
+        from kubernetes.config import ConfigException, list_kube_config_contexts  # noqa: PLC0415
+
+        contexts, active = list_kube_config_contexts(files)
+    except (ImportError, ConfigException, yaml.YAMLError, OSError, LookupError, TypeError, AttributeError) as error:
+        raise SettingsError(_wrong(files, context, str(error))) from error
+    found = next((one for one in contexts if one["name"] == context), None) if context else active
+    if found is None:
+        raise SettingsError(_wrong(files, context, "there is no such context"))
+    return str(found["context"].get("namespace") or "default")
+
+
+def _check_readable(file: str) -> None:
+    try:
+        with Path(file).expanduser().open("rb"):
+            pass
+    except FileNotFoundError:
+        return  # as kubectl does with one of several
+    except OSError as error:
+        raise SettingsError(f"kubeconfig is {file!r}: it cannot be read: {error.strerror}") from error
+
+
+def _wrong(files: str, context: str, why: str) -> str:
+    chosen = f", context {context!r}" if context else ""
+    return (
+        f"kubeconfig is {files!r}{chosen}: {' '.join(why.split())}; name another file or context by --kubeconfig and "
+        "--context, or see what kubectl makes of it: kubectl config view"
+    )
+
+
+@contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """Collect what the library only logs: an exec plugin that fails leaves it without credentials, and silent."""
+    found: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    root = logging.getLogger()
+    kept, root.handlers[:] = root.handlers[:], [Collector(logging.ERROR)]
+    try:
+        yield found
+    finally:
+        root.handlers[:] = kept

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods as we read them and as we change them: how long they hold their GPUs, and how our finalizer and gate go.
+
+Scheduler, node agent and timekeeper ask here for how long GPUs are held: what is held is paid, and no more.
+
+kubelet frees a pod's devices, and kube-scheduler its requests, when the pod's phase is terminal, and not before: a
+container that has ended keeps its slice while any other container of the pod runs, or may start again. Counting by
+container would let a pod hold GPUs that it does not pay for (`docs/timekeeper.md`, "When").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.untyped import as_list, as_map
+from slicekeeper.wire.json_patch import JsonPatch
+
+_TERMINAL: Final = ("Succeeded", "Failed")
+
+
+def has_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether all of a pod has ended for good, as kubelet or the control plane says."""
+    return as_map(pod.get("status")).get("phase") in _TERMINAL
+
+
+def controller_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the owner reference of the controller that made the pod, None if none did."""
+    owners = map(as_map, as_list(as_map(pod.get("metadata")).get("ownerReferences")))
+    return next((owner for owner in owners if owner.get("controller") is True), None)
+
+
+def is_bound(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod was ever given to a node."""
+    return bool(as_map(pod.get("spec")).get("nodeName"))
+
+
+def holds_gpus(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod holds the GPUs that it asks for: from its binding until all of it has ended."""
+    return is_bound(pod) and not has_ended(pod)
+
+
+def has_finalizer(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod cannot be gone before we remove our finalizer."""
+    return names.FINALIZER in as_list(as_map(pod.get("metadata")).get("finalizers"))
+
+
+def gate_index(pod: Mapping[str, Any]) -> int | None:
+    """Return where our scheduling gate is in the pod's list, None if it has none."""
+    gates = as_list(as_map(pod.get("spec")).get("schedulingGates"))
+    return next((index for index, gate in enumerate(gates) if as_map(gate).get("name") == names.GATE), None)
+
+
+def without_finalizer(pod: Mapping[str, Any]) -> JsonPatch:
+    """Return the patch that removes our finalizer, if it is still where it was seen in this very pod."""
+    path = f"/metadata/finalizers/{as_list(pod['metadata'].get('finalizers')).index(names.FINALIZER)}"
+    return guarded(pod, {"op": "test", "path": path, "value": names.FINALIZER}, {"op": "remove", "path": path})
+
+
+def without_gate(pod: Mapping[str, Any]) -> JsonPatch:
+    """Return the patch that removes our scheduling gate, if it is still where it was seen in this very pod."""
+    path = f"/spec/schedulingGates/{gate_index(pod)}"
+    return guarded(pod, {"op": "test", "path": f"{path}/name", "value": names.GATE}, {"op": "remove", "path": path})
+
+
+def guarded(pod: Mapping[str, Any], *operations: dict[str, Any]) -> JsonPatch:
+    """Return a patch that the API server refuses for another pod of the same name."""
+    return [{"op": "test", "path": "/metadata/uid", "value": pod["metadata"]["uid"]}, *operations]

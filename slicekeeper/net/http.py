@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small JSON client for one server: pooled connections, a bearer token that is read again when it rotates.
+
+Errors are `slicekeeper.errors.ServiceError`s with what the server said (a Kubernetes Status or an RFC 9457
+problem). No redirect, no retry: callers know what is safe to repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+import urllib3
+
+from slicekeeper.errors import SettingsError, Unavailable, service_error
+
+
+class TokenFile:
+    """A bearer token in a file, which kubelet rewrites before it expires."""
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file) if file else None
+        self._stamp = 0
+        self._token = ""
+
+    def header(self) -> dict[str, str]:
+        """Return the Authorization header, none if there is no token."""
+        if self._file is None:
+            return {}
+        try:
+            stamp = self._file.stat().st_mtime_ns
+            if stamp != self._stamp:
+                self._token, self._stamp = self._file.read_text("ascii").strip(), stamp
+        except (OSError, UnicodeDecodeError):
+            pass  # the last token may still be good; the server says so where it is not
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+
+class JsonClient:
+    """Speaks JSON to the server at `url`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ca_file: str = "",
+        token_file: str = "",
+        timeout: float = 10.0,
+        pool: urllib3.PoolManager | None = None,
+        authorization: Callable[[], dict[str, str]] | None = None,
+    ) -> None:
+        """Connect by `pool`, by default without a proxy; `authorization` returns the header of each request."""
+        if not url.startswith(("http://", "https://")):
+            raise SettingsError(f"server URL is {url!r}: it must begin with http:// or https://")
+        self._url = url.rstrip("/")
+        self._authorization = authorization or TokenFile(token_file).header
+        self._timeout = urllib3.Timeout(connect=min(timeout, 5.0), read=timeout)
+        self._pool = pool or urllib3.PoolManager(maxsize=16, ca_certs=ca_file or None, cert_reqs="CERT_REQUIRED")
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send one request; return status, headers and body of an answer below 400.
+
+        Raises Unavailable if there is no answer, else the ServiceError of the status.
+        """
+        response = self._send(method, path, query, body, content_type, headers, preload=True)
+        if response.status >= 400:
+            raise _refusal(response.status, response.data, f"{method} {path}")
+        return response.status, response.headers, response.data
+
+    def json(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Send one request; return the answer's JSON."""
+        _, _, data = self.request(method, path, **kwargs)
+        try:
+            return msgspec.json.decode(data) if data else None
+        except msgspec.DecodeError as error:
+            raise Unavailable(f"{method} {path}: the answer is not JSON") from error
+
+    @contextmanager
+    def stream(self, path: str, *, query: Mapping[str, str], read_timeout: float) -> Iterator[Iterator[bytes]]:
+        """Open a GET whose answer is lines that come as they happen; yields an iterator over them."""
+        timeout = urllib3.Timeout(connect=5.0, read=read_timeout)
+        response = self._send("GET", path, query, None, "", None, preload=False, timeout=timeout)
+        try:
+            if response.status >= 400:
+                raise _refusal(response.status, response.read(), f"GET {path}")
+            yield _lines(response, path)
+        finally:
+            response.close()
+            response.release_conn()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.clear()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Any,
+        content_type: str,
+        headers: Mapping[str, str] | None,
+        *,
+        preload: bool,
+        timeout: urllib3.Timeout | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        url = self._url + path + (f"?{urlencode(query)}" if query else "")
+        sent = {"Accept": "application/json", **self._authorization(), **(headers or {})}
+        payload = None
+        if body is not None:
+            sent["Content-Type"] = content_type
+            payload = msgspec.json.encode(body)
+        try:
+            return self._pool.request(
+                method,
+                url,
+                body=payload,
+                headers=sent,
+                timeout=timeout or self._timeout,
+                preload_content=preload,
+                redirect=False,
+                retries=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unavailable(f"{method} {path}: no answer from {self._url} ({_why(error)})") from error
+
+
+def path(*parts: str) -> str:
+    """Return a URL path of the parts, each escaped."""
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _lines(response: urllib3.BaseHTTPResponse, path: str) -> Iterator[bytes]:
+    rest = b""
+    try:
+        while chunk := response.read1():
+            rest += chunk
+            *lines, rest = rest.split(b"\n")
+            yield from (line for line in lines if line)
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise Unavailable(f"GET {path}: the stream broke ({_why(error)})") from error
+
+
+def _why(error: BaseException) -> str:
+    """Return what is at the bottom of an error, in the system's words: `Connection refused`."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
+
+
+def _refusal(status: int, data: bytes, what: str) -> Exception:
+    try:
+        answer = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        answer = None
+    if not isinstance(answer, dict):
+        answer = {}
+    message = str(answer.get("message") or answer.get("detail") or answer.get("title") or f"HTTP {status}")
+    reason = str(answer.get("reason") or answer.get("code") or "")
+    return service_error(status, f"{what}: {message}", reason)

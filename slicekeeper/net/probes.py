@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain HTTP beside what a part serves, if it serves anything: /healthz, /readyz, and whatever is scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from slicekeeper import threads
+from slicekeeper.config.settings import ServingSettings
+from slicekeeper.net.serving.background import BackgroundServer
+from slicekeeper.net.serving.wsgi import WsgiApp, WsgiBridge
+
+THREADS: Final = 4
+"""For the scheduler's question whether an agent is ready, kubelet's probes, and a scrape that takes long."""
+
+
+def listen(bind: str, app: WsgiApp, limits: ServingSettings, *, shared: bool = False) -> BackgroundServer:
+    """Serve an application at `bind` (host:port) in the background; `shared`: several processes do, on one port."""
+    return BackgroundServer(bind, WsgiBridge(app, threads=THREADS), limits, shared=shared)
+
+
+def serve_metrics(bind: str, limits: ServingSettings, registry: Any, *, shared: bool = False) -> BackgroundServer:
+    """Serve a prometheus-client registry at /metrics, and nothing else, in plain HTTP at `bind` (host:port)."""
+    from prometheus_client import make_wsgi_app  # noqa: PLC0415 - an extra: not every part measures
+
+    exposition: WsgiApp = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            return exposition(environ, start_response)
+        start_response("404 Not Found", [("Content-Length", "0")])
+        return []
+
+    return listen(bind, app, limits, shared=shared)
+
+
+def serve(
+    bind: str,
+    limits: ServingSettings,
+    *,
+    ready: Callable[[], str],
+    alive: Callable[[], str] = lambda: "",
+    more: Mapping[str, WsgiApp] | None = None,
+) -> BackgroundServer:
+    """Serve at `bind` (host:port) in the background; `more` are further paths with their applications.
+
+    `ready` and `alive` return what is wrong, empty if nothing is: answered with 503.
+    """
+    checks = {"/healthz": lambda: threads.trouble() or alive(), "/readyz": ready}
+    others = more or {}
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path in others:
+            return others[path](environ, start_response)
+        wrong = checks[path]() if path in checks else ""
+        status = "503 Service Unavailable" if wrong else "200 OK" if path in checks else "404 Not Found"
+        body = f"{wrong or status}\n".encode()
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
+        return [body]
+
+    return listen(bind, app, limits)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves a small application beside what the process does: an event loop in a daemon thread, without TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from typing import Any, Final
+
+from gunicorn.config import Config
+
+from slicekeeper import threads
+from slicekeeper.config.settings import ServingSettings
+from slicekeeper.net.serving.door import Door
+from slicekeeper.net.serving.process import GUNICORN, App, RootLogger
+
+BACKLOG: Final = 128
+
+
+class BackgroundServer:
+    """A server that has begun to listen. It has what gunicorn's protocol asks of a worker."""
+
+    def __init__(self, bind: str, app: App, limits: ServingSettings, *, shared: bool = False) -> None:
+        """Listen at `bind` (host:port); `shared`: several processes do, on one port.
+
+        Raises OSError if the address cannot be had.
+        """
+        host, _, port = bind.rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server(
+            (host.strip("[]"), int(port)), family=family, backlog=BACKLOG, reuse_port=shared
+        )
+        self.port: int = self._socket.getsockname()[1]
+        self.cfg = Config()
+        for key, value in GUNICORN.items():
+            self.cfg.set(key, value)
+        self.log = RootLogger(self.cfg)
+        self.asgi = app
+        self.alive = True
+        self.nr = self.nr_conns = 0
+        self.max_requests = sys.maxsize
+        self.state: dict[str, Any] = {}
+        self.loop = asyncio.new_event_loop()
+        self._limits = limits
+        self._closed = False
+        self._thread = threads.keep("probes", self._run, lambda: self._closed)
+
+    def close(self) -> None:
+        """Stop, and close all connections."""
+        self._closed = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        door = Door(self, self._limits, None)
+        door.open([self._socket])
+        self.loop.run_forever()
+        door.close()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.loop.close()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's connection: gunicorn's HTTP/1.1, with an end to everything that a client may draw out.
+
+A handshake, a head and a body have one allowance of time together, which runs only while the client owes the rest of
+one of them. A connection on which nothing was begun may rest: Go's HTTP client, and so the API server, opens
+connections ahead of need and does not expect them to be closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from slicekeeper.net import tls
+from slicekeeper.net.serving.gunicorn_private import Protocol
+
+HEAD_BYTES: Final = 32 << 10
+"""Most bytes of a head as a whole. gunicorn bounds lines and their number, which together would be 800 KiB."""
+
+BUFFER_BYTES: Final = 64 << 10
+"""What is read ahead of the application."""
+
+UNSENT_BYTES: Final = 16 << 10
+"""What may wait for the client before the application does."""
+
+LINGER_SECONDS: Final = 5.0
+"""How long the rest of a refused request is read and dropped. A client that still writes when its connection is reset
+never sees the refusal."""
+
+LINGER_BYTES: Final = 64 << 20
+STALL_SECONDS: Final = 30.0
+"""How long a client may leave an answer unread."""
+
+
+class Connection(Protocol):
+    """A connection that was accepted, from before its handshake until it is closed."""
+
+    def __init__(self, worker: Any, address: str, request_seconds: float, forget: Callable[[Connection], None]) -> None:
+        """Begin with the handshake; `forget` is called once the connection is gone."""
+        super().__init__(worker)
+        self.address = address
+        self.busy = False
+        """A whole request has come and its answer has not gone out."""
+        self.proven = False
+        """A whole request has come at some time."""
+        self.used_at: float = worker.loop.time()
+        """When it last became idle, by the loop's clock."""
+        self.welcome: asyncio.Task[None] | None = None
+        """The handshake, while it lasts."""
+        self._client: tls.ClientCertificate | None = None
+        self._forget = forget
+        self._request_seconds = request_seconds
+        self._loop: asyncio.AbstractEventLoop = worker.loop
+        self._left = request_seconds
+        self._since = 0.0
+        self._clock: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._head = 0
+        self._lingering = False
+        self._dropped = 0
+        self._run_clock()
+
+    def give_way(self) -> None:
+        """End at once: another client needs the place."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.welcome is not None:
+            self.welcome.cancel()
+
+    def rest(self) -> None:
+        """Close if no request is under way."""
+        if not self.busy and self._clock is None:
+            self.close_idle()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over after the handshake."""
+        self._stop_clock()
+        self._client = tls.certificate_of(transport.get_extra_info("ssl_object"))
+        if hasattr(transport, "set_read_buffer_limits"):  # only that of TLS has it: 512 KiB of each client otherwise
+            transport.set_read_buffer_limits(BUFFER_BYTES)
+        super().connection_made(transport)
+        self.read_ahead(BUFFER_BYTES)
+        self.transport.set_write_buffer_limits(UNSENT_BYTES)
+        self._arm_keepalive_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; a head that grows too long is refused, the rest of a refused request dropped."""
+        if self._lingering:
+            self._dropped += len(data)
+            if self._dropped > LINGER_BYTES:
+                self.give_way()
+            return
+        if not self.busy and self._clock is None:
+            self._run_clock()
+        self._head += len(data)
+        super().data_received(data)
+        if self._head > HEAD_BYTES and not self.closing and not self.in_request:
+            self.refuse(431, "the head is too long")
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, but not for ever."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self._loop.call_later(STALL_SECONDS, self.give_way)
+
+    def resume_writing(self) -> None:
+        """Go on: the client reads."""
+        self._stop_stalled()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tidy up, and wake the task that waits for a request: gunicorn would leave it for three seconds."""
+        self._stop_clock()
+        self._stop_stalled()
+        self._forget(self)
+        super().connection_lost(exc)
+        self.wake()
+
+    # What gunicorn's protocol calls.
+
+    def head_complete(self, size: int) -> bool:
+        """Begin to count for the next head, if this one is not too long."""
+        if size > HEAD_BYTES:
+            return False
+        self._head = 0
+        return True
+
+    def request_complete(self) -> None:
+        """Stop the client's clock: from now on the application takes its time."""
+        self._stop_clock()
+        self._left = self._request_seconds
+        self.busy = self.proven = True
+
+    def answered(self) -> None:
+        """Begin to rest."""
+        self._head = 0
+        self.busy = False
+        self.used_at = self._loop.time()
+
+    def told_beside(self) -> dict[str, Any]:
+        """Return the certificate that the client has shown."""
+        return {tls.CLIENT: self._client}
+
+    def close(self) -> None:
+        """Close; a client that still sends is read on for a while, or it would never see its answer."""
+        self._stop_clock()
+        unread = self.owes_body if self.in_body else self._head > 0
+        if unread and not self.transport.is_closing():
+            self._lingering = True
+            self.drop_rest()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        else:
+            self.close_at_once()
+        # Also for a client that does not take what was written.
+        self._clock = self._loop.call_later(LINGER_SECONDS, self.give_way)
+
+    # The clock.
+
+    def _run_clock(self) -> None:
+        self._since = self._loop.time()
+        self._clock = self._loop.call_later(self._left, self._too_late)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._left = max(self._left - (self._loop.time() - self._since), 0.0)
+            self._clock.cancel()
+            self._clock = None
+
+    def _stop_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _too_late(self) -> None:
+        self._clock = None
+        if self.transport is None:
+            self.give_way()
+        elif not self.in_body:
+            self.refuse(408, "the request did not come in time")
+        else:  # the application answers, and that closes
+            self.expire_body()
+            self._clock = self._loop.call_later(LINGER_SECONDS, self.give_way)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that we use of gunicorn beside its documented interface, under names of our own.
+
+gunicorn offers no setting for what a client may draw out (`connection`) and who may come in (`door`), so its protocol
+and its worker are taken over here, and nowhere else. It may change any of this in any release: then
+`tests/unit/slicekeeper/net/serving/test_gunicorn_private.py` says which name, before anything else fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gunicorn.asgi.parser import LimitRequestHeaders
+from gunicorn.asgi.protocol import ASGIProtocol
+from gunicorn.workers.gasgi import ASGIWorker
+
+
+class Protocol(ASGIProtocol):
+    """gunicorn's HTTP/1.1 for one connection. A subclass says what it makes of each step."""
+
+    transport: Any
+    _closed: bool
+    _body_receiver: Any
+    _callback_parser: Any
+    _current_request: Any
+    _request_ready: asyncio.Event | None
+
+    def head_complete(self, size: int) -> bool:
+        """Take note of a head of `size` bytes; return whether it may be so long."""
+        raise NotImplementedError
+
+    def request_complete(self) -> None:
+        """Take note that a whole request has come."""
+        raise NotImplementedError
+
+    def answered(self) -> None:
+        """Take note that nothing is under way, at the start and after each answer."""
+        raise NotImplementedError
+
+    def told_beside(self) -> dict[str, Any]:
+        """Return what the application learns of the connection, beside what ASGI defines."""
+        raise NotImplementedError
+
+    def refuse(self, status: int, why: str) -> None:
+        """Answer what the application never sees, and close."""
+        self._send_error_response(status, why)  # type: ignore[attr-defined]
+        self._close_transport()
+        self.wake()
+
+    def close(self) -> None:
+        """Close, in gunicorn's place."""
+        self.close_at_once()
+
+    # What a subclass may ask and do.
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is read as a request."""
+        return self._closed
+
+    @property
+    def in_request(self) -> bool:
+        """Whether a head has come whose answer has not gone out."""
+        return self._current_request is not None
+
+    @property
+    def in_body(self) -> bool:
+        """Whether there is a body, come or not."""
+        return self._body_receiver is not None
+
+    @property
+    def owes_body(self) -> bool:
+        """Whether the client has yet to send the rest of a body."""
+        return self.in_body and not self._body_receiver._complete
+
+    def read_ahead(self, size: int) -> None:
+        """Read at most so many bytes ahead of the application."""
+        self._max_buffer_size = size
+
+    def wake(self) -> None:
+        """Wake the task that waits for a request."""
+        if self._request_ready is not None:
+            self._request_ready.set()
+
+    def expire_body(self) -> None:
+        """Have the application told that the rest of the body does not come."""
+        self._body_receiver._body_wait_expired = True
+        self._body_receiver._wake_waiter()
+
+    def drop_rest(self) -> None:
+        """Take nothing more of the client as a request, but go on reading."""
+        self._closed = True
+        self._callback_parser = None
+        if self._body_receiver is not None:
+            self._body_receiver._chunks.clear()
+        self._resume_reading()  # type: ignore[attr-defined]
+
+    def close_idle(self) -> None:
+        """Close a connection on which nothing is under way."""
+        self._keepalive_timeout()  # type: ignore[attr-defined]
+
+    def close_at_once(self) -> None:
+        """Close without waiting for the client."""
+        super()._close_transport()  # type: ignore[misc]
+
+    # What gunicorn's protocol calls.
+
+    def _on_headers_complete(self) -> Any:
+        if not self.head_complete(sum(len(name) + len(value) for name, value in self._callback_parser.headers)):
+            raise LimitRequestHeaders("the head is too long")  # it came in one piece
+        return super()._on_headers_complete()  # type: ignore[misc]
+
+    def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
+        return {**super()._build_http_scope(request, sockname, peername), **self.told_beside()}  # type: ignore[misc]
+
+    def _on_message_complete(self) -> None:
+        self.request_complete()
+        super()._on_message_complete()  # type: ignore[misc]
+
+    def _arm_keepalive_timer(self) -> None:
+        self.answered()
+        super()._arm_keepalive_timer()  # type: ignore[misc]
+
+    def _feed_callback_parser(self, data: bytes) -> bool:
+        try:
+            return bool(super()._feed_callback_parser(data))  # type: ignore[misc]
+        except ValueError:  # a length of more digits than Python converts
+            self.refuse(400, "Content-Length is not a length")
+            return False
+
+    def _will_close(self, request: Any, response_requires_close: bool) -> bool:
+        """Announce that the connection ends with an answer that goes out before the whole body has come."""
+        return self.owes_body or bool(super()._will_close(request, response_requires_close))  # type: ignore[misc]
+
+    def _is_websocket_upgrade(self, _request: Any) -> bool:
+        return False  # no part speaks it, and its handshake would outlive the limits here
+
+    def _close_transport(self) -> None:
+        if self.transport is not None and not self._closed:
+            self.close()
+
+
+class LoopWorker(ASGIWorker):
+    """gunicorn's worker process with its event loop; what it does in it is a subclass's."""
+
+    async def serve(self) -> None:
+        """Serve until the worker is to stop."""
+        raise NotImplementedError
+
+    async def _serve(self) -> None:
+        await self.serve()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs an ASGI application under gunicorn in this process, with worker processes that it watches and replaces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+from asyncio import sslproto
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from gunicorn import sock
+from gunicorn.app.base import BaseApplication
+from gunicorn.glogging import Logger
+
+from slicekeeper.config.settings import ServingSettings, TlsSettings
+from slicekeeper.net.serving import memory
+from slicekeeper.net.serving.door import SPARE_FILES, Door
+from slicekeeper.net.serving.gunicorn_private import LoopWorker
+from slicekeeper.net.tls import ClientCas, ReloadingContext
+
+DRAIN_SECONDS: Final = 8.0
+"""How long a worker that is to stop finishes what has begun."""
+
+TLS_BUFFER_BYTES: Final = 32 << 10
+"""asyncio keeps a buffer for each TLS connection, by default of 256 KiB. A record has 16 KiB at most."""
+
+App = Callable[..., Any]
+
+
+class RootLogger(Logger):
+    """Hands gunicorn's messages to the process's own logging; a request is counted, not logged."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.error_log.propagate = True
+
+
+class Worker(LoopWorker):
+    """gunicorn's, which lets clients in by a `Door`, and never pauses to look through what never dies."""
+
+    limits = ServingSettings()
+    patience = 0.0
+
+    async def serve(self) -> None:
+        """Serve until the worker is to stop, then until all that has begun is answered, for a while."""
+        loop = asyncio.get_running_loop()
+        gc.collect()
+        gc.freeze()  # a full collection of all that was imported takes 30 ms
+        door = Door(self, self.limits, sock.ssl_context(self.cfg) if self.cfg.is_ssl else None)
+        door.open(listener.sock for listener in self.sockets)  # type: ignore[attr-defined]
+        ready = memory.held_bytes()
+        while self.alive and self.ppid == os.getppid():
+            self.notify()
+            if memory.held_bytes() > ready + memory.KEPT_BYTES:
+                memory.give_back()
+            await asyncio.sleep(1)
+        door.close()
+        # A client that learns only now that the server stops may just have sent a request on an idle connection.
+        resting = loop.time() + self.patience
+        end = loop.time() + DRAIN_SECONDS
+        while len(door) and loop.time() < end:
+            if loop.time() >= resting:
+                door.rest()
+            await asyncio.sleep(0.05)
+
+
+def prepare(limits: ServingSettings) -> None:
+    """Fit this process to its limits: little memory kept back, and descriptors for every connection, if allowed."""
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
+    memory.keep_little()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.connections + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == -1 else min(wanted, hard), hard))
+
+
+def serve(
+    make_app: Callable[[], App],
+    *,
+    bind: str,
+    limits: ServingSettings,
+    workers: int = 1,
+    tls: TlsSettings | None = None,
+    clients: ClientCas | None = None,
+    patience: float = 0.0,
+    **options: Any,
+) -> None:
+    """Serve until SIGTERM. `make_app` runs once in every worker, after the fork: threads may start there.
+
+    `clients` are the CAs of clients that may show a certificate.
+    `patience` is for how many seconds requests are still answered on idle connections when the server is to stop.
+    `options` are gunicorn settings (server hooks such as `child_exit`).
+    """
+
+    class Limited(Worker):
+        pass
+
+    Limited.limits, Limited.patience = limits, patience
+
+    class Server(BaseApplication):
+        def load_config(self) -> None:
+            settings: dict[str, Any] = {
+                **GUNICORN,
+                "bind": bind,
+                "worker_class": Limited,
+                "workers": workers,
+                "graceful_timeout": 10,
+                "control_socket_disable": True,
+                "worker_tmp_dir": "/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108
+                "errorlog": None,
+                "accesslog": None,
+                **options,
+            }
+            if tls is not None and tls.certificate_file:
+                context = ReloadingContext(tls, clients).context
+                settings |= {
+                    "certfile": tls.certificate_file,
+                    "keyfile": tls.key_file,
+                    "ssl_context": lambda _config, _default: context,
+                }
+            for key, value in settings.items():
+                self.cfg.set(key, value)
+
+        def load(self) -> App:
+            prepare(limits)
+            return make_app()
+
+    Server().run()
+
+
+GUNICORN: Final[dict[str, Any]] = {
+    "logger_class": RootLogger,
+    "asgi_loop": "asyncio",
+    # Longer than the API server's 90 s: the end that calls closes an idle connection, and never meets one that is
+    # being closed under its call.
+    "keepalive": 120,
+    "limit_request_line": 8190,  # the most: what is longer the application cannot refuse in its own words
+}
+"""Settings of every server, also of one without worker processes."""

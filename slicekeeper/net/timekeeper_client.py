@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timekeeper's REST interface as the webhook, the sidecars and the command line use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from slicekeeper import names
+from slicekeeper.config.settings import TimekeeperClientSettings
+from slicekeeper.errors import NotFound, SettingsError, Unavailable
+from slicekeeper.net.http import JsonClient, path
+from slicekeeper.wire.timekeeper import (
+    Budget,
+    BudgetList,
+    ChildList,
+    Decision,
+    DecisionList,
+    Grant,
+    GrantList,
+    IntervalCorrection,
+    IntervalCorrectionList,
+    Parent,
+    ParentList,
+    ReportAnswer,
+    Reservation,
+    ReservationList,
+    Statement,
+    UsageReport,
+    Workload,
+    WorkloadList,
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+B = TypeVar("B", Budget, Parent)
+P = TypeVar("P", BudgetList, GrantList, IntervalCorrectionList, ParentList, ReservationList, Statement, WorkloadList)
+
+_WHOSE: dict[type[msgspec.Struct], str] = {Budget: "budgets", Parent: "parents"}
+_PAGE: dict[type[msgspec.Struct], Any] = {Budget: BudgetList, Parent: ParentList}
+
+
+class TimekeeperClient:
+    """Speaks to one timekeeper. Errors are `slicekeeper.errors.ServiceError`s."""
+
+    def __init__(self, settings: TimekeeperClientSettings, by_api_server: JsonClient | None = None) -> None:
+        """Speak to the server that the settings name, or to that of a cluster, which offers the same routes."""
+        self._root = "/api/v1" if by_api_server is None else f"/apis/{names.API}"
+        if by_api_server is not None:
+            self._http: JsonClient | _ByApiServer = _ByApiServer(by_api_server)
+            return
+        if not settings.url:
+            raise SettingsError("timekeeperClient.url is empty: name the timekeeper, for example http://127.0.0.1:8444")
+        self._http = JsonClient(
+            settings.url,
+            ca_file=settings.ca_file,
+            token_file=settings.token_file,
+            timeout=settings.timeout_seconds,
+        )
+
+    def decisions(self, etag: str = "") -> tuple[DecisionList | None, str]:
+        """Return all namespaces' decisions and their ETag; None if nothing changed since `etag`."""
+        headers = {"If-None-Match": etag} if etag else {}
+        status, got, data = self._http.request("GET", self._at("decisions"), headers=headers)
+        if status == 304:
+            return None, etag
+        return _decode(data, DecisionList), got.get("ETag", "")
+
+    def report(self, reports: list[UsageReport]) -> ReportAnswer:
+        """Send one pod's reports; safe to repeat."""
+        _, _, data = self._http.request("POST", self._at("reports"), body={"reports": reports})
+        return _decode(data, ReportAnswer)
+
+    def budgets(self, kind: type[B]) -> Iterator[B]:
+        """Yield every namespace's budget, or every team and organisation, page by page."""
+        for page in self._pages(self._at(_WHOSE[kind]), _PAGE[kind]):
+            yield from page.items
+
+    def budget(self, kind: type[B], name: str, uid: str = "") -> B:
+        """Return one budget; a namespace never seen has its policy's default. `uid`: of which namespace of the name."""
+        return self._page(self._at(_WHOSE[kind], name), kind, _which(uid))
+
+    def set_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
+        """Give a namespace a budget of its own, or make a team; `rule` is the body of the route."""
+        return self._send("PUT", self._at(_WHOSE[kind], name), rule, kind)
+
+    def change_budget(self, kind: type[B], name: str, rule: Mapping[str, object]) -> B:
+        """Change what `rule` names of a budget; a namespace's is its own from then on."""
+        return self._send("PATCH", self._at(_WHOSE[kind], name), rule, kind)
+
+    def grant(self, kind: type[B], name: str, amount_ms: int, reason: str, idempotency_key: str) -> B:
+        """Book a grant from now on; repeating it with the same key books nothing more."""
+        return self.move_time(kind, name, "grants", {"amountMs": amount_ms, "reason": reason}, idempotency_key)
+
+    def grants(self, kind: type[B], name: str, uid: str = "") -> Iterator[Grant]:
+        """Yield a budget's grants, newest first. `uid` is as for `budget`."""
+        for page in self._pages(self._at(_WHOSE[kind], name, "grants"), GrantList, _which(uid)):
+            yield from page.items
+
+    def withdraw(self, kind: type[B], name: str, key: int, reason: str, uid: str = "") -> Grant:
+        """Withdraw a grant that has not begun; again changes nothing. `uid` is as for `budget`."""
+        url = self._at(_WHOSE[kind], name, "grants", str(key))
+        _, _, data = self._http.request("DELETE", url, query={"reason": reason, **_which(uid)})
+        return _decode(data, Grant)
+
+    def put_under(self, kind: type[B], name: str, parent: str | None, reason: str) -> B:
+        """Put a namespace or a team under a team or an organisation, or under none."""
+        body = {"parent": parent, "reason": reason}
+        return self._send("PUT", self._at(_WHOSE[kind], name, "parent"), body, kind)
+
+    def children(self, name: str) -> ChildList:
+        """Return what is directly under a team or an organisation."""
+        return self._page(self._at("parents", name, "children"), ChildList, {})
+
+    def reservations(self, namespace: str) -> Iterator[Reservation]:
+        """Yield a namespace's reservations, newest first."""
+        for page in self._pages(self._at("budgets", namespace, "reservations"), ReservationList):
+            yield from page.items
+
+    def reservation(self, namespace: str, key: int) -> Reservation:
+        """Return one reservation."""
+        return self._page(self._at("budgets", namespace, "reservations", str(key)), Reservation, {})
+
+    def open_reservation(
+        self, namespace: str, amount_ms: int, expires_at: str, reason: str, idempotency_key: str
+    ) -> Reservation:
+        """Set GPU time aside until an instant, once per key."""
+        body = {"amountMs": amount_ms, "expiresAt": expires_at, "reason": reason}
+        url = self._at("budgets", namespace, "reservations")
+        return self._send("POST", url, body, Reservation, idempotency_key)
+
+    def cancel_reservation(self, namespace: str, key: int) -> Reservation:
+        """Give back what was set aside by hand."""
+        url = self._at("budgets", namespace, "reservations", str(key))
+        _, _, data = self._http.request("DELETE", url)
+        return _decode(data, Reservation)
+
+    def move_time(
+        self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str, uid: str = ""
+    ) -> B:  # fmt: skip
+        """Book a grant, a refund, an adjustment or a transfer, once per key; `body` is that of the route `movement`.
+
+        `uid` is as for `budget`, of a refund and an adjustment.
+        """
+        url = self._at(_WHOSE[kind], name, movement)
+        return self._send("POST", url, body, kind, idempotency_key, _which(uid))
+
+    def corrections(self, name: str, uid: str = "") -> Iterator[IntervalCorrection]:
+        """Yield a namespace's corrected intervals, newest first. `uid` is as for `budget`."""
+        for page in self._pages(self._at("budgets", name, "intervals"), IntervalCorrectionList, _which(uid)):
+            yield from page.items
+
+    def set_status(self, kind: type[B], name: str, status: str, reason: str) -> B:
+        """Suspend a budget, close it, or have it go on."""
+        body = {"status": status, "reason": reason}
+        return self._send("PUT", self._at(_WHOSE[kind], name, "status"), body, kind)
+
+    def statement(self, kind: type[B], name: str, interval: Mapping[str, str]) -> Iterator[Statement]:
+        """Yield the pages of a statement; the first has the sums. `interval` has `from` and `to`, or neither."""
+        yield from self._pages(self._at(_WHOSE[kind], name, "statement"), Statement, interval)
+
+    def statement_csv(self, kind: type[B], name: str, interval: Mapping[str, str]) -> str:
+        """Return a whole statement as CSV."""
+        url = self._at(_WHOSE[kind], name, "statement")
+        _, _, data = self._http.request("GET", url, query={**interval, "format": "csv"})
+        return data.decode()
+
+    def decision(self, namespace: str) -> Decision:
+        """Return what a namespace may do now."""
+        return self._page(self._at("decisions", namespace), Decision, {})
+
+    def records(self, *parts: str, query: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield what a list of the books has (`entries`, `audit`…), page by page, as the wire has it."""
+        cursor: str | None = ""
+        while cursor is not None:
+            asked = {**(query or {}), "limit": "500", **({"cursor": cursor} if cursor else {})}
+            _, _, data = self._http.request("GET", self._at(*parts), query=asked)
+            page = _decode(data, _Page)
+            yield from page.items
+            cursor = page.next_cursor
+
+    def set_rate(self, model: str, rate: str, reason: str, effective_at: str | None) -> dict[str, Any]:
+        """Set a GPU model's price, from now on or from an instant on."""
+        body = {"model": model, "rate": rate, "reason": reason, "effectiveAt": effective_at}
+        _, _, data = self._http.request("POST", self._at("rates"), body=body)
+        found: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+        return found
+
+    def seal(self, name: str, until: str, reason: str, uid: str = "") -> None:
+        """Seal a namespace's periods up to an instant. `uid` is as for `budget`."""
+        body = {"until": until, "reason": reason}
+        self._http.request("PUT", self._at("budgets", name, "seal"), body=body, query=_which(uid))
+
+    def workloads(self, namespace: str = "", uid: str = "") -> Iterator[Workload]:
+        """Yield every pod that the ledger knows, newest first; those of one namespace if it is named."""
+        query = {key: value for key, value in (("namespace", namespace), ("uid", uid)) if value}
+        for page in self._pages(self._at("workloads"), WorkloadList, query):
+            yield from page.items
+
+    def _at(self, *parts: str) -> str:
+        return self._root + path(*parts)
+
+    def _pages(self, url: str, kind: type[P], query: Mapping[str, str] | None = None) -> Iterator[P]:
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self._page(url, kind, {**(query or {}), **({"cursor": cursor} if cursor else {})})
+            yield page
+            cursor = page.next_cursor
+
+    def _send(
+        self, method: str, url: str, body: Mapping[str, object], kind: type[T], key: str = "",
+        query: Mapping[str, str] | None = None,
+    ) -> T:  # fmt: skip
+        headers = {"Idempotency-Key": key} if key else {}
+        _, _, data = self._http.request(method, url, body=body, headers=headers, query=query)
+        return _decode(data, kind)
+
+    def _page(self, url: str, kind: type[T], query: Mapping[str, str]) -> T:
+        _, _, data = self._http.request("GET", url, query=query)
+        return _decode(data, kind)
+
+
+class _Page(msgspec.Struct, frozen=True, rename="camel"):
+    items: list[dict[str, Any]]
+    next_cursor: str | None = None
+
+
+class _ByApiServer:
+    """Tells what an API server says by itself, where it offers no timekeeper or reaches none, in plainer words."""
+
+    def __init__(self, http: JsonClient) -> None:
+        self._http = http
+
+    def request(self, method: str, path: str, **kwargs: Any) -> tuple[int, Mapping[str, str], bytes]:
+        try:
+            return self._http.request(method, path, **kwargs)
+        except NotFound as error:
+            if error.reason:
+                raise
+            raise Unavailable(
+                f"{method} {path}: the API server does not offer the timekeeper: install manifests/base/api.yaml, or "
+                "name the timekeeper's own URL by timekeeperClient.url",
+                404,
+            ) from error
+        except Unavailable as error:
+            if error.status != 503 or error.reason not in ("", "ServiceUnavailable"):
+                raise
+            raise Unavailable(
+                f"{method} {path}: the API server does not reach the timekeeper; see: "
+                f"kubectl get apiservice {names.API_SERVICE} -o yaml",
+                503,
+            ) from error
+
+
+def _which(uid: str) -> dict[str, str]:
+    return {"uid": uid} if uid else {}
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Unavailable(f"timekeeper: the answer is not a {kind.__name__}: {error}") from error

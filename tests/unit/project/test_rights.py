@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each verb that our manifests give an account is used, and missed by the part's own code when it is taken away.
+
+The parts run against an API server in memory that answers by the manifests' own RBAC rules. What kube-scheduler's
+binary needs is listed here and seen on a real cluster, for it is none of our code.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+
+from certificates.keeper import Keeper
+from certificates.publisher import Publisher as TrustPublisher
+from nodeagent.audit import Audit
+from nodeagent.node_pods import NodePods
+from nodeagent.publisher import Publisher as GpuPublisher
+from scheduler.app import Scheduler
+from scheduler.pods import read_pod
+from scheduler.reclaim.nudge import Nudger
+from slicekeeper import names
+from slicekeeper.clock import ManualClock
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Resources, Settings
+from slicekeeper.errors import Forbidden, NotFound
+from slicekeeper.gpu import inventory
+from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.kube import released
+from slicekeeper.kube.client import Object, Resource
+from slicekeeper.kube.events import tell
+from slicekeeper.kube.eviction import evict
+from slicekeeper.kube.leader import LeaderElection
+from slicekeeper.kube.watch import Watch
+from slicekeeper.net.tls import ClientCas
+from timekeeper.api.front_proxy import FrontProxy
+from timekeeper.api.identity import Identity
+from timekeeper.api.routes import PREFIX, ROUTES
+from timekeeper.cluster import pod_patch
+from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.opening import Intake
+from timekeeper.cluster.released import Released
+from timekeeper.cluster.stray import Strays
+from timekeeper.cluster.watches import Namespaces, Nodes, Pods
+from timekeeper.core.caller import Caller
+from webhook import priority_classes as classes
+
+MANIFESTS = Path(__file__).parents[3] / "manifests"
+FILES = [*(MANIFESTS / "base").glob("*.yaml"), *(MANIFESTS / "components").rglob("*.yaml")]
+HOME, TEAM = "slicekeeper-system", "team"
+NOW = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
+
+
+@dataclass(frozen=True, order=True)
+class Right:
+    """One verb on one resource, as RBAC grants it."""
+
+    account: str
+    namespace: str
+    group: str
+    resource: str
+    verb: str
+    names: tuple[str, ...] = ()
+
+    def covers(self, verb: str, group: str, resource: str, namespace: str, name: str) -> bool:
+        return (
+            (self.verb, self.group, self.resource) == (verb, group, resource)
+            and self.namespace in ("", namespace)
+            and (not self.names or name in self.names)
+        )
+
+
+def _documents() -> Iterator[Object]:
+    for file in FILES:
+        yield from (doc for doc in yaml.safe_load_all(file.read_text()) if doc and "kind" in doc)
+
+
+def granted() -> list[Right]:
+    """Return every right that the manifests give an account of ours by a role of ours."""
+    documents = list(_documents())
+    roles = {(d["kind"], d["metadata"]["name"]): d for d in documents if d["kind"] in ("Role", "ClusterRole")}
+    found = []
+    for binding in (d for d in documents if d["kind"] in ("RoleBinding", "ClusterRoleBinding")):
+        role = roles.get((binding["roleRef"]["kind"], binding["roleRef"]["name"]))
+        where = HOME if binding["kind"] == "RoleBinding" else ""
+        for rule in (role or {"rules": []})["rules"]:
+            only = tuple(rule.get("resourceNames", ()))
+            for subject, group, resource, verb in itertools.product(
+                binding["subjects"], rule["apiGroups"], rule["resources"], rule["verbs"]
+            ):
+                if subject["kind"] == "ServiceAccount":
+                    found.append(Right(subject["name"], where, group, resource, verb, only))
+    return found
+
+
+@dataclass
+class Server:
+    """An API server in memory that asks RBAC."""
+
+    rights: list[Right]
+    objects: dict[tuple[str, str, str], Object] = field(default_factory=dict)
+    used: set[Right] = field(default_factory=set)
+    missed: list[str] = field(default_factory=list)
+    versions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def may(self, verb: str, resource: Resource, sub: str = "", namespace: str = "", name: str = "") -> None:
+        group = resource.prefix.split("/")[2] if resource.prefix.startswith("/apis/") else ""
+        what = f"{resource.plural}/{sub}" if sub else resource.plural
+        self.ask(verb, group, what, namespace, name)
+
+    def ask(self, verb: str, group: str, what: str, namespace: str = "", name: str = "") -> None:
+        using = {right for right in self.rights if right.covers(verb, group, what, namespace, name)}
+        self.used |= using
+        if not using:
+            self.missed.append(f"{verb} {what}.{group}")
+            raise Forbidden(f"cannot {verb} {what} in {namespace or 'all namespaces'}", 403)
+
+    def put(self, plural: str, obj: Object) -> Object:
+        metadata = obj["metadata"]
+        metadata.setdefault("uid", f"uid-{metadata['name']}")
+        metadata["resourceVersion"] = str(next(self.versions))
+        self.objects[plural, metadata.get("namespace", ""), metadata["name"]] = deepcopy(obj)
+        return deepcopy(obj)
+
+    def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
+        self.may("get", resource, "", namespace, name)
+        found = self.objects.get((resource.plural, namespace, name))
+        if found is None:
+            raise NotFound("not there", 404)
+        return deepcopy(found)
+
+    def list(
+        self, resource: Resource, *, namespace: str = "", label_selector: str = "", field_selector: str = "", **_: Any
+    ) -> tuple[list[Object], str]:
+        name = field_selector.partition("metadata.name=")[2].partition(",")[0]
+        self.may("list", resource, "", namespace, name)
+        there = [o for (plural, where, _), o in self.objects.items() if plural == resource.plural]
+        selected = [o for o in there if not namespace or o["metadata"].get("namespace") == namespace]
+        if label_selector.endswith("=true"):
+            key = label_selector.removesuffix("=true")
+            selected = [o for o in selected if (o["metadata"].get("labels") or {}).get(key) == "true"]
+        return deepcopy([o for o in selected if not name or o["metadata"]["name"] == name]), "1"
+
+    def pages(self, resource: Resource, **asked: Any) -> Iterator[tuple[list[Object], str]]:
+        yield self.list(resource, **asked)
+
+    @contextmanager
+    def watch(self, resource: Resource, _version: str, *, field_selector: str = "", **_: Any) -> Iterator[Any]:
+        self.may("watch", resource, "", "", field_selector.partition("metadata.name=")[2].partition(",")[0])
+        yield iter(())
+
+    def create(
+        self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
+    ) -> Object:
+        self.may("create", resource, subresource, namespace)
+        if resource.plural == "tokenreviews":
+            user = {"username": "jane", "groups": []}
+            return {"status": {"authenticated": True, "audiences": ["timekeeper"], "user": user}}
+        if resource.plural == "subjectaccessreviews":
+            return {"status": {"allowed": True}}
+        if subresource:
+            return {}
+        where = {"namespace": namespace} if namespace else {}
+        return self.put(resource.plural, {**body, "metadata": {**body["metadata"], **where}})
+
+    def replace(self, resource: Resource, body: Object) -> Object:
+        self.may("update", resource, "", body["metadata"].get("namespace", ""), body["metadata"]["name"])
+        return self.put(resource.plural, body)
+
+    def patch(
+        self, resource: Resource, name: str, _body: Any, namespace: str = "", *, subresource: str = "", **_: Any
+    ) -> Object:
+        self.may("patch", resource, subresource, namespace, name)
+        return deepcopy(self.objects[resource.plural, namespace, name])
+
+    def delete(self, resource: Resource, name: str, namespace: str = "", **_: Any) -> None:
+        self.may("delete", resource, "", namespace, name)
+        self.objects.pop((resource.plural, namespace, name), None)
+
+
+def world(rights: list[Right]) -> Server:
+    """Return a server with two namespaces, a node with a GPU, and a pod on it."""
+    server = Server(rights)
+    for name in (HOME, TEAM):
+        server.put("namespaces", {"metadata": {"name": name}})
+    listed = inventory.encode([inventory.Gpu("GPU-1", "A100", 8192)])
+    server.put("nodes", {"metadata": {"name": "n", "annotations": {names.NODE_GPUS: listed}}})
+    server.put("pods", pod())
+    for kind in ("mutating", "validating"):
+        hooks = [{"clientConfig": {}}]
+        server.put(f"{kind}webhookconfigurations", {"metadata": {"name": "slicekeeper"}, "webhooks": hooks})
+    server.put("apiservices", {"metadata": {"name": names.API_SERVICE}, "spec": {}})
+    return server
+
+
+def pod(state: str = names.OVER_BUDGET, node: str = "n") -> Object:
+    limits = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "4"}
+    return {
+        "metadata": {
+            "name": "p", "namespace": TEAM, "uid": "uid-p", "resourceVersion": "1", "finalizers": [names.FINALIZER],
+            "labels": {names.MANAGED_LABEL: "true"}, "annotations": {names.BUDGET_STATE: state},
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"limits": limits}}]},
+        "status": {"phase": "Running"},
+    }  # fmt: skip
+
+
+def follow(watch: Watch) -> None:
+    """Do once what a watch's thread does for ever."""
+    watch._list()
+    watch._follow()
+
+
+def attempt(act: Callable[[], object]) -> None:
+    """Do one thing; what RBAC refused is noted by the server, whether the code bears it or not."""
+    with suppress(Forbidden):
+        act()
+
+
+def elect(server: Server, name: str) -> None:
+    campaign = LeaderElection(server, ManualClock(NOW), namespace=HOME, name=name, identity="me")  # type: ignore[arg-type]
+    attempt(campaign.campaign)  # makes the lease
+    server.put("leases", {"metadata": {"name": name, "namespace": HOME}, "spec": {"holderIdentity": "me"}})
+    attempt(campaign.campaign)  # renews it
+
+
+def run_webhook(server: Server) -> None:
+    with mock.patch.object(classes, "KubeClient", return_value=server):
+        _, watch = classes.watch_classes(Settings().kubernetes, Settings().classes)
+    assert watch is not None
+    attempt(lambda: follow(watch))
+    # What the timekeeper asks the API server before it answers GET /api/v1/decisions.
+    attempt(lambda: server.ask("list", names.GROUP, "gpubudgets"))
+
+
+def run_timekeeper(server: Server) -> None:
+    client: Any = server
+    clock, settings = ManualClock(NOW), Settings()
+    books, policy = mock.Mock(), mock.Mock()
+    books.database.engine.dialect.name = "sqlite"
+    with mock.patch("timekeeper.cluster.controller.Leadership"), mock.patch("timekeeper.cluster.controller.Intake"):
+        controller = Controller(settings, clock, client, books, policy)
+    for watch in controller._watches:
+        attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
+    controller.namespaces.on_list([])
+    attempt(lambda: controller.namespace_uid(TEAM))
+    controller.stop()
+    intake = Intake(settings, client, mock.MagicMock(), Nodes(), Namespaces())
+    attempt(lambda: intake._look_at("n"))
+    attempt(lambda: intake._quota(TEAM))
+    strays = Strays(client, Pods(mock.Mock()), mock.Mock(spec=Executor))
+    strays.add(pod())
+    attempt(lambda: strays.look(0))
+    attempt(strays.sweep)
+    attempt(lambda: pod_patch.release(client, pod()))
+    attempt(lambda: pod_patch.say(client, clock, pod(), kind="Normal", reason="A", action="B", note="c"))
+    attempt(lambda: evict(client, pod()))
+    attempt(FrontProxy(client, ClientCas()).look)
+    identity = Identity(client, "timekeeper", "")
+    attempt(lambda: identity.caller("Bearer t"))
+    attempt(lambda: identity.allow(Caller("jane"), "get", TEAM))
+    [(record, _)] = released.records([pod()], {TEAM: "uid"}, {})
+    server.put("configmaps", {**record, "metadata": {**record["metadata"], "namespace": HOME}})
+    let_go = Released(client, HOME, Pods(mock.Mock()), Nodes())
+    attempt(let_go.gone)
+    attempt(lambda: let_go.settle(["uid-p"]))
+
+
+def run_scheduler(server: Server) -> None:
+    client: Any = server
+    clock = ManualClock(NOW)
+    with mock.patch("scheduler.app.KubeClient", return_value=client):
+        scheduler = Scheduler(Settings(), clock)
+    for watch in scheduler.watches._watches.values():
+        attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
+    args: Any = {"PodName": "p", "PodNamespace": TEAM, "PodUID": "uid-p", "Node": "n"}
+    attempt(lambda: scheduler.binder._try(args, {}))
+    attempt(lambda: scheduler.binder._read(args))
+    read = read_pod(pod(), Resources())
+    assert read is not None
+    evictor = scheduler.reclaimer._evictor
+    attempt(lambda: evictor._evict(read))
+    attempt(lambda: evictor._tell(pod(), "Normal", "Reclaimed", "note"))
+    nudger = Nudger(client, clock, pause_seconds=1)
+    nudger.nudge(read)
+    clock.advance(2000)
+    nudger.nudge(read)
+    elect(server, "slicekeeper-reclaimer")
+    elect(server, "slicekeeper-binder")
+
+
+def run_nodeagent(server: Server) -> None:
+    client: Any = server
+    publisher = GpuPublisher(client, "n", mock.Mock(gpus=lambda: [Gpu("GPU-1", "A10", 1024)]), Resources(), 1.0)
+    attempt(publisher.reconcile)
+    pods = NodePods(client, "n", lambda _: None, lambda: None)
+    attempt(lambda: follow(pods._watch))
+    attempt(lambda: pods.ask(TEAM, "p"))
+    tell(client, ManualClock(NOW), pod(), kind="Warning", reason="A", action="B", note="c", reporter="agent")
+    audit = Audit(
+        client, "n", mock.Mock(), mock.Mock(), mock.Mock(), Resources(), lambda _: NamespacePolicy(audit="evict"),
+        lambda *_: None,
+    )  # fmt: skip
+    attempt(lambda: audit._evict(mock.Mock(note=""), pod(), 0.0))
+
+
+def run_certificates(server: Server) -> None:
+    client: Any = server
+    clock, settings = ManualClock(NOW), Settings().certificates
+    publisher = TrustPublisher(client, HOME, mock.Mock())
+    for watch in publisher._watches:
+        attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
+        watch.synced.set()
+    keeper = Keeper(client, clock, settings, publisher)
+    attempt(keeper.keep)  # makes all
+    for name in (settings.ca_secret, "webhook-tls", "timekeeper-tls"):
+        # What was there before: a right that is missed at the first step must not hide the others.
+        server.objects.setdefault(("secrets", HOME, name), {"metadata": {"name": name, "namespace": HOME}})
+        attempt(lambda name=name: keeper._write(keeper._secret(name), name, {}, "Opaque"))  # type: ignore[misc]
+    attempt(lambda: publisher.publish(b"other"))
+    damaged = {"metadata": {"name": names.CA_CONFIG_MAP, "namespace": TEAM}, "data": {}}
+    server.put("configmaps", damaged)
+    publisher._published.on_list([server.objects["configmaps", TEAM, names.CA_CONFIG_MAP]])
+    attempt(lambda: publisher.publish(b"another"))
+    elect(server, "slicekeeper-certificates")
+
+
+RUNS = {
+    "webhook": run_webhook,
+    "timekeeper": run_timekeeper,
+    "scheduler": run_scheduler,
+    "nodeagent": run_nodeagent,
+    "certificates": run_certificates,
+}
+GRANTED = granted()
+_READ = ("get", "list", "watch")
+
+
+def _kube_scheduler(right: Right) -> bool:
+    """Whether kube-scheduler's binary alone uses a right."""
+    read = {
+        "": (
+            "services",
+            "replicationcontrollers",
+            "persistentvolumes",
+            "persistentvolumeclaims",
+            "namespaces",
+            "nodes",
+        ),
+        "apps": ("replicasets", "statefulsets"),
+        "policy": ("poddisruptionbudgets",),
+        "storage.k8s.io": ("csinodes", "csidrivers", "csistoragecapacities", "volumeattachments"),
+        "resource.k8s.io": ("deviceclasses", "resourceslices", "resourceclaims"),
+    }
+    others = {
+        ("", "pods", "delete"),  # what it preempts; a guard keeps it to that
+        ("events.k8s.io", "events", "create"), ("events.k8s.io", "events", "patch"),
+        ("resource.k8s.io", "resourceclaims", "update"), ("resource.k8s.io", "resourceclaims", "patch"),
+        ("resource.k8s.io", "resourceclaims/status", "update"), ("resource.k8s.io", "resourceclaims/status", "patch"),
+    }  # fmt: skip
+    ours = {("nodes", "list"), ("nodes", "watch")}
+    if right.account != "scheduler" or (right.resource, right.verb) in ours:
+        return False
+    in_reads = right.verb in _READ and right.resource in read.get(right.group, ())
+    return in_reads or (right.group, right.resource, right.verb) in others
+
+
+OURS = [right for right in GRANTED if not _kube_scheduler(right)]
+
+
+def run(account: str, rights: list[Right]) -> Server:
+    server = world([right for right in rights if right.account == account])
+    RUNS[account](server)
+    return server
+
+
+@pytest.mark.parametrize("account", RUNS)
+def test_every_part_has_the_rights_that_it_uses(account: str) -> None:
+    server = run(account, GRANTED)
+    assert server.missed == []
+    assert {right for right in OURS if right.account == account} <= server.used
+
+
+@pytest.mark.parametrize("taken", OURS, ids=lambda r: f"{r.account}: {r.verb} {r.resource} {r.group}".strip())
+def test_a_right_that_is_taken_away_is_missed(taken: Right) -> None:
+    server = run(taken.account, [right for right in GRANTED if right != taken])
+    assert f"{taken.verb} {taken.resource}.{taken.group}" in server.missed
+
+
+def test_no_account_has_a_right_of_another_kind() -> None:
+    assert {right.account for right in GRANTED} == set(RUNS)
+    assert not [right for right in GRANTED if "*" in (right.verb, right.group, right.resource)]
+    reviews = {r.account for r in GRANTED if r.resource in ("tokenreviews", "subjectaccessreviews")}
+    assert reviews == {"timekeeper"}
+    by_kubernetes = {
+        document["roleRef"]["name"]
+        for document in _documents()
+        if document["kind"] == "ClusterRoleBinding" and document["roleRef"]["name"].startswith("system:")
+    }
+    assert by_kubernetes == {"system:volume-scheduler"}
+
+
+def test_everybody_is_let_in_to_every_route_that_the_api_server_offers_and_to_nothing_else() -> None:
+    """What a path counts as to the API server (k8s.io/apiserver, RequestInfo), and the role that lets everybody in."""
+    verbs = {"GET": {"get", "list"}, "POST": {"create"}, "PUT": {"update"}, "PATCH": {"patch"}, "DELETE": {"delete"}}
+    documents = list(_documents())
+    bindings = [d for d in documents if d["kind"].endswith("Binding") and "subjects" in d]
+    [everybodys] = [d for d in bindings if d["subjects"][0]["kind"] == "Group"]
+    assert (everybodys["kind"], len(everybodys["subjects"])) == ("ClusterRoleBinding", 1)
+    assert everybodys["subjects"][0]["name"] == "system:authenticated"
+    [role] = [d for d in documents if d["kind"] == "ClusterRole" and d["metadata"] == {
+        "name": everybodys["roleRef"]["name"]}]  # fmt: skip
+    [rule] = role["rules"]
+    group, _, version = names.API.partition("/")
+    assert (rule["apiGroups"], set(rule["verbs"])) == ([group], set.union(*verbs.values()))
+    paths = [route.path.removeprefix(f"{PREFIX}/").split("/") for route in ROUTES if route.aggregated]
+    assert set(rule["resources"]) == {"/".join((path[0], *path[2:3])) for path in paths}
+    [service] = [d for d in documents if d["kind"] == "APIService"]
+    assert service["metadata"]["name"] == names.API_SERVICE == f"{version}.{group}"
+    assert (service["spec"]["group"], service["spec"]["version"]) == (group, version)
+    assert "insecureSkipTLSVerify" not in service["spec"]
+
+
+@pytest.mark.parametrize("part", ["timekeeper", "nodeagent"])
+def test_evictions_and_quotas_come_only_by_components(part: str) -> None:
+    base = [yaml.safe_load_all(file.read_text()) for file in (MANIFESTS / "base").glob(f"{part}.yaml")]
+    rules = [rule for docs in base for d in docs if d["kind"] == "ClusterRole" for rule in d["rules"]]
+    resources = {resource for rule in rules for resource in rule["resources"]}
+    assert not {"pods/eviction", "resourcequotas"} & resources

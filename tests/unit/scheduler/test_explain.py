@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a pod waits, what would help, and when its place is expected: worked out by hand for a few small clusters."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from support.small_cluster import NAMESPACE, small_cluster
+
+from scheduler.explain import deadlines, outlook
+from scheduler.placement.policies import Learner
+from scheduler.placement.policy import BestFit
+from scheduler.state import State
+from slicekeeper import names
+from slicekeeper.cli.main import cli
+from slicekeeper.clock import ManualClock
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu import inventory
+from slicekeeper.units import format_seconds
+
+NOW = 1_800_000_000_000
+OVER, IN = names.OVER_BUDGET, names.IN_BUDGET
+
+
+class Cluster:
+    """A state that is told of nodes and pods, and the deadlines of its pods."""
+
+    def __init__(self):
+        self.state = State(Resources(), Learner("best-fit"), ManualClock(NOW), hold_seconds=0, lost_seconds=0)
+        self.objects = []
+        self.jobs = []
+
+    def node(self, name, gpus=1, memory=8192, model="A100", **spec):
+        listed = inventory.encode([inventory.Gpu(f"{name}-{g}", model, memory) for g in range(gpus)])
+        self.state.set_node({"metadata": {"name": name, "annotations": {names.NODE_GPUS: listed}}, "spec": spec})
+
+    def pod(self, name, core, blocks=4, *, on="", state=IN, age=0, namespace="team", started=None, leaving=False,
+            job="", annotations=None, **spec):  # fmt: skip
+        """Make a pod: on a GPU `on`, or waiting for so many seconds."""
+        limits = {"tencent.com/vcuda-core": str(core)} | ({"tencent.com/vcuda-memory": str(blocks)} if blocks else {})
+        obj = {
+            "metadata": {
+                "name": name, "namespace": namespace, "uid": name,
+                "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
+                "creationTimestamp": format_seconds(NOW - age * 1000),
+                "annotations": {names.BUDGET_STATE: state, **(annotations or {})},
+                **({"deletionTimestamp": format_seconds(NOW)} if leaving else {}),
+                **({"ownerReferences": [{"uid": job}]} if job else {}),
+            },
+            "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}], **spec},
+            "status": {"startTime": format_seconds(NOW - started * 1000)} if started is not None else {},
+        }  # fmt: skip
+        if on:
+            obj["spec"]["nodeName"] = on.rpartition("-")[0]
+            obj["metadata"]["annotations"] |= {names.gpu_annotation("c"): on, names.BOUND_AT: format_seconds(NOW)}
+        self.objects.append(obj)
+        self.state.set_pod(obj)
+
+    def told(self, name):
+        ends = deadlines(self.objects, self.jobs)
+        return outlook(self.state.snapshot(), self.state.pod(name), BestFit(), ends, NOW)
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+def test_reasons_are_counted_by_nodes_and_what_fits_now_is_told(cluster):
+    cluster.node("full")
+    cluster.node("half", model="T4")
+    cluster.node("closed", unschedulable=True)
+    cluster.pod("a", 100, 0, on="full-0")
+    cluster.pod("b", 70, 16, on="half-0")
+    cluster.pod("w", 50)
+    told = cluster.told("w")
+    assert [n for _, n in told.reasons] == [2, 1]
+    assert told.reasons[0][0].startswith("too little is free for 50 percent of a GPU with 1024 MiB")
+    assert told.reasons[1][0].startswith("a cordon")
+    assert told.expected is None
+    assert told.helps == ("30 percent of a GPU with the same memory would fit now (50 are asked for)",)
+
+
+def test_memory_alone_may_be_too_much(cluster):
+    cluster.node("n")
+    cluster.pod("a", 10, 30, on="n-0")  # 7,680 of 8,192 MiB
+    cluster.pod("w", 50, 4)
+    assert cluster.told("w").helps == ("the same share with 512 MiB (2 blocks) would fit now",)
+
+
+@pytest.mark.parametrize(
+    ("core", "blocks", "annotations", "help_"),
+    [
+        (50, 4, {names.GPU_MODEL: "H100"}, "name a model that there is: A100"),
+        (50, 4, {names.GPU_UUID: "GPU-x"}, "name a GPU that there is, or none: GPU-x is on no node that it may use"),
+        (50, 40, {}, "ask for less on one node: the largest GPU has 8192 MiB, the largest node 2 GPUs"),
+        (300, 0, {}, "ask for less on one node: the largest GPU has 8192 MiB, the largest node 2 GPUs"),
+    ],
+)
+def test_what_no_pods_end_can_mend_must_be_changed(cluster, core, blocks, annotations, help_):
+    cluster.node("n", gpus=2)
+    cluster.pod("w", core, blocks, annotations=annotations)
+    assert cluster.told("w").helps == (help_,)
+    assert cluster.told("w").expected is None
+
+
+def test_the_place_is_expected_at_the_first_deadline_that_makes_room(cluster):
+    cluster.node("n1")
+    cluster.node("n2")
+    cluster.pod("a", 60, on="n1-0", started=100, activeDeadlineSeconds=1000)
+    cluster.pod("b", 30, on="n2-0", started=0, activeDeadlineSeconds=400)  # leaves only 60 with it
+    cluster.pod("c", 60, on="n2-0", started=0, job="j")
+    cluster.jobs = [{"metadata": {"uid": "j"}, "spec": {"activeDeadlineSeconds": 1700},
+                     "status": {"startTime": format_seconds(NOW - 1_000_000)}}]  # fmt: skip
+    cluster.pod("w", 70)
+    expected = cluster.told("w").expected
+    assert (expected.at_ms, expected.node, expected.after) == (NOW + 700_000, "n2", "team/c")
+
+
+def test_a_deadline_that_has_no_date_makes_no_room(cluster):
+    cluster.node("n1")
+    cluster.pod("a", 100, 0, on="n1-0", job="j")
+    cluster.jobs = [{"metadata": {"uid": "j"}, "spec": {"activeDeadlineSeconds": 10**18},
+                     "status": {"startTime": format_seconds(NOW)}}]  # fmt: skip
+    cluster.pod("w", 100, 0)
+    assert cluster.told("w").expected is None
+
+
+def test_pods_ahead_take_the_first_places(cluster):
+    cluster.node("n1")
+    cluster.pod("a", 100, 0, on="n1-0", started=0, activeDeadlineSeconds=60)
+    cluster.pod("older", 100, 0, age=50, activeDeadlineSeconds=500)
+    cluster.pod("younger", 100, 0, age=5)
+    cluster.pod("urgent", 60, age=1, priority=1000, activeDeadlineSeconds=30)
+    cluster.pod("w", 100, 0, age=20)
+    told = cluster.told("w")
+    assert told.ahead == ("team/urgent", "team/older")
+    assert (told.expected.at_ms, told.expected.after) == (NOW + (60 + 30 + 500) * 1000, "team/older")
+
+
+def test_gated_pods_are_not_ahead_and_are_told_what_holds_them(cluster):
+    cluster.node("n1")
+    cluster.pod("gated", 100, 0, age=50, schedulingGates=[{"name": "slicekeeper.io/budget"}])
+    cluster.pod("w", 100, 0)
+    told = cluster.told("w")
+    assert (told.ahead, told.expected.at_ms, told.expected.after) == ((), NOW, "")
+    assert cluster.told("gated").helps[0].startswith("it is held back by slicekeeper.io/budget")
+    assert cluster.told("gated").expected is None
+
+
+def test_what_leaves_makes_room_now(cluster):
+    cluster.node("n1")
+    cluster.pod("a", 100, 0, on="n1-0", leaving=True)
+    cluster.pod("w", 100, 0)
+    expected = cluster.told("w").expected
+    assert (expected.at_ms, expected.after) == (NOW, "team/a")
+
+
+def test_over_budget_pods_give_way_to_one_in_budget(cluster):
+    cluster.node("n1")
+    cluster.pod("o1", 60, on="n1-0", state=OVER, namespace="other")
+    cluster.pod("w", 60)
+    assert cluster.told("w").give_way == ("other/o1",)
+    assert "budget grant" not in "".join(cluster.told("w").helps)
+
+
+def test_without_budget_a_grant_helps_only_if_others_would_give_way(cluster):
+    cluster.node("n1")
+    cluster.pod("own", 60, on="n1-0", state=OVER)
+    cluster.pod("w", 60, state=OVER)
+    assert cluster.told("w").give_way == ()
+    cluster.node("n2")
+    cluster.pod("theirs", 60, on="n2-0", state=OVER, namespace="other")
+    told = cluster.told("w")
+    assert told.give_way == ("other/theirs",)
+    assert told.helps[0].endswith("would give way to it: slicekeeper budget grant team AMOUNT")
+
+
+def test_room_that_is_there_already_is_said(cluster):
+    cluster.node("n1")
+    cluster.pod("w", 60)
+    told = cluster.told("w")
+    assert (told.reasons, told.expected.node, told.expected.after) == ((), "n1", "")
+    assert told.helps[0].startswith("there is room on GPUs")
+
+
+def test_a_forecast_changes_nothing_in_the_state(cluster):
+    cluster.node("n1")
+    cluster.pod("a", 100, 0, on="n1-0", started=0, activeDeadlineSeconds=60)
+    cluster.pod("w", 100, 0)
+    before = cluster.state.totals()
+    assert cluster.told("w") == cluster.told("w")
+    assert cluster.state.totals() == before
+
+
+@pytest.fixture
+def real(tmp_path, monkeypatch):
+    with small_cluster() as made:
+        monkeypatch.setenv("SLICEKEEPER_KUBERNETES_SERVER", made.server.url)
+        monkeypatch.setenv("SLICEKEEPER_HOME", str(tmp_path))
+        monkeypatch.delenv("KUBECONFIG", raising=False)
+        yield made
+
+
+def explain(*args):
+    done = CliRunner().invoke(cli, ["explain", *args])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_command_tells_of_a_waiting_pod(real):
+    real.node("n0")
+    real.pod("w", 200, 0)
+    told = json.loads(explain("w", "-n", NAMESPACE, "-o", "json"))
+    assert (told["state"], told["expected"]) == ("waiting", None)
+    assert told["reasons"] == [{"reason": "its GPUs could not hold 2 whole GPUs even if they were idle", "nodes": 1}]
+    words = explain("w", "-n", NAMESPACE)
+    assert "Pod team-a/w waits since " in words
+    assert "  1 node: its GPUs could not hold 2 whole GPUs" in words
+    assert "Expected: unknown" in words
+    assert "the largest node 1 GPUs" in words
+
+
+def test_the_command_tells_where_a_pod_went(real):
+    annotations = {names.gpu_annotation("c"): "n0-0", names.BOUND_AT: "2027-01-15T08:00:00.000Z",
+                   names.SHARING_MODE: "shared: adaptive, a share was asked for"}  # fmt: skip
+    real.pod("p", annotations=annotations, nodeName="n0")
+    words = explain("p", "-n", NAMESPACE)
+    assert "has its place since 2027-01-15T08:00:00.000Z (in-budget)" in words
+    assert "on node n0 (shared: adaptive, a share was asked for):\n  container c: n0-0" in words
+
+
+def test_a_pod_that_its_owner_put_on_a_node_has_a_time_too(real):
+    real.pod("p", nodeName="n0")
+    assert re.search(r"has its place since \d{4}-", explain("p", "-n", NAMESPACE))
+
+
+def test_a_pod_that_the_webhook_has_not_seen_is_told(real):
+    real.pod("stranger", managed=False)
+    assert "the webhook has not seen it" in explain("stranger", "-n", NAMESPACE)
+
+
+def test_the_command_tells_how_a_gang_stands(real):
+    gang = {names.GANG: "bert", names.GANG_SIZE: "3"}
+    real.node("n0", gpus=2)
+    for name in ("a", "b"):
+        real.pod(name, annotations=gang)
+    assert (
+        "Gang bert: 3 pods get their places together or not at all; 0 have one, 2 wait, of which 2 would fit now "
+        "together, and 1 must still come" in explain("a", "-n", NAMESPACE)
+    )
+    assert json.loads(explain("a", "-n", NAMESPACE, "-o", "json"))["expected"] is None
+    real.pod("c", annotations=gang)
+    words = explain("a", "-n", NAMESPACE)
+    assert "3 wait; it can never fit: idle GPUs would hold 2 of them" in words
+    real.node("n1", gpus=2)
+    real.pod("p", annotations={names.gpu_annotation("c"): "n1-0"}, nodeName="n1")
+    assert "0 have one, 3 wait, of which 3 would fit now together" in explain("a", "-n", NAMESPACE)

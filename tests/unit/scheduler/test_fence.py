@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two extenders that are both asked to bind: one at a time may, and knows then what the other has bound."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+from support.small_cluster import SmallCluster, binding, lost_after, lost_before, small_cluster
+
+from scheduler.app import Scheduler
+from scheduler.fence import BINDER_LEASE
+from simulator.errors import ApiError
+from slicekeeper import names
+from slicekeeper.clock import ManualClock
+from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
+from slicekeeper.kube.client import LEASES, NODES, PODS
+
+LEASE_SECONDS = 15.0
+RENEW_SECONDS = 2.0
+
+
+class Time:
+    """Real time and the wall clock, moved by hand."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.clock = ManualClock(1_800_000_000_000)
+
+    def after(self, seconds):
+        self.now += seconds
+        self.clock.advance(int(seconds * 1000))
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch):
+    made = Time()
+    for module in ("slicekeeper.kube.leader", "scheduler.fence"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=made.monotonic))
+    return made
+
+
+class Extender:
+    """A scheduler whose watches show what the test says, when it says so."""
+
+    def __init__(self, cluster, time, port):
+        self.cluster = cluster
+        self.scheduler = Scheduler(
+            Settings(
+                kubernetes=KubernetesSettings(server=cluster.server.url),
+                scheduler=SchedulerSettings(bind=f"127.0.0.1:{port}", lease_seconds=LEASE_SECONDS),
+            ),
+            time.clock,
+        )
+        self.fence, self.state = self.scheduler.fence, self.scheduler.state
+        self.state.set_nodes(cluster.client.list(NODES)[0])
+        self.see()
+
+    def see(self):
+        """Let the watch of pods come up to now."""
+        self.state.set_pods(self.cluster.client.list(PODS)[0])
+
+    def bind(self, pod, node):
+        return self.scheduler.binder.bind(binding(pod, node))
+
+
+@pytest.fixture
+def cluster():
+    with small_cluster() as made:
+        made.node("n0")
+        made.node("n1")
+        yield made
+
+
+@pytest.fixture
+def two(cluster, time):
+    return Extender(cluster, time, 1), Extender(cluster, time, 2)
+
+
+def holder(cluster):
+    return cluster.client.get(LEASES, BINDER_LEASE, "slicekeeper-system")["spec"]["holderIdentity"].partition("/")[2]
+
+
+def lists(cluster):
+    """Count how often pods are listed from here on."""
+    counted, answer = [], cluster.api.answer
+
+    def counting(method, call):
+        if method == "GET" and call.resource.plural == "pods" and not call.name:
+            counted.append(call)
+        return answer(method, call)
+
+    cluster.api.answer = counting
+    return counted
+
+
+def test_two_leaders_do_not_give_one_gpu_twice(cluster, two, time):
+    one, other = two
+    first, second = cluster.pod("first"), cluster.pod("second")
+    assert one.bind(first, "n0") == ""
+    assert "127.0.0.1:1, who has the lease slicekeeper-binder, may bind now" in other.bind(second, "n0")
+    time.after(LEASE_SECONDS + 1)
+    assert "too little is free" in other.bind(second, "n0"), "its watch has not shown the first, the list has"
+    assert holder(cluster) == "127.0.0.1:2"
+    assert other.bind(second, "n1") == ""
+    assert "who has the lease" in one.bind(cluster.pod("third"), "n1")
+    assert cluster.taken() == {"n0-0": 60, "n1-0": 60}
+
+
+def test_when_binds_cease_the_lease_is_given_up_and_taken_again_without_a_list(cluster, two, time):
+    one, other = two
+    listed = lists(cluster)
+    assert one.bind(cluster.pod("a", 10), "n0") == ""
+    one.fence.look()
+    assert holder(cluster) == "127.0.0.1:1"
+    time.after(RENEW_SECONDS)
+    one.fence.look()
+    assert holder(cluster) == ""
+    assert one.bind(cluster.pod("b", 10), "n0") == ""
+    assert len(listed) == 1, "no other can have bound anything since"
+    time.after(RENEW_SECONDS)
+    one.fence.look()
+    assert other.bind(cluster.pod("c", 10), "n0") == ""
+    time.after(RENEW_SECONDS)
+    other.fence.look()
+    assert one.bind(cluster.pod("d", 10), "n0") == ""
+    assert len(listed) == 3
+
+
+def test_the_lease_is_renewed_while_binds_come_and_expires_by_ones_own_clock(cluster, two, time):
+    one, other = two
+    refused = "who has the lease"
+    for index in range(12):
+        assert one.bind(cluster.pod(f"a{index}", 1, 1), "n0") == ""
+        time.after(RENEW_SECONDS - 0.5)
+        one.fence.look()
+        assert refused in other.bind(cluster.pod(f"b{index}", 1, 1), "n0")
+    time.after(LEASE_SECONDS - 2)
+    assert refused in other.bind(cluster.pod("c", 1, 1), "n0")
+    time.after(2)
+    assert other.bind(cluster.pod("d", 1, 1), "n0") == ""
+
+
+def test_one_that_is_not_asked_sees_that_the_holder_is_dead(cluster, two, time):
+    one, other = two
+    assert one.bind(cluster.pod("a"), "n0") == ""
+    other.fence.look()
+    time.after(LEASE_SECONDS)
+    assert other.bind(cluster.pod("b"), "n1") == ""
+
+
+def test_after_a_crash_its_lease_is_its_own_at_once(cluster, two, time):
+    one, _ = two
+    assert one.bind(cluster.pod("a"), "n0") == ""
+    again = Extender(cluster, time, 1)
+    assert again.bind(cluster.pod("b"), "n1") == ""
+
+
+def test_one_that_stops_lets_the_other_bind_at_once(cluster, two, time):
+    one, other = two
+    pod = cluster.pod("b")
+    assert one.bind(cluster.pod("a"), "n0") == ""
+    assert "who has the lease" in other.bind(pod, "n1")
+    one.fence.stop()
+    time.after(1)
+    assert other.bind(pod, "n1") == ""
+    assert "may bind now" in one.bind(cluster.pod("c"), "n1")
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_while_a_bindings_fate_is_unknown_nobody_else_binds(cluster, two, time, stops):
+    one, other = two
+    cluster.api.faults["binding"] = lost_before
+    assert "no answer" in one.bind(cluster.pod("a"), "n0")
+    del cluster.api.faults["binding"]
+    time.after(30)
+    one.fence.look()
+    if stops:
+        one.fence.stop()
+    assert "who has the lease" in other.bind(cluster.pod("b"), "n0")
+    time.after(30)
+    one.fence.look()
+    assert other.bind(cluster.pod("c"), "n0") == ""
+
+
+def test_a_bind_under_way_keeps_the_lease_however_long_it_takes(cluster, two, time):
+    one, other = two
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(_api, _call):
+        begun.set()
+        assert go_on.wait(60)
+
+    cluster.api.faults["binding"] = slow
+    with ThreadPoolExecutor(1) as caller:
+        bind = caller.submit(one.bind, cluster.pod("a"), "n0")
+        try:
+            assert begun.wait(60)
+            for _ in range(20):
+                time.after(RENEW_SECONDS)
+                one.fence.look()
+                assert "who has the lease" in other.bind(cluster.pod(f"b{time.now}"), "n0")
+        finally:
+            go_on.set()
+        assert bind.result() == ""
+    assert cluster.taken() == {"n0-0": 60}
+
+
+def test_without_an_answer_about_the_lease_nothing_is_bound(cluster, two):
+    one, _ = two
+    answer = cluster.api.answer
+
+    def refuse(method, call):
+        if call.resource.plural == "leases":
+            raise ApiError(403, "Forbidden", "no leases for you")
+        return answer(method, call)
+
+    cluster.api.answer = refuse
+    assert "lease slicekeeper-binder cannot be had" in one.bind(cluster.pod("a"), "n0")
+    assert cluster.taken() == {}
+
+
+def test_an_older_list_that_the_watch_takes_late_does_not_undo_a_newer_one(cluster, two, time):
+    one, other = two
+    reading, go_on = threading.Event(), threading.Event()
+
+    def old_list():
+        reading.set()
+        assert go_on.wait(60)
+        yield from ()
+
+    with ThreadPoolExecutor(2) as callers:
+        listing = callers.submit(other.scheduler.watches._pods.on_list, old_list())
+        assert reading.wait(60)
+        assert one.bind(cluster.pod("a"), "n0") == ""
+        one.fence.stop()
+        late = callers.submit(other.bind, cluster.pod("b"), "n0")
+        go_on.set()
+        listing.result()
+        assert "too little is free" in late.result()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_order_no_gpu_is_given_beyond_its_compute_or_memory(cluster, two, time, seed):
+    rng = random.Random(seed)
+    pods = [cluster.pod(f"p{i}", rng.choice([20, 40, 60, 90]), rng.choice([4, 10, 20])) for i in range(24)]
+    bound = 0
+    for _ in range(100):
+        act, extender = rng.random(), rng.choice(two)
+        if act < 0.6:
+            # Both are asked, or one for a while, or none: as kube-schedulers come and go.
+            cluster.api.faults["binding"] = rng.choice([no_fault] * 8 + [lost_before, lost_after])
+            bound += extender.bind(rng.choice(pods), rng.choice(["n0", "n1"])) == ""
+        elif act < 0.7:
+            extender.see()
+        elif act < 0.8:
+            time.after(rng.choice([0.3, RENEW_SECONDS, LEASE_SECONDS]))
+        elif act < 0.95:
+            extender.fence.look()
+            extender.scheduler.binder.look_at_overdue()
+        else:
+            end_one(cluster, rng)
+        check(cluster)
+    assert bound
+
+
+def no_fault(_api, _call):
+    """Answer."""
+
+
+def end_one(cluster: SmallCluster, rng):
+    bound = [pod for pod in cluster.pods() if pod["spec"].get("nodeName")]
+    if bound:
+        cluster.end(rng.choice(bound)["metadata"]["name"])
+
+
+def check(cluster: SmallCluster):
+    memory: dict[str, int] = {}
+    for pod in cluster.pods():
+        gpu = pod["metadata"]["annotations"].get(names.gpu_annotation("c"))
+        if gpu:
+            blocks = int(pod["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-memory"])
+            memory[gpu] = memory.get(gpu, 0) + blocks * 256
+    assert max(cluster.taken().values(), default=0) <= 100
+    assert max(memory.values(), default=0) <= 8192

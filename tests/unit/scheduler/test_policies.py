@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policies: expected fill against its definition, price vectors against pricing everything, and what is learned."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.placement.arrivals import FULL, MOST_KINDS, Arrival, Arrivals
+from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.expected_fill import ExpectedFill, _table
+from scheduler.placement.fgd import FragmentationGradient
+from scheduler.placement.fleet import Fleet, GpuModel, GpuRow
+from scheduler.placement.policies import ENOUGH, FIXED, LEARNING, Learner
+from scheduler.placement.policy import BestFit
+from scheduler.placement.prices import Prices
+from scheduler.placement.survey import scores, survey
+
+T4 = GpuModel("Tesla T4", 16_384)
+A100 = GpuModel("NVIDIA A100-SXM4-80GB", 81_920)
+
+
+def arrival(core, weight, *, gpus=1, cpu=4.0, memory=0, models=()):
+    return Arrival(core, memory, gpus, cpu, cpu * 4096, models, weight)
+
+
+MIX = [arrival(50, 0.5), arrival(80, 0.3, cpu=8.0), arrival(100, 0.2, cpu=12.0)]
+HALVES = [arrival(50, 1.0)]
+
+
+def share(core, memory=0, cpu=4000, **more):
+    return Demand((Slice(("c",), core, memory, whole=core >= 100),), cpu_milli=cpu, ram_mib=cpu * 4, **more)
+
+
+def row(name, core, model=T4):
+    memory = model.capacity if core == 100 else -(-model.capacity * core // 100)
+    return GpuRow(name, model.name, model.capacity, core=core, memory=memory, idle=core == 100)
+
+
+def fleet_of(nodes, cpu=64.0):
+    made = Fleet()
+    for name, cores in nodes.items():
+        made.set(name, [row(f"{name}-{index}", core) for index, core in enumerate(cores)])
+        made.set_beside(name, cpu, cpu * 4096)
+    return made
+
+
+def judge(fleet, demand, policy):
+    names = fleet.names()
+    return dict(zip(names, survey(fleet.view(names, demand), demand, policy).price.tolist(), strict=True))
+
+
+def filled(free, cores, left, mix):
+    """Return what the next `left` arrivals fill, by the definition in words."""
+    if not left:
+        return 0.0
+    total, rest = 0.0, 1.0
+    for one in mix:
+        if free >= one.core and cores >= one.cpu:
+            total += one.weight * (one.core * 10 + filled(free - one.core, cores - one.cpu, left - 1, mix))
+            rest -= one.weight
+    return total + rest * filled(free, cores, left - 1, mix)
+
+
+@pytest.mark.parametrize(("free", "cores"), [(100, 128), (100, 10), (100, 4), (90, 12), (50, 4), (50, 3), (30, 99)])
+def test_the_table_is_what_the_definition_says(monkeypatch, free, cores):
+    monkeypatch.setattr("scheduler.placement.expected_fill.HORIZON", 5)
+    fill, used = _table(MIX, T4)
+    assert fill[free, cores] == pytest.approx(filled(free, cores, 5, MIX))
+    assert used[100] > used[50] > used[40] == 0
+
+
+def test_a_class_counts_for_the_models_that_it_may_be_on_and_by_the_larger_of_compute_and_memory():
+    only = [arrival(50, 1.0, models=("A100",))]
+    assert _table(only, T4)[0].max() == 0
+    assert _table(only, A100)[0][50, 128] == pytest.approx(500)
+    half_of_a_t4 = [arrival(10, 1.0, memory=8192)]
+    assert _table(half_of_a_t4, T4)[0][49, 128] == 0
+    assert _table(half_of_a_t4, A100)[0][49, 128] > 0
+
+
+def test_expected_fill_leaves_gaps_that_others_can_use():
+    """A pod of 30 among pods of 50: 80 free still takes one afterwards; 100 takes one less, 50 none."""
+    fleet = fleet_of({"a": [80], "b": [100], "c": [50]})
+    prices = judge(fleet, share(30), ExpectedFill(HALVES, fleet.models))
+    assert prices["a"] < min(prices["b"], prices["c"])
+
+
+def test_expected_fill_knows_that_a_gpu_without_cores_beside_it_is_worth_nothing():
+    """Of two equal GPUs the one is taken whose node has no cores for others: this pod asks for nearly none."""
+    fleet = fleet_of({"a": [100], "b": [100]})
+    fleet.set_beside("b", 2.0, 1e6)
+    prices = judge(fleet, share(50, cpu=500), ExpectedFill(MIX, fleet.models))
+    assert prices["b"] < prices["a"]
+    fleet.set_beside("a", 64.0, 2 * 4096.0)  # memory runs out as cores do
+    fleet.set_beside("b", 64.0, 1e6)
+    prices = judge(fleet, share(50, cpu=500), ExpectedFill(MIX, fleet.models))
+    assert prices["a"] < prices["b"]
+
+
+@pytest.mark.parametrize("cpu", [64.0, float("inf")])
+def test_expected_fill_keeps_room_for_pods_that_want_several_gpus(cpu):
+    """One GPU comes from a node without room for four anyway; then from one that still has that room afterwards."""
+    mix = [arrival(100, 0.6), arrival(100, 0.4, gpus=4)]
+    fleet = fleet_of({"a": [100] * 4, "b": [100] * 7, "c": [100] * 3 + [0]}, cpu=cpu)
+    prices = judge(fleet, share(100), ExpectedFill(mix, fleet.models))
+    assert prices["c"] < prices["b"] < prices["a"]
+
+
+def test_room_without_the_cores_is_none():
+    """Neither node has room for the four GPUs of the others: the one with idle GPUs has no cores for them."""
+    mix = [arrival(100, 0.6, cpu=0.0), arrival(100, 0.4, gpus=4, cpu=8.0)]
+    fleet = fleet_of({"a": [100] * 4, "b": [100] * 4})
+    fleet.set_beside("a", 24.0, 1e6)
+    fleet.set_beside("b", 40.0, 1e6)
+    prices = judge(fleet, share(100, cpu=0), ExpectedFill(mix, fleet.models))
+    assert prices["a"] < prices["b"]
+
+
+def test_what_a_node_offers_need_not_be_known():
+    fleet = fleet_of({"a": [80], "b": [100]}, cpu=float("inf"))
+    prices = judge(fleet, share(30), ExpectedFill(HALVES, fleet.models))
+    assert prices["a"] < prices["b"]
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_model_that_came_after_learning_is_priced(name):
+    fleet = fleet_of({"a": [80]})
+    policy = LEARNING[name](MIX, fleet.models)
+    fleet.set("new", [row("new-0", 100, A100)])
+    assert judge(fleet, share(30), policy)["new"] >= 0
+
+
+def test_fgd_by_hand():
+    """One kind of pod wants 50. A pod of 30 on 100 free leaves 70, all useful; on 60 free it leaves 30 of waste."""
+    fleet = fleet_of({"a": [100], "b": [60]})
+    policy = FragmentationGradient([arrival(50, 1.0)], fleet.models)
+    prices = judge(fleet, share(30), policy)
+    assert prices["a"] >> 32 == 100 - 50
+    assert prices["b"] >> 32 == 100 - int(100 / (1 + np.exp(0.3)))
+
+
+DEMANDS = st.sampled_from([share(30), share(60, 4096), share(100), replace(share(30), affinity="ns/x"),
+                           replace(share(10), slices=share(10).slices * 2)])  # fmt: skip
+CHANGES = st.lists(
+    st.tuples(st.sampled_from("abcdefgh"), st.lists(st.sampled_from([0, 20, 50, 80, 100]), max_size=3), DEMANDS),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(changes=CHANGES, policy=st.sampled_from(["best-fit", "packing", "spread", *LEARNING]))
+def test_a_vector_that_is_kept_up_equals_one_that_is_made_anew(changes, policy):
+    fleet = Fleet()
+    chosen = FIXED[policy]() if policy in FIXED else LEARNING[policy](MIX, [T4])
+    kept = Prices(fleet, nullcontext())
+    for name, cores, demand in changes:
+        if cores:
+            labels = frozenset({"ns/x"}) if cores[0] == 20 else frozenset()
+            fleet.set(name, [replace(row(f"{name}-{i}", c), affinity=labels) for i, c in enumerate(cores)])
+            fleet.set_beside(name, float(sum(cores)), 4096.0)
+        else:
+            fleet.remove(name)
+        mine, version = kept.survey(demand, chosen)
+        anew, _ = Prices(fleet, nullcontext()).survey(demand, chosen)
+        assert version == fleet.version
+        for field in ("fits", "why", "gpus", "price"):
+            known = slice(None) if field in ("fits", "why") else anew.fits
+            assert (getattr(mine, field)[known] == getattr(anew, field)[known]).all(), field
+
+
+@pytest.mark.parametrize("name", [*FIXED, *LEARNING])
+def test_every_policy_takes_every_demand(name):
+    fleet = fleet_of({"a": [100, 80, 50], "b": [100, 100, 100], "c": [0]})
+    policy = FIXED[name]() if name in FIXED else LEARNING[name](MIX, fleet.models)
+    for demand in (
+        share(30),
+        share(100),
+        Demand(share(100).slices * 2),
+        Demand((*share(100).slices, *share(20).slices)),
+    ):
+        prices = survey(fleet.view(fleet.names(), demand), demand, policy)
+        assert prices.fits.tolist()[1]
+        assert not prices.fits.tolist()[2]
+        assert 0 <= prices.price[1] < 1 << 50
+
+
+def test_spread_and_packing_go_opposite_ways():
+    fleet = fleet_of({"empty": [100, 100], "used": [100, 60]})
+    assert min(judge(fleet, share(30), FIXED["spread"]()).items(), key=lambda item: item[1])[0] == "empty"
+    assert min(judge(fleet, share(30), FIXED["packing"]()).items(), key=lambda item: item[1])[0] == "used"
+
+
+def test_the_best_node_alone_has_ten_points():
+    given_ = scores(np.array([True, True, False, True]), np.array([5, 5, 0, 9]), 1)
+    assert given_.tolist() == [9, 10, 0, 0]
+    assert scores(np.array([False]), np.array([0]), None).tolist() == [0]
+
+
+def test_it_is_best_fit_until_enough_pods_have_arrived_and_then_learned_again_as_more_come():
+    learner = Learner("expected-fill")
+    for _ in range(ENOUGH - 1):
+        learner.arrivals.add(share(30))
+    assert learner.due([T4]) is None
+    assert isinstance(learner.policy, BestFit)
+    learner.arrivals.add(share(30))
+    mix = learner.due([T4])
+    learner.learn(mix, [T4])
+    assert [round(one.weight, 9) for one in mix] == [1.0]
+    assert isinstance(learner.policy, ExpectedFill)
+    learner.arrivals.add(share(30))
+    assert learner.due([T4]) is None
+    assert learner.due([T4, A100]) is not None
+    for _ in range(ENOUGH):
+        learner.arrivals.add(share(50))
+    assert len(learner.due([T4])) == 2
+
+
+def test_a_mix_counts_slices_and_old_pods_fade():
+    arrivals = Arrivals()
+    arrivals.add(Demand(()))
+    for _ in range(FULL):
+        arrivals.add(share(30))
+    for _ in range(FULL):
+        arrivals.add(Demand(share(100).slices * 4))
+    mix = {one.core: one for one in arrivals.mix()}
+    assert arrivals.seen == 2 * FULL
+    assert mix[100].gpus == 4
+    assert mix[100].weight > 0.85
+    assert sum(one.weight for one in mix.values()) == pytest.approx(1)
+
+
+def test_whoever_makes_pods_of_ever_new_kinds_does_not_make_learning_slow():
+    arrivals = Arrivals()
+    for cpu in range(1, 3 * MOST_KINDS):
+        arrivals.add(share(20, cpu=cpu))
+    arrivals.add(share(70))
+    arrivals.add(share(70))
+    mix = arrivals.mix()
+    assert len(mix) == MOST_KINDS
+    assert mix[0].core == 70, "the most frequent one stays"
+    assert sum(one.weight for one in mix) == pytest.approx(1)

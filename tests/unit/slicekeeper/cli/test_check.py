@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slicekeeper check` against an API server whose objects a test lists: what it finds, and the few things it writes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from slicekeeper import names
+from slicekeeper.cli import check as module
+from slicekeeper.cli.main import cli
+from slicekeeper.config.settings import Classes
+from slicekeeper.gpu import inventory
+from slicekeeper.kube import released
+
+ROOT = Path(__file__).parents[4]
+DEPLOYMENTS = "/apis/apps/v1/namespaces/slicekeeper-system/deployments"
+ALL_DEPLOYMENTS = "/apis/apps/v1/deployments"
+AGENTS = "/apis/apps/v1/namespaces/slicekeeper-system/daemonsets/nodeagent"
+ARBITERS = "/apis/apps/v1/namespaces/slicekeeper-system/daemonsets/arbiter"
+TRUSTED = "/api/v1/namespaces/slicekeeper-system/configmaps/slicekeeper-ca.crt"
+RECORDS = "/api/v1/namespaces/slicekeeper-system/configmaps"
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+API_SERVICE = f"/apis/apiregistration.k8s.io/v1/apiservices/{names.API_SERVICE}"
+PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
+
+
+class Server:
+    """Objects by path; lists under their collection's path; patches are kept, and may be answered with an error."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {PODS: [], NODES: [], ALL_DEPLOYMENTS: []}
+        self.patches: list[tuple[str, Any]] = []
+        self.patch_status = 200
+        self.allowed = True
+        known = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                found = known.objects.get(self.path.partition("?")[0])
+                if found is None:
+                    self.answer(404, {"message": "not found", "reason": "NotFound"})
+                elif isinstance(found, list):
+                    managed = f"{names.MANAGED_LABEL}%3D" in self.path or f"{names.MANAGED_LABEL}=" in self.path
+                    items = [o for o in found if not managed or o["metadata"].get("labels")]
+                    self.answer(200, {"metadata": {"resourceVersion": "1"}, "items": items})
+                else:
+                    self.answer(200, found)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.answer(201, {"status": {"allowed": known.allowed}})
+
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                known.patches.append((self.path, body))
+                self.answer(known.patch_status, {"message": "as told", "reason": "Conflict", "metadata": {}})
+
+            def answer(self, status: int, body: Any) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def install(self) -> None:
+        for part in ("certificates", "timekeeper", "webhook", "scheduler"):
+            metadata = {"name": part, "namespace": "slicekeeper-system", "labels": {"app.kubernetes.io/part-of": "x"}}
+            self.objects[f"{DEPLOYMENTS}/{part}"] = {"metadata": metadata, "status": {"readyReplicas": 1}}
+            self.objects[ALL_DEPLOYMENTS].append(self.objects[f"{DEPLOYMENTS}/{part}"])
+        for agents in (AGENTS, ARBITERS):
+            self.objects[agents] = {"status": {"desiredNumberScheduled": 2, "numberReady": 2}}
+        self.objects[TRUSTED] = {"data": {"ca.crt": "x"}}
+        for known in (Classes().in_budget, Classes().over_budget):
+            made = {"metadata": {"name": known.name}, "value": known.value, "preemptionPolicy": known.preemption_policy}
+            self.objects[f"{PRIORITY_CLASSES}/{known.name}"] = made
+        for kind in ("mutating", "validating"):
+            hooks = {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]}
+            self.objects[f"{ADMISSION}/{kind}webhookconfigurations/slicekeeper"] = hooks
+        for guard in module._GUARD_NAMES:
+            binding = {"metadata": {"name": guard}, "spec": {"validationActions": ["Deny", "Audit"]}}
+            self.objects[f"{ADMISSION}/validatingadmissionpolicybindings/{guard}"] = binding
+            self.objects[f"{ADMISSION}/validatingadmissionpolicies/{guard}"] = {"metadata": {"name": guard}}
+        self.objects[API_SERVICE] = {"status": {"conditions": [{"type": "Available", "status": "True"}]}}
+        gpus = inventory.encode([inventory.Gpu("g", "A100", 81920)])
+        self.objects[NODES].append({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: gpus}}})
+
+    def install_manifests(self, change: Callable[[str], str] = lambda text: text) -> None:
+        """Install what manifests/install.yaml has, its text changed as a test says."""
+        self.install()
+        self.objects[ALL_DEPLOYMENTS].clear()
+        for obj in yaml.safe_load_all(change((ROOT / "manifests/install.yaml").read_text())):
+            name, plural = obj["metadata"]["name"], f"{obj['kind'].lower()}s"
+            if plural.startswith("validatingadmissionpolicy"):
+                plural = plural.replace("policys", "policies")
+            ready = {"readyReplicas": 1, "desiredNumberScheduled": 1, "numberReady": 1}
+            for hook in obj.get("webhooks") or []:
+                hook["clientConfig"]["caBundle"] = "eA=="
+            in_ours = f"/namespaces/slicekeeper-system/{plural}/{name}"
+            if obj["kind"] in ("Deployment", "DaemonSet"):
+                self.objects[f"/apis/apps/v1{in_ours}"] = {**obj, "status": ready}
+                self.objects[ALL_DEPLOYMENTS].append(obj)
+            elif obj["kind"] == "ConfigMap":
+                self.objects[f"/api/v1{in_ours}"] = obj
+            elif obj["kind"] == "PriorityClass":
+                self.objects[f"{PRIORITY_CLASSES}/{name}"] = obj
+            elif obj["apiVersion"].startswith("admissionregistration"):
+                self.objects[f"{ADMISSION}/{plural}/{name}"] = obj
+
+    def uninstall(self) -> None:
+        """Take the Deployments away; what else is there stays, as after an uninstallation that was cut short."""
+        self.objects = {k: v for k, v in self.objects.items() if not k.startswith(DEPLOYMENTS)}
+        self.objects[ALL_DEPLOYMENTS] = []
+
+    def pod(self, name: str, limits: dict[str, str], **metadata: Any) -> None:
+        self.objects[PODS].append(
+            {
+                "metadata": {
+                    "name": name,
+                    "namespace": "team",
+                    "uid": f"{name}-uid",
+                    "resourceVersion": "7",
+                    **metadata,
+                },
+                "spec": {"nodeName": "n", "containers": [{"name": "c", "resources": {"limits": limits}}]},
+                "status": {"phase": "Running"},
+            }
+        )
+
+    def stop(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.stop()
+
+
+def check(server: Server, *arguments: str, **settings: str) -> Result:
+    environ = {"SLICEKEEPER_KUBERNETES_SERVER": server.url, **settings}
+    return CliRunner().invoke(cli, ["check", *arguments], env=environ)
+
+
+FRACTION = {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "8"}
+MARKS = {"labels": {names.MANAGED_LABEL: names.MANAGED_VALUE}, "finalizers": ["other/one", names.FINALIZER]}
+
+
+def test_a_whole_installation_is_in_order(server: Server) -> None:
+    server.install()
+    server.pod("admitted", FRACTION, **MARKS)
+    server.pod("plain", {"cpu": "1"})
+    done = check(server)
+    assert (done.exit_code, done.output) == (0, "nothing is missing, nothing is unmetered\n")
+    assert server.patches == []
+
+
+def test_an_api_that_is_not_available_is_named_for_what_it_holds_up(server: Server) -> None:
+    server.install()
+    condition = {"type": "Available", "status": "False", "reason": "MissingEndpoints", "message": "no endpoints"}
+    server.objects[API_SERVICE] = {"status": {"conditions": [condition]}}
+    done = check(server)
+    assert done.exit_code == 1
+    assert "is not available, and no namespace of the cluster can be deleted: no endpoints" in done.output
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        (f"{DEPLOYMENTS}/webhook", "deployment webhook is missing"),
+        (f"{PRIORITY_CLASSES}/gpu-lower-priority", "PriorityClass gpu-lower-priority is miss"),
+        (f"{ADMISSION}/validatingwebhookconfigurations/slicekeeper", "validatingwebhookconfigurations slicekeeper is"),
+        (
+            f"{ADMISSION}/validatingadmissionpolicybindings/slicekeeper-bindings",
+            "guard slicekeeper-bindings is missing",
+        ),
+        (f"{ADMISSION}/validatingadmissionpolicies/slicekeeper-nodes", "guard slicekeeper-nodes is missing"),
+        (AGENTS, "daemonset nodeagent is missing"),
+        (ARBITERS, "daemonset arbiter is missing"),
+        (API_SERVICE, f"apiservice {names.API_SERVICE} is missing"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_remedy(server: Server, path: str, told: str) -> None:
+    server.install()
+    del server.objects[path]
+    done = check(server)
+    assert done.exit_code == 1
+    assert told in done.output
+    assert "kubectl apply -k" in done.output
+
+
+def test_parts_that_are_not_ready_and_nodes_without_gpus_are_named(server: Server) -> None:
+    server.install()
+    server.objects[f"{DEPLOYMENTS}/scheduler"] = {"status": {}}
+    server.objects[f"{ADMISSION}/mutatingwebhookconfigurations/slicekeeper"]["webhooks"][0]["clientConfig"] = {}
+    server.objects[NODES][0]["metadata"]["annotations"] = {}
+    server.objects[AGENTS]["status"]["numberReady"] = 1
+    del server.objects[TRUSTED]
+    server.objects[f"{ADMISSION}/validatingadmissionpolicybindings/slicekeeper-nodes"]["spec"] = {}
+    told = check(server).output
+    assert "daemonset nodeagent is ready on 1 of 2 nodes" in told
+    assert "configmap slicekeeper-ca.crt is missing" in told
+    assert "guard slicekeeper-nodes denies nothing" in told
+    assert "deployment scheduler has no ready pod" in told
+    assert "mutatingwebhookconfigurations slicekeeper trusts no CA" in told
+    assert "no node shows GPUs" in told
+
+
+def test_pods_from_before_are_found_and_shown(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION)
+    server.pod("whole", {"nvidia.com/gpu": "2"})
+    server.pod("odd", {"tencent.com/vcuda-core": "250"})
+    done = check(server, "-o", "json")
+    assert done.exit_code == 1
+    found = {f["problem"]: f["remedy"] for f in json.loads(done.stdout)}
+    for name in ("share", "whole"):
+        assert "check --adopt" in found[f"pod team/{name} uses GPUs unmetered"]
+    [odd] = [problem for problem in found if "team/odd" in problem]
+    assert "cannot be charged" in odd
+    assert "tencent.com/vcuda-core" in odd
+    assert server.patches == []
+
+
+def test_adopting_marks_what_can_be_charged_and_nothing_else(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION, finalizers=["other/one"])
+    server.pod("whole", {"nvidia.com/gpu": "2"})
+    server.pod("odd", {"tencent.com/vcuda-core": "250"})
+    server.pod("going", FRACTION, deletionTimestamp="2026-01-01T00:00:00Z")
+    done = check(server, "--adopt")
+    assert done.exit_code == 1
+    assert "team/odd" in done.stdout
+    assert "team/going uses GPUs unmetered, and cannot be charged: it is" in done.stdout
+    written = {path: body["metadata"] for path, body in server.patches}
+    assert set(written) == {f"/api/v1/namespaces/team/pods/{name}" for name in ("share", "whole")}
+    share = written["/api/v1/namespaces/team/pods/share"]
+    assert share["finalizers"] == ["other/one", names.FINALIZER]
+    assert share["labels"] == {names.MANAGED_LABEL: names.MANAGED_VALUE}
+    assert share["annotations"][names.ADOPTED_AT].endswith("Z")
+    assert share["resourceVersion"] == "7"
+
+
+def test_a_pod_that_changed_meanwhile_is_told_and_left(server: Server) -> None:
+    server.install()
+    server.pod("share", FRACTION)
+    server.patch_status = 409
+    done = check(server, "--adopt")
+    assert done.exit_code == 1
+    assert "team/share changed meanwhile" in done.output
+
+
+def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
+    server.install()
+    server.uninstall()
+    server.pod("held", FRACTION, **MARKS)
+    told = check(server).output
+    assert "pod team/held keeps our finalizer, and nobody will remove it" in told
+    assert "node n shows GPUs, and nobody will remove it" in told
+    assert server.patches == []
+    done = check(server, "--repair")
+    assert done.exit_code == 0
+    assert "2 things taken away" in done.output
+    patches = dict(server.patches)
+    assert patches["/api/v1/namespaces/team/pods/held"] == [
+        {"op": "test", "path": "/metadata/uid", "value": "held-uid"},
+        {"op": "test", "path": "/metadata/finalizers/1", "value": names.FINALIZER},
+        {"op": "remove", "path": "/metadata/finalizers/1"},
+    ]
+    gone = {names.NODE_GPUS: None, names.NODE_AGENT: None}
+    assert patches["/api/v1/nodes/n/status"]["metadata"] == {"annotations": gone}
+
+
+@pytest.mark.parametrize("namespace", ["slicekeeper-system", "typo"])
+def test_repair_takes_nothing_from_an_installation_that_is_there(server: Server, namespace: str) -> None:
+    server.install()
+    server.pod("held", FRACTION, **MARKS)
+    done = check(server, "--repair", "-n", namespace)
+    assert (done.exit_code, server.patches) == (0, [])
+    assert "0 things taken away" in done.output
+
+
+def test_another_namespace_than_the_installations_is_told(server: Server) -> None:
+    server.install()
+    done = check(server, "-n", "typo")
+    assert done.exit_code == 1
+    assert "slicekeeper check -n slicekeeper-system, which has one" in done.output
+
+
+def test_a_pod_that_waits_behind_our_gate_is_let_go_and_told(server: Server) -> None:
+    server.pod("waits", FRACTION)
+    spec = server.objects[PODS][0]["spec"]
+    del spec["nodeName"]
+    spec |= {"schedulerName": "slicekeeper-scheduler", "schedulingGates": [{"name": "a/b"}, {"name": names.GATE}]}
+    done = check(server, "--repair")
+    assert [path for path, _ in server.patches] == ["/api/v1/namespaces/team/pods/waits"]
+    assert server.patches[0][1] == [
+        {"op": "test", "path": "/metadata/uid", "value": "waits-uid"},
+        {"op": "test", "path": "/spec/schedulingGates/1/name", "value": names.GATE},
+        {"op": "remove", "path": "/spec/schedulingGates/1"},
+    ]
+    assert done.exit_code == 1
+    assert "team/waits waits for slicekeeper-scheduler, which is gone" in done.output
+    assert "kubectl delete pod -n team waits" in done.output
+
+
+def test_what_changed_while_it_was_repaired_is_told(server: Server) -> None:
+    server.pod("held", FRACTION, **MARKS)
+    server.patch_status = 422
+    done = check(server, "--repair")
+    assert done.exit_code == 1
+    assert "0 things taken away" in done.output
+    assert "pod team/held keeps our finalizer, and nobody will remove it" in done.output
+
+
+def test_nothing_is_adopted_without_a_timekeeper(server: Server) -> None:
+    server.pod("share", FRACTION)
+    done = check(server, "--adopt")
+    assert done.exit_code != 0
+    assert "no timekeeper is installed" in str(done.exception)
+    assert server.patches == []
+
+
+def test_after_uninstalling_nobody_is_told_to_adopt(server: Server) -> None:
+    server.pod("whole", {"nvidia.com/gpu": "1"})
+    done = check(server, "--repair")
+    assert (done.exit_code, done.stdout) == (0, "nothing is missing, nothing is unmetered\n")
+
+
+def problems(done: Result) -> list[str]:
+    return [finding["problem"] for finding in json.loads(done.stdout)]
+
+
+def with_registry(text: str) -> str:
+    """Return the manifests as `slicekeeper config manifests` makes them for a registry."""
+    text = text.replace("    webhook:\n", "    images: {registry: registry.example}\n    webhook:\n", 1)
+    return text.replace("slicekeeper.invalid/", "registry.example/")
+
+
+def test_the_manifests_are_as_their_settings_say_and_only_a_registry_is_missing(server: Server) -> None:
+    server.install_manifests()
+    [told] = problems(check(server, "-o", "json"))
+    assert told.startswith("images.registry is not set: slicekeeper.invalid is no registry")
+    server.install_manifests(with_registry)
+    assert problems(check(server, "-o", "json")) == []
+
+
+def test_images_that_are_not_those_of_the_settings_are_named(server: Server) -> None:
+    def change(text: str) -> str:
+        return with_registry(text).replace("registry.example/timekeeper:", "elsewhere.example/timekeeper:")
+
+    server.install_manifests(change)
+    [told] = problems(check(server, "-o", "json"))
+    assert told.startswith("deployment timekeeper has the image elsewhere.example/timekeeper:")
+    assert "the settings say registry.example/timekeeper:" in told
+
+
+def test_settings_that_were_renamed_without_the_manifests_are_named_place_by_place(server: Server) -> None:
+    def change(text: str) -> str:
+        renamed = "    resources: {core: gpu.example/percent, device: nvidia.com/gpu}\n    webhook:\n"
+        return with_registry(text).replace("    webhook:\n", renamed, 1)
+
+    server.install_manifests(change)
+    server.pod("share", {"gpu.example/percent": "50", "tencent.com/vcuda-memory": "8"})
+    told = problems(check(server, "-o", "json"))
+    for place in (
+        "mutatingwebhookconfigurations slicekeeper, webhook pods.mutate.slicekeeper.io, is asked about",
+        "validatingwebhookconfigurations slicekeeper, webhook cronjobs.validate.slicekeeper.io, is asked about",
+    ):
+        [line] = [line for line in told if line.startswith(place)]
+        assert "tencent.com/vcuda-core, nvidia.com/gpu.shared, nvidia.com/mig-*, which the settings do not name" in line
+        assert line.endswith("but not gpu.example/percent")
+    assert any(
+        line.startswith("guard slicekeeper-nodes guards the capacity of tencent.com/vcuda-core") for line in told
+    )
+    assert any("the extender is asked about tencent.com/vcuda-core" in line for line in told)
+    assert "pod team/share uses GPUs unmetered" in told, "pods are looked for by the installed names"
+
+
+def test_settings_given_to_the_command_are_compared_with_the_installed_ones(server: Server) -> None:
+    server.install_manifests(with_registry)
+    done = check(server, "-o", "json", SLICEKEEPER_RESOURCES_MEMORY="gpu.example/blocks")
+    told = problems(done)
+    assert told[0] == (
+        "configmap slicekeeper-config has resources.memory tencent.com/vcuda-memory, "
+        "and this command was given gpu.example/blocks"
+    )
+    assert any("webhook jobs" in line or "webhook workloads" in line for line in told)
+    assert problems(check(server, "-o", "json", SLICEKEEPER_RESOURCES_MEMORY="tencent.com/vcuda-memory")) == []
+
+
+def test_another_schedulers_name_is_told(server: Server) -> None:
+    server.install_manifests(
+        lambda text: with_registry(text).replace("- schedulerName: slicekeeper-s", "- schedulerName: s")
+    )
+    assert problems(check(server, "-o", "json")) == [
+        "configmap slicekeeper-kube-scheduler has the scheduler scheduler, and webhook.schedulerName is "
+        "slicekeeper-scheduler"
+    ]
+
+
+def test_namespaces_classes_and_audience_that_are_not_the_settings_are_named_place_by_place(server: Server) -> None:
+    changed = (
+        "    policy:\n      exemptNamespaces: [kube-system, kube-public, infra, 'infra-*']\n",
+        "    timekeeper:\n      audience: budgets\n",
+    )
+
+    def change(text: str) -> str:
+        text = with_registry(text).replace("preemptionPolicy: Never\nvalue: -100", "preemptionPolicy: Never\nvalue: -5")
+        for one in changed:
+            text = text.replace(f"{one.partition(chr(10))[0]}\n", one, 1)
+        return text.replace("    webhook:\n", f"    {IN_BUDGET}\n    webhook:\n", 1)
+
+    server.install_manifests(change)
+    told = problems(check(server, "-o", "json"))
+    differs = "kube-node-lease, which the settings do not name, but not infra"
+    for place in (
+        "mutatingwebhookconfigurations slicekeeper, webhook pods.mutate.slicekeeper.io, leaves out",
+        "validatingwebhookconfigurations slicekeeper, webhook cronjobs.validate.slicekeeper.io, leaves out",
+        "guard slicekeeper-scheduler keeps the scheduler from pods of",
+        "guard slicekeeper-other-namespaces keeps evictions from pods of",
+    ):
+        assert f"{place} {differs}" in told
+    assert (
+        "guard slicekeeper-scheduler compares priorities with 0, and the settings say classes.inBudget.value 7" in told
+    )
+    assert "PriorityClass gpu-default-priority has value 0, and the settings say 7" in told
+    assert "PriorityClass gpu-lower-priority has value -5, and the settings say -100" in told
+    assert "deployment webhook has a token for the audience timekeeper, and timekeeper.audience is budgets" in told
+    assert len(told) == len(set(told))
+
+
+IN_BUDGET = "classes: {inBudget: {name: gpu-default-priority, value: 7, preemptionPolicy: PreemptLowerPriority}}"
+
+
+def test_what_is_left_from_an_older_release_is_named_with_the_command_that_removes_it(server: Server) -> None:
+    server.install()
+    server.objects[f"{RIGHTS}/clusterrolebindings/slicekeeper-kube-scheduler"] = {"metadata": {}}
+    [found] = json.loads(check(server, "-o", "json").stdout)
+    assert "clusterrolebinding slicekeeper-kube-scheduler is left from an older release" in found["problem"]
+    assert found["remedy"] == "kubectl delete clusterrolebinding slicekeeper-kube-scheduler"
+
+
+def test_records_that_wait_for_the_timekeeper_are_named(server: Server) -> None:
+    server.install()
+    pods = [{"metadata": {"name": "a", "namespace": "team", "uid": "u", "resourceVersion": "1"}, "spec": {}}]
+    [(record, _)] = released.records(pods, {"team": "uid"}, {})
+    server.objects["/api/v1/namespaces/slicekeeper-system/configmaps"] = [record]
+    [told] = problems(check(server, "-o", "json"))
+    name = record["metadata"]["name"]
+    assert told == f"1 pods were let go by --break-glass and are not charged yet (configmap {name})"
+
+
+def test_breaking_glass_with_nothing_to_let_go_writes_nothing(server: Server) -> None:
+    server.objects["/api/v1/namespaces"] = [{"metadata": {"name": "team", "uid": "uid"}}]
+    server.pod("runs", FRACTION, **MARKS)
+    done = check(server, "--break-glass")
+    assert (done.exit_code, server.patches) == (0, [])
+    assert "0 pods let go" in done.output
+
+
+@pytest.mark.parametrize(
+    ("ours", "capacity", "labels", "told"),
+    [
+        (0, {"nvidia.com/gpu": "4"}, {}, "node n has nvidia.com/gpu of another plugin, so Slicekeeper offers none"),
+        (2, {"nvidia.com/gpu": "2"}, {"nvidia.com/gpu.count": "4"}, ""),
+        (2, {"nvidia.com/gpu": "3"}, {"nvidia.com/gpu.count": "4"}, "node n has 4 GPUs: Slicekeeper offers 2 of them"),
+        (2, {"nvidia.com/gpu": "8"}, {"nvidia.com/gpu.count": "4", "nvidia.com/gpu.replicas": "4"}, ""),
+        (
+            2,
+            {"nvidia.com/gpu": "16"},
+            {"nvidia.com/gpu.count": "4", "nvidia.com/gpu.replicas": "4"},
+            "nvidia.com/gpu offers 4",
+        ),
+        (2, {"nvidia.com/gpu": "4"}, {}, ""),
+        (0, {"nvidia.com/gpu": "0"}, {}, ""),
+    ],
+)
+def test_gpus_that_another_plugin_gives_out_too_are_named(
+    server: Server, ours: int, capacity: dict[str, str], labels: dict[str, str], told: str
+) -> None:
+    server.install()
+    gpus = inventory.encode([inventory.Gpu(f"g{index}", "A100", 81920) for index in range(ours)])
+    metadata = {"name": "n", "annotations": {names.NODE_GPUS: gpus}, "labels": labels}
+    server.objects[NODES].append({"metadata": metadata, "status": {"capacity": capacity}})
+    found = [problem for problem in problems(check(server, "-o", "json")) if problem.startswith("node n")]
+    assert len(found) == bool(told)
+    assert told in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told", "component"),
+    [
+        (
+            "  mode: enforce",
+            "  mode: enforce\n      budget: {enforcement: hard}",
+            "create pods/eviction",
+            "hard-budgets",
+        ),
+        (
+            "  mode: enforce",
+            "  mode: enforce\n      audit: evict",
+            "the nodeagent may not create pods",
+            "audit-evictions",
+        ),
+        ("    webhook:\n", "    timekeeper: {weight: quota}\n    webhook:\n", "list resourcequotas", "quota-weight"),
+    ],
+)
+def test_rights_that_a_policy_needs_are_missed(server: Server, old: str, new: str, told: str, component: str) -> None:
+    def change(text: str) -> str:
+        text = with_registry(text)
+        assert old in text
+        if "weight" in new:
+            return text.replace("    timekeeper:\n", "    timekeeper:\n      weight: quota\n", 1)
+        return text.replace(old, new, 1)
+
+    server.install_manifests(change)
+    assert problems(check(server, "-o", "json")) == []
+    server.allowed = False
+    [found] = json.loads(check(server, "-o", "json").stdout)
+    assert told in found["problem"]
+    assert component in found["remedy"]

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `top`, `nodes` and `pods` show of the agents' answers, and that they do without."""
+
+from __future__ import annotations
+
+import json
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from os import read
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from support.small_cluster import SmallCluster, small_cluster
+
+from simulator.api import Api, ApiServer
+from slicekeeper import names
+from slicekeeper.cli.main import cli
+from slicekeeper.kube.client import NODES, PODS
+from slicekeeper.wire.node import NodeSeats, SeatUse
+from slicekeeper.wire.timekeeper import Workload
+
+TEAM = "team-a"
+
+
+def seat(pod: str, gpu: str, **known: Any) -> SeatUse:
+    fields = {
+        "namespace": TEAM, "pod": pod, "uid": f"uid-{pod}", "container": "c", "gpu": gpu, "vclass": "in-budget",
+        "asked_percent": 40, "limit_percent": 100, "memory_limit_mib": 1024, **known,
+    }  # fmt: skip
+    return SeatUse(**fields)
+
+
+class Site:
+    """A cluster of two nodes whose agents answer as told."""
+
+    def __init__(self, small: SmallCluster) -> None:
+        self.small = small
+        self.seats: dict[str, list[SeatUse]] = {"node-1": [], "node-2": []}
+        path = "/api/v1/namespaces/slicekeeper-system/pods/agent-{}:8446/proxy/seats"
+        extra = {path.format(n): lambda n=n: NodeSeats(seats=self.seats[f"node-{n}"]) for n in (1, 2)}
+        self.server = ApiServer(Api(small.cluster), extra=extra)
+        self.server.start()
+        for number in (1, 2):
+            small.node(f"node-{number}", gpus=number)
+            self.address(number, f"10.0.0.{number}:8446")
+            self.agent(f"agent-{number}", f"10.0.0.{number}")
+
+    def address(self, number: int, value: str) -> None:
+        patch = {"metadata": {"annotations": {names.NODE_AGENT: value}}}
+        self.small.client.patch(NODES, f"node-{number}", patch)
+
+    def agent(self, name: str, ip: str, namespace: str = "slicekeeper-system") -> None:
+        labels = {"app.kubernetes.io/name": "nodeagent"}
+        pod = {"metadata": {"name": name, "labels": labels}, "spec": {"containers": [{"name": "nodeagent"}]}}
+        self.small.client.create(PODS, pod, namespace)
+        self.small.client.patch(PODS, name, {"status": {"podIP": ip}}, namespace, subresource="status")
+
+    def run(self, *args: str) -> Any:
+        done = CliRunner().invoke(cli, args, env=self.environ())
+        assert done.exit_code == 0, done.output
+        return done
+
+    def environ(self) -> dict[str, str]:
+        return {"SLICEKEEPER_KUBERNETES_SERVER": self.server.url, "SLICEKEEPER_CONFIG": "/dev/null"}
+
+    def top(self, *args: str) -> Any:
+        return {gpu["gpu"]: gpu for gpu in json.loads(self.run("top", "-o", "json", *args).stdout)}
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with small_cluster() as small:
+        made = Site(small)
+        yield made
+        made.server.stop()
+
+
+def test_top_shows_each_gpu_and_who_shares_it(site: Site) -> None:
+    site.seats["node-1"] = [
+        seat("a", "node-1-0", given_percent=61.5, used_percent=60.0, memory_mib=512),
+        seat("b", "node-1-0", given_percent=35.0, used_percent=30.3, memory_mib=100, vclass="background"),
+    ]
+    site.seats["node-2"] = [seat("w", "node-2-1", asked_percent=100, memory_limit_mib=0)]
+    gpus = site.top()
+    assert list(gpus) == ["node-1-0", "node-2-0", "node-2-1"]
+    one = gpus["node-1-0"]
+    assert (one["node"], one["model"], one["healthy"], one["memoryMib"]) == ("node-1", "A100", True, 8192)
+    assert (one["askedPercent"], one["givenPercent"], one["usedPercent"], one["memoryUsedMib"]) == (80, 96.5, 90.3, 612)
+    first, second = one["seats"]
+    assert first == {
+        "namespace": TEAM, "pod": "a", "container": "c", "class": "in-budget", "askedPercent": 40, "limitPercent": 100,
+        "givenPercent": 61.5, "usedPercent": 60, "memoryUsedMib": 512, "memoryMib": 1024,
+    }  # fmt: skip
+    assert second["class"] == "background"
+    assert (gpus["node-2-0"]["usedPercent"], gpus["node-2-0"]["seats"]) == (0, []), "nobody is there"
+    assert gpus["node-2-1"]["usedPercent"] is None, "nobody counts whole GPUs"
+    assert gpus["node-2-1"]["seats"][0]["memoryMib"] == 8192
+    lines = [line.split() for line in site.run("top").stdout.splitlines()]
+    assert lines[0][:5] == ["NODE", "GPU", "POD", "CONTAINER", "CLASS"]
+    assert lines[0][5:] == ["ASKED", "LIMIT", "GIVEN", "USED", "MEMORY-USED", "OF"]
+    assert lines[1] == ["node-1", "node-1-0", "A100", "80%", "96.5%", "90.3%", "612Mi", "8192Mi"]
+    assert lines[2] == ["team-a/a", "c", "in-budget", "40%", "100%", "61.5%", "60%", "512Mi", "1024Mi"]
+    assert list(site.top("--node", "node-2")) == ["node-2-0", "node-2-1"]
+
+
+def test_an_agent_that_is_away_leaves_its_gpus_unknown_and_is_named(site: Site) -> None:
+    site.seats["node-1"] = [seat("a", "node-1-0", given_percent=1.0, used_percent=1.0, memory_mib=1)]
+    for value in ("stopping", "10.9.9.9:8446", "10.0.0.2:8447"):
+        site.address(2, value)
+        done = site.run("top", "--once")
+        assert "node node-2: its agent tells nothing: " in done.stderr
+        lines = [line.split() for line in done.stdout.splitlines()]
+        assert lines[3] == ["node-2", "node-2-0", "A100", "-", "-", "-", "-", "8192Mi"]
+        assert "1%" in lines[1]
+
+
+def test_a_pod_that_only_calls_itself_an_agent_is_not_asked(site: Site) -> None:
+    site.agent("agent-1", "10.6.6.6", TEAM)
+    site.seats["node-1"] = [seat("a", "node-1-0")]
+    assert site.top()["node-1-0"]["seats"][0]["pod"] == "a"
+
+
+def test_nodes_and_pods_show_the_same_figures_where_they_are_known(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[Workload] = []
+    monkeypatch.setattr("slicekeeper.cli.reach.TimekeeperClient.workloads", lambda *_: known)
+    monkeypatch.setenv("SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "http://127.0.0.1:9")
+    for name, node in (("a", "node-1"), ("away", "node-2")):
+        chosen = {names.gpu_annotation("c"): f"{node}-0"}
+        site.small.pod(name, core=40, annotations=chosen, nodeName=node)
+    uid = site.small.get("a")["metadata"]["uid"]
+    site.seats["node-1"] = [seat("a", "node-1-0", uid=uid, given_percent=50.0, used_percent=20.5, memory_mib=7)]
+    site.address(2, "stopping")
+    keys = ("givenPercent", "usedPercent", "memoryUsedMib")
+    pods = {pod["name"]: pod for pod in json.loads(site.run("pods", "-o", "json").stdout)}
+    assert [pods["a"][key] for key in keys] == [50, 20.5, 7]
+    assert [pods["away"][key] for key in keys] == [None, None, None]
+    gone = Workload(
+        namespace=TEAM, pod_name="gone", pod_uid="uid-gone", node="node-1", gpus=["node-1-0"], gpu_class="standard",
+        state="closed", budget_state="in-budget", start="", end="", charged_ms=1, over_budget_ms=0, used_ms=None,
+        peak_memory_mib=2_048,
+    )  # fmt: skip
+    known += [gone, msgspec.structs.replace(gone, pod_name="a", pod_uid=uid, peak_memory_mib=512)]
+    pods = {pod["name"]: pod for pod in json.loads(site.run("pods", "-o", "json").stdout)}
+    assert {name: pod["peakMemoryMib"] for name, pod in pods.items()} == {"a": 512, "away": None, "gone": 2_048}
+    gpus = {gpu["gpu"]: gpu for gpu in json.loads(site.run("nodes", "-o", "json").stdout)}
+    assert [gpus["node-1-0"][key] for key in keys] == [50, 20.5, 7]
+    assert [gpus["node-2-0"][key] for key in keys] == [None, None, None]
+    assert "20.5%" in site.run("pods").stdout
+    assert "20.5%" in site.run("nodes").stdout
+
+
+def test_on_a_terminal_it_is_shown_again_and_again_until_ctrl_c(site: Site) -> None:
+    # Whoever is started in the background may have Ctrl-C ignored.
+    main = (
+        "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from slicekeeper.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", main, "top", "--interval", "0.5"]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, env={**site.environ(), "PATH": "/usr/bin"}, stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, close_fds=True,
+    )  # fmt: skip
+    try:
+        seen, end = b"", time.monotonic() + 30
+        while seen.count(b"\x1b[2J") < 3 and time.monotonic() < end:
+            seen += read(ours, 4096)
+        assert seen.count(b"node-1-0") >= 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import pytest
+
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Settings, keys, load
+from slicekeeper.errors import SettingsError
+
+ROOT = Path(__file__).parents[4]
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_defaults_need_no_file() -> None:
+    assert load(None, {}).settings == Settings()
+
+
+def test_file_then_environment(tmp_path: Path) -> None:
+    file = write(tmp_path, "webhook: {workers: 3}\ntimekeeper: {threads: 4}\nsidecar: {containers: [a, b]}\n")
+    loaded = load(file, {"SLICEKEEPER_WEBHOOK_WORKERS": "5", "SLICEKEEPER_POLICY_EXEMPT_NAMESPACES": "x,y-*"})
+    assert loaded.settings.webhook.workers == 5
+    assert loaded.settings.timekeeper.threads == 4
+    assert loaded.settings.sidecar.containers == ("a", "b")
+    assert loaded.settings.policy.exempt_namespaces == ("x", "y-*")
+    assert loaded.origin["webhook.workers"] == "$SLICEKEEPER_WEBHOOK_WORKERS"
+    assert loaded.origin["timekeeper.threads"] == str(file)
+    assert "webhook.bind" not in loaded.origin
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("webhok: {}", "unknown key webhok; did you mean webhook?"),
+        ("webhook: {worker: 2}", "unknown key webhook.worker; did you mean webhook.workers?"),
+        ("webhook: {workers: 0}", "webhook.workers (is 0): Expected `int` >= 1"),
+        ("webhook: 3", "webhook (is 3)"),
+        ("log: {level: loud}", "log.level (is 'loud'): Invalid enum value 'loud' (debug | info | warning | error)"),
+        ("clock: {speed: -1}", "clock.speed (is -1)"),
+        ("- a", "must hold a mapping, not a list"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_errors_name_key_value_and_remedy(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(write(tmp_path, text), {})
+    assert told in str(caught.value)
+
+
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="missing.yaml: cannot be read"):
+        load(tmp_path / "missing.yaml", {})
+
+
+def test_unknown_variable_is_refused_but_kubernetes_service_links_are_not() -> None:
+    with pytest.raises(SettingsError, match="did you mean SLICEKEEPER_WEBHOOK_BIND"):
+        load(None, {"SLICEKEEPER_WEBHOOK_BINDS": "x"})
+    load(
+        None, {"SLICEKEEPER_WEBHOOK_SERVICE_HOST": "10.0.0.1", "SLICEKEEPER_WEBHOOK_PORT_443_TCP": "tcp://10.0.0.1:443"}
+    )
+
+
+def test_variables_of_a_container_with_a_slice_are_no_settings() -> None:
+    assert load(None, {"SLICEKEEPER_SEAT": "/run/seat", "SLICEKEEPER_FAKE_WORLD": "/w"}) == load(None, {})
+
+
+def test_bad_variable_is_named_by_its_key() -> None:
+    with pytest.raises(SettingsError, match="webhook.workers"):
+        load(None, {"SLICEKEEPER_WEBHOOK_WORKERS": "many"})
+
+
+def test_every_setting_is_documented() -> None:
+    for key in [*keys(), *keys(NamespacePolicy())]:
+        assert key.text.endswith("."), f"{key.dotted} has no documentation"
+
+
+def test_reference_is_current() -> None:
+    from click.testing import CliRunner
+
+    from slicekeeper.cli.main import cli
+
+    made = CliRunner().invoke(cli, ["config", "reference"])
+    assert made.exit_code == 0
+    text = (ROOT / "docs/settings.md").read_text()
+    assert text.endswith(made.output), "docs/settings.md: run `slicekeeper config reference` and paste its output"
+
+
+def test_no_two_settings_share_a_variable() -> None:
+    variables = [key.variable for key in keys()]
+    assert len(set(variables)) == len(variables)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+import threading
+import time
+
+import pytest
+
+from slicekeeper import clock
+from slicekeeper.clock import ManualClock, SystemClock
+from slicekeeper.config.settings import ClockSettings
+from slicekeeper.errors import SettingsError
+from slicekeeper.units import format_instant
+
+
+def test_unscaled_clock_is_the_systems() -> None:
+    before = time.time_ns() // 1_000_000
+    assert before <= SystemClock().now_ms() <= time.time_ns() // 1_000_000
+
+
+def test_processes_with_the_same_settings_agree() -> None:
+    settings = ClockSettings(origin=format_instant(time.time_ns() // 1_000_000 - 5_000), speed=100.0)
+    one, other = clock.from_settings(settings), clock.from_settings(settings)
+    first, second, third = one.now_ms(), other.now_ms(), one.now_ms()
+    assert first <= second <= third
+    assert first - (time.time_ns() // 1_000_000) > 400_000
+
+
+def test_scaled_time_needs_an_origin() -> None:
+    with pytest.raises(SettingsError, match="clock.origin"):
+        clock.from_settings(ClockSettings(speed=60.0))
+
+
+def test_wait_ends_at_once_when_the_event_is_set() -> None:
+    event = threading.Event()
+    event.set()
+    assert SystemClock(0, 10.0).wait(event, 10_000)
+
+
+def test_manual_clock_moves_only_by_its_owner() -> None:
+    manual = ManualClock(1_000)
+    assert not manual.wait(threading.Event(), 2.5)
+    assert manual.now_ms() == 3_500
+    assert manual.monotonic_ns() == 2_500_000_000

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kubectl gpubudget` and `slicekeeper budget` against a served timekeeper: formats, dates, names, files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from support.openings import opening
+from support.timekeeper_service import serving
+from werkzeug.serving import make_server
+
+from slicekeeper.cli import output, plugin, records
+from slicekeeper.cli.budget import budget
+from slicekeeper.cli.dates import instant_of
+from slicekeeper.cli.main import cli
+from slicekeeper.clock import ManualClock
+from slicekeeper.errors import NotFound
+from timekeeper.api.app import routed
+from timekeeper.ledger import intake
+from timekeeper.store.db.engine import make_engine
+from timekeeper.store.db.migrate import upgrade
+
+NOW = datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC)
+T0 = int(NOW.timestamp() * 1000)
+LONG = "a-team-with-18-abc"
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A timekeeper with three namespaces, of which one has run a pod; return the settings that lead to it."""
+    folder, clock = tmp_path_factory.mktemp("commands"), ManualClock(T0)
+    url = f"sqlite:///{folder}/db.sqlite"
+    engine = make_engine(url)
+    upgrade(engine)
+    engine.dispose()
+    with serving(folder, url, clock) as (service, _):
+        for name in ("team", "other", LONG):
+            service.controller.namespaces.on_event("ADDED", {"metadata": {"name": name, "uid": f"uid-{name}"}})
+        pod = opening("uid-p", start=T0)
+        policies = {"team": service.policy.of("team")}
+        intake.apply(service.books, [pod], [], policies, clock.now_ms())
+        clock.advance(3_600_000)
+        intake.apply(service.books, [], [intake.Closing("uid-p", T0 + 1_200_000, "finished")], policies, clock.now_ms())
+        server = make_server("127.0.0.1", 0, routed(service), threaded=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        config = folder / "config.yaml"
+        client = {"url": f"http://127.0.0.1:{server.port}", "tokenFile": str(folder / "token"), "timeoutSeconds": 60}
+        config.write_text(json.dumps({"timekeeperClient": client}))
+        yield config
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def run(served: Path, tmp_path: Path) -> Run:
+    """Give a function that runs a command of the group and returns what it printed."""
+
+    def command(*args: str, code: int = 0, stdin: str = "", kubeconfig: str = "") -> str:
+        environ = {"HOME": str(tmp_path), "KUBECONFIG": kubeconfig}
+        done = CliRunner().invoke(cli, ["--config", str(served), "budget", *args], input=stdin, env=environ)
+        assert done.exit_code == code, (args, done.output, done.exception)
+        return done.output + (str(done.exception) if code else "")
+
+    return command
+
+
+def test_tables_have_80_columns_whatever_they_show(run: Run) -> None:
+    run("set", LONG, "1234567h", "--period", "month")
+    run("grant", LONG, "999h", "--reason", "a long reason that goes on and on, and on " * 3)
+    run("move", LONG)
+    for command in (("list",), ("get", "-A"), ("top",), ("grants", LONG), ("explain", LONG), ("audit",), ("rates",),
+                    ("periods", LONG), ("statement", LONG), ("usage", "team")):  # fmt: skip
+        shown = run(*command)
+        too_long = [line for line in shown.splitlines() if len(line) > 80]
+        assert not too_long, command
+    assert "1234567h0m0s" not in run("list")
+    assert "GRANTED" in run("list", "-o", "wide")
+
+
+def test_formats_agree_with_each_other(run: Run) -> None:
+    whole = json.loads(run("list", "-o", "json"))
+    assert yaml.safe_load(run("list", "-o", "yaml")) == whole
+    assert run("list", "-o", "name").split() == [one["namespace"] for one in whole]
+    rows = list(csv.DictReader(run("list", "-o", "csv").splitlines()))
+    assert [(row["namespace"], int(row["usedMs"])) for row in rows] == [(b["namespace"], b["usedMs"]) for b in whole]
+    wide = run("list", "-o", "wide").splitlines()
+    assert len(wide) == len(whole) + 1
+
+
+def test_a_name_that_is_mistyped_is_not_found_with_names_that_are_near(run: Run) -> None:
+    told = run("get", "taem", code=1)
+    assert "namespace taem is not found; did you mean team?" in told
+    assert "did you mean" not in run("get", "zzz", code=1)
+    run("watch", "taem", code=1)
+    run("explain", "taem", code=1)
+
+
+def test_a_namespace_is_named_by_argument_by_option_or_by_the_context(run: Run, tmp_path: Path) -> None:
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "other"}}],
+    }  # fmt: skip
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    for name in ("team", "other"):
+        run("grant", name, "1h")
+    for args, name in (
+        (("get", "team"), "team"), (("get", "-n", "team"), "team"), (("get", "--namespace=team"), "team"),
+        (("get",), "other"), (("statement",), "other"), (("statement", "-nteam"), "team"),
+        (("statement", "-n", "team"), "team"), (("set", "-n", "team", "150m"), "team"),
+    ):  # fmt: skip
+        assert json.loads(run(*args, "-o", "json", kubeconfig=str(file)))["namespace"] == name, args
+    assert [b["namespace"] for b in json.loads(run("get", "team", "other", "-o", "json"))] == ["team", "other"]
+    assert "name a NAMESPACE" in run("statement", code=2)
+
+
+def test_plain_dates_are_days_of_the_budgets_time_zone(run: Run) -> None:
+    run("set", "other", "25h", "--time-zone", "America/New_York")
+    year = NOW.year
+    told = json.loads(
+        run("statement", "other", "--from", f"{year - 1}-07-04", "--to", f"{year - 1}-12-25", "-o", "json")
+    )
+    assert (told["start"], told["end"]) == (f"{year - 1}-07-04T04:00:00.000Z", f"{year - 1}-12-25T05:00:00.000Z")
+    run("grant", "other", "1h", "--until", f"{year + 1}-02-01")
+    grant, *_ = json.loads(run("grants", "other", "-o", "json"))
+    assert grant["validTo"] == f"{year + 1}-02-01T05:00:00.000Z"
+    assert "is no instant" in run("statement", "other", "--from", f"{year}-13-01", code=2)
+    assert "is no instant" in run("statement", "other", "--from", "last week", code=2)
+
+
+def test_words_for_days_and_days_without_a_midnight() -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    today = datetime.now(zone).date()
+    assert datetime.fromisoformat(instant_of("today", lambda: "Europe/Berlin")).date() == today
+    assert (today - datetime.fromisoformat(instant_of("yesterday", lambda: "Europe/Berlin")).date()).days == 1
+    # Santiago's clocks went from 24:00 to 01:00.
+    assert instant_of("2023-09-03", lambda: "America/Santiago") == "2023-09-03T01:00:00-03:00"
+    assert instant_of("2026-11-30T12:00:00Z", lambda: pytest.fail("not asked")) == "2026-11-30T12:00:00Z"
+
+
+def test_budgets_in_files_are_set_where_they_differ(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "budgets"
+    (folder / "below").mkdir(parents=True)
+    (folder / "one.yaml").write_text("{namespace: team, amount: 30h, period: week}\n---\n")
+    (folder / "below/two.yaml").write_text(run("get", "other", "-o", "yaml").replace("creditMs: 0", "creditMs: 60000"))
+    assert run("set", "-f", str(folder), "-o", "name").split() == ["other", "team"]
+    assert json.loads(run("get", "team", "-o", "json"))["amountMs"] == 108_000_000
+    before = len(json.loads(run("audit", "-o", "json")))
+    assert run("set", "-f", str(folder), "-o", "name") == ""
+    assert len(json.loads(run("audit", "-o", "json"))) == before
+    for text, told in (
+        ("{namespace: team, amont: 30h}", "unknown key amont"),
+        ("{namespace: team, amount: 30}", "for example 25h"),
+        ("{amount: 30h}", "names its namespace"),
+        ("{namespace: team}", "nothing is said"),
+        ("[{namespace: x, amount: 1h}, {namespace: x, amount: 2h}]", "say once"),
+        ("{", "cannot be read"),
+    ):
+        assert told in run("set", "-f", "-", stdin=text, code=1), text
+    run("set", "team", "-f", str(folder), code=2)
+    run("set", code=2)
+
+
+def test_use_reasons_and_periods_are_told(run: Run) -> None:
+    shown = run("explain", "team")
+    assert shown.startswith("team: ok")
+    assert "charge" in shown
+    [last] = [e for e in json.loads(run("explain", "team", "-o", "json")) if e["kind"] == "charge"][-1:]
+    assert last["subject"]
+    most = run("top", "--most", "1").splitlines()
+    assert most[1].split()[0] == "team"
+    assert json.loads(run("periods", "team", "-o", "json"))[0]["state"] == "open"
+    [used] = json.loads(run("usage", "team", "--from", f"{NOW:%Y-%m-%d}", "-o", "json"))
+    assert (used["group"], used["allocatedMs"] > 0) == ("uid-p", True)
+    assert json.loads(run("rates", "A100", "3/2", "-o", "json"))["rate"] == "3/2"
+    assert [r["rate"] for r in json.loads(run("rates", "A100", "-o", "json"))] == ["3/2"]
+    assert json.loads(run("seal", "team", "2020-01-01", "-o", "json")) == json.loads(
+        run("periods", "team", "-o", "json")
+    )
+
+
+def test_watch_tells_a_budget_again_when_it_has_changed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def sleep(_: float) -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            run("grant", "team", "500h")
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(records.time, "sleep", sleep)
+    lines = run("watch", "team").splitlines()
+    assert [line.split()[0] for line in lines] == ["NAMESPACE", "team", "team"]
+
+
+def test_colours_are_for_terminals_and_not_where_they_are_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    rows = [("a", "ok"), ("b", "exhausted")]
+    plain = output.table(("NAME", "STATE"), rows)
+    monkeypatch.setattr(output.sys, "stdout", Terminal())
+    coloured = output.table(("NAME", "STATE"), rows)
+    assert "\033[31mexhausted" in coloured
+    assert click.unstyle(coloured) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert output.table(("NAME", "STATE"), rows) == plain
+
+
+def test_long_work_tells_a_terminal_how_far_it_is_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert output.gathered(range(250), "rows") == list(range(250))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(output.sys.stderr, "isatty", lambda: True)
+    output.gathered(range(250), "rows")
+    assert capsys.readouterr().err == "\r100 rows…\r200 rows…\r\033[K"
+
+
+def test_amounts_and_instants_are_short_in_tables() -> None:
+    told = {0: "0s", 999: "0s", 61_000: "1m1s", 3_600_000: "1h", 5_400_000: "1h30m", -90_000: "-1m30s", -500: "0s",
+            100 * 3_600_000 + 60_000: "100h", 10**12: "277777h"}  # fmt: skip
+    assert {ms: output.rounded(ms) for ms in told} == told
+    year = datetime.now(UTC).year
+    assert output.brief(f"{year}-11-23T14:05:59.000Z") == "11-23 14:05"
+    assert output.brief(f"{year + 1}-11-23T14:05:59.000Z") == f"{year + 1}-11-23"
+    assert output.brief(None) == "-"
+
+
+def test_the_plugin_has_the_same_commands_and_completes_them(
+    served: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {"get", "top", "statement", "grant", "refund", "transfer", "rates", "usage", "audit", "seal", "explain",
+              "watch", "set", "list", "adjust", "grants", "withdraw", "status", "move", "correct", "corrections",
+              "periods"}  # fmt: skip
+    assert wanted <= set(budget.commands)
+    monkeypatch.setenv("SLICEKEEPER_CONFIG", str(served))
+    monkeypatch.setattr(plugin.sys, "argv", ["kubectl-gpubudget", "get", "team", "-o", "name"])
+    with pytest.raises(SystemExit) as ended:
+        plugin.main()
+    assert (ended.value.code, capsys.readouterr().out) == (0, "team\n")
+    for words, found in (
+        (["st"], {"statement", "status"}), (["statement", "te"], {"team"}), (["get", "-o", "j"], {"json"}),
+        (["grant", "--un"], {"--until"}),
+    ):  # fmt: skip
+        monkeypatch.setattr(plugin.sys, "argv", ["kubectl_complete-gpubudget", *words])
+        plugin.complete()
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert ({line.split("\t")[0] for line in lines}, last) == (found, ":4"), words
+
+
+def test_an_error_of_the_plugin_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: Any) -> None:
+        raise NotFound("namespace x is not found", 404)
+
+    monkeypatch.setattr(plugin.budget, "main", fail)
+    with pytest.raises(SystemExit) as ended:
+        plugin.main()
+    assert (ended.value.code, capsys.readouterr().err) == (1, "slicekeeper: namespace x is not found\n")

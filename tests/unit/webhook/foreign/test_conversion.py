@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the golden files of foreign manifests do not show: amounts at the edges, second passes, other modes."""
+
+from typing import Any
+
+import pytest
+
+from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.config.policy import ForeignPolicy, NamespacePolicy, read_book
+from slicekeeper.config.settings import PolicySettings, Settings
+from slicekeeper.errors import SettingsError
+from webhook.admission import Admission, Case
+from webhook.foreign.conversion import NOTHING, convert
+from webhook.patch import apply
+from webhook.priority_classes import SettingsClasses
+
+SETTINGS = Settings()
+ADMISSION = Admission(SETTINGS, SettingsClasses(SETTINGS.classes))
+ALL = ("hami", "kai", "volcano-vgpu", "gpushare", "kubeshare", "gpu-manager")
+CORE, MEMORY = SETTINGS.resources.core, SETTINGS.resources.memory
+
+
+def policy(*dialects: Any, gpu_memory: str = "80Gi", **more: Any) -> NamespacePolicy:
+    return NamespacePolicy(foreign=ForeignPolicy(dialects, gpu_memory), **more)
+
+
+def pod(limits: dict[str, Any] | None = None, **metadata: dict[str, str]) -> dict[str, Any]:
+    resources = {"resources": {"limits": limits}} if limits is not None else {}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "a", **resources}]}}
+
+
+def asked(manifest: dict[str, Any], dialect: str, gpu_memory: str = "80Gi") -> tuple[str | None, str | None] | str:
+    """Return what a pod asks for in our terms once it is converted, or why it is refused."""
+    found = convert(manifest, policy(dialect, gpu_memory=gpu_memory), SETTINGS.resources, "ours")
+    if found.violations:
+        return found.violations[0].field
+    limits = apply(manifest, found.patch)["spec"]["containers"][0]["resources"]["limits"]
+    assert set(limits) <= {CORE, MEMORY, "cpu"}
+    return limits.get(CORE), limits.get(MEMORY)
+
+
+GPU, MIB, PERCENT, CORES = (f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({GPU: 1}, ("100", None)),
+        ({GPU: "1", PERCENT: 100}, ("100", None)),
+        ({GPU: 1, CORES: 0}, ("100", None)),
+        ({GPU: 1, CORES: 50}, ("50", "320")),  # of memory there is no word: all of it
+        ({GPU: 1, PERCENT: 50}, ("50", "160")),
+        ({GPU: 1, PERCENT: 1}, ("1", "3")),
+        ({MIB: 1, CORES: 1}, ("1", "1")),
+        ({MIB: 256, CORES: 99}, ("99", "1")),
+        ({MIB: 257, CORES: 99}, ("99", "2")),
+        ({GPU: 1, MIB: 81920}, ("100", None)),
+        ({GPU: 1, MIB: 40960}, ("50", "160")),
+        ({GPU: 1, MIB: 98304}, ("100", "384")),  # on a larger GPU than the policy's
+        ({GPU: 1, MIB: "9" * 400}, f"spec.containers[0].resources.limits[{MIB}]"),
+        ({GPU: 1, CORES: 5, MIB: "9" * 39}, "spec.containers[0].resources.limits"),
+        ({GPU: 8, CORES: 100}, ("800", None)),
+        ({GPU: 1, CORES: 101}, f"spec.containers[0].resources.limits[{CORES}]"),
+        ({GPU: 1, PERCENT: 0}, f"spec.containers[0].resources.limits[{PERCENT}]"),
+        ({GPU: 1, PERCENT: 101}, f"spec.containers[0].resources.limits[{PERCENT}]"),
+        ({GPU: "500m"}, f"spec.containers[0].resources.limits[{GPU}]"),
+        ({GPU: 1, MIB: -5}, f"spec.containers[0].resources.limits[{MIB}]"),
+        ({GPU: 2, MIB: 3000}, f"spec.containers[0].resources.limits[{GPU}]"),
+    ],
+)
+def test_virtual_gpus(limits: dict[str, Any], expected: Any) -> None:
+    assert asked(pod(limits), "hami") == expected
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [
+        ("0.5", ("50", "160")),
+        ("0.333", ("33", "106")),
+        (".25", ("25", "80")),
+        ("0.001", ("1", "1")),
+        ("0.999", ("99", "319")),
+        *((bad, "metadata.annotations[gpu-fraction]") for bad in ("1", "0", "-0.5", "half", "", "1e400")),
+    ],
+)
+def test_fractions(fraction: str, expected: Any) -> None:
+    assert asked(pod(annotations={"gpu-fraction": fraction}), "kai") == expected
+
+
+@pytest.mark.parametrize(
+    ("amount", "gpu_memory", "expected"),
+    [
+        (3, "80Gi", ("3", "12")),
+        (80, "80Gi", ("100", None)),
+        (81, "80Gi", ("1", "1")),  # no GPU has 81 GiB, so these are MiB
+        (8138, "16Gi", ("49", "32")),
+        (3, "", "spec.containers[0].resources.limits"),
+    ],
+)
+def test_memory_in_gib_or_mib(amount: int, gpu_memory: str, expected: Any) -> None:
+    assert asked(pod({"aliyun.com/gpu-mem": amount}), "gpushare", gpu_memory) == expected
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "1e300", "-1", "0", "0.5", "much", "9" * 5000])
+def test_bytes_that_no_gpu_has_are_refused(size: str) -> None:
+    labels = {"sharedgpu/gpu_request": "0.5", "sharedgpu/gpu_mem": size}
+    assert asked(pod(labels=labels), "kubeshare") == "metadata.labels[sharedgpu/gpu_mem]"
+
+
+@pytest.mark.parametrize("value", [None, 1.5, [], {}, True, "\x00", "1e999999999"])
+@pytest.mark.parametrize("place", ["annotations", "labels", "limits"])
+def test_whatever_stands_in_a_foreign_field_is_read_or_refused(place: str, value: Any) -> None:
+    for dialect, names in DIALECTS.items():
+        keys = {"annotations": names.annotations, "labels": names.labels, "limits": names.resources}[place]
+        amounts = dict.fromkeys(keys, value)
+        manifest = pod(amounts) if place == "limits" else pod(**{place: amounts})
+        found = convert(manifest, policy(dialect), SETTINGS.resources, "ours")
+        assert found.violations or not found.patch or value == 1.5
+
+
+@pytest.mark.parametrize("size", ["-1", "0", "0.5", "much", "9" * 39])
+def test_memory_that_no_gpu_has_is_refused(size: str) -> None:
+    assert asked(pod(annotations={"gpu-memory": size}), "kai") == "metadata.annotations[gpu-memory]"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "resource", "mode"),
+    [("hami", GPU, "nvidia.com/vgpu-mode"), ("volcano-vgpu", "volcano.sh/vgpu-number", "volcano.sh/vgpu-mode")],
+)
+def test_mig_slices_on_demand_are_refused(dialect: str, resource: str, mode: str) -> None:
+    assert asked(pod({resource: 1}, annotations={mode: "mig"}), dialect) == f"metadata.annotations[{mode}]"
+    assert asked(pod({resource: 1}, annotations={mode: "hami-core"}), dialect) == ("100", None)
+
+
+def test_kai_takes_whole_gpus_or_a_part() -> None:
+    part = {"gpu-fraction": "0.5"}
+    assert asked(pod({GPU: 1}, annotations=part), "kai") == f"spec.containers[0].resources.limits[{GPU}]"
+    assert asked(pod({GPU: "0"}, annotations=part), "kai") == ("50", "160")
+
+
+def test_a_whole_gpu_is_placed_by_us_whichever_dialect_reads_it() -> None:
+    manifest = pod({GPU: 1})
+    manifest["spec"]["schedulerName"] = "kai-scheduler"
+    found = convert(manifest, policy("hami", "kai"), SETTINGS.resources, "ours")
+    assert apply(manifest, found.patch)["spec"]["schedulerName"] == "ours"
+
+
+def test_amounts_in_full_need_no_word_on_the_gpus_memory() -> None:
+    assert asked(pod({GPU: 1, MIB: 3000, CORES: 30}), "hami", "") == ("30", "12")
+    labels = {"sharedgpu/gpu_request": "0.5", "sharedgpu/gpu_mem": str(3 << 30)}
+    assert asked(pod(labels=labels), "kubeshare", "") == ("50", "12")
+
+
+@pytest.mark.parametrize("limits", [None, {}, {"cpu": 1}, {GPU: 0}])
+def test_what_asks_for_nothing_is_left_alone(limits: dict[str, Any] | None) -> None:
+    assert convert(pod(limits), policy(*ALL), SETTINGS.resources, "ours") == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [(None, "50"), ("70", None), ("150", "100"), ("20", "50"), ("50", None), ("many", "50")]
+)
+def test_the_ceiling_of_gpu_manager(said: str | None, expected: str | None) -> None:
+    annotations = {} if said is None else {"tencent.com/vcuda-core-limit": said}
+    manifest = pod({CORE: 50, MEMORY: 8}, annotations=annotations)
+    found = convert(manifest, policy("gpu-manager", gpu_memory=""), SETTINGS.resources, "ours")
+    limit = apply(manifest, found.patch)["metadata"]["annotations"].get("limit.slicekeeper.io/a")
+    assert limit == expected
+
+
+def test_a_share_never_grows_beyond_the_namespaces_ceiling() -> None:
+    labels = {"sharedgpu/gpu_request": "0.5", "sharedgpu/gpu_limit": "1.0", "sharedgpu/gpu_mem": str(1 << 30)}
+    found = convert(pod(labels=labels), policy("kubeshare", ceiling=80), SETTINGS.resources, "ours")
+    annotations = apply(pod(labels=labels), found.patch)["metadata"]["annotations"]
+    assert annotations == {"limit.slicekeeper.io/a": "80"}
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_only_enforced_namespaces_are_converted(mode: Any) -> None:
+    case = Case("research", policy("volcano-vgpu", mode=mode))
+    assert ADMISSION.mutate(pod({"volcano.sh/vgpu-number": 1}), case).patch == []
+
+
+def test_a_pod_that_was_converted_passes_once_and_again_and_one_that_bypassed_us_does_not() -> None:
+    case = Case("research", policy(*ALL))
+    manifest = pod({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-cores": 50})
+    refused = ADMISSION.validate(manifest, case).violations
+    assert [violation.code for violation in refused] == ["not-as-admitted"]
+    admitted = apply(manifest, ADMISSION.mutate(manifest, case).patch)
+    assert ADMISSION.validate(admitted, case).allowed
+    assert ADMISSION.mutate(admitted, case).patch == []
+
+
+def test_a_template_is_judged_as_its_pods_will_be() -> None:
+    case = Case("research", policy("volcano-vgpu"))
+    fits = ADMISSION.validate_template(pod({"volcano.sh/vgpu-memory": 3000}), case, "spec.template")
+    assert fits.allowed
+    assert any("3000 MiB are rounded up to 12 blocks" in warning for warning in fits.warnings)
+    two = pod({"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-cores": 50})
+    refused = ADMISSION.validate_template(two, case, "spec.template")
+    assert [violation.field for violation in refused.violations] == [
+        "spec.template.spec.containers[0].resources.limits[volcano.sh/vgpu-number]"
+    ]
+
+
+@pytest.mark.parametrize("memory", ["80", "-1Gi", "much", "2Ti"])
+def test_the_policy_refuses_a_gpu_that_cannot_be(memory: str, tmp_path: Any) -> None:
+
+    file = tmp_path / "policy.yaml"
+    file.write_text(f"default: {{foreign: {{dialects: [kai], gpuMemory: '{memory}'}}}}\n")
+    with pytest.raises(SettingsError, match=r"foreign\.gpuMemory"):
+        read_book(PolicySettings(file=str(file)))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Identifies users whose requests come from the API server, which offers our routes as its own (an APIService).
+
+The API server authenticates a user by whatever means the cluster has, and names the user in headers. They are believed
+only on a connection with the API server's own certificate: signed by the CA, and with one of the names, that
+`kube-system/extension-apiserver-authentication` gives. Such headers from any other client are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+from slicekeeper import threads
+from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.kube.client import CONFIG_MAPS, KubeClient
+from slicekeeper.net.tls import ClientCas, ClientCertificate, certificates_in
+from slicekeeper.untyped import as_map
+from timekeeper.api.problems import Problem
+from timekeeper.core.caller import Caller
+
+log = logging.getLogger(__name__)
+
+NAMESPACE: Final = "kube-system"
+NAME: Final = "extension-apiserver-authentication"
+LOOK_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 5.0
+_PREFIX: Final = "requestheader-"
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whose word counts, and how it is said."""
+
+    bundle: str
+    names: frozenset[str]
+    """Of the certificate; none: any."""
+    user: tuple[str, ...]
+    groups: tuple[str, ...]
+    uid: tuple[str, ...]
+    extra: tuple[str, ...]
+    """What the headers of all else begin with."""
+
+
+def read(data: Mapping[str, object]) -> Trust:
+    """Return what the API server tells of itself.
+
+    Raises ValueError if it identifies no front proxy safely.
+    """
+    bundle = str(data.get(f"{_PREFIX}client-ca-file") or "").strip()
+    if not bundle:
+        raise ValueError("the API server has no front proxy (--requestheader-client-ca-file)")
+    names = frozenset(_texts(data, "allowed-names"))
+    if not names and certificates_in(bundle) & certificates_in(str(data.get("client-ca-file") or "")):
+        raise ValueError("--requestheader-allowed-names is empty and the CA is users': any user could be anybody")
+    user = _texts(data, "username-headers")
+    if not user:
+        raise ValueError("the API server names no header for users")
+    return Trust(
+        bundle, names, user, _texts(data, "group-headers"), _texts(data, "uid-headers"),
+        _texts(data, "extra-headers-prefix"),
+    )  # fmt: skip
+
+
+def _texts(data: Mapping[str, object], key: str) -> tuple[str, ...]:
+    found = json.loads(str(data.get(_PREFIX + key) or "[]"))
+    if not isinstance(found, list):
+        raise ValueError(f"{_PREFIX}{key} is no list")
+    return tuple(str(one) if key == "allowed-names" else str(one).lower() for one in found)
+
+
+class FrontProxy:
+    """Follows which certificates to believe, and reads the user from a request."""
+
+    def __init__(self, client: KubeClient, clients: ClientCas) -> None:
+        """`clients` are the CAs of the server that is asked; they are kept up to date."""
+        self._client = client
+        self._clients = clients
+        self._trust: Trust | None = None
+        self._stop = threading.Event()
+        self._told = ""
+
+    def start(self) -> None:
+        """Begin to follow, in a daemon thread."""
+        threads.keep("front-proxy", self._follow, self._stop.is_set)
+
+    def stop(self) -> None:
+        """Stop following."""
+        self._stop.set()
+
+    def look(self) -> bool:
+        """Look once; return whether it was read. What cannot be read leaves all as it is."""
+        try:
+            data = as_map(self._client.get(CONFIG_MAPS, NAME, NAMESPACE).get("data"))
+            trust = read(data)
+            self._clients.trust(trust.bundle)
+            self._trust, wrong = trust, ""
+        except (ServiceError, ValueError) as error:
+            wrong = str(error)
+            if wrong != self._told:
+                level = logging.INFO if isinstance(error, NotFound) else logging.WARNING
+                log.log(level, "who asks by way of the API server is not known: %s/%s: %s", NAMESPACE, NAME, wrong)
+        self._told = wrong
+        return not wrong
+
+    def caller(self, certificate: ClientCertificate, headers: Headers) -> Caller:
+        """Return the user that the API server names.
+
+        It speaks for pods too, but not by a token that only their sidecar has: so it is no pod that reports. Raises
+        Problem (401) if it is not the API server, or names no user.
+        """
+        trust = self._trust
+        if trust is None or not certificate.cas <= self._clients.trusted:
+            raise _refused("the CA that signed the certificate of this connection is not the API server's any more")
+        if certificate.not_after <= time.time():
+            raise _refused("the certificate of this connection has expired")
+        if trust.names and (len(certificate.common_names) != 1 or certificate.common_names[0] not in trust.names):
+            raise _refused("the certificate of this connection is not the API server's")
+        users = _values(headers, trust.user)
+        if not users:
+            raise _refused("the API server names no user")
+        uids = _values(headers, trust.uid)
+        return Caller(
+            name=users[0],
+            groups=tuple(_values(headers, trust.groups)),
+            uid=uids[0] if uids else "",
+            extra=_extra(headers, trust.extra),
+        )
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            self._stop.wait(LOOK_SECONDS if self.look() else RETRY_SECONDS)
+
+
+def _values(headers: Headers, names: Iterable[str]) -> list[str]:
+    """Return the values of headers with exactly these names, in the names' order."""
+    wanted = [name.encode() for name in names]
+    return [text for name in wanted for key, value in headers if key.lower() == name and (text := _text(value))]
+
+
+def _extra(headers: Headers, prefixes: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    found: dict[str, list[str]] = {}
+    for key, value in headers:
+        name = key.decode("latin-1").lower()
+        for prefix in prefixes:
+            if name.startswith(prefix) and len(name) > len(prefix):
+                found.setdefault(unquote(name.removeprefix(prefix)), []).append(_text(value))
+    return tuple((key, tuple(values)) for key, values in sorted(found.items()))
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode().strip()
+    except UnicodeDecodeError as error:
+        raise _refused("a header of the API server is not UTF-8") from error
+
+
+def _refused(why: str) -> Problem:
+    return Problem(401, "unauthenticated", why)

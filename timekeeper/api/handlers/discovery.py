@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API server asks of whatever it offers as an API of its own. It needs no identity.
+
+One resource is told: an empty list counts as an error in client-go, and would be shown by every kubectl.
+"""
+
+from __future__ import annotations
+
+from flask import Response
+
+from slicekeeper import names
+from timekeeper.api import requests
+from timekeeper.api.schemas.discovery import ApiResource, ResourceList
+
+
+def resources() -> Response:
+    """Return what there is."""
+    return requests.answer(ResourceList((ApiResource("budgets", "Budget"),)))
+
+
+def openapi_v2() -> Response:
+    """Return a document that describes nothing: ours is OpenAPI 3.1, of routes that are no objects."""
+    info = {"title": names.API, "version": "v1"}
+    return requests.answer({"swagger": "2.0", "info": info, "paths": {}})
+
+
+def openapi_v3() -> Response:
+    """Return an index of no documents."""
+    return requests.answer({"paths": {}})

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes on pods whether their namespace is in budget or over it, whenever that changes.
+
+A namespace is looked at again when its account has changed or something in it falls due, and a pod when it has changed
+itself. Under `enforce` alone: otherwise the annotation stays what it was at admission.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from slicekeeper import names
+from slicekeeper.clock import Clock
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.kube.client import KubeClient, Object
+from slicekeeper.kube.pod import has_ended
+from slicekeeper.units import Instant, format_instant
+from timekeeper.cluster import pod_patch
+from timekeeper.cluster.eviction import Evictions
+from timekeeper.cluster.gate import Gates
+from timekeeper.cluster.opening import namespace_of
+from timekeeper.cluster.watches import Pods
+from timekeeper.core.record import AccountId
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.standing import Position
+
+AGAIN_SECONDS: Final = 5.0
+"""Real seconds until a state that was written, and that the watch has not brought, is written again."""
+
+
+class BudgetStates:
+    """The states that pods are to bear. Used by the controller's one thread."""
+
+    def __init__(
+        self, client: KubeClient, clock: Clock, books: Books, policy: PolicyFile, pods: Pods, gates: Gates,
+        evictions: Evictions, each: Callable[[list[Object], Callable[[Object], None]], None],
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._clock = clock
+        self._books = books
+        self._policy = policy
+        self._pods = pods
+        self._gates = gates
+        self._evictions = evictions
+        self._each = each
+        self._changed: set[str] = set()
+        self._states: dict[str, str] = {}
+        """By namespace."""
+        self._why: dict[str, str] = {}
+        self._due: dict[str, tuple[Position, Instant | None]] = {}
+        self._written: dict[str, tuple[str, float]] = {}
+        """What was written on a pod and when (real seconds), by UID."""
+
+    def start_over(self) -> None:
+        """Forget what was written: another process may have written since."""
+        self._changed.clear()
+        self._states.clear()
+        self._written.clear()
+
+    def judge_again(self) -> None:
+        """Look at all namespaces again: the policy has changed, and with it whether states are written."""
+        self._states.clear()
+
+    def mark(self, uids: Iterable[str]) -> None:
+        """Look at some pods again."""
+        self._changed.update(uids)
+
+    def forget(self, uid: str) -> None:
+        """Forget a pod that is settled."""
+        self._written.pop(uid, None)
+
+    def fallen_due(self, now: Instant) -> set[AccountId]:
+        """Return the accounts in which something has fallen due."""
+        return {position.known.id for position, at in self._due.values() if at is not None and at <= now}
+
+    def dues(self) -> list[Instant]:
+        """Return when accounts are to be looked at again."""
+        return [at for _, at in self._due.values() if at is not None]
+
+    def over_budget(self) -> list[str]:
+        """Return the namespaces that are over budget."""
+        return [name for name, state in self._states.items() if state == names.OVER_BUDGET]
+
+    def look(self, now: Instant) -> None:
+        """Write the state on the pods that bear another one."""
+        for position in self._books.positions():
+            name = position.known.name
+            seen = self._due.get(name)
+            fresh = seen is None or seen[0] is not position or (seen[1] is not None and seen[1] <= now)
+            if not fresh and name in self._states:
+                continue
+            self._due[name] = (position, position.due(now))
+            state = position.at(now)
+            wanted = names.OVER_BUDGET if state.over_budget else names.IN_BUDGET
+            self._why[name] = f"namespace {name} is {wanted} since {format_instant(state.since)}"
+            policy = self._policy.of(name)
+            if state.over_budget and policy.evicts:
+                due = format_instant(self._evictions.due(name, policy, state.since))
+                self._why[name] += f"; its pods are evicted from {due} on unless a grant or a new period comes first"
+            if self._states.get(name) != wanted:
+                self.mark(pod["metadata"]["uid"] for pod in self._pods.all() if namespace_of(pod) == name)
+                self._states[name] = wanted
+        pods = [pod for pod in map(self._pods.find, self._changed) if pod is not None]
+        self._each(
+            [pod for pod in pods if self._wrong(pod)], lambda pod: self._write(pod, self._why[namespace_of(pod)])
+        )
+        self._changed.clear()
+
+    def _wanted(self, pod: Object) -> str | None:
+        """Return the state that a pod is to bear: one for which GPU time is, or will be, set aside stays in budget."""
+        wanted = self._states.get(namespace_of(pod))
+        return names.IN_BUDGET if wanted and self._gates.keeps_in_budget(pod) else wanted
+
+    def _wrong(self, pod: Object) -> bool:
+        namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
+        wanted = self._wanted(pod)
+        if wanted is None or has_ended(pod) or self._policy.of(namespace).mode != "enforce":
+            return False
+        if pod_patch.state_of(pod) == wanted:
+            self._written.pop(uid, None)
+            return False
+        state, at = self._written.get(uid, ("", 0.0))
+        return state != wanted or time.monotonic() - at > AGAIN_SECONDS
+
+    def _write(self, pod: Object, why: str) -> None:
+        wanted = self._wanted(pod) or names.IN_BUDGET
+        pod_patch.flip(self._client, self._clock, pod, wanted, why)
+        self._written[pod["metadata"]["uid"]] = (wanted, time.monotonic())

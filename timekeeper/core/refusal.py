@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ledger refuses, and why: stable codes, and the field of a request that is wrong.
+
+LedgerError                  a request that the ledger does not do; the message says what to do instead
+├── Unknown                  it names something that the ledger has not
+├── Conflicting              it does not go with what the ledger has
+└── VersionMismatch          it was made for another version of a budget
+
+A code never changes its meaning; a message may be improved any time. What other processes answer is a
+`slicekeeper.errors.ServiceError`, and never one of these.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from slicekeeper.errors import SlicekeeperError
+
+
+class LedgerError(SlicekeeperError):
+    """Base of all refusals. `field` names what of a request is wrong, empty if nothing of it is."""
+
+    usual_field: ClassVar[str] = ""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = self.usual_field if field is None else field
+
+
+class Unknown(LedgerError):
+    """A request names something that the ledger has not."""
+
+
+class NamespaceUnknown(Unknown):
+    """A namespace that has no account, or that the cluster does not have."""
+
+    code, usual_field = "namespace-unknown", "namespace"
+
+
+class ParentUnknown(Unknown):
+    """A team or an organisation that does not exist."""
+
+    code, usual_field = "parent-unknown", "parent"
+
+
+class GrantUnknown(Unknown):
+    """A grant that a budget does not have."""
+
+    code, usual_field = "grant-unknown", "grant"
+
+
+class PodUnknown(Unknown):
+    """A pod that held no GPUs in a namespace."""
+
+    code, usual_field = "pod-unknown", "podUid"
+
+
+class ReservationUnknown(Unknown):
+    """A reservation that a namespace does not have."""
+
+    code, usual_field = "reservation-unknown", "reservation"
+
+
+class Conflicting(LedgerError):
+    """A request does not go with what the ledger has."""
+
+
+class HierarchyCycle(Conflicting):
+    """A budget would be above itself."""
+
+    code, usual_field = "hierarchy-cycle", "parent"
+
+
+class HierarchyTooDeep(Conflicting):
+    """A chain of budgets would be too long."""
+
+    code, usual_field = "hierarchy-too-deep", "parent"
+
+
+class ParentRefused(Conflicting):
+    """A budget of that kind cannot be there."""
+
+    code, usual_field = "parent-refused", "parent"
+
+
+class GrantBegun(Conflicting):
+    """A grant can no longer be withdrawn."""
+
+    code, usual_field = "grant-begun", "grant"
+
+
+class KeyReused(Conflicting):
+    """An idempotency key was already used for another request."""
+
+    code, usual_field = "idempotency-key-reused", "Idempotency-Key"
+
+
+class AmountOverflow(Conflicting):
+    """Sums would grow beyond what the ledger can hold."""
+
+    code, usual_field = "amount-overflow", "amountMs"
+
+
+class BalanceInsufficient(Conflicting):
+    """A budget has less than what is asked of it."""
+
+    code, usual_field = "balance-insufficient", "amountMs"
+
+
+class BudgetClosed(Conflicting):
+    """A budget is closed, or may not be spent."""
+
+    code = "budget-closed"
+
+
+class IntervalImplausible(Conflicting):
+    """A pod cannot have had that interval."""
+
+    code = "interval-implausible"
+
+
+class PeriodNotOver(Conflicting):
+    """No period that is over ends at that instant."""
+
+    code, usual_field = "period-not-over", "until"
+
+
+class PodRunning(Conflicting):
+    """A pod must have ended first."""
+
+    code, usual_field = "pod-running", "podUid"
+
+
+class RateExists(Conflicting):
+    """A model has another rate from that instant on."""
+
+    code, usual_field = "rate-exists", "effectiveAt"
+
+
+class RefundAboveCharge(Conflicting):
+    """More would be refunded than what a pod was charged."""
+
+    code, usual_field = "refund-above-charge", "amountMs"
+
+
+class ReservationOfPod(Conflicting):
+    """A reservation ends with its pod and not before."""
+
+    code, usual_field = "reservation-of-pod", "reservation"
+
+
+class TransferRefused(Conflicting):
+    """One of two budgets is above the other."""
+
+    code, usual_field = "transfer-refused", "to"
+
+
+class VersionMismatch(LedgerError):
+    """A budget has another version than those that were named."""
+
+    code, usual_field = "version-mismatch", "If-Match"

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens accounts: a namespace gets one with its first record."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.units import EPOCH, Instant
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.rule import policy_rule
+from timekeeper.store import accounts
+from timekeeper.store.accounts import Known
+
+
+def ensure(books: Books, session: Session, uid: str, name: str, policy: NamespacePolicy, now: Instant) -> Known:
+    """Return a namespace's account, made if there is none; or a team's or an organisation's.
+
+    Raises Unknown if those are not there: they are made on purpose.
+    """
+    found = accounts.find(session, books.cluster, uid)
+    if found is None and uid == accounts.parent_uid(name):
+        found = accounts.require_parent(session, books.cluster, name)
+    if found is None:
+        rule = policy_rule(policy.budget, EPOCH)
+        found = accounts.open_account(session, books.cluster, uid, name, rule, now)
+    return found

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows the setting that says what becomes of time over budget."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.units import EPOCH, Instant
+from timekeeper.core.record import Debt
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.settlement import settle_all
+from timekeeper.store import accounts, debts, timelines
+
+
+def follow_debt(books: Books, now: Instant) -> None:
+    """Have time over budget be owed, or forgiven, as the setting says, from now on if that has changed.
+
+    The first word of it that a ledger gets holds from the start of time. One that lies further ahead than clocks
+    may differ was written by a clock that was wrong: it never comes to hold.
+    """
+
+    def change(session: Session) -> None:
+        known = debts.of_cluster(session, books.cluster)
+        right = [debt for debt in known if debt.since <= now + CLOCK_SKEW_MS]
+        if known and known[-1].carry == books.carry and right == known:
+            return
+        since = max(now, Instant(right[-1].since + 1)) if right else EPOCH
+        debts.drop(session, books.cluster, Instant(now + CLOCK_SKEW_MS))
+        debts.add(session, books.cluster, Debt(since, books.carry))
+        if right:
+            mine = {place.id for place in accounts.of_cluster(session, books.cluster)}
+            touched = mine.intersection(timelines.touched_by(session, since))
+            settle_all(books, session, dict.fromkeys(touched, since), now)
+            detail = {"debt": debts.word(books.carry), "effectiveAt": since}
+            books.note(session, actor="settings", action="debt", about=None, detail=detail, now=now)
+
+    books.database.write(change)

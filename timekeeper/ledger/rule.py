@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A budget's rule: the policy's, from when on another holds, its version, and how the audit log has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.config.policy import BudgetPolicy
+from slicekeeper.units import Instant
+from timekeeper.core.record import Rule
+from timekeeper.store.budget_rules import RuleRow
+
+ANY_VERSION: Final = "*"
+"""Among the versions of which a budget must have one: it may have any, but must be there."""
+
+
+def policy_rule(budget: BudgetPolicy, since: Instant) -> Rule:
+    """Return the rule of a policy's default budget."""
+    return Rule(
+        since, budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms,
+        anchor=budget.anchor_ms,
+    )  # fmt: skip
+
+
+Change = Rule | Callable[[Rule], Rule]
+"""Another rule for a budget, or what makes it of the one in force."""
+
+
+def rule_detail(rule: Rule) -> dict[str, str | int]:
+    """Return a rule as the audit log has it."""
+    fields: dict[str, str | int] = {
+        "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone, "creditMs": rule.credit,
+        "rolloverMs": rule.rollover,
+    }  # fmt: skip
+    if rule.anchor is not None:
+        fields["anchorMs"] = rule.anchor
+    if rule.used == "reset":
+        fields["newPeriod"] = "true"
+    return fields
+
+
+def not_before(rule: Rule, now: Instant) -> Instant:
+    """Return from when on another rule holds than one that another replica's clock may have written ahead of ours.
+
+    One that lies further ahead was written by a clock that was wrong: it never comes to hold.
+    """
+    return max(now, rule.since) if rule.since <= now + CLOCK_SKEW_MS else now
+
+
+def version_of(row: RuleRow) -> str:
+    """Return the entity tag of a budget: it changes when the rule does, not when time is spent."""
+    return f'"{row.source}-{row.id}"'

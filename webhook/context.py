@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a review is decided from: the settings, the PriorityClasses, the namespace's policy and its budget's standing.
+
+`Cluster` is the same for all reviews and works out once what would be worked out for each; `Case` is one review's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from slicekeeper import names
+from slicekeeper.config.policy import NamespacePolicy, SidecarPolicy
+from slicekeeper.config.settings import PriorityClassSettings, Settings
+from webhook.escapes import protected_paths
+from webhook.sidecar_container import sidecar_container, volumes
+
+
+class ClassSource(Protocol):
+    """The cluster's PriorityClasses, as far as they are known."""
+
+    def get(self, name: str) -> PriorityClassSettings | None:
+        """Return a class with its exact value; None if it is not known."""
+
+    def is_default(self, name: str) -> bool:
+        """Whether the API server gives this class to pods that name none."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of a namespace's budget, as far as this process knows."""
+
+    over_budget: bool = False
+    unknown: bool = False
+    """The timekeeper has not been heard of for too long: `over_budget` is what the policy's stale mode says."""
+    stale: bool = False
+    """The timekeeper has not been heard of for too long, but the namespace was over budget before, and stays so."""
+    hard: bool = False
+    """The budget is enforced hard: over it, no new pod is admitted."""
+    settled: bool = True
+    """No flip in the grace period: one state alone is right."""
+    reason: str = ""
+    """Why the budget is in this state, in the timekeeper's words."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One review's facts."""
+
+    namespace: str
+    policy: NamespacePolicy
+    standing: Standing = Standing()
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether new pods get the lower class; one that waits for its reservation starts in budget or not at all."""
+        return self.standing.over_budget and not self.policy.reserves
+
+
+class Cluster:
+    """The settings and PriorityClasses, with what follows from them."""
+
+    def __init__(self, settings: Settings, classes: ClassSource) -> None:
+        self.webhook = settings.webhook
+        self.resources = settings.resources
+        self.classes = classes
+        self.without_device = msgspec.structs.replace(settings.resources, device=())
+        """For namespaces that ignore NVIDIA's plugin: no container asks for a resource without a name."""
+        self.ours = (settings.resources.core, settings.resources.memory)
+        self.asked = (*self.ours, *settings.resources.devices)
+        self.plugin_devices = ("nvidia.com/*", *settings.resources.devices)
+        """Of NVIDIA's plugin, those that the settings do not name included."""
+        self._default_classes = settings.classes
+        self._settings = settings
+        self._sidecars: dict[SidecarPolicy, dict[str, Any]] = {}
+        self.volumes = volumes(settings)
+        self.protected_paths = protected_paths(settings.node_agent)
+
+    def sidecar(self, policy: SidecarPolicy, containers: str) -> dict[str, Any]:
+        """Return the sidecar that reports for `containers`; everything but its `env` is shared by all pods."""
+        template = self._sidecars.get(policy)
+        if template is None:
+            template = self._sidecars[policy] = sidecar_container(self._settings, policy)
+        reported = {"name": names.ENV_PREFIX + "SIDECAR_CONTAINERS", "value": containers}
+        return {**template, "env": [*template["env"], reported]}
+
+    def class_name(self, case: Case, *, over: bool) -> str:
+        """Return the name of the class that GPU pods get, in or over budget."""
+        if over:
+            return case.policy.over_budget_class or self._default_classes.over_budget.name
+        return case.policy.in_budget_class or self._default_classes.in_budget.name
+
+    def wants_preload(self, case: Case) -> bool:
+        """Whether the pods' shares get the limiter: an observed namespace is not limited."""
+        return self.webhook.injection == "limiter" and case.policy.mode == "enforce"

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what was asked of another system as a request of ours, if the namespace's policy says so.
+
+Resources that no node offers any more are taken out of the containers; annotations and labels stay, because they hold
+nothing. A container that asks in our terms already is left alone, so a second pass changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.settings import Resources
+from slicekeeper.errors import Violation
+from slicekeeper.gpu.request import annotations_of, container_name
+from slicekeeper.untyped import as_list, as_map
+from slicekeeper.wire.json_patch import JsonPatch, escape
+from webhook.foreign import gpu_manager, gpushare, hami, kai, kubeshare, volcano_vgpu
+from webhook.foreign.share import Gpu, Reading, Share
+from webhook.patch import PatchBuilder
+
+_READ: Final[dict[str, Callable[[Mapping[str, Any], Gpu, Reading], None]]] = {
+    "gpu-manager": gpu_manager.read,
+    "gpushare": gpushare.read,
+    "hami": hami.read,
+    "kai": kai.read,
+    "kubeshare": kubeshare.read,
+    "volcano-vgpu": volcano_vgpu.read,
+}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The patch that makes a foreign request ours, what the user is told of it, and what could not be converted."""
+
+    patch: JsonPatch
+    warnings: tuple[str, ...] = ()
+    violations: tuple[Violation, ...] = ()
+
+
+NOTHING: Final = Conversion([])
+
+
+def convert(pod: Mapping[str, Any], policy: NamespacePolicy, resources: Resources, scheduler: str) -> Conversion:
+    """Return what makes a pod, or a template of one, ask in our terms; `NOTHING` if it says nothing foreign.
+
+    The first of the policy's dialects that the pod speaks is the one it is read in.
+    """
+    gpu = Gpu(policy.foreign.gpu_memory_mib)
+    for dialect in policy.foreign.dialects:
+        reading = Reading()
+        _READ[dialect](pod, gpu, reading)
+        if reading.violations:
+            return Conversion([], violations=tuple(reading.violations))
+        ours = _asking_in_our_terms(pod, resources) if dialect != "gpu-manager" else frozenset()
+        shares = {name: share for name, share in reading.shares.items() if name not in ours}
+        if not shares:
+            continue
+        patch = PatchBuilder()
+        _containers(patch, pod, shares, dialect, resources)
+        _annotations(patch, pod, shares, reading, policy.ceiling)
+        spec = as_map(pod.get("spec"))
+        foreign = [name for spoken in policy.foreign.dialects for name in DIALECTS[spoken].schedulers]
+        if spec.get("schedulerName") in foreign:  # whole GPUs are the same words in several dialects
+            patch.replace("/spec/schedulerName", scheduler)
+        if not patch.operations:
+            continue
+        asked = (f"{name}: {_told(share, resources)}" for name, share in shares.items())
+        warnings = (f"converted from {dialect}: {', '.join(asked)}", *reading.notes)
+        return Conversion(patch.operations, warnings)
+    return NOTHING
+
+
+def _asking_in_our_terms(pod: Mapping[str, Any], resources: Resources) -> frozenset[str]:
+    spec = as_map(pod.get("spec"))
+    return frozenset(
+        container_name(as_map(entry))
+        for key in ("initContainers", "containers")
+        for entry in as_list(spec.get(key))
+        if resources.core in as_map(as_map(as_map(entry).get("resources")).get("limits"))
+    )
+
+
+def _containers(
+    patch: PatchBuilder, pod: Mapping[str, Any], shares: Mapping[str, Share], dialect: str, resources: Resources
+) -> None:
+    for key in ("initContainers", "containers"):
+        for index, entry in enumerate(as_list(as_map(pod.get("spec")).get(key))):
+            share = shares.get(container_name(as_map(entry)))
+            if share is None:
+                continue
+            pointer = f"/spec/{key}/{index}/resources"
+            declared = as_map(entry).get("resources")
+            if not isinstance(declared, dict):
+                patch.add(pointer, {})
+                declared = {}
+            amounts = {resources.core: str(share.core)}
+            if share.blocks is not None:
+                amounts[resources.memory] = str(share.blocks)
+            foreign = DIALECTS[dialect].resources
+            for section in ("limits", "requests"):
+                there = as_map(declared.get(section))
+                gone = [name for name in foreign if name in there and name not in amounts]
+                for name in gone:
+                    patch.remove(f"{pointer}/{section}/{escape(name)}")
+                if section == "limits" or gone:  # requests that are left out equal the limits
+                    different = {name: amount for name, amount in amounts.items() if str(there.get(name)) != amount}
+                    patch.members(declared.get(section), f"{pointer}/{section}", different)
+
+
+def _annotations(
+    patch: PatchBuilder, pod: Mapping[str, Any], shares: Mapping[str, Share], reading: Reading, ceiling: int
+) -> None:
+    present = annotations_of(pod)
+    wanted = {key: value for key, value in reading.annotations.items() if key not in present}
+    for name, share in shares.items():
+        key = names.limit_annotation(name)
+        if share.limit is not None and key not in present:
+            wanted[key] = str(min(share.limit, max(ceiling, share.core)))
+    metadata = pod.get("metadata")
+    if wanted and not isinstance(metadata, dict):
+        patch.add("/metadata", {})
+        metadata = {}
+    patch.members(as_map(metadata).get("annotations"), "/metadata/annotations", wanted)
+
+
+def _told(share: Share, resources: Resources) -> str:
+    memory = "" if share.blocks is None else f" {resources.memory}={share.blocks}"
+    limit = "" if share.limit is None else f" limit {share.limit}"
+    return f"{resources.core}={share.core}{memory}{limit}"

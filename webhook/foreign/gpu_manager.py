@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpu-manager: our own resources by default, but a share without `vcuda-core-limit` never grows beyond its request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.gpu.request import annotations_of
+from slicekeeper.units import CORES_PER_GPU, whole_quantity
+from webhook.foreign.share import Gpu, Reading, Share, gpu_containers, whole
+
+_CORE: Final = "tencent.com/vcuda-core"
+_MEMORY: Final = "tencent.com/vcuda-memory"
+
+
+def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+    """Read a pod of gpu-manager's; what it would refuse, ours refuses too."""
+    del gpu  # both amounts are always named
+    annotations = annotations_of(pod)
+    elastic = whole_quantity(annotations.get(names.CORE_LIMIT))
+    for path, name, amounts in gpu_containers(pod, (_CORE, _MEMORY)):
+        before = len(reading.violations)
+        core, blocks = (whole(reading, name, path, amounts, key) for key in (_CORE, _MEMORY))
+        if len(reading.violations) > before or not core:
+            continue
+        said = elastic is not None and core <= elastic <= CORES_PER_GPU
+        if core >= CORES_PER_GPU or not blocks or said or names.limit_annotation(name) in annotations:
+            reading.shares[name] = Share(core, blocks)
+        else:
+            reading.shares[name] = Share(core, blocks, min(max(elastic or core, core), CORES_PER_GPU))

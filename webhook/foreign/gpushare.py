@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpushare (Alibaba Cloud): `aliyun.com/gpu-mem`, in GiB or, as some clusters are set up, in MiB."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+from webhook.foreign.share import Gpu, Reading, Share, gpu_containers, whole
+
+_MEMORY: Final = "aliyun.com/gpu-mem"
+_CORES: Final = "aliyun.com/gpu-core.percentage"
+_COUNT: Final = "aliyun.com/gpu-count"
+_MOST_GIB: Final = 512
+"""No GPU has more memory, so a larger number is in MiB."""
+
+
+def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+    """Read a pod of gpushare's; without percent of compute, compute follows memory."""
+    for path, name, amounts in gpu_containers(pod, (_MEMORY, _CORES, _COUNT)):
+        before = len(reading.violations)
+        memory, cores, count = (whole(reading, name, path, amounts, key) for key in (_MEMORY, _CORES, _COUNT))
+        if len(reading.violations) > before or not (memory or cores):
+            continue
+        if (count or 1) > 1:
+            reading.refuse(
+                name, f"{path}[{_COUNT}]", count,
+                "shares of several GPUs in one container are not offered: ask for a share of one", f"{_COUNT}: 1",
+            )  # fmt: skip
+            continue
+        if cores is not None and cores >= 100:
+            reading.shares[name] = Share(cores // 100 * 100)
+            continue
+        mib = None
+        if memory:
+            in_gib = memory <= (gpu.memory_mib // 1024 if gpu.memory_mib else _MOST_GIB)
+            mib = Fraction(memory * 1024 if in_gib else memory)
+            reading.notes.append(f"{name}: {_MEMORY} {memory} is read as {'GiB' if in_gib else 'MiB'}")
+        share = gpu.share(reading, name, path, core=cores or None, mib=mib)
+        if share is not None:
+            reading.shares[name] = share

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HAMi: `nvidia.com/gpu` beside `gpumem`, `gpumem-percentage` and `gpucores`, and its annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.gpu.request import annotations_of
+from webhook.foreign.share import Gpu, Reading
+from webhook.foreign.vgpu import VgpuNames, read_vgpus
+
+_NAMES: Final = VgpuNames(
+    "nvidia.com/gpu",
+    "nvidia.com/gpumem",
+    "nvidia.com/gpumem-percentage",
+    "nvidia.com/gpucores",
+    "nvidia.com/vgpu-mode",
+)
+_USE_TYPE: Final = "nvidia.com/use-gputype"
+_USE_UUID: Final = "nvidia.com/use-gpuuuid"
+_AVOIDS: Final = ("nvidia.com/nouse-gputype", "nvidia.com/nouse-gpuuuid")
+_IGNORED: Final = {
+    "hami.io/node-scheduler-policy": "Slicekeeper's scheduler has one policy for the cluster",
+    "hami.io/gpu-scheduler-policy": "Slicekeeper's scheduler has one policy for the cluster",
+    "nvidia.com/numa-bind": "the scheduler chooses by links itself",
+}
+
+
+def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+    """Read a pod of HAMi's."""
+    read_vgpus(pod, _NAMES, gpu, reading)
+    if not reading.shares:
+        return
+    annotations = annotations_of(pod)
+    reading.ignores(annotations, _IGNORED)
+    if _USE_TYPE in annotations:
+        reading.annotations[names.GPU_MODEL] = str(annotations[_USE_TYPE])
+    if _USE_UUID in annotations:
+        reading.annotations[names.GPU_UUID] = str(annotations[_USE_UUID])  # several are refused as ours would be
+    for key in _AVOIDS:
+        if key in annotations:
+            reading.refuse(
+                "", f"metadata.annotations[{key}]", annotations[key],
+                "a GPU to keep away from cannot be named here; name the models that will do",
+                f"{names.GPU_MODEL}: A100,H100",
+            )  # fmt: skip

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KAI: a share by the annotations `gpu-fraction` or `gpu-memory` (MiB), whole GPUs by `nvidia.com/gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.gpu.request import annotations_of, container_name, containers
+from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
+from slicekeeper.untyped import as_map
+from webhook.foreign.share import Gpu, Reading, Share, gpu_containers, whole
+
+_FRACTION: Final = "gpu-fraction"
+_MEMORY: Final = "gpu-memory"
+_DEVICES: Final = "gpu-fraction-num-devices"
+_CONTAINER: Final = "gpu-fraction-container-name"
+_WHOLE: Final = "nvidia.com/gpu"
+
+
+def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+    """Read a pod of KAI's: one container has the share, the first or the one that is named."""
+    annotations = annotations_of(pod)
+    key = next((key for key in (_FRACTION, _MEMORY) if key in annotations), "")
+    if not key:
+        _whole_gpus(pod, reading)
+        return
+    path, value = f"metadata.annotations[{key}]", annotations[key]
+    if annotations.get(_DEVICES, "1") != "1":
+        reading.refuse(
+            "", f"metadata.annotations[{_DEVICES}]", annotations[_DEVICES],
+            "shares of several GPUs in one container are not offered: ask for a share of one", f'{_DEVICES}: "1"',
+        )  # fmt: skip
+        return
+    for beside, container, amounts in gpu_containers(pod, (_WHOLE,)):
+        if whole_quantity(amounts[_WHOLE]) != 0:
+            reading.refuse(
+                container, f"{beside}[{_WHOLE}]", amounts[_WHOLE], "a pod has whole GPUs or a part, not both",
+                f"{key} alone",
+            )  # fmt: skip
+            return
+    name = _container(pod, annotations, reading)
+    if name is None:
+        return
+    share = None
+    if key == _FRACTION:
+        try:
+            part = parse_quantity(value)
+        except ValueError:
+            part = Fraction(0)
+        if not 0 < part < 1:
+            reading.refuse(
+                name, path, value, "it must be a number between 0 and 1; whole GPUs are asked for in limits",
+                f'{_FRACTION}: "0.5"',
+            )  # fmt: skip
+            return
+        share = gpu.share(reading, name, path, part=part)
+    else:
+        mib = whole_quantity(value)
+        if mib is None or mib <= 0:
+            reading.refuse(name, path, value, "it must be a whole number of MiB", f'{_MEMORY}: "4096"')
+            return
+        share = gpu.share(reading, name, path, mib=Fraction(mib))
+    if share is not None:
+        reading.shares[name] = share
+
+
+def _container(pod: Mapping[str, Any], annotations: Mapping[str, Any], reading: Reading) -> str | None:
+    known = [(container_name(container), kind) for _, kind, container in containers(as_map(pod.get("spec")))]
+    if _CONTAINER not in annotations:
+        return next((name for name, kind in known if kind == "app"), None)
+    wanted = annotations[_CONTAINER]
+    if not any(name == wanted for name, _ in known):
+        reading.refuse(
+            "", f"metadata.annotations[{_CONTAINER}]", wanted, "the pod has no container of that name",
+            f"{_CONTAINER}: {next((name for name, kind in known if kind == 'app'), 'main')}",
+        )  # fmt: skip
+        return None
+    return str(wanted)
+
+
+def _whole_gpus(pod: Mapping[str, Any], reading: Reading) -> None:
+    """Read whole GPUs of a pod that KAI's scheduler was to place; others ask NVIDIA's plugin, as they say."""
+    if as_map(pod.get("spec")).get("schedulerName") not in DIALECTS["kai"].schedulers:
+        return
+    for path, name, amounts in gpu_containers(pod, (_WHOLE,)):
+        count = whole(reading, name, path, amounts, _WHOLE)
+        if count:
+            reading.shares[name] = Share(count * CORES_PER_GPU)

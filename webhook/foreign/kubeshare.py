@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KubeShare 2.0: labels `sharedgpu/gpu_request`, `gpu_limit`, `gpu_mem` (bytes) and `gpu_model` on ordinary pods.
+
+A group (`group_name`, `group_headcount`, `group_threshold`) becomes a gang: as many of its pods as the threshold says,
+a part of the headcount, are placed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.gpu.request import MAX_GANG, container_name
+from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
+from slicekeeper.untyped import as_list, as_map
+from webhook.foreign.share import Gpu, Reading, Share, percent_of
+
+_PREFIX: Final = "sharedgpu/"
+_REQUEST: Final = _PREFIX + "gpu_request"
+_LIMIT: Final = _PREFIX + "gpu_limit"
+_MEMORY: Final = _PREFIX + "gpu_mem"
+_MODEL: Final = _PREFIX + "gpu_model"
+_IGNORED: Final = {
+    _PREFIX + "priority": "the namespace's budget decides on the class",
+}
+_GROUP: Final = _PREFIX + "group_name"
+_HEADCOUNT: Final = _PREFIX + "group_headcount"
+_THRESHOLD: Final = _PREFIX + "group_threshold"
+
+
+def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+    """Read a pod of KubeShare's: its first container has the share; a request of 0 is background work."""
+    labels = as_map(as_map(pod.get("metadata")).get("labels"))
+    entries = as_list(as_map(pod.get("spec")).get("containers"))
+    if not entries or not (_REQUEST in labels or _LIMIT in labels):
+        return
+    name = container_name(as_map(entries[0]))
+    asked = labels.get(_REQUEST, "0")
+    background = asked in ("0", "0.0")
+    core = 1 if background else percent_of(reading, name, f"metadata.labels[{_REQUEST}]", asked, f'{_REQUEST}: "0.5"')
+    limit = core
+    if _LIMIT in labels:
+        limit = percent_of(reading, name, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], f'{_LIMIT}: "1.0"')
+    if core is None or limit is None:
+        return
+    reading.ignores(labels, _IGNORED)
+    if _MODEL in labels:
+        reading.annotations[names.GPU_MODEL] = str(labels[_MODEL])
+    _read_group(labels, reading, name)
+    if background:
+        reading.annotations[names.GPU_CLASS] = names.BACKGROUND
+        reading.notes.append(f"{name}: without {_REQUEST} it is background work")
+    if core >= CORES_PER_GPU:
+        reading.shares[name] = Share(core)
+        return
+    mib = None
+    if _MEMORY in labels:
+        size = whole_quantity(labels[_MEMORY])
+        if size is None or size <= 0:
+            reading.refuse(
+                name, f"metadata.labels[{_MEMORY}]", labels[_MEMORY], "it must be a whole number of bytes",
+                f'{_MEMORY}: "1073741824"',
+            )  # fmt: skip
+            return
+        mib = Fraction(size, 1 << 20)
+    share = gpu.share(reading, name, f"metadata.labels[{_MEMORY}]", core=core, mib=mib)
+    if share is not None:
+        reading.shares[name] = Share(share.core, share.blocks, min(max(limit, core), CORES_PER_GPU))
+
+
+def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> None:
+    """Read a group. Without a headcount or a threshold its pods are placed one by one, as KubeShare does it."""
+    if _GROUP not in labels:
+        return
+    if _HEADCOUNT not in labels or _THRESHOLD not in labels:
+        reading.ignores(labels, {_GROUP: f"without {_HEADCOUNT} and {_THRESHOLD} each of its pods is placed by itself"})
+        return
+    count = whole_quantity(labels[_HEADCOUNT])
+    if count is None or not 1 <= count <= MAX_GANG:
+        reading.refuse(
+            container, f"metadata.labels[{_HEADCOUNT}]", labels[_HEADCOUNT],
+            f"it must be a whole number of pods from 1 to {MAX_GANG}", f'{_HEADCOUNT}: "8"',
+        )  # fmt: skip
+        return
+    try:
+        part = parse_quantity(labels[_THRESHOLD])
+    except ValueError:
+        part = Fraction(-1)
+    if not 0 < part <= 1:
+        reading.refuse(
+            container, f"metadata.labels[{_THRESHOLD}]", labels[_THRESHOLD],
+            "it must be the part of the group's pods that are placed together, above 0 and at most 1",
+            f'{_THRESHOLD}: "1.0"',
+        )  # fmt: skip
+        return
+    size = int(count * part + Fraction(1, 2))  # KubeShare rounds so
+    if size < 2:
+        reading.notes.append(f"{_GROUP}: a gang of fewer than 2 pods is none")
+        return
+    reading.annotations[names.GANG] = str(labels[_GROUP])
+    reading.annotations[names.GANG_SIZE] = str(size)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every dialect is read into, and the arithmetic that all of them share.
+
+A part of a GPU is rounded down, so that parts that fill a GPU still do; an amount of memory is rounded up, so that a
+program gets what it was written for. Each rounding is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+from slicekeeper.errors import Violation
+from slicekeeper.gpu.request import MAX_BLOCKS, container_name, containers
+from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
+from slicekeeper.untyped import as_map, show
+
+MOST_OF_A_SHARE: Final = CORES_PER_GPU - 1
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one container asks for, in our terms.
+
+    `core` is percent of one GPU or n × 100; `blocks` counts 256 MiB, None for whole GPUs; `limit` is the elastic
+    ceiling in percent, None for the namespace's.
+    """
+
+    core: int
+    blocks: int | None = None
+    limit: int | None = None
+
+
+@dataclass
+class Reading:
+    """What one dialect says in a pod: shares by container, our annotations, what users are told, what is refused."""
+
+    shares: dict[str, Share] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+
+    def refuse(self, container: str, path: str, value: object, rule: str, example: str) -> None:
+        """Record why a request cannot be converted."""
+        self.violations.append(
+            Violation(
+                code="not-convertible", container=container, field=path, value=show(value), rule=rule, example=example
+            )
+        )
+
+    def ignores(self, fields: Mapping[str, Any], keys: Mapping[str, str]) -> None:
+        """Tell of each of `keys` that a map has: it means nothing here, for the reason beside it."""
+        self.notes.extend(f"{key} is ignored: {reason}" for key, reason in keys.items() if key in fields)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU that parts are counted from: the policy's `foreign.gpuMemory` in MiB, None if it does not say."""
+
+    memory_mib: int | None = None
+
+    def share(
+        self, reading: Reading, container: str, path: str, *,
+        core: int | None = None, part: Fraction | None = None, mib: Fraction | None = None,
+    ) -> Share | None:  # fmt: skip
+        """Return the share of a container that names compute in percent, and memory as a part of a GPU or in MiB.
+
+        What is not named follows the other: half of the memory has half of the compute. None if it is refused.
+        """
+        if mib is not None and mib > MAX_BLOCKS * MIB_PER_BLOCK:
+            rule = f"a GPU has at most {MAX_BLOCKS} blocks of {MIB_PER_BLOCK} MiB"
+            reading.refuse(container, path, "more", rule, "8192 MiB")
+            return None
+        if self.memory_mib is None and (mib is None or core is None):
+            reading.refuse(
+                container, path, _short(mib if part is None else part),
+                "a part of a GPU's memory is counted from the policy's foreign.gpuMemory, which is not set",
+                "foreign: {dialects: [kai], gpuMemory: 80Gi}",
+            )  # fmt: skip
+            return None
+        blocks = None if mib is None else _blocks(reading, container, mib)
+        if core is None:
+            memory_mib = self.memory_mib or 1
+            whole = part if part is not None else Fraction(mib or 0) / memory_mib
+            if whole >= 1:
+                reading.notes.append(f"{container}: all of a GPU's memory is a whole GPU")
+                return Share(CORES_PER_GPU, blocks if whole > 1 else None)
+            core = _percent(reading, container, whole)
+        if blocks is None:
+            blocks = max(int((self.memory_mib or 0) * (Fraction(core, 100) if part is None else part)), 1)
+            blocks = max(blocks // MIB_PER_BLOCK, 1)
+            reading.notes.append(f"{container}: memory is {blocks} blocks of {MIB_PER_BLOCK} MiB")
+        return Share(core, blocks)
+
+
+def _blocks(reading: Reading, container: str, mib: Fraction) -> int:
+    """Return memory in blocks, at least 1, rounded up; tell of what was rounded."""
+    blocks = max(-(-mib // MIB_PER_BLOCK), 1)
+    if blocks * MIB_PER_BLOCK != mib:
+        reading.notes.append(f"{container}: {_short(mib)} MiB are rounded up to {blocks} blocks of {MIB_PER_BLOCK} MiB")
+    return blocks
+
+
+def _percent(reading: Reading, container: str, part: Fraction) -> int:
+    """Return a part of a GPU in whole percent, at least 1, rounded down; tell of what was rounded."""
+    core = max(int(part * 100), 1)
+    if core != part * 100:
+        reading.notes.append(f"{container}: {_short(part * 100)} percent of a GPU are rounded to {core}")
+    return core
+
+
+def percent_of(reading: Reading, container: str, path: str, text: object, example: str) -> int | None:
+    """Return a number of GPUs such as `0.5` or `2` in percent of one; None if it is refused, as 1.5 is."""
+    try:
+        part = parse_quantity(text)
+    except ValueError:
+        part = Fraction(-1)
+    if part <= 0 or (part > 1 and part.denominator != 1):
+        reading.refuse(container, path, text, "it must be a part of one GPU, or whole GPUs", example)
+        return None
+    return _percent(reading, container, part)
+
+
+def gpu_containers(pod: Mapping[str, Any], resources: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield `(field path, name, amounts)` of containers that ask for one of `resources`; limits go before requests."""
+    for path, _, container in containers(as_map(pod.get("spec"))):
+        declared = as_map(container.get("resources"))
+        both = {**as_map(declared.get("requests")), **as_map(declared.get("limits"))}
+        amounts = {name: both[name] for name in resources if name in both}
+        if amounts:
+            yield f"{path}.resources.limits", container_name(container), amounts
+
+
+def whole(reading: Reading, container: str, path: str, amounts: Mapping[str, Any], name: str) -> int | None:
+    """Return an amount that must be a whole number; None if it is absent, or refused."""
+    if name not in amounts:
+        return None
+    found = whole_quantity(amounts[name])
+    if found is None or found < 0:
+        reading.refuse(container, f"{path}[{name}]", amounts[name], "it must be a whole number", f"{name}: 1")
+        return None
+    return found
+
+
+def _short(value: Fraction | None) -> str:
+    if value is None:
+        return ""
+    return f"{float(value):.4g}" if value.denominator != 1 else str(value.numerator)

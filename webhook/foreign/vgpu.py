@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual GPUs as HAMi counts them: a number of GPUs, and memory and compute of each. Volcano's plugin is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from slicekeeper.gpu.request import annotations_of
+from slicekeeper.units import CORES_PER_GPU
+from webhook.foreign.share import Gpu, Reading, Share, gpu_containers, whole
+
+
+@dataclass(frozen=True)
+class VgpuNames:
+    """One plugin's resources: number of GPUs, MiB of each, percent of each one's memory, percent of its compute.
+
+    `mode` is the annotation by which a pod chooses how GPUs are divided.
+    """
+
+    count: str
+    memory: str
+    percentage: str
+    cores: str
+    mode: str
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The four resources."""
+        return self.count, self.memory, self.percentage, self.cores
+
+
+def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: Gpu, reading: Reading) -> None:
+    """Read what each container asks for.
+
+    GPUs without a word on memory and compute are whole ones, and so are those of which all compute is asked.
+    """
+    for path, name, amounts in gpu_containers(pod, names.all):
+        before = len(reading.violations)
+        count, mib, percentage, cores = (whole(reading, name, path, amounts, key) for key in names.all)
+        if len(reading.violations) > before or count == 0:
+            continue
+        count = 1 if count is None else count
+        if cores is not None and cores > CORES_PER_GPU:
+            reading.refuse(
+                name, f"{path}[{names.cores}]", cores, "it is percent of each GPU's compute", f"{names.cores}: 50",
+            )  # fmt: skip
+            continue
+        if percentage is not None and not 0 < percentage <= CORES_PER_GPU:
+            reading.refuse(
+                name, f"{path}[{names.percentage}]", percentage, "it is percent of each GPU's memory",
+                f"{names.percentage}: 50",
+            )  # fmt: skip
+            continue
+        all_memory = not mib and percentage in (None, 100)
+        if cores == CORES_PER_GPU or (all_memory and not cores):
+            if not all_memory:
+                reading.notes.append(f"{name}: all compute of a GPU is a whole GPU, with all of its memory")
+            reading.shares[name] = Share(count * CORES_PER_GPU)
+            continue
+        if count > 1:
+            reading.refuse(
+                name, f"{path}[{names.count}]", count,
+                "shares of several GPUs in one container are not offered: ask for whole GPUs, or for a share of one",
+                f"{names.count}: 1",
+            )  # fmt: skip
+            continue
+        share = gpu.share(
+            reading, name, path, core=cores or None,
+            part=None if mib else Fraction(percentage or 100, 100), mib=Fraction(mib) if mib else None,
+        )  # fmt: skip
+        if share is not None:
+            reading.shares[name] = share
+    if reading.shares and annotations_of(pod).get(names.mode) == "mig":
+        reading.refuse(
+            "", f"metadata.annotations[{names.mode}]", "mig",
+            "MIG slices are not made on demand here; ask for a share", f"{names.mode}: hami-core",
+        )  # fmt: skip

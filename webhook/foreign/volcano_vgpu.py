@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volcano's vGPU plugin: `volcano.sh/vgpu-number` beside `vgpu-memory`, `vgpu-memory-percentage` and `vgpu-cores`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper.gpu.request import annotations_of
+from webhook.foreign.share import Gpu, Reading
+from webhook.foreign.vgpu import VgpuNames, read_vgpus
+
+_NAMES: Final = VgpuNames(
+    "volcano.sh/vgpu-number",
+    "volcano.sh/vgpu-memory",
+    "volcano.sh/vgpu-memory-percentage",
+    "volcano.sh/vgpu-cores",
+    "volcano.sh/vgpu-mode",
+)
+_IGNORED: Final = {
+    "scheduling.k8s.io/group-name": "each pod of the group is placed by itself",
+    "scheduling.volcano.sh/queue-name": "the namespace's budget takes the place of a queue's share",
+}
+
+
+def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+    """Read a pod of Volcano's."""
+    read_vgpus(pod, _NAMES, gpu, reading)
+    if reading.shares:
+        reading.ignores(annotations_of(pod), _IGNORED)

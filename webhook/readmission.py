@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manifest read back from the cluster: what the pod was given when it was bound is taken off, to be given again.
+
+`kubectl get -o yaml | kubectl replace --force -f -` and `kubectl debug --copy-to` bring a pod's node and its GPUs with
+them. Kept, they would take GPUs that may be another's by now; refused, the first of the two would lose the pod, because
+it deletes before it creates. Only what bears our label with our finalizer or sidecar is such a manifest: whoever
+writes those by hand gains nothing, as the pod is then placed like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.gpu.request import annotations_of, container_name
+from slicekeeper.untyped import as_list, as_map
+from slicekeeper.wire.json_patch import JsonPatch, escape
+
+WARNING: Final = "the manifest is of a pod that was bound before: it gets a new node and new GPUs, and keeps neither"
+
+
+def taken_off(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
+    """Return what takes the pod's former node and GPUs off its manifest; empty if there is nothing of the kind.
+
+    Where users may name a node, one without GPUs from a Binding is theirs: it may come from a pass before this one. A
+    manifest with a status was read back from the cluster, its node with it.
+    """
+    if not _was_admitted(pod):
+        return []
+    patch: JsonPatch = [
+        {"op": "remove", "path": f"/metadata/annotations/{escape(key)}"}
+        for key in annotations_of(pod)
+        if key in names.NEVER_ON_NEW_PODS or key.startswith(names.GPU_PREFIX)
+    ]
+    read_back = patch or as_map(pod.get("status")).get("phase")
+    if as_map(pod.get("spec")).get("nodeName") and (read_back or not may_name_node):
+        patch.append({"op": "remove", "path": "/spec/nodeName"})
+    return patch
+
+
+def _was_admitted(pod: Mapping[str, Any]) -> bool:
+    metadata, spec = as_map(pod.get("metadata")), as_map(pod.get("spec"))
+    return as_map(metadata.get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE and (
+        names.FINALIZER in as_list(metadata.get("finalizers"))
+        or any(container_name(as_map(c)) == names.SIDECAR for c in as_list(spec.get("initContainers")))
+    )
