@@ -66,7 +66,7 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
         site.kubectl("delete", "job", "burst", "-n", team, "--wait=false", "--cascade=background")
         site.kubectl("delete", "job", "before", "-n", team, "--wait=false", "--cascade=background")
         cluster.forget_history()
-        wait_for("deleted pods that have all ended", lambda: all(map(_ended, site.pods(team))), limit, 1)
+        wait_for("deleted pods that have all ended", lambda: all(map(_ended, site.pods(team))), 2 * limit, 1)
         assert _is_forgotten(site, team, seen)
         records = site.pods(team)
         assert len(records) >= BURST + 3

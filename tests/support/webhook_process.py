@@ -180,7 +180,7 @@ class Webhook:
         return [json.loads(line) for line in (self.folder / "log").read_text("utf-8").splitlines()]
 
     def connect(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self.context)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self.context)
 
     def get(self, path: str) -> str:
         with contextlib.closing(self.connect()) as connection:
@@ -190,7 +190,7 @@ class Webhook:
             return answer.read().decode()
 
     def metrics(self) -> str:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=20)) as plain:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=60)) as plain:
             plain.request("GET", "/metrics")
             return plain.getresponse().read().decode()
 

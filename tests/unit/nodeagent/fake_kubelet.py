@@ -121,7 +121,7 @@ class FakeKubelet:
             stub = channel.unary_unary(
                 f"/v1beta1.DevicePlugin/{method}", lambda m: m.SerializeToString(), answer.FromString
             )
-            return stub(request, timeout=20)
+            return stub(request, timeout=60)
 
     def _channel(self) -> grpc.Channel:
         return grpc.insecure_channel(f"unix://{self.folder}/{self.registered[-1].endpoint}")

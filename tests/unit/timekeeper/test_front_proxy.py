@@ -130,7 +130,7 @@ class World:
 
     def connect(self, shows: KeyPair | None) -> http.client.HTTPSConnection:
         made = context(self.folder, self.server_ca, shows)
-        return http.client.HTTPSConnection("127.0.0.1", self.server.port, timeout=20, context=made)
+        return http.client.HTTPSConnection("127.0.0.1", self.server.port, timeout=60, context=made)
 
     def ask(
         self, headers: list[tuple[str, str]], shows: KeyPair | None, path: str = TEAM, method: str = "GET",

@@ -23,7 +23,7 @@ class World:
         self.address = ("127.0.0.1", self.server.port)
 
     def get(self, path: str) -> tuple[int, str]:
-        answer = urllib3.request("GET", f"http://127.0.0.1:{self.address[1]}{path}", timeout=10, retries=False)
+        answer = urllib3.request("GET", f"http://127.0.0.1:{self.address[1]}{path}", timeout=60, retries=False)
         return answer.status, answer.data.decode().strip()
 
 

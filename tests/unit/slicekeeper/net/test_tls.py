@@ -113,7 +113,7 @@ def test_without_the_ca_file_nobody_is_spoken_to(server: Server) -> None:
 
 
 def test_plain_text_gets_no_answer(server: Server) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http.server_port, timeout=60)
     connection.request("GET", "/")
     with pytest.raises((OSError, http.client.HTTPException)):
         connection.getresponse()
