@@ -46,7 +46,7 @@ class Publisher:
             watch.stop()
 
     def publish(self, bundle: bytes) -> None:
-        """Write a bundle to wherever another one is, or none. A namespace that does not take it is tried next time.
+        """Write a bundle to every namespace that has another one, or none; one that fails is tried next time.
 
         Raises Unavailable if the namespaces are not known yet or the API server does not answer.
         """

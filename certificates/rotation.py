@@ -2,7 +2,7 @@
 """Decides what to renew, from what is there and the time alone. What is damaged counts as not there.
 
 A new CA is trusted for `overlap` before anything is signed by it, and the old one stays trusted until it expires:
-whoever still shows the old certificate, or has not seen the new CA yet, is never refused.
+a peer that still shows the old certificate, or has not seen the new CA yet, is never refused.
 """
 
 from __future__ import annotations

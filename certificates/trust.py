@@ -47,7 +47,7 @@ def trusted(found: Configurations) -> list[bytes]:
 
 
 def trust(client: KubeClient, found: Configurations, bundle: bytes) -> None:
-    """Write the bundle wherever there is another one.
+    """Replace every other bundle with this one.
 
     Raises ServiceError if the API server does not answer or refuses.
     """

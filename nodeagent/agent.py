@@ -43,9 +43,9 @@ TIDY_SECONDS: Final = 30.0
 """How often what lies about is removed: all at once, as container runtimes look at each change."""
 
 LINGER_SECONDS: Final = 2.0
-"""An agent that is told to stop serves on for so long: a binding that was under way arrives at kubelet by then."""
+"""How long an agent goes on serving after SIGTERM: a binding that was under way reaches kubelet within it."""
 LONGEST_LINGER_SECONDS: Final = 15.0
-"""And for at most so long, while kubelet has not taken pods in that it was given."""
+"""The longest that it goes on while kubelet has not taken in the pods that it was given."""
 
 
 class Agent:

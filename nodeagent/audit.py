@@ -40,7 +40,7 @@ EVICT_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 5.0
 """Until a pod that did not go is tried again."""
 FORGET_SECONDS: Final = 600.0
-"""A process that comes again within this time is not told of again."""
+"""A process that comes again within this time is not reported again."""
 
 _MIB: Final = 1 << 20
 _UNKNOWN: Final = 2**64 - 1
@@ -120,7 +120,7 @@ class Audit:
         self._sought: dict[str, float] = {}
         """Control groups of no pod that is known, and since when."""
         self.strays: list[Stray] = []
-        """As last seen, and told of."""
+        """As last seen and reported."""
 
     def start(self) -> None:
         """Start looking."""
@@ -241,7 +241,7 @@ def _in_pod(cgroup: str) -> bool:
 def owner(cgroup: str, pods: Iterable[Object]) -> tuple[Object | None, str]:
     """Return the pod and the container of a control group: by the container's ID, else by the pod's UID.
 
-    Not every runtime puts both there, and kubelet tells of a container's ID only after its start.
+    Not every runtime puts both there, and kubelet reports a container's ID only after its start.
     """
     ids, part = _CONTAINER.findall(cgroup), _POD.search(cgroup)
     uid = _bare(part[1]) if part else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one container used of one GPU, whoever counts it: the arbiter fractions, NVML whole GPUs."""
+"""What one container used of one GPU: the arbiter counts fractions, NVML whole GPUs."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """Waits until a file that was just written is opened by another program, by the kernel's inotify.
 
 Container runtimes read their CDI folder in the background and hold a lock while they do. From when a runtime has opened
-a new specification, a container that it is told to create waits for the end of that reading, and so finds its device.
+a new specification, a container that it is asked to create waits for the end of that reading, and so finds its device.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the GPUs' health: one that fails is withdrawn at once, and the pods that hold it are told."""
+"""Watches the GPUs' health: one that fails is withdrawn at once, and its pods get an event."""
 
 from __future__ import annotations
 

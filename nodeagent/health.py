@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a GPU may get new slices, judged from what the driver tells of it. What it does not tell counts as well."""
+"""Whether a GPU may get new slices, judged by what the driver reports. What it does not report counts as well."""
 
 from __future__ import annotations
 

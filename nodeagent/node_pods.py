@@ -91,7 +91,7 @@ class NodePods:
         self._on_gone(left)
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one change; who is left is told when a pod has gone."""
+        """Take one change; if a pod has gone, report which are left."""
         with self._changed:
             self._ahead.pop(obj["metadata"]["uid"], None)
             if kind == "DELETED":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine's GPUs, as NVIDIA's management library tells of them.
+"""The machine's GPUs, as NVIDIA's management library describes them.
 
 A driver may refuse every single answer: a GPU without ECC, one that shares the host's memory, a virtual machine, an
 older library. A refused answer is None and never an error. A GPU that an Xid has condemned stays withdrawn until
@@ -240,7 +240,7 @@ def _switches(devices: Sequence[_Device]) -> list[int]:
 
 
 def _register(devices: list[_Device]) -> Any:
-    """Return the set of events that Xids come by, None where the driver tells of none."""
+    """Return the set of events by which Xids arrive, None if the driver reports none."""
     events = ask(pynvml.nvmlEventSetCreate)
     heard = False
     for device in devices if events is not None else []:

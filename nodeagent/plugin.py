@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device plugin: offers seats to kubelet over gRPC, and registers again whenever kubelet restarts.
 
-A thin shell: every call ends in `Seats`. kubelet fails a pod that it is given while it has no seats, so whether it has
-them is told exactly: from the moment that it was sent them until its stream ends, which is when it dies. A new kubelet
-deletes all plugins' sockets, listens, and about a second later looks at its pods; by then it must have the seats.
+A thin shell: every call ends in `Seats`. kubelet fails a pod that it is given while it has no seats, so the
+plugin knows exactly when it has them: from when they were sent until its stream ends, which is when it dies. A new
+kubelet deletes all plugins' sockets, listens, and looks at its pods about a second later; by then it must have seats.
 """
 
 from __future__ import annotations

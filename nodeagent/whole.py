@@ -51,7 +51,7 @@ class WholeGpus:
         self._seats: dict[str, _Seat] = {}
 
     def count(self, seats: Sequence[Seat]) -> list[Count]:
-        """Return the counters of those seats whose GPUs the driver tells of."""
+        """Return the counters of the seats whose GPUs the driver accounts for."""
         whole = {seat.name: seat for seat in seats if seat.core >= CORES_PER_GPU}
         for gone in self._seats.keys() - whole.keys():
             del self._seats[gone]

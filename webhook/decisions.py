@@ -2,10 +2,9 @@
 """What the timekeeper has decided for each namespace, kept at hand by a thread of our own.
 
 A review reads a snapshot and never waits. When the timekeeper has not answered for `staleSeconds` the decisions are
-stale: a namespace that was over budget stays so, for that is not undone by silence; of any other it is unknown what is
-left, and its policy says what holds meanwhile. Otherwise, whoever can silence the timekeeper has a budget. Every change
-of a standing (a flip, going stale, coming back) is remembered for `flipGraceSeconds`: a pod may be mutated before it
-and validated after.
+stale: a namespace that was over budget stays so, or anybody who can silence the timekeeper would have a budget. What
+any other has left is unknown, and its policy says what holds meanwhile. Every change of a standing (a flip, going
+stale, coming back) is remembered for `flipGraceSeconds`: a pod may be mutated before it and validated after.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _PATHS: Final = (
 
 
 def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
-    """Return the node's paths that no GPU pod may mount, with those that the node agent is told to use."""
+    """Return the node's paths that no GPU pod may mount, including those that the node agent is set to use."""
     own = (agent.plugin_dir, agent.pod_resources_socket, agent.cdi_dir, agent.state_dir, agent.run_dir)
     return tuple(dict.fromkeys((*_PATHS, *(canonical(path) for path in own if path))))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The instant of the last flip that any worker has seen, in memory that all workers of one pod share.
 
-Workers fetch the decisions each for itself, so one may mutate by a flip that the other has not heard of when it
+Each worker fetches the decisions for itself, so one may mutate by a flip that another does not know of yet when it
 validates. A worker that knows of a newer flip than its own last fetch takes the class of either state.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The last decisions that any worker fetched, for a worker that takes the place of one that died.
 
-Without them, whoever can end a worker while the timekeeper is away would have spent namespaces forgotten.
+Without them, ending a worker while the timekeeper is away would make the webhook forget which namespaces are spent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the webhook writes into a pod, as the smallest patch: a value that is there already is not written again.
 
-`validation` has judged the pod before, so what is found here under a reserved name is what we would write. Nothing is
-insisted on that another mutator may rightly change: our sidecar is found by name, wherever it is.
+`validation` has judged the pod before, so what is found here under a reserved name is what we would write. What another
+mutator may rightly change is left to it: our sidecar is found by its name, at any position.
 """
 
 from __future__ import annotations

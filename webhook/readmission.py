@@ -3,8 +3,8 @@
 
 `kubectl get -o yaml | kubectl replace --force -f -` and `kubectl debug --copy-to` bring a pod's node and its GPUs with
 them. Kept, they would take GPUs that may be another's by now; refused, the first of the two would lose the pod, because
-it deletes before it creates. Only what bears our label with our finalizer or sidecar is such a manifest: whoever
-writes those by hand gains nothing, as the pod is then placed like any other.
+it deletes before it creates. Only what has our label and our finalizer or sidecar is such a manifest: writing them by
+hand gains nothing, as the pod is then placed like any other.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """What a user may not write on a GPU pod, beyond the request itself (`slicekeeper.gpu.request`).
 
 A name that is ours is refused only if its value is not the one that we would write: a second pass, or a
-manifest from `kubectl get -o yaml`, brings our own values back. Every rule that is broken is told, not the first.
+manifest from `kubectl get -o yaml`, brings our own values back. Every broken rule is reported, not only the first.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def check_ephemeral(
 def may_name_node(case: Case, cluster: Cluster, *, ours: bool) -> bool:
     """Whether a `nodeName` on a GPU pod breaks no rule.
 
-    Devices of NVIDIA's plugin are given out by kubelet, whoever bound the pod: its operator's own pods come so. Only
-    for our shares and GPUs does it matter.
+    kubelet gives out devices of NVIDIA's plugin no matter who bound the pod, and pods of NVIDIA's operator name their
+    node. It matters for our shares and GPUs only.
     """
     return (not ours or cluster.webhook.allow_node_name) and not case.policy.reserves
 

@@ -306,9 +306,9 @@ def _check_matches(file: Path, rules: list[tuple[int, int, str]]) -> None:
 def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[str, ...]) -> Iterator[str]:
     """Yield a warning for each name and pattern of which others take all that it matches.
 
-    Told and not refused: the file says what holds all the same, and a server must come up.
+    A warning and no error: the file says what holds all the same, and a server must come up.
     """
-    # Exact names win over patterns wherever they stand.
+    # Exact names win over patterns in whatever order.
     before = [match for *_, match in rules if not is_pattern(match)]
     for line, index, match in rules:
         where = f"{file}: line {line}: namespaces[{index}]: match {match} never applies"

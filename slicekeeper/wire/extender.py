@@ -18,7 +18,7 @@ class MetaVictims(TypedDict):
 
 
 class PreemptionResult(TypedDict):
-    """What `preempt` answers: the nodes on which evicting helps. An error is told by the HTTP status alone."""
+    """What `preempt` answers: the nodes on which evicting helps. Only the HTTP status says that something failed."""
 
     NodeNameToMetaVictims: dict[str, MetaVictims]
 

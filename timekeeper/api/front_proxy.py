@@ -51,7 +51,7 @@ class Trust:
 
 
 def read(data: Mapping[str, object]) -> Trust:
-    """Return what the API server tells of itself.
+    """Return what the API server publishes about itself.
 
     Raises ValueError if it identifies no front proxy safely.
     """

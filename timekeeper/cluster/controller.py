@@ -182,7 +182,7 @@ class Controller:
                 try:
                     pause = min(pause, self.look() if self._lead() else pause)
                     self._looked = time.monotonic()
-                except Exception as error:  # noqa: BLE001 - the loop outlives every error; `trouble` tells of one that stays
+                except Exception as error:  # noqa: BLE001 - the loop outlives every error; `trouble` names one that stays
                     if all(map(_is_database_away, self._failures or [error])):
                         self._looked = time.monotonic()  # a restart would not bring it back
                     if not self._failures:

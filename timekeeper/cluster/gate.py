@@ -2,8 +2,8 @@
 """Lets pods of `safe` namespaces start: sets GPU time aside until each one's deadline, then lifts our scheduling gate.
 
 In a namespace the oldest waiting pod comes first, and no younger one goes before it, however small: else a large pod
-would wait for ever. One that could not have its hold even with nothing else set aside (it needs more than a period
-brings) is told so and passed over. A crash between the reservation and the lifting is made good by the next look.
+would wait forever. A pod that needs more than a period brings could not have its reservation even with nothing else set
+aside: it gets an event and is passed over. If the controller dies between reservation and lifting, its next look lifts.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Released:
             for node in record.nodes:
                 if self._nodes.device_labels(node["metadata"]["name"]) is None:
                     self._nodes.on_event("ADDED", node)
-            # A pod that is there was not let go, or another finalizer holds it: the watch tells of it.
+            # A pod that is there was not let go, or another finalizer holds it: the watch shows it.
             missing = {
                 pod["metadata"]["uid"]: pod for pod in record.pods if self._pods.find(pod["metadata"]["uid"]) is None
             }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells when a budget's thresholds are crossed: each of them once per period, by an event and in the audit log.
+"""Announces each threshold of a budget that is crossed, once per period, by an event and in the audit log.
 
 The event is on the namespace (of a team or an organisation: on each namespace under it). Its name follows from
 budget, period and threshold, so a controller that writes it again after a crash, or beside another one, is refused
-by the API server. Then the ledger notes that it was told; only what is not noted there is told.
+by the API server. Then the ledger notes that it was announced; only what is not noted there is announced.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ class Thresholds:
     def _look_at(self, position: Position, policy: NamespacePolicy, now: Instant) -> Instant | None:
         state, percents = position.at(now), policy.budget.thresholds
         found = crossed(state, percents, is_open=position.rule.rule.open)
-        if found and policy.mode != "off" and not self._tell(position, state, found, now):
+        if found and policy.mode != "off" and not self._announce(position, state, found, now):
             return Instant(now + AGAIN_MS)
         ahead = (next_crossing(position, state, percents, now), timeline.next_turn(
             position.together.at(now), position.together.forest, position.known.id
         ))  # fmt: skip
         return min((at for at in ahead if at is not None), default=None)
 
-    def _tell(self, position: Position, state: State, found: list[int], now: Instant) -> bool:
-        """Tell those that were not told yet; return whether all are told."""
+    def _announce(self, position: Position, state: State, found: list[int], now: Instant) -> bool:
+        """Announce those that have not been announced yet; return whether all have been."""
         known, period = position.known, state.period_start or EPOCH
         with self._books.database.reading() as session:
             news = sorted(set(found) - thresholds.announced(session, known.id, period))
@@ -110,7 +110,7 @@ class Thresholds:
             )
             name = f"gpu-budget-{known.id}-{period}-{percent}"
             try:
-                for namespace in self._told_there(position):
+                for namespace in self._namespaces_of(position):
                     events.tell_namespace(
                         self._client, self._clock, namespace, self._uid_of(namespace) or "", name=name,
                         kind="Warning", reason="BudgetThreshold", action="WatchBudget", note=note,
@@ -119,12 +119,12 @@ class Thresholds:
             except Unavailable as error:
                 log.info("threshold %d %% of %s again later: %s", percent, known.title, error)
                 return False
-            except ServiceError as error:  # that will not change: the audit log tells of it all the same
+            except ServiceError as error:  # that will not change: the audit log has it all the same
                 log.warning("threshold %d %% of %s: no event: %s", percent, known.title, error)
         note_thresholds(self._books, known, period, state.used, limit_of(state), news, now)
         return True
 
-    def _told_there(self, position: Position) -> list[str]:
+    def _namespaces_of(self, position: Position) -> list[str]:
         """Return the namespaces on which an event is written: those under the budget that the cluster still has."""
         forest = position.together.forest
         tree = Tree(frozenset(forest.records), tuple(forest.links))

@@ -36,7 +36,7 @@ _KEPT: Final = (*_MOVEMENTS, *_RULES, "rate", "withdraw", "interval")
 
 
 def differences(session: Session) -> Iterator[str]:
-    """Yield the records that the audit log does not tell of, and what it tells of that is not there."""
+    """Yield the records that the audit log lacks, and what it names that is not there."""
     recorded = _recorded(session)
     missing = set(recorded)
     for what, key in _done(session):
@@ -47,7 +47,7 @@ def differences(session: Session) -> Iterator[str]:
     for digest in missing:
         record, action = recorded[digest]
         if action in _KEPT:
-            yield f"audit record {record}: the {action} that it tells of is not there, or another"
+            yield f"audit record {record}: the {action} that it names is not there, or another"
 
 
 def _digest(key: tuple[Any, ...]) -> bytes:

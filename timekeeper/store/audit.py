@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who did what and why, as a chain: each record's hash covers its content and the hash before it.
 
-A record is appended in the transaction of what it tells of. Of two processes that append at once one loses, by the
+A record is appended in the transaction that it records. Of two processes that append at once one loses, by the
 unique key on the hash before, and runs again.
 """
 

@@ -38,7 +38,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Charged:
-    """What a pod was charged in an interval; `corrections` is the part of both that tells of sealed periods."""
+    """What a pod was charged in an interval; `corrections` is the part of both that concerns sealed periods."""
 
     pod_uid: str
     pod_name: str

@@ -35,7 +35,7 @@ _READ: Final[dict[str, Callable[[Mapping[str, Any], Gpu, Reading], None]]] = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """The patch that makes a foreign request ours, what the user is told of it, and what could not be converted."""
+    """The patch that makes a foreign request ours, the warnings that tell the user, and what could not be converted."""
 
     patch: JsonPatch
     warnings: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ def convert(pod: Mapping[str, Any], policy: NamespacePolicy, resources: Resource
             patch.replace("/spec/schedulerName", scheduler)
         if not patch.operations:
             continue
-        asked = (f"{name}: {_told(share, resources)}" for name, share in shares.items())
+        asked = (f"{name}: {_in_words(share, resources)}" for name, share in shares.items())
         warnings = (f"converted from {dialect}: {', '.join(asked)}", *reading.notes)
         return Conversion(patch.operations, warnings)
     return NOTHING
@@ -128,7 +128,7 @@ def _annotations(
     patch.members(as_map(metadata).get("annotations"), "/metadata/annotations", wanted)
 
 
-def _told(share: Share, resources: Resources) -> str:
+def _in_words(share: Share, resources: Resources) -> str:
     memory = "" if share.blocks is None else f" {resources.memory}={share.blocks}"
     limit = "" if share.limit is None else f" limit {share.limit}"
     return f"{resources.core}={share.core}{memory}{limit}"

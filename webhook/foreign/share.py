@@ -2,7 +2,7 @@
 """What every dialect is read into, and the arithmetic that all of them share.
 
 A part of a GPU is rounded down, so that parts that fill a GPU still do; an amount of memory is rounded up, so that a
-program gets what it was written for. Each rounding is told.
+program gets what it was written for. A warning names each rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Share:
 
 @dataclass
 class Reading:
-    """What one dialect says in a pod: shares by container, our annotations, what users are told, what is refused."""
+    """What one dialect says in a pod: shares by container, our annotations, warnings for the user, what is refused."""
 
     shares: dict[str, Share] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)

@@ -263,7 +263,7 @@ def damaged(database_url: str) -> Iterator[Callable[[str], list[str]]]:
         ("UPDATE interval_correction SET actor = 'none'", "correction 1 of the interval of pod a is not in the audit"),
         ("UPDATE interval_correction SET reason = 'none'", "correction 1 of the interval of pod a is not in the audit"),
         ("DELETE FROM audit WHERE action = 'interval'", "correction 1 of the interval of pod a is not in the audit"),
-        ("DELETE FROM interval_correction", "the interval that it tells of is not there"),
+        ("DELETE FROM interval_correction", "the interval that it names is not there"),
         ("UPDATE workload SET ended_at = ended_at + 1", "is not what its corrections say"),
     ],
 )

@@ -253,7 +253,7 @@ def test_a_grant_on_which_time_set_aside_depends_is_not_withdrawn(books: Books) 
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ("UPDATE budget_grant SET withdrawn_at = NULL", "the withdraw that it tells of is not there"),
+        ("UPDATE budget_grant SET withdrawn_at = NULL", "the withdraw that it names is not there"),
         ("UPDATE budget_grant SET withdrawn_at = 5 WHERE idempotency_key = 'kept'", "withdrawal of grant 2 is not in"),
         ("DELETE FROM audit WHERE action = 'withdraw'", "withdrawal of grant 1 is not in"),
     ],
@@ -289,7 +289,7 @@ def test_a_transfer_says_so_if_its_key_is_taken_on_the_other_side(books: Books) 
         ("DELETE FROM audit WHERE id = 1", "audit record 2: it does not follow"),
         ("DELETE FROM audit WHERE id = 3", "refund 3 is not in the audit log"),
         ("DELETE FROM audit", "transfer 1 is not in the audit log"),
-        ("DELETE FROM budget_grant WHERE kind = 'refund'", "audit record 3: the refund that it tells of is not there"),
+        ("DELETE FROM budget_grant WHERE kind = 'refund'", "audit record 3: the refund that it names is not there"),
         ("UPDATE budget_grant SET reason = 'none'", "transfer 1 is not in the audit log"),
         ("UPDATE budget_grant SET actor = 'none'", "transfer 1 is not in the audit log"),
         ("UPDATE audit SET id = id + 10 WHERE id = 2", "audit record 3: it does not follow"),
@@ -337,5 +337,5 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
     forged = {"amountMs": 1, "counterpart": "", "id": 77, "reason": "r"}
     books.database.write(lambda s: books.note(s, actor="me", action="grant", about=team, detail=forged, now=T0))
     (told,) = verify(books.database.engine, carry=False).differences
-    assert "audit record 8: the grant that it tells of is not there" in told
+    assert "audit record 8: the grant that it names is not there" in told
     books.database.close()

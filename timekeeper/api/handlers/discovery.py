@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server asks of whatever it offers as an API of its own. It needs no identity.
+"""What the API server asks of each API that it serves for others. It needs no identity.
 
-One resource is told: an empty list counts as an error in client-go, and would be shown by every kubectl.
+One resource is listed: client-go takes an empty list for an error, and every kubectl would show it.
 """
 
 from __future__ import annotations

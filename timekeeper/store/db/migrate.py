@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, text
 from slicekeeper.errors import SettingsError
 from timekeeper.store.db.engine import WRITES, is_sqlite
 
-# It tells of every look at the revision, and readiness probes look every few seconds.
+# It logs every look at the revision, and readiness probes look every few seconds.
 logging.getLogger("alembic.runtime.migration").setLevel(logging.WARNING)
 
 _LOCK = 0x51CE_1EDA
