@@ -23,6 +23,7 @@ from scheduler.pods import Hold, Pod
 from scheduler.reclaim.nudge import Nudger
 from scheduler.seating import Muster, Near
 from scheduler.state import NoPlace, State
+from scheduler.turns import Turns
 from slicekeeper.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,8 @@ FORGET_SECONDS: Final = 600.0
 
 TRIES: Final = 3
 
-REST: Final = 9
-"""After a look for places that found none, a gang rests for so many times as long as it took: for a large one at 5,000
-nodes that is some tenths of a second, and each of its pods asks again whenever something has changed."""
+LOOK_SECONDS: Final = (0.1, 1.0)
+"""The shortest and the longest pause between two rounds of all gangs, in the clock's seconds."""
 
 
 @dataclass
@@ -63,10 +63,11 @@ class _Known:
 
     near: dict[str, Near] = field(default_factory=dict)
     """The nodes that kube-scheduler last offered for each pod."""
+    latest: Near | None = None
+    """Those of the last one that asked: most pods of a gang are offered the same, which is kept once."""
     plan: _Plan | None = None
     failed: tuple[int, frozenset[str]] | None = None
     """The fleet's version at which, and the pods for which, no places were found."""
-    rest_until_ns: int = 0
     said: str = ""
     """Why it has no places."""
     most: tuple[float, int] | None = None
@@ -94,6 +95,7 @@ class Gangs:
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._barrier = barrier_seconds
         self._known: dict[str, _Known] = {}
+        self._turns = Turns(clock)
         self._changed = threading.Condition()
         """Guards all above, and tells binds that wait that a plan has changed."""
         self._waiters = 0
@@ -120,9 +122,10 @@ class Gangs:
             known = self._known.setdefault(there.gang.key, _Known())
             known.asked_at = time.monotonic()
             before = known.near.get(pod.uid)
-            if before is None or not np.array_equal(before.rows, near.rows):
+            near = next((kept for kept in (before, known.latest) if kept is not None and _is_same(kept, near)), near)
+            if near is not before:
                 known.failed = None
-            known.near[pod.uid] = near
+            known.near[pod.uid] = known.latest = near
             self._settle(known, there)
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
@@ -175,9 +178,12 @@ class Gangs:
     # What goes on beside the calls.
 
     def run(self, stopped: threading.Event) -> None:
-        """Look at all gangs whenever one has got its places, and every second, until `stopped`."""
+        """Look at all gangs every second, when one has got its places and when a rest is over, until `stopped`."""
+        least, most = LOOK_SECONDS
         while not stopped.is_set():
-            self._news.wait(1.0)
+            with self._changed:
+                left = self._turns.seconds_left()
+            self._clock.wait(self._news, most if left is None else min(max(left, least), most))
             self._news.clear()
             try:
                 self.look()
@@ -186,24 +192,34 @@ class Gangs:
 
     def look(self) -> None:
         """Let go of places that were not taken, look for places again, and call the pods that have one."""
-        called: list[Pod] = []
         with self._changed:
-            for key, known in list(self._known.items()):
-                there = self._state.muster(key)
-                old = time.monotonic() - known.asked_at > FORGET_SECONDS
-                if there is None or not there.waiting or not there.needed or old:
-                    self._let_go(known)
-                    del self._known[key]
-                    continue
-                known.near = {pod.uid: known.near[pod.uid] for pod in there.waiting if pod.uid in known.near}
-                self._settle(known, there)
-                self._find(known, there)
-                plan = known.plan
-                if plan is not None:
-                    called += [pod for pod in there.waiting if pod.uid in plan.holds and pod.uid not in plan.come]
+            keys = dict.fromkeys([*self._turns.line(), *self._known])
+        # The lock is let go of after each: kube-scheduler waits while one of their pods is asked for.
+        called = [pod for key in keys for pod in self._look_at(key)]
         self._nudger.keep({pod.uid for pod in called})
         for pod in called:
             self._nudger.nudge(pod, at_once=True)
+
+    def _look_at(self, key: str) -> list[Pod]:
+        """Look at one gang; return those of its pods that have a place and are to come."""
+        with self._changed:
+            known = self._known.get(key)
+            if known is None:
+                return []
+            there = self._state.muster(key)
+            old = time.monotonic() - known.asked_at > FORGET_SECONDS
+            if there is None or not there.waiting or not there.needed or old:
+                self._let_go(known)
+                del self._known[key]
+                self._turns.leave(key)
+                return []
+            known.near = {pod.uid: known.near[pod.uid] for pod in there.waiting if pod.uid in known.near}
+            self._settle(known, there)
+            self._find(known, there)
+            plan = known.plan
+            if plan is None:
+                return []
+            return [pod for pod in there.waiting if pod.uid in plan.holds and pod.uid not in plan.come]
 
     def stop(self) -> None:
         """Let no bind wait any longer."""
@@ -246,17 +262,27 @@ class Gangs:
             self._let_go(known)
 
     def _find(self, known: _Known, there: Muster) -> str:
-        """Look for places for all that wait, unless they have them; return why they get none."""
+        """Look for places for all that wait if they have none and it is their turn; return why they get none."""
+        key = there.gang.key
         if known.plan is not None:
             return ""
         if not there.is_complete:
+            self._turns.leave(key)
             return _incomplete(there)
         began_ns = self._clock.monotonic_ns()
-        if began_ns < max(known.not_before_ns, known.rest_until_ns):
-            return known.said
         uids = frozenset(pod.uid for pod in there.waiting)
-        if known.failed == (self._state.version(), uids):
+        if began_ns < known.not_before_ns or known.failed == (self._state.version(), uids):
+            self._turns.leave(key)
             return known.said
+        if not self._turns.has_come(key):
+            return known.said or f"{_named(there)} waits for its turn: places for other gangs are looked for first"
+        reason = self._search(known, there, uids)
+        if reason:
+            self._turns.rest(began_ns)
+        return reason
+
+    def _search(self, known: _Known, there: Muster, uids: frozenset[str]) -> str:
+        """Look for places for all that wait, and keep them; return why there are none."""
         for _ in range(TRIES):
             trial = self._state.trial(uids)
             seats = trial.place(there.waiting, known.near, self._state.policy)
@@ -269,8 +295,6 @@ class Gangs:
                         continue
                     known.failed = trial.version, uids
                     known.said = self._why_not(known, there, len(seats))
-                    now_ns = self._clock.monotonic_ns()
-                    known.rest_until_ns = now_ns + REST * (now_ns - began_ns)
                     return known.said
             until_ns = self._clock.monotonic_ns() + self._hold_ns
             if self._state.reserve_all(seats, until_ns, version=trial.version):
@@ -291,6 +315,10 @@ class Gangs:
                 f"{there.needed} pods that it needs"
             )
         return f"{_named(there)} waits for room for all: {there.needed - found} of {there.needed} pods have none"
+
+
+def _is_same(one: Near, other: Near) -> bool:
+    return one.roster is other.roster and np.array_equal(one.rows, other.rows)
 
 
 def _is_near(near: Near, hold: Hold) -> bool:

@@ -178,6 +178,8 @@ class State:
         """Pods on nodes that may have to give way, or are on their way out: without any, no eviction makes room."""
         self._gangs: dict[str, dict[str, None]] = {}
         """Each gang's pods."""
+        self._musters: dict[str, Muster] = {}
+        """What `muster` found, while none of the gang's pods and places has changed."""
         self._changes = 0
         self._stirred: set[str] = set()
         """Nodes that have changed since the reclaimer asked, or pods on them."""
@@ -491,10 +493,15 @@ class State:
         """Return the pods of a gang, None if it has none; `asking` counts even if no watch has shown it yet."""
         with self._lock:
             self._expire()
-            pods = {uid: self._pods[uid] for uid in self._gangs.get(key, ())}
-            if asking is not None:
-                pods.setdefault(asking.uid, asking)
-            return muster(pods.values(), lambda pod: any(p.kind is Kind.BINDING for p in self._places.get(pod.uid, ())))
+            members = self._gangs.get(key, {})
+            unseen = [asking] if asking is not None and asking.uid not in members else []
+            there = None if unseen else self._musters.get(key)
+            if there is None:
+                pods = (*(self._pods[uid] for uid in members), *unseen)
+                there = muster(pods, lambda pod: any(p.kind is Kind.BINDING for p in self._places.get(pod.uid, ())))
+                if there is not None and not unseen:
+                    self._musters[key] = there
+            return there
 
     def version(self) -> int:
         """Return a number that rises with every change of what is held, or free."""
@@ -725,6 +732,7 @@ class State:
         self._pods[pod.uid] = pod
         if pod.gang is not None:
             self._gangs.setdefault(pod.gang.key, {})[pod.uid] = None
+            self._musters.pop(pod.gang.key, None)
         if pod.finished:
             self._put(pod.uid, [])
             return
@@ -741,6 +749,7 @@ class State:
         known = self._pods.pop(uid, None)
         if known is not None and known.gang is not None:
             members = self._gangs[known.gang.key]
+            self._musters.pop(known.gang.key, None)
             del members[uid]
             if not members:
                 del self._gangs[known.gang.key]
@@ -777,6 +786,9 @@ class State:
 
     def _put(self, uid: str, places: list[Place]) -> None:
         """Make `places` all that is held for a pod."""
+        known = self._pods.get(uid)
+        if known is not None and known.gang is not None:
+            self._musters.pop(known.gang.key, None)
         before = self._places.pop(uid, [])
         if places:
             self._places[uid] = places

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What many large gangs that fit nowhere cost the other pods.
+
+    .venv/bin/python benchmarks/scheduler/gangs.py [--nodes 5000] [--gangs 50] [--size 512] [--seconds 60]
+
+All GPUs are held but for a few less than one gang needs. In each round a pod ends and another takes its place, so that
+no answer holds for long, and kube-scheduler asks for a pod without a gang and for one of the next gang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import threading
+import time
+from typing import Any
+
+import orjson
+from look import NOWHERE, tenant
+from run import GPU_MIB, GPUS, percentile, pod
+
+from scheduler.extender import filter_nodes
+from scheduler.gangs import Gangs
+from scheduler.placement.policies import Learner
+from scheduler.reclaim.nudge import Nudger
+from scheduler.state import State
+from slicekeeper import names
+from slicekeeper.clock import SystemClock
+from slicekeeper.config.settings import KubernetesSettings, Settings
+from slicekeeper.gpu import inventory
+from slicekeeper.kube.client import KubeClient
+
+HOLD = 30.0
+MISSING = 12
+"""GPUs that a gang lacks."""
+
+
+def member(gang: int, n: int, size: int) -> dict[str, Any]:
+    """Return a pod of a gang that wants a whole GPU."""
+    made = pod(f"g{gang}-{n}", 100)
+    made["metadata"]["uid"] = f"uid-g{gang}-{n}"
+    made["metadata"]["annotations"] |= {names.GANG: f"g{gang}", names.GANG_SIZE: str(size)}
+    return made
+
+
+def single(n: int) -> dict[str, Any]:
+    """Return a pod without a gang."""
+    made = pod(f"single-{n}", 100)
+    made["metadata"]["uid"] = f"uid-single-{n}"
+    return made
+
+
+def fill(state: State, nodes: int, free: int) -> None:
+    """Give the state nodes of which `free` GPUs are idle."""
+    pods: list[dict[str, Any]] = []
+    for n in range(nodes):
+        gpus = [inventory.Gpu(f"GPU-{n:05}-{g}", "NVIDIA A100-SXM4-80GB", GPU_MIB) for g in range(GPUS)]
+        state.set_node({"metadata": {"name": f"node-{n:05}", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}})
+        pods += [tenant(n, column, names.IN_BUDGET) for column in range(1 if n < free else 0, GPUS)]
+    state.set_pods(pods)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--gangs", type=int, default=50)
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    clock, settings = SystemClock(), Settings(kubernetes=KubernetesSettings(server=NOWHERE))
+    state = State(settings.resources, Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=60)
+    fill(state, options.nodes, options.size - MISSING)
+    gangs = Gangs(state, clock, Nudger(KubeClient(settings.kubernetes), clock, pause_seconds=1), hold_seconds=HOLD)
+    every = orjson.dumps([f"node-{n:05}" for n in range(options.nodes)])
+    members = [[member(g, n, options.size) for n in range(options.size)] for g in range(options.gangs)]
+    for made in (made for gang in members for made in gang):
+        state.set_pod(made)
+    trial, looks = state.trial, 0
+
+    def timed(verb: Any, *arguments: Any) -> float:
+        begin = time.perf_counter()
+        verb(*arguments)
+        return time.perf_counter() - begin
+
+    def counted(without: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return trial(without)
+
+    state.trial = counted  # type: ignore[method-assign]
+    stopped, chance = threading.Event(), random.Random(0)
+    thread = threading.Thread(target=gangs.run, args=(stopped,), daemon=True)
+    thread.start()
+    alone: list[float] = []
+    together: list[float] = []
+    end, turn = time.monotonic() + options.seconds, 0
+    while time.monotonic() < end:
+        gone = tenant(turn % options.nodes, GPUS - 1, names.IN_BUDGET)
+        state.drop_pod(gone["metadata"]["uid"])
+        state.set_pod(gone)
+        alone.append(timed(filter_nodes, state, gangs, single(turn), every))
+        together.append(timed(filter_nodes, state, gangs, chance.choice(members[turn % options.gangs]), every))
+        turn += 1
+    stopped.set()
+    gangs.stop()
+    thread.join()
+    print(f"{looks} looks in {options.seconds:.0f} s; {turn} rounds")
+    for name, taken in (("a pod without a gang", alone), ("a pod of a gang", together)):
+        print(
+            f"filter of {name}: p50 {statistics.median(taken) * 1000:.1f} ms, "
+            f"p99 {percentile(taken, 0.99) * 1000:.1f}, max {max(taken) * 1000:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

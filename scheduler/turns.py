@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose gang is looked at next, and when: one look after the other, for a part of the time at most.
+
+A look for places takes some tenths of a second for a large gang, and every change of the cluster is a reason for
+another, so one rest is shared by all gangs: whoever makes many of them gets no more looks for it. The namespace that
+was served the longest ago comes first, and of its gangs the one that has waited the longest.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from slicekeeper.clock import Clock
+
+REST: Final = 9
+"""After a look that found no places none is begun for so many times as long as it took: looks in vain take at most a
+tenth of the time."""
+
+
+class Turns:
+    """The line of gangs that wait for a look, by their keys. Guarded by its owner's lock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._line: dict[str, None] = {}
+        self._served: dict[str, int] = {}
+        """The number of the last turn of each namespace in the line. One that joins counts as just served, so it gains
+        nothing by leaving."""
+        self._turn = 0
+        self._rest_until_ns = 0
+
+    def has_come(self, key: str) -> bool:
+        """Whether a gang may be looked at now. It joins the line, and leaves it if so."""
+        self._line.setdefault(key)
+        self._served.setdefault(_namespace(key), self._turn)
+        if self._clock.monotonic_ns() < self._rest_until_ns or key != min(self._line, key=self._last_served):
+            return False
+        self._turn += 1
+        self._served[_namespace(key)] = self._turn
+        self.leave(key)
+        return True
+
+    def leave(self, key: str) -> None:
+        """Take a gang out of the line: it is gone, or no look could find anything."""
+        if key not in self._line:
+            return
+        del self._line[key]
+        there = {_namespace(other) for other in self._line}
+        self._served = {namespace: turn for namespace, turn in self._served.items() if namespace in there}
+
+    def rest(self, since_ns: int) -> None:
+        """Take that a look which began at `since_ns` has found no places."""
+        now_ns = self._clock.monotonic_ns()
+        self._rest_until_ns = now_ns + REST * (now_ns - since_ns)
+
+    def line(self) -> list[str]:
+        """Return the gangs in the order in which they are looked at if none of the looks is in vain."""
+        return sorted(self._line, key=self._last_served)
+
+    def seconds_left(self) -> float | None:
+        """Return how long the rest still lasts, in seconds; None if no gang waits for its end."""
+        return max(self._rest_until_ns - self._clock.monotonic_ns(), 0) / 1e9 if self._line else None
+
+    def _last_served(self, key: str) -> int:
+        return self._served[_namespace(key)]
+
+
+def _namespace(key: str) -> str:
+    return key.partition("/")[0]
