@@ -133,7 +133,7 @@ class Binder:
         return {
             **{names.gpu_annotation(container): ",".join(gpus) for container, gpus in place.gpus.items()},
             names.BOUND_AT: format_instant(self._clock.now_ms()),
-            names.SHARING_MODE: f"{demand.mode}: {demand.why}",
+            names.SHARING_MODE: f"{demand.mode}: {demand.why}; {place.why}",
         }
 
     def _try(self, args: BindingArgs, annotations: Mapping[str, str]) -> Result:

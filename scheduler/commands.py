@@ -22,13 +22,13 @@ from slicekeeper.cli.reach import cluster, cluster_options
 from slicekeeper.clock import from_settings
 from slicekeeper.errors import Forbidden
 from slicekeeper.gpu.request import annotations_of
-from slicekeeper.kube.client import EVENTS, JOBS, NODES, PODS, KubeClient, Object
+from slicekeeper.kube.client import JOBS, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.net import probes
 from slicekeeper.net.serving.process import serve as serve_app
 from slicekeeper.net.serving.wsgi import WsgiBridge
 from slicekeeper.units import format_instant
-from slicekeeper.untyped import as_map
+from slicekeeper.untyped import as_list, as_map
 
 
 @click.group()
@@ -87,7 +87,8 @@ def explain(context: Context, pod: str, namespace: str, output: str) -> None:
     if placed:
         gpus = {key.removeprefix(names.GPU_PREFIX): value for key, value in annotations.items()
                 if key.startswith(names.GPU_PREFIX)}  # fmt: skip
-        said |= {"node": placed, "gpus": gpus, "sharing": annotations.get(names.SHARING_MODE, "")}
+        sharing, _, why = annotations.get(names.SHARING_MODE, "").partition("; ")
+        said |= {"node": placed, "gpus": gpus, "sharing": sharing, "why": why}
     elif said["state"] == "waiting":
         said |= _waiting(context, client, found)
     show(said, output, lambda: _in_words(said))
@@ -113,7 +114,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     gang = _gang(state, pod)
     if gang and gang["missing"]:
         told = replace(told, expected=None)  # no room is of use to it yet
-    return {"asks": pod.demand.asks, **_data(told), "gang": gang, "schedulerSaid": _last_message(client, found)}
+    return {"asks": pod.demand.asks, **_data(told), "gang": gang, "schedulerSaid": _last_message(found)}
 
 
 def _gang(state: State, pod: Pod) -> dict[str, Any] | None:
@@ -145,22 +146,13 @@ def _data(told: Outlook) -> dict[str, Any]:
     }
 
 
-def _last_message(client: KubeClient, pod: Object) -> str:
-    """Return what kube-scheduler said last of the pod, empty if no event tells it."""
-    metadata = pod["metadata"]
-    try:
-        events, _ = client.list(
-            EVENTS, namespace=metadata["namespace"], field_selector=f"involvedObject.uid={metadata['uid']}"
-        )
-    except Forbidden:
-        return ""
-    failed = [event for event in events if event.get("reason") == "FailedScheduling"]
-    return str(max(failed, key=_last_seen).get("message", "")) if failed else ""
+def _last_message(pod: Object) -> str:
+    """Return what kube-scheduler said last of the pod, empty if nothing.
 
-
-def _last_seen(event: Object) -> str:
-    series = as_map(event.get("series")).get("lastObservedTime")
-    return max(str(at or "") for at in (series, event.get("eventTime"), event.get("lastTimestamp")))
+    From the pod's condition: the events of tries that follow each other within minutes all have the first one's text.
+    """
+    conditions = map(as_map, as_list(as_map(pod.get("status")).get("conditions")))
+    return next((str(of.get("message", "")) for of in conditions if of.get("type") == "PodScheduled"), "")
 
 
 def _in_words(said: Mapping[str, Any]) -> str:
@@ -169,7 +161,8 @@ def _in_words(said: Mapping[str, Any]) -> str:
     if "gpus" in said:
         gpus = [f"  container {container}: {uuids}" for container, uuids in said["gpus"].items()]
         mode = f" ({said['sharing']})" if said["sharing"] else ""
-        return "\n".join([head, f"on node {said['node']}{mode}:", *gpus])
+        why = [f"Why there: {said['why']}"] if said["why"] else []
+        return "\n".join([head, f"on node {said['node']}{mode}:", *gpus, *why])
     if "reasons" not in said:
         return head
     lines = [head, f"It asks for {said['asks']}." if said["asks"] else "", "Why:"]

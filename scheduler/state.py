@@ -92,6 +92,10 @@ class Place:
     until_ns: int | None = None
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NO_GPUS)
     """Each container's GPUs, where the scheduler chose them."""
+    among: int = 0
+    """Of TENTATIVE: how many nodes had room."""
+    why: str = ""
+    """Of BINDING: why it is there, in words."""
 
 
 @dataclass(frozen=True)
@@ -373,6 +377,7 @@ class State:
                 if self._fleet.row(node) != row or self._fleet.version_of(row) > version:
                     return False
                 held = self._place(Kind.TENTATIVE, pod, node, found.judged, row)
+                held = replace(held, among=int(found.fits.sum()))
             self._put(pod.uid, [*kept, replace(held, until_ns=self._clock.monotonic_ns() + self._hold_ns)])
             return True
 
@@ -419,16 +424,43 @@ class State:
     def _choose(self, pod: Pod, node: str) -> Place:
         if node not in self._fleet:
             raise NoPlace(explain(Why.DAMAGED if node in self._damaged else Why.NO_GPUS, pod.demand))
+        why = self._why_there(pod, node)
         with self._without(lambda place: place.pod.uid == pod.uid):
             result = self._linked(node, pod.demand)
+            free = self._free_before(node, pod.demand, result)
         if not result.fits[0]:
             with self._without(lambda place: place.pod.uid == pod.uid or place.kind is Kind.TENTATIVE):
                 result = self._linked(node, pod.demand)
+                free = self._free_before(node, pod.demand, result)
             if not result.fits[0]:
                 raise NoPlace(explain(int(result.why[0]), pod.demand))
             for uid in list(self._on_node.get(node, ())):
                 self._keep(uid, lambda place: place.kind is not Kind.TENTATIVE)
-        return self._place(Kind.BINDING, pod, node, result, 0)
+        return replace(self._place(Kind.BINDING, pod, node, result, 0), why=f"{why}; {free}")
+
+    def _why_there(self, pod: Pod, node: str) -> str:
+        """Return in words what led a pod to a node."""
+        policy = self._learner.name
+        for place in self._places.get(pod.uid, ()):
+            if place.kind is Kind.RESERVED and place.hold.node == node:
+                return f"{policy}, for all pods of its gang together" if pod.gang else "room was made or kept for it"
+            if place.kind is Kind.TENTATIVE and place.hold.node == node:
+                return (
+                    f"{policy}, the cheapest of {place.among} nodes with room" if place.among > 1 else "the only room"
+                )
+            if place.kind is Kind.TENTATIVE:
+                return f"kube-scheduler's own rules; {policy} would have taken node {place.hold.node}"
+        return "kube-scheduler's own rules"
+
+    def _free_before(self, node: str, demand: Demand, result: Survey) -> str:
+        """Return in words what was free of the GPUs that a pod gets on a node."""
+        view = self._fleet.view([node], demand)
+        columns = dict.fromkeys(result.gpus[0].tolist())
+        found = Counter(
+            "idle" if view.idle[0, column] else f"{view.core[0, column]} percent and {view.memory[0, column]} MiB free"
+            for column in columns
+        )
+        return "GPU before: " + ", ".join(f"{n} times {text}" if n > 1 else text for text, n in found.items())
 
     def bound(self, uid: str, node: str) -> None:
         """Take that the pod is bound to `node`: what was held elsewhere is free, this stays until it is seen."""

@@ -39,11 +39,17 @@ class Learner:
     """It is made again when so many times as many pods have arrived, or so many more."""
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self._make = LEARNING.get(name)
         self._models = 0
         self._next = ENOUGH
         self.arrivals = Arrivals()
         self.policy: Policy = FIXED[name]() if name in FIXED else BestFit()
+
+    @property
+    def name(self) -> str:
+        """The name of the policy in force."""
+        return "best-fit" if self._make is not None and isinstance(self.policy, BestFit) else self._name
 
     def due(self, models: Sequence[GpuModel]) -> list[Arrival] | None:
         """Return the mix to learn from if it is time, None if it is not."""

@@ -17,6 +17,8 @@ from slicekeeper.cli.main import cli
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
+from slicekeeper.kube.client import PODS
+from slicekeeper.kube.events import tell
 from slicekeeper.units import format_seconds
 
 NOW = 1_800_000_000_000
@@ -223,12 +225,25 @@ def test_the_command_tells_of_a_waiting_pod(real):
 
 
 def test_the_command_tells_where_a_pod_went(real):
+    why = "best-fit, the cheapest of 2 nodes with room; GPU before: idle"
     annotations = {names.gpu_annotation("c"): "n0-0", names.BOUND_AT: "2027-01-15T08:00:00.000Z",
-                   names.SHARING_MODE: "shared: adaptive, a share was asked for"}  # fmt: skip
+                   names.SHARING_MODE: f"shared: adaptive, a share was asked for; {why}"}  # fmt: skip
     real.pod("p", annotations=annotations, nodeName="n0")
     words = explain("p", "-n", NAMESPACE)
     assert "has its place since 2027-01-15T08:00:00.000Z (in-budget)" in words
     assert "on node n0 (shared: adaptive, a share was asked for):\n  container c: n0-0" in words
+    assert f"Why there: {why}" in words
+
+
+def test_what_kube_scheduler_said_last_is_the_condition_as_it_is_now(real):
+    made = real.pod("w", 50)
+    said = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+    ]
+    real.client.patch(PODS, "w", {"status": {"conditions": said}}, NAMESPACE, subresource="status")
+    tell(real.client, real.clock, made, kind="Warning", reason="FailedScheduling", action="Scheduling",
+         note="0/1 nodes are available", reporter="slicekeeper-scheduler")  # fmt: skip
+    assert explain("w", "-n", NAMESPACE).endswith("kube-scheduler said last:\n  0/3 nodes are available\n")
 
 
 def test_a_pod_that_its_owner_put_on_a_node_has_a_time_too(real):

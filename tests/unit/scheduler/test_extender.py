@@ -86,7 +86,9 @@ def test_the_whole_path_of_a_pod(cluster, extender):
     assert annotations[names.gpu_annotation("c")] == "n0-0"
     assert parse_instant(annotations[names.BOUND_AT]) == extender.clock.now_ms()
     assert annotations[names.BOUND_AT].endswith(".123Z")
-    assert annotations[names.SHARING_MODE] == "shared: adaptive, a share was asked for"
+    assert annotations[names.SHARING_MODE] == (
+        "shared: adaptive, a share was asked for; best-fit, the cheapest of 2 nodes with room; GPU before: idle"
+    )
     wait_for(lambda: counts(extender) == {"bound": 1}, "the watch shows it bound")
     assert extender.bind(pod, "n0") == ""
     assert "bound to node n0 already" in extender.bind(pod, "n1")

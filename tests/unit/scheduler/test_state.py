@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler.extender import filter_nodes, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.policies import Learner
-from scheduler.pods import read_pod
+from scheduler.pods import chosen_hold, read_pod
 from scheduler.state import Kind, NoPlace, State
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
@@ -89,6 +89,30 @@ def test_two_sixty_percent_pods_never_share_a_gpu(state):
     assert fitting(state, pod("b")) == ["n1"]
     assert fitting(state, pod("c")) == []
     assert state.counts()[Kind.TENTATIVE] == 2
+
+
+def test_a_place_says_what_led_there_and_what_was_free(clock):
+    state = new_state(clock, node("n0", 2), node("n1", 2))
+
+    def why(obj, on):
+        return state.choose(read(obj), on).why
+
+    assert why(pod("a"), "n0") == "kube-scheduler's own rules; GPU before: idle"
+    fitting(state, pod("b", 40))
+    assert why(pod("b", 40), "n1") == (
+        "kube-scheduler's own rules; best-fit would have taken node n0; GPU before: idle"
+    )
+    fitting(state, pod("c", 40))
+    assert why(pod("c", 40), "n0") == (
+        "best-fit, the cheapest of 2 nodes with room; GPU before: 40 percent and 7168 MiB free"
+    )
+    state.set_node(node("n2", 2))
+    fitting(state, pod("d", 200, 0), "n0", "n2")
+    assert why(pod("d", 200, 0), "n2") == "the only room; GPU before: 2 times idle"
+    state.set_pod(pod("e", 10))
+    found = chosen_hold(read(pod("e", 10)), "n1", ["n1-0"])[0]
+    assert state.reserve(read(pod("e", 10)), found)
+    assert why(pod("e", 10), "n1").startswith("room was made or kept for it; GPU before: 60 percent")
 
 
 def test_a_list_that_tells_nothing_new_stirs_no_node(state):
