@@ -12,7 +12,7 @@ import msgspec
 
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.config import manifests
+from slicekeeper.config import chart, manifests
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Key, Section, Settings, keys
 
@@ -67,13 +67,27 @@ def write_manifests(path: Path, dry: bool) -> None:
 
     PATH is the folder `manifests`, whose settings are in base/config/config.yaml, or one rendered file.
     """
-    changed = manifests.write(path, dry=dry)
+    _tell(manifests.write(path, dry=dry), "its settings say", dry=dry)
+
+
+@config.command("chart")
+@click.argument("path", type=click.Path(path_type=Path, exists=True, file_okay=False), default="manifests")
+@click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
+def write_chart(path: Path, dry: bool) -> None:
+    """Make the Helm chart of the manifests, which kubectl renders.
+
+    PATH is the folder `manifests`; the chart is its folder `chart`.
+    """
+    _tell(chart.write(path, dry=dry), "the manifests say", dry=dry)
+
+
+def _tell(changed: list[Path], source: str, *, dry: bool) -> None:
     for file in changed:
-        click.echo(f"{file}: {'is not as its settings say' if dry else 'written'}")
+        click.echo(f"{file}: {f'is not as {source}' if dry else 'written'}")
     if dry and changed:
         sys.exit(EXIT_FAILED)
     if not changed:
-        click.echo("everything is as its settings say")
+        click.echo(f"everything is as {source}")
 
 
 @config.command("reference")

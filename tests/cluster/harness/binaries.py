@@ -123,6 +123,13 @@ COREDNS = Module("coredns", (".",), "github.com/coredns/coredns", ("-ldflags", "
 MODULES = (NEWEST, CONTAINERD, COREDNS)
 CERT_MANAGER = Module("cert-manager", (".",), "github.com/cert-manager/cert-manager", ("-ldflags", "-s -w"))
 """For the tests of its overlay alone (Apache-2.0)."""
+HELM = Module(
+    "helm",
+    ("helm.sh/helm/v4/cmd/helm",),
+    "helm.sh/helm/v4",
+    ("-ldflags", "-s -w -X helm.sh/helm/v4/internal/version.version={version}"),
+)
+"""For the tests of the chart (Apache-2.0)."""
 
 
 def cache() -> Path:

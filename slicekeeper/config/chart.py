@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Helm chart, made of what kustomize makes of the base, alone and with each of its components.
+
+Where a component's objects differ from the base's, the template asks whether the component is wanted: a value of the
+component's own name. What the chart has beyond that is text of its own (`_helpers.tpl`, `config.yaml`, `NOTES.txt`):
+the ConfigMaps, which are made of values, and what a value may not be. Everything else comes from the manifests, so the
+two ways to install cannot differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from slicekeeper.config import manifests
+from slicekeeper.config.chart_template import MISSING, Code, template
+from slicekeeper.config.policy import NamespacePolicy, NamespaceRule
+from slicekeeper.config.settings import PARTS, Settings
+from slicekeeper.errors import SettingsError
+
+Kustomize = Callable[[Path], str]
+"""Renders a folder that has a kustomization.yaml."""
+
+_BY_MODE: Final = "observe"
+"""The component that is no value of its name: `mode` says it."""
+
+_GENERATED: Final = "# Made by `slicekeeper config chart` of the manifests beside this folder; edit those, not this.\n"
+_HASHED: Final = re.compile(r"\b(slicekeeper-(?:config|kube-scheduler))-[0-9a-z]{10}\b")
+_IMAGE: Final = re.compile(rf"\S+/(?P<part>{'|'.join(PARTS)})(?:[:@]\S+)?")
+_KUBE_SCHEDULER: Final = re.compile(r"\S*/kube-scheduler(?:[:@]\S+)?")
+_FILES: Final = ("config.yaml", "kube-scheduler.yaml", "policy.yaml")
+_READ_ONCE: Final = {
+    manifests.CONFIG_MAP: '{{ include "slicekeeper.settings" . | sha256sum }}',
+    "slicekeeper-kube-scheduler": '{{ .Files.Get "files/kube-scheduler.yaml" | sha256sum }}',
+}
+_KUBECTL_SECONDS: Final = 60
+
+
+def kubectl(folder: Path) -> str:
+    """Render a folder by the kubectl of this machine. Raises SettingsError if that cannot be done."""
+    try:
+        done = subprocess.run(  # noqa: S603 - a folder of this machine's user
+            ["kubectl", "kustomize", str(folder)],  # noqa: S607 - the user's own, wherever it is
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_KUBECTL_SECONDS,
+        )
+    except FileNotFoundError as error:
+        raise SettingsError("no kubectl on PATH: it renders the manifests that the chart is made of") from error
+    if done.returncode != 0:
+        raise SettingsError(f"kubectl kustomize {folder}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def write(folder: Path, *, dry: bool = False, kustomize: Kustomize = kubectl) -> list[Path]:
+    """Make `chart` in a folder of manifests what the rest of the folder says; return what changed.
+
+    `dry` writes nothing. Raises SettingsError if the manifests cannot be rendered, or if two components change the same
+    field.
+    """
+    chart = folder / "chart"
+    wanted = {chart / name: text for name, text in _chart(folder, kustomize).items()}
+    for name in _FILES:
+        wanted[chart / "files" / name] = (folder / "base/config" / name).read_text("utf-8")
+    changed = [path for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
+    former = [
+        path
+        for path in (chart / "templates").glob("*.yaml")
+        if path not in wanted and path.read_text("utf-8").startswith(_GENERATED)
+    ]
+    if not dry:
+        for path in changed:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted[path], "utf-8")
+        for path in former:
+            path.unlink()
+    return [*changed, *former]
+
+
+def components(folder: Path) -> list[str]:
+    """Return the names of the components that are values of the chart."""
+    found = (path.parent.name for path in (folder / "components").glob("*/kustomization.yaml"))
+    return sorted(name for name in found if name != _BY_MODE)
+
+
+def value_of(component: str) -> str:
+    """Return the name that a component has among the chart's values: `cert-manager` is `certManager`."""
+    first, *rest = component.split("-")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _chart(folder: Path, kustomize: Kustomize) -> dict[str, str]:
+    base = _rendered(folder, "", kustomize)
+    variants = {
+        f".Values.components.{value_of(name)}": _rendered(folder, name, kustomize) for name in components(folder)
+    }
+    homes = dict(_homes(folder))
+    texts: dict[str, list[str]] = {}
+    for key in dict.fromkeys((*base, *(key for objects in variants.values() for key in objects))):
+        of_each = {condition: objects.get(key, MISSING) for condition, objects in variants.items()}
+        lines = template(" ".join(key), base.get(key, MISSING), of_each)
+        texts.setdefault(homes[key], []).extend(["---", *lines])
+    files = {f"templates/{home}.yaml": _GENERATED + "\n".join(lines) + "\n" for home, lines in sorted(texts.items())}
+    return {**files, "values.schema.json": json.dumps(schema(folder), indent=2) + "\n"}
+
+
+def _rendered(folder: Path, component: str, kustomize: Kustomize) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the objects of the base, with a component if one is named, by kind and name and as the chart has them."""
+    with tempfile.TemporaryDirectory() as made:
+        here = Path(made).resolve()
+        near = Path(os.path.relpath(folder.resolve(), here))
+        wanted = {"resources": [str(near / "base")]}
+        if component:
+            wanted["components"] = [str(near / "components" / component)]
+        (here / "kustomization.yaml").write_text(yaml.safe_dump(wanted), "utf-8")
+        text = _HASHED.sub(r"\1", kustomize(here))
+    objects = [obj for obj in yaml.safe_load_all(text) if obj["kind"] not in ("Namespace", "ConfigMap")]
+    return {(obj["kind"], obj["metadata"]["name"]): _in_chart(obj) for obj in objects}
+
+
+def _homes(folder: Path) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield in which of the manifests' files, or of which component, each object is."""
+    for path in sorted(folder.glob("base/*.yaml")) + sorted(folder.glob("components/*/*.yaml")):
+        name = path.stem if path.parent.name == "base" else path.parent.name
+        for obj in yaml.safe_load_all(path.read_text("utf-8")):
+            if isinstance(obj, dict) and "metadata" in obj:
+                yield (obj["kind"], obj["metadata"]["name"]), name
+
+
+def _in_chart(obj: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with what Helm needs different from kustomize."""
+    found: dict[str, Any] = _with_values(obj)
+    metadata = found["metadata"]
+    if found["kind"] == "PersistentVolumeClaim":  # the ledger outlives `helm uninstall`
+        metadata["annotations"] = {"helm.sh/resource-policy": "keep"}
+    if found["kind"] == "Job":  # it cannot be changed: each image's has a name of its own, and goes with it
+        image = '{{ include "slicekeeper.image" (list "timekeeper" .) | sha256sum | trunc 8 }}'
+        metadata["name"] = Code(f"{metadata['name']}-{image}")
+        del found["spec"]["ttlSecondsAfterFinished"]
+    if found["kind"] in ("Deployment", "DaemonSet"):  # a changed ConfigMap keeps its name: this restarts who read it
+        pod = found["spec"]["template"]
+        if read := {
+            f"slicekeeper.io/{name.removeprefix('slicekeeper-')}": Code(_READ_ONCE[name])
+            for name in _read_once(pod["spec"])
+        }:
+            pod["metadata"]["annotations"] = read
+    return found
+
+
+def _read_once(pod: dict[str, Any]) -> Iterator[str]:
+    """Yield the ConfigMaps that a pod mounts and its programs read when they start."""
+    for volume in pod.get("volumes") or []:
+        for source in (volume, *(volume.get("projected") or {}).get("sources", [])):
+            name = (source.get("configMap") or {}).get("name")
+            if name in _READ_ONCE:
+                yield name
+
+
+def _with_values(value: Any, key: str = "") -> Any:
+    """Return a tree with templates where a value of the chart decides, and safe from being one elsewhere."""
+    if isinstance(value, dict):
+        return {below: _with_values(one, below) for below, one in value.items()}
+    if isinstance(value, list):
+        return [_with_values(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    if key == "image":
+        if found := _IMAGE.fullmatch(value):
+            return Code(f'{{{{ include "slicekeeper.image" (list "{found["part"]}" .) }}}}')
+        if _KUBE_SCHEDULER.fullmatch(value):
+            return Code('{{ include "slicekeeper.kubeScheduler" . }}')
+    if key == "name" and value == "timekeeper-database":
+        return Code("{{ .Values.databaseSecret }}")
+    return value
+
+
+def schema(folder: Path) -> dict[str, Any]:
+    """Return what values may be: the settings' and the policy's own types among them."""
+    _, known = msgspec.json.schema_components((Settings, NamespacePolicy, NamespaceRule), ref_template="#/$defs/{name}")
+    for one in known.values():
+        one.pop("required", None)
+        for below in one.get("properties", {}).values():
+            below.pop("default", None)
+    rule = known.pop("NamespaceRule")
+    policy = known["NamespacePolicy"]
+    policy["properties"]["mode"] = {"enum": [*policy["properties"]["mode"]["enum"], False]}  # YAML 1.1 reads `off` so
+    entry = {**policy, "properties": {**rule["properties"], **policy["properties"]}, "required": ["match"]}
+    entry["properties"]["match"] = {"anyOf": [{"type": "string"}, rule["properties"]["match"]]}
+    images = known["Images"]["properties"]
+    properties = {
+        "images": {
+            **known["Images"],
+            "properties": {
+                # A host is needed: without one it would be a public registry's, in which anybody may take the name.
+                "registry": {"type": "string", "pattern": r"^(|[^/]*[.:][^/]*(/.+)?|localhost(/.+)?)$"},
+                "tag": images["tag"],
+                "digests": _closed(**{part: {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"} for part in PARTS}),
+            },
+        },
+        "mode": {"enum": ["observe", "enforce"]},
+        "policy": _closed(default={"$ref": "#/$defs/NamespacePolicy"}, namespaces={"type": "array", "items": entry}),
+        "config": {"$ref": "#/$defs/Settings"},
+        "kubeScheduler": _closed(
+            image={"type": "string", "minLength": 1}, version={"type": "string", "pattern": r"^(v\d+\.\d+\.\d+)?$"}
+        ),
+        "databaseSecret": {"type": "string", "minLength": 1},
+        "components": _closed(**{value_of(name): {"type": "boolean"} for name in components(folder)}),
+        "global": {"type": "object"},
+    }
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **_closed(**properties), "$defs": known}
+
+
+def _closed(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}

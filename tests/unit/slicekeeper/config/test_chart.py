@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart that is made of manifests; that it is the same as kustomize's is seen with Helm, in the cluster suite."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from slicekeeper.cli.main import cli
+from slicekeeper.config import chart
+from slicekeeper.errors import SettingsError
+
+ROOT = Path(__file__).parents[4] / "manifests"
+DEPLOYMENT = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: webhook}
+spec:
+  replicas: 2
+  template:
+    metadata: {labels: {app: webhook}}
+    spec:
+      containers: [{name: webhook, image: "slicekeeper.invalid/webhook:0.1.0"}]
+      volumes: [{name: config, configMap: {name: slicekeeper-config}}]
+"""
+ROLE = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {name: more}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small folder of manifests: a Deployment, a component that makes it single, one that adds a Role."""
+    shutil.copytree(ROOT / "base/config", tmp_path / "base/config")
+    (tmp_path / "base/webhook.yaml").write_text(DEPLOYMENT)
+    for name in ("single", "more-rights", "observe"):
+        (tmp_path / "components" / name).mkdir(parents=True)
+        (tmp_path / "components" / name / "kustomization.yaml").touch()
+    (tmp_path / "components/more-rights/role.yaml").write_text(ROLE)
+    return tmp_path
+
+
+def kustomize(folder: Path) -> str:
+    """Stand in for kubectl: names have their hashes, and a component does what it is called."""
+    wanted = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    [component] = [Path(path).name for path in wanted.get("components", ["base"])]
+    text = DEPLOYMENT.replace("slicekeeper-config", "slicekeeper-config-abcdef2345")
+    return {
+        "base": text,
+        "single": text.replace("replicas: 2", "replicas: 1"),
+        "more-rights": text + ROLE,
+    }[component]
+
+
+def test_components_are_values_and_images_and_settings_are_templates(folder: Path) -> None:
+    chart.write(folder, kustomize=kustomize)
+    text = (folder / "chart/templates/webhook.yaml").read_text()
+    assert "{{- if .Values.components.single }}\n  replicas: 1\n{{- else }}\n  replicas: 2\n{{- end }}" in text
+    assert 'image: {{ include "slicekeeper.image" (list "webhook" .) }}' in text
+    assert "name: slicekeeper-config\n" in text
+    assert 'slicekeeper.io/config: {{ include "slicekeeper.settings" . | sha256sum }}' in text
+    more = (folder / "chart/templates/more-rights.yaml").read_text()
+    assert "{{- if .Values.components.moreRights }}\napiVersion: rbac" in more
+    schema = json.loads((folder / "chart/values.schema.json").read_text())
+    assert set(schema["properties"]["components"]["properties"]) == {"single", "moreRights"}
+
+
+def test_a_second_run_changes_nothing_and_a_dry_one_only_tells(folder: Path) -> None:
+    told = chart.write(folder, dry=True, kustomize=kustomize)
+    assert not (folder / "chart").exists()
+    assert chart.write(folder, kustomize=kustomize) == told
+    assert chart.write(folder, kustomize=kustomize) == []
+
+
+def test_templates_of_what_is_gone_go_and_others_stay(folder: Path) -> None:
+    chart.write(folder, kustomize=kustomize)
+    own = folder / "chart/templates/config.yaml"
+    own.write_text("# written by hand\n")
+    shutil.rmtree(folder / "components/more-rights")
+    chart.write(folder, kustomize=kustomize)
+    assert {path.name for path in own.parent.iterdir()} == {"config.yaml", "webhook.yaml"}
+
+
+def test_the_checkouts_files_and_schema_are_todays() -> None:
+    """Templates are compared in the cluster suite, which has a kubectl of a known version."""
+    for name in ("config.yaml", "kube-scheduler.yaml", "policy.yaml"):
+        assert (ROOT / "chart/files" / name).read_text() == (ROOT / "base/config" / name).read_text()
+    schema = json.loads((ROOT / "chart/values.schema.json").read_text())
+    assert schema == chart.schema(ROOT), "make it again: slicekeeper config chart"
+
+
+def test_without_kubectl_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(SettingsError, match="no kubectl on PATH"):
+        chart.write(folder)
+
+
+def test_what_kubectl_says_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "no such component")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(SettingsError, match="no such component"):
+        chart.write(folder)
+
+
+def test_the_command_names_what_it_writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess([], 0, kustomize(Path(command[-1])), "")
+    )
+    done = CliRunner().invoke(cli, ["config", "chart", "--check", str(folder)])
+    assert (done.exit_code, "webhook.yaml: is not as the manifests say" in done.output) == (1, True)
+    assert "webhook.yaml: written" in CliRunner().invoke(cli, ["config", "chart", str(folder)]).output
+    done = CliRunner().invoke(cli, ["config", "chart", "--check", str(folder)])
+    assert (done.exit_code, done.output) == (0, "everything is as the manifests say\n")
