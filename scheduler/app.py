@@ -27,6 +27,7 @@ from scheduler.extender import filter_nodes, preempt, prioritize_nodes
 from scheduler.fence import BINDER_LEASE, Fence
 from scheduler.gangs import WAITERS, Gangs
 from scheduler.metrics import Metrics
+from scheduler.notices import Notices
 from scheduler.placement.policies import Learner
 from scheduler.placement.policy import BestFit
 from scheduler.reclaim.eviction import Evictor
@@ -111,6 +112,9 @@ class Scheduler:
             settings, clock, self.state, BestFit(), self.leader, evictor, nudger, hold_seconds=hold
         )
 
+        reporter = settings.webhook.scheduler_name
+        self.notices = Notices(self.client, clock, self.state, lambda: self.leader.is_leader, reporter=reporter)
+
     def _lease(self, name: str, identity: str) -> LeaderElection:
         mine = self.settings.scheduler
         return LeaderElection(
@@ -130,6 +134,7 @@ class Scheduler:
         threads.keep("overdue", self._look, self.stopped.is_set)
         threads.keep("gangs", lambda: self.gangs.run(self.stopped), self.stopped.is_set)
         threads.keep("reclaimer", self._reclaim, self.stopped.is_set)
+        threads.keep("notices", lambda: self.notices.run(self.stopped), self.stopped.is_set)
         threads.keep("learner", self._learn, self.stopped.is_set)
 
     def check_synced(self) -> None:

@@ -172,8 +172,9 @@ def _in_words(said: Mapping[str, Any]) -> str:
     if said.get("ahead"):
         more = ", …" if len(said["ahead"]) > _SHOWN else ""
         lines.append(f"Ahead of it: {_counted(len(said['ahead']), 'pod')}: {', '.join(said['ahead'][:_SHOWN])}{more}")
-    if said.get("giveWay") and said["budgetState"] == names.IN_BUDGET:
-        lines.append(f"About to give way to it: {', '.join(said['giveWay'])}")
+    if said.get("giveWay"):
+        when = "About to" if said["budgetState"] == names.IN_BUDGET else "With budget again would"
+        lines.append(f"{when} give way to it: {', '.join(said['giveWay'])}")
     if "expected" in said:
         lines.append(f"Expected: {_when(said['expected'])}")
     if said.get("helps"):

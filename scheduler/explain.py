@@ -19,12 +19,12 @@ from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.placement.survey import Why, best_of, explain, shareable, survey
-from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
+from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
 from scheduler.reclaim.nodefit import admits
 from scheduler.reclaim.picture import Picture
 from scheduler.state import Kind, Snapshot
 from slicekeeper import names
-from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant, parse_instant
+from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant
 from slicekeeper.untyped import as_list, as_map
 
 MOST_ENDS: Final = 2_000
@@ -81,26 +81,15 @@ def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int
 
 def deadlines(pods: Iterable[Mapping[str, Any]], jobs: Iterable[Mapping[str, Any]] = ()) -> dict[str, int]:
     """Return when pods end at the latest, in milliseconds by UID: by their own deadlines, or their Jobs'."""
-    of_jobs = {as_map(job.get("metadata")).get("uid"): _end(job) for job in jobs}
+    of_jobs = {as_map(job.get("metadata")).get("uid"): end_of(job) for job in jobs}
     found: dict[str, int] = {}
     for pod in pods:
         metadata = as_map(pod.get("metadata"))
         owners = [as_map(owner).get("uid") for owner in as_list(metadata.get("ownerReferences"))]
-        ends = [end for end in (_end(pod), *map(of_jobs.get, owners)) if end is not None]
+        ends = [end for end in (end_of(pod), *map(of_jobs.get, owners)) if end is not None]
         if ends:
             found[str(metadata.get("uid"))] = min(ends)
     return found
-
-
-def _end(obj: Mapping[str, Any]) -> int | None:
-    seconds = as_map(obj.get("spec")).get("activeDeadlineSeconds")
-    started = as_map(obj.get("status")).get("startTime")
-    if not isinstance(seconds, int) or not isinstance(started, str):
-        return None
-    try:
-        return parse_instant(started) + seconds * MS_PER_SECOND
-    except (ValueError, OverflowError):
-        return None
 
 
 def _spec(pod: Pod) -> Mapping[str, Any]:
@@ -240,7 +229,7 @@ def _helps(
         yield "there is room on GPUs: kube-scheduler's last message says what else keeps it, if anything does"
         return
     if pod.budget_state == names.OVER_BUDGET and give_way:
-        yield f"with budget again, {', '.join(give_way)} would give way to it: {grant}"
+        yield f"with budget again, other pods ({len(give_way)}) would give way to it: {grant}"
     if not why.total():
         yield "open a node with GPUs to it: its node selector, affinity and tolerations fit none, or all are cordoned"
     elif all(reason.unresolvable for reason in why):

@@ -20,7 +20,7 @@ from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.gpu.request import PodRequest, annotations_of, parse_admitted
 from slicekeeper.kube.pod import controller_of, has_ended
-from slicekeeper.units import CORES_PER_GPU, parse_instant
+from slicekeeper.units import CORES_PER_GPU, MS_PER_SECOND, parse_instant
 from slicekeeper.untyped import as_map
 
 
@@ -84,6 +84,8 @@ class Pod:
     controller: str = ""
     """The UID of what made the pod; of a gang's pods only."""
     succeeded: bool = False
+    ends_ms: int = 0
+    """When it ends at the latest by its own deadline, 0 if it has none or has not started."""
     waiting: Mapping[str, Any] | None = None
     """The manifest, kept while the pod is not bound."""
 
@@ -125,8 +127,21 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
         gang=gang,
         controller=controller,
         succeeded=gang is not None and as_map(obj.get("status")).get("phase") == "Succeeded",
+        ends_ms=end_of(obj) or 0,
         waiting=None if node else obj,
     )
+
+
+def end_of(obj: Mapping[str, Any]) -> int | None:
+    """Return when a pod or Job ends at the latest by its own deadline, None if nothing says."""
+    seconds = as_map(obj.get("spec")).get("activeDeadlineSeconds")
+    started = as_map(obj.get("status")).get("startTime")
+    if not isinstance(seconds, int) or not isinstance(started, str):
+        return None
+    try:
+        return parse_instant(started) + seconds * MS_PER_SECOND
+    except (ValueError, OverflowError):
+        return None
 
 
 def _gang_of(obj: Mapping[str, Any], namespace: str, request: PodRequest) -> tuple[Gang | None, str, str]:

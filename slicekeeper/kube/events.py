@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import uuid
 from contextlib import suppress
@@ -45,16 +46,42 @@ def tell(
     `kind` is `Normal` or `Warning`, `reason` and `action` CamelCase words.
     """
     metadata = pod["metadata"]
-    about = {
-        "apiVersion": "v1", "kind": "Pod", "namespace": metadata["namespace"], "name": metadata["name"],
-        "uid": metadata.get("uid", ""),
-    }  # fmt: skip
     name = f"{metadata['name'][:200]}.{uuid.uuid4().hex[:16]}"
-    event = _event(clock, name, about, kind=kind, reason=reason, action=action, note=note, reporter=reporter)
+    event = _event(clock, name, _about(pod), kind=kind, reason=reason, action=action, note=note, reporter=reporter)
     try:
         client.create(EVENTS, event, metadata["namespace"])
     except ServiceError as error:
         log.info("event %s on %s/%s not written: %s", reason, metadata["namespace"], metadata["name"], error)
+
+
+def tell_again(
+    client: KubeClient, clock: Clock, pod: Object, *, times: int, kind: str, reason: str, action: str, note: str,
+    reporter: str,
+) -> None:  # fmt: skip
+    """Write an event on a pod in place of the one with the same reason, as told for so many `times`; else as `tell`."""
+    metadata = pod["metadata"]
+    key = hashlib.sha256(f"{metadata.get('uid', '')}/{reason}".encode()).hexdigest()[:16]
+    event = _event(
+        clock, f"{metadata['name'][:200]}.{key}", _about(pod), kind=kind, reason=reason, action=action, note=note,
+        reporter=reporter,
+    )  # fmt: skip
+    event["count"] = times
+    changes = {field: event[field] for field in ("message", "count", "lastTimestamp")}
+    try:
+        try:
+            client.patch(EVENTS, event["metadata"]["name"], changes, metadata["namespace"])
+        except NotFound:
+            client.create(EVENTS, event, metadata["namespace"])
+    except ServiceError as error:
+        log.info("event %s on %s/%s not written: %s", reason, metadata["namespace"], metadata["name"], error)
+
+
+def _about(pod: Object) -> dict[str, str]:
+    metadata = pod["metadata"]
+    return {
+        "apiVersion": "v1", "kind": "Pod", "namespace": metadata["namespace"], "name": metadata["name"],
+        "uid": metadata.get("uid", ""),
+    }  # fmt: skip
 
 
 def _event(

@@ -181,6 +181,8 @@ class Server:
         self, resource: Resource, name: str, _body: Any, namespace: str = "", *, subresource: str = "", **_: Any
     ) -> Object:
         self.may("patch", resource, subresource, namespace, name)
+        if (resource.plural, namespace, name) not in self.objects:
+            raise NotFound("not there", 404)
         return deepcopy(self.objects[resource.plural, namespace, name])
 
     def delete(self, resource: Resource, name: str, namespace: str = "", **_: Any) -> None:
@@ -295,6 +297,9 @@ def run_scheduler(server: Server) -> None:
     nudger.nudge(read)
     clock.advance(2000)
     nudger.nudge(read)
+    waits = read_pod(pod(node=""), Resources())
+    assert waits is not None
+    scheduler.notices._tell(waits)
     elect(server, "slicekeeper-reclaimer")
     elect(server, "slicekeeper-binder")
 

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells a pod that waits, in one event of its own that is kept up to date, what kube-scheduler does not.
+
+kube-scheduler's `FailedScheduling` already has the extender's reason for each node. This event has what takes a picture
+of the whole cluster: since when, how many pods are ahead, what would help, and when a place is expected. Whoever may
+see the pod may see it, so it names no pod of another namespace. To work it out for one pod may take a second at
+thousands of nodes, so pods are told one after the other, with rests, and none of them often.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.explain import Outlook, outlook
+from scheduler.extender import placeable
+from scheduler.pods import Pod
+from scheduler.state import State
+from slicekeeper import names
+from slicekeeper.clock import Clock
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.kube.events import tell_again
+from slicekeeper.units import MS_PER_SECOND, format_seconds
+
+log = logging.getLogger(__name__)
+
+FIRST_SECONDS: Final = 60
+"""A pod is told when it has waited for so long."""
+
+AGAIN_SECONDS: Final = 300
+"""After so long it is told again, if there is something new to say."""
+
+SAME_AGAIN_SECONDS: Final = 1_800
+"""After so long it is told the same again: an API server keeps an event for an hour."""
+
+REST: Final = 49
+"""After one pod none is looked at for so many times as long as it took: a fiftieth of the time is spent on it."""
+
+LEAST_SECONDS: Final = 1.0
+"""Between two pods at least."""
+
+
+@dataclass
+class _Told:
+    """What a pod has been told: the text, how often, and when it was looked at and told last."""
+
+    said: str = ""
+    times: int = 0
+    looked_at: float = 0.0
+    told_at: float = 0.0
+
+
+class Notices:
+    """The events of the pods that wait. One of several processes keeps them: the one that `is_leader`."""
+
+    def __init__(
+        self, client: KubeClient, clock: Clock, state: State, is_leader: Callable[[], bool], *, reporter: str
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._state = state
+        self._is_leader = is_leader
+        self._reporter = reporter
+        self._told: dict[str, _Told] = {}
+
+    def run(self, stopped: threading.Event) -> None:
+        """Tell the pods whose time it is, until `stopped`."""
+        pause = LEAST_SECONDS
+        while not self._clock.wait(stopped, pause):
+            began = self._seconds()
+            try:
+                if self._is_leader():
+                    self.look()
+            except Exception:
+                log.exception("a waiting pod could not be told what would help")
+            pause = max(LEAST_SECONDS, REST * (self._seconds() - began))
+
+    def look(self) -> None:
+        """Tell the pod that has been due the longest, if one is."""
+        now, before_ms = self._seconds(), self._clock.now_ms() - FIRST_SECONDS * MS_PER_SECOND
+        waiting = {pod.uid: pod for pod in self._state.waiting() if not (pod.leaving or placeable(pod))}
+        self._told = {uid: told for uid, told in self._told.items() if uid in waiting}
+        new = [pod for uid, pod in waiting.items() if uid not in self._told and pod.created_ms <= before_ms]
+        due = [uid for uid, told in self._told.items() if now - told.looked_at >= AGAIN_SECONDS]
+        if new:
+            self._tell(min(new, key=lambda pod: pod.created_ms))
+        elif due:
+            self._tell(waiting[min(due, key=lambda uid: self._told[uid].looked_at)])
+
+    def _tell(self, pod: Pod) -> None:
+        told, now = self._told.setdefault(pod.uid, _Told()), self._seconds()
+        told.looked_at = now
+        said = self._said(pod)
+        if said == told.said and now - told.told_at < SAME_AGAIN_SECONDS:
+            return
+        told.said, told.times, told.told_at = said, told.times + 1, now
+        tell_again(
+            self._client, self._clock, dict(pod.waiting or {}), times=told.times, kind="Normal", reason="WaitsForGPU",
+            action="Scheduling", note=said, reporter=self._reporter,
+        )  # fmt: skip
+
+    def _seconds(self) -> float:
+        return self._clock.monotonic_ns() / 1e9
+
+    def _said(self, pod: Pod) -> str:
+        there = self._state.muster(pod.gang.key) if pod.gang is not None else None
+        head = f"Waits for {pod.demand.asks} since {format_seconds(pod.created_ms)}."
+        if there is not None and there.needed:
+            return (
+                f"{head} {there.gang.size} pods of its gang {there.gang.name} get their places together: "
+                f"{there.placed} have one, {len(there.waiting)} wait, {there.held_back} have a scheduling gate."
+            )
+        snapshot = self._state.snapshot()
+        ends = {other.uid: other.ends_ms for other in snapshot.pods if other.ends_ms}
+        told = outlook(snapshot, pod, self._state.policy, ends, self._clock.now_ms())
+        return " ".join([head, *_notes(told, pod)])
+
+
+def _notes(told: Outlook, pod: Pod) -> Iterator[str]:
+    """Return what an outlook has for those who may see the pod."""
+    if told.ahead:
+        yield f"Pods served before it: {len(told.ahead)}."
+    if told.give_way and pod.budget_state == names.IN_BUDGET:
+        yield f"Pods about to give way to it: {len(told.give_way)}."
+    if told.expected is not None and told.expected.after:
+        after = (
+            told.expected.after if told.expected.after.startswith(f"{pod.namespace}/") else "another namespace's pod"
+        )
+        when = format_seconds(told.expected.at_ms)
+        yield f"Expected about {when} on node {told.expected.node}, when {after} reaches its deadline."
+    if told.helps:
+        yield f"What would help: {'; '.join(told.helps)}."
