@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 import msgspec
 
 from slicekeeper import clock, names
-from slicekeeper.cli import beside, break_glass, installed
+from slicekeeper.cli import beside, break_glass, installed, remedies
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.cli.reach import cluster, cluster_options
@@ -73,7 +73,6 @@ _FORMER: Final = tuple(
 )
 """What earlier manifests had and `kubectl apply` of the present ones leaves there."""
 
-_INSTALL: Final = "kubectl apply -k manifests/overlays/default"
 _ON_NODES: Final = ("nodeagent", "arbiter")
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
 _OURS: Final = "app.kubernetes.io/part-of=slicekeeper"
@@ -84,7 +83,7 @@ class Finding:
     """One thing that is not as it should be."""
 
     problem: str
-    remedy: str
+    remedy: remedies.Remedy | str
 
 
 @click.command()
@@ -134,9 +133,10 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
         findings += _findings(_unmetered(client, settings), settings)
         findings += _uncharged(client, namespace)
         findings += map(_stays, left)
-    rows = [(finding.problem, finding.remedy) for finding in findings]
+    upgrade = remedies.upgrade_of(workloads.values(), namespace)
+    rows = [(finding.problem, remedies.told(finding.remedy, upgrade)) for finding in findings]
     show(
-        [asdict(finding) for finding in findings],
+        [{"problem": problem, "remedy": remedy} for problem, remedy in rows],
         output,
         lambda: table(("PROBLEM", "REMEDY"), rows) if rows else "nothing is missing, nothing is unmetered",
     )
@@ -188,7 +188,7 @@ def _missing(
     for known in (settings.classes.in_budget, settings.classes.over_budget):
         there = _get(client, PRIORITY_CLASSES, known.name)
         if there is None:
-            yield Finding(f"PriorityClass {known.name} is missing", _INSTALL)
+            yield Finding(f"PriorityClass {known.name} is missing", remedies.APPLY)
         else:
             yield from (Finding(*difference) for difference in installed.class_differences(there, known))
     yield from _admission(client, namespace)
@@ -215,7 +215,7 @@ def _not_ready(name: str, workload: Object | None, namespace: str) -> Iterator[F
     status = (workload or {}).get("status") or {}
     agents = name.startswith("daemonset")
     if workload is None:
-        yield Finding(f"{name} is missing{': no GPU pod can start' if agents else ''}", _INSTALL)
+        yield Finding(f"{name} is missing{': no GPU pod can start' if agents else ''}", remedies.APPLY)
     elif agents and status.get("desiredNumberScheduled", 0) > status.get("numberReady", 0):
         short = f"{status.get('numberReady', 0)} of {status['desiredNumberScheduled']} nodes"
         yield Finding(f"{name} is ready on {short}", f"kubectl describe -n {namespace} {name.replace(' ', '/')}")
@@ -228,7 +228,7 @@ def _admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     for resource in _CONFIGURATIONS:
         hooks = (_get(client, resource, "slicekeeper") or {}).get("webhooks") or []
         if not hooks:
-            yield Finding(f"{resource.plural} slicekeeper is missing", _INSTALL)
+            yield Finding(f"{resource.plural} slicekeeper is missing", remedies.APPLY)
         elif not all((hook.get("clientConfig") or {}).get("caBundle") for hook in hooks):
             yield Finding(f"{resource.plural} slicekeeper trusts no CA", look)
     if _get(client, CONFIG_MAPS, names.CA_CONFIG_MAP, namespace) is None:
@@ -239,13 +239,13 @@ def _admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
         denies = "Deny" in ((binding or {}).get("spec") or {}).get("validationActions", [])
         if policy is None or not denies:
             what = "is missing" if policy is None or binding is None else "denies nothing"
-            yield Finding(f"guard {guard} {what}: editors can change what pods are charged for", _INSTALL)
+            yield Finding(f"guard {guard} {what}: editors can change what pods are charged for", remedies.APPLY)
 
 
 def _api(service: Object | None) -> Iterator[Finding]:
     what = f"apiservice {names.API_SERVICE}"
     if service is None:
-        yield Finding(f"{what} is missing: the API server does not offer the timekeeper's API", _INSTALL)
+        yield Finding(f"{what} is missing: the API server does not offer the timekeeper's API", remedies.APPLY)
         return
     for condition in (service.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "Available" and condition.get("status") != "True":

@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 
 from slicekeeper.cli.config import value_of
+from slicekeeper.cli.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Remedy, component
 from slicekeeper.config import manifests
 from slicekeeper.config.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings, keys
 from slicekeeper.errors import NotFound, SettingsError
@@ -21,9 +22,12 @@ COMPARED: Final = (
 )  # fmt: skip
 """Settings that are in the manifests too."""
 
-RENDER: Final = "slicekeeper config manifests, then apply the overlay"
 _NAME_THE_FILE: Final = "slicekeeper --config FILE check, with the settings that are installed"
-_KUBE_SCHEDULER: Final = "slicekeeper-kube-scheduler"
+_SCHEDULER_MAP: Final = "slicekeeper-kube-scheduler"
+_MINOR: Final = re.compile(r"v(\d+)\.(\d+)")
+
+Difference = tuple[str, Remedy | str]
+"""What is not as it should be, and what mends it."""
 
 
 def settings_of(
@@ -32,7 +36,7 @@ def settings_of(
     workloads: Mapping[str, Object | None],
     given: Settings,
     origin: Mapping[str, str],
-) -> tuple[Settings, list[tuple[str, str]]]:
+) -> tuple[Settings, list[Difference]]:
     """Return the settings to compare with, and where those that this command was given say something else.
 
     That is what the installation's own ConfigMap says; what the command was not given is no difference.
@@ -44,7 +48,7 @@ def settings_of(
         own = manifests.parse(text, f"configmap {manifests.CONFIG_MAP}")
     except SettingsError as error:
         return given, [(str(error), RENDER)]
-    differences = []
+    differences: list[Difference] = []
     for key in keys():
         if key.dotted.startswith(COMPARED) and key.dotted in origin:
             theirs, ours = _shown(value_of(own, key)), _shown(value_of(given, key))
@@ -57,7 +61,7 @@ def settings_of(
 def differences(
     client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object],
     webhooks: Mapping[str, Object], guards: Mapping[str, Object],
-) -> Iterator[tuple[str, str]]:  # fmt: skip
+) -> Iterator[Difference]:  # fmt: skip
     """Yield where the installed images, webhooks, guards, tokens and kube-scheduler are not as the settings say."""
     resources, spared = settings.resources, manifests.left_alone(settings, namespace)
     yield from _images(workloads, settings)
@@ -91,16 +95,17 @@ def differences(
             break
     yield from _tokens(workloads, settings)
     yield from _scheduler(client, namespace, settings, workloads)
+    yield from _skew(client, workloads)
     yield from _rights(client, namespace, settings, workloads)
 
 
-def class_differences(installed: Object, settings: PriorityClassSettings) -> Iterator[tuple[str, str]]:
+def class_differences(installed: Object, settings: PriorityClassSettings) -> Iterator[Difference]:
     """Yield how an installed PriorityClass differs from the settings' one of its name; neither field can be changed."""
     for key, ours in (("value", settings.value), ("preemptionPolicy", settings.preemption_policy)):
         if installed.get(key) != ours:
             yield (
                 f"PriorityClass {settings.name} has {key} {installed.get(key)}, and the settings say {ours}",
-                f"kubectl delete priorityclass {settings.name}; {RENDER}",
+                RENDER.after(f"kubectl delete priorityclass {settings.name}"),
             )
 
 
@@ -119,7 +124,7 @@ def _text_of(guards: Mapping[str, Object], name: str) -> str:
     return " ".join(_strings((guards.get(name) or {}).get("spec") or {}))
 
 
-def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[tuple[str, str]]:
+def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Difference]:
     """Yield parts whose tokens are for another audience than the timekeeper takes them for."""
     for name, workload in workloads.items():
         for volume in _pod_of(workload).get("volumes") or []:
@@ -132,7 +137,7 @@ def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[tup
 
 def _rights(
     client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Difference]:
     """Yield rights that a part lacks for what the installed policy or the settings ask of it."""
     text = _mounted(client, namespace, workloads.values(), "slicekeeper-policy", "policy.yaml")
     needed = []
@@ -143,7 +148,7 @@ def _rights(
         needed.append(("nodeagent", *evict, "audit-evictions", "the policy has `audit: evict`"))
     if settings.timekeeper.weight == "quota":
         needed.append(("timekeeper", "list", "resourcequotas", "", "quota-weight", "timekeeper.weight is quota"))
-    for account, verb, resource, sub, component, why in needed:
+    for account, verb, resource, sub, name, why in needed:
         attributes = {"verb": verb, "group": "", "resource": resource, **({"subresource": sub} if sub else {})}
         user = f"system:serviceaccount:{namespace}:{account}"
         review = {
@@ -155,7 +160,7 @@ def _rights(
             what = f"{resource}/{sub}" if sub else resource
             yield (
                 f"{why}, and the {account} may not {verb} {what}",
-                f"add manifests/components/{component} to your overlay, and apply it",
+                component(name),
             )
 
 
@@ -169,7 +174,7 @@ def _policies(text: str) -> list[dict[str, Any]]:
     return [{**entry, "budget": as_map(entry.get("budget"))} for entry in entries if isinstance(entry, dict)]
 
 
-def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[tuple[str, str]]:
+def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Difference]:
     unset = settings.images.registry == UNSET_REGISTRY
     for name, workload in workloads.items():
         for container in _pod_of(workload).get("containers") or []:
@@ -183,14 +188,14 @@ def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[tup
     if unset and any(_pod_of(workload) for workload in workloads.values()):
         yield (
             f"images.registry is not set: {UNSET_REGISTRY} is no registry, so a node has only images imported by hand",
-            "set images.registry in manifests/base/config/config.yaml; slicekeeper config manifests; apply the overlay",
+            REGISTRY,
         )
 
 
 def _scheduler(
     client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object]
-) -> Iterator[tuple[str, str]]:
-    text = _mounted(client, namespace, workloads.values(), _KUBE_SCHEDULER, "kube-scheduler.yaml")
+) -> Iterator[Difference]:
+    text = _mounted(client, namespace, workloads.values(), _SCHEDULER_MAP, "kube-scheduler.yaml")
     if text is None:
         return
     try:
@@ -199,19 +204,39 @@ def _scheduler(
         asked = [tuple(managed["name"] for managed in extender["managedResources"]) for extender in extenders]
         profiles = [profile["schedulerName"] for profile in tree["profiles"]]
     except (yaml.YAMLError, KeyError, TypeError):
-        yield f"configmap {_KUBE_SCHEDULER} cannot be read as kube-scheduler's configuration", RENDER
+        yield f"configmap {_SCHEDULER_MAP} cannot be read as kube-scheduler's configuration", RENDER
         return
     wanted = (settings.resources.core, settings.resources.memory)
-    yield from _compared(f"configmap {_KUBE_SCHEDULER}: the extender is asked about", asked, wanted)
+    yield from _compared(f"configmap {_SCHEDULER_MAP}: the extender is asked about", asked, wanted)
     if settings.webhook.scheduler_name not in profiles:
         yield (
-            f"configmap {_KUBE_SCHEDULER} has the scheduler {', '.join(profiles)}, and webhook.schedulerName is "
+            f"configmap {_SCHEDULER_MAP} has the scheduler {', '.join(profiles)}, and webhook.schedulerName is "
             f"{settings.webhook.scheduler_name}",
             RENDER,
         )
 
 
-def _compared(what: str, places: Iterable[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _skew(client: KubeClient, workloads: Mapping[str, Object]) -> Iterator[Difference]:
+    """Yield a kube-scheduler that Kubernetes does not support beside this API server: newer, or two versions older."""
+    images = [
+        str(container.get("image", ""))
+        for workload in workloads.values()
+        for container in _pod_of(workload).get("containers") or []
+        if container.get("name") == "kube-scheduler"
+    ]
+    server = client.server_version()
+    for image in images:
+        ours, theirs = _MINOR.search(image.rpartition(":")[2]), _MINOR.search(server)
+        if ours and theirs:
+            (major, minor), (theirs_major, theirs_minor) = (tuple(map(int, m.groups())) for m in (ours, theirs))
+            if major != theirs_major or not 0 <= theirs_minor - minor <= 1:
+                yield (
+                    f"kube-scheduler is {ours[0]}, the API server {theirs[0]}: it may be as new or one version older",
+                    KUBE_SCHEDULER,
+                )
+
+
+def _compared(what: str, places: Iterable[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Difference]:
     """Yield how places that name resources differ from what is wanted; alike places once."""
     listed = list(places)
     if not listed:

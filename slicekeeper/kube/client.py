@@ -183,6 +183,10 @@ class KubeClient:
         with self._http.stream(resource.url(namespace), query=query, read_timeout=seconds + grace_seconds) as lines:
             yield _events(lines)
 
+    def server_version(self) -> str:
+        """Return the API server's version, for example v1.36.3; what runs it may add to that."""
+        return str(self._object("GET", "/version").get("gitVersion", ""))
+
     def ask_pod(self, namespace: str, name: str, port: int, url: str) -> Any:
         """Return what a pod answers in JSON at a port and path of its own, by way of the API server's proxy."""
         return self._http.json("GET", f"{PODS.url(namespace, name)}:{port}/proxy{url}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster.harness.helm import CHART, Helm
+from cluster.harness.helm import CHART, SERVER, Helm
 from cluster.harness.install import ROOT
 from cluster.harness.kubectl import Object, Refused
 from cluster.harness.site import Site
@@ -165,7 +165,7 @@ def test_images_and_settings_are_those_of_the_values(helm: Helm) -> None:
     assert settings.timekeeper.bind == "0.0.0.0:8444", "beside what the manifests say"
     used = [c["image"] for o in objects if o["kind"] in WORKLOADS for c in pod_of(o)["containers"]]
     parts = [part for part in PARTS if part != "sidecar"]
-    assert set(used) == {images.of(part) for part in parts} | {"registry.k8s.io/kube-scheduler:v1.36.3"}
+    assert set(used) == {images.of(part) for part in parts} | {f"registry.k8s.io/kube-scheduler:{SERVER}"}
 
 
 def test_another_image_is_another_job_and_other_settings_are_other_pods(helm: Helm) -> None:

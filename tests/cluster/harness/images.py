@@ -61,5 +61,5 @@ def _kube_scheduler(kept: Path) -> Image:
                 (Path(folder) / name).mkdir()
             write_layer(layer, Path(folder))
     # The manifests name the newest version; the node has that of its own control plane under this name.
-    name = "registry.k8s.io/kube-scheduler:v1.36.3"
+    name = f"registry.k8s.io/kube-scheduler:{KUBERNETES.version}"
     return Image(name, (layer,), ("/usr/local/bin/kube-scheduler",), environ={"PATH": "/usr/local/bin"})

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from cluster.harness import images
+from cluster.harness.binaries import KUBERNETES, NEWEST
 from cluster.harness.cluster import Cluster
 from cluster.harness.kubectl import Kubectl, Object, wait_for
 
@@ -52,6 +53,8 @@ def _named(more: str) -> Path:
     config = copy / "manifests/base/config/config.yaml"
     config.write_text(f"{config.read_text()}images: {{registry: {IMAGES.registry}}}\n{more}")
     manifests.write(copy / "manifests")
+    base = copy / "manifests/base/kustomization.yaml"
+    base.write_text(base.read_text().replace(NEWEST.version, KUBERNETES.version))
     return copy
 
 

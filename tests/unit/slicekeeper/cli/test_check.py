@@ -39,7 +39,8 @@ class Server:
     """Objects by path; lists under their collection's path; patches are kept, and may be answered with an error."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, Any] = {PODS: [], NODES: [], ALL_DEPLOYMENTS: []}
+        version = {"gitVersion": "v1.36.3+k3s1"}
+        self.objects: dict[str, Any] = {PODS: [], NODES: [], ALL_DEPLOYMENTS: [], "/version": version}
         self.patches: list[tuple[str, Any]] = []
         self.patch_status = 200
         self.allowed = True
@@ -454,6 +455,47 @@ def test_namespaces_classes_and_audience_that_are_not_the_settings_are_named_pla
 
 
 IN_BUDGET = "classes: {inBudget: {name: gpu-default-priority, value: 7, preemptionPolicy: PreemptLowerPriority}}"
+
+
+@pytest.mark.parametrize(
+    ("ours", "fits"), [("v1.34.9", False), ("v1.35.0", True), ("v1.36.3", True), ("v1.37.1", False)]
+)
+def test_a_kube_scheduler_that_does_not_fit_the_api_server_is_named(server: Server, ours: str, fits: bool) -> None:
+    tag = "kube-scheduler:v1.36.3"
+    server.install_manifests(lambda text: with_registry(text).replace(tag, tag.replace("v1.36.3", ours)))
+    found = json.loads(check(server, "-o", "json").stdout)
+    assert bool(found) is not fits
+    for one in found:
+        assert f"kube-scheduler is {ours[:5]}, the API server v1.36:" in one["problem"]
+        assert "newTag in manifests/base/kustomization.yaml" in one["remedy"]
+
+
+def test_what_helm_installed_is_mended_by_helm(server: Server) -> None:
+    def by_helm(text: str) -> str:
+        return text.replace("apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  labels:\n", HELM)
+
+    server.install_manifests(by_helm)
+    server.objects[API_SERVICE] = None
+    del server.objects[ARBITERS]
+    found = {one["problem"]: one["remedy"] for one in json.loads(check(server, "-o", "json").stdout)}
+    upgrade = "helm upgrade gpus manifests/chart -n slicekeeper-system --reuse-values"
+    assert {remedy for problem, remedy in found.items() if "is missing" in problem} == {upgrade}
+    [registry] = [remedy for problem, remedy in found.items() if "images.registry is not set" in problem]
+    assert registry == f"{upgrade} --set images.registry=REGISTRY"
+    server.install_manifests(lambda text: by_helm(with_registry(text)).replace("  mode: enforce", "  audit: evict"))
+    server.allowed = False
+    [missed] = json.loads(check(server, "-o", "json").stdout)
+    assert missed["remedy"] == f"{upgrade} --set components.auditEvictions=true"
+
+
+HELM = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  annotations: {meta.helm.sh/release-name: gpus}
+  labels:
+    app.kubernetes.io/managed-by: Helm
+"""
 
 
 def test_what_is_left_from_an_older_release_is_named_with_the_command_that_removes_it(server: Server) -> None:
