@@ -6,6 +6,7 @@ An agent that is away, or may not be asked, leaves its node's figures unknown; n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -14,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from slicekeeper.cli.main import Context
+from slicekeeper.cli.output import Column
 from slicekeeper.cli.reach import cluster
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube import agent_address
@@ -23,6 +25,7 @@ from slicekeeper.wire.node import PATH, NodeSeats, SeatUse
 ANSWER_SECONDS: Final = 3.0
 AT_ONCE: Final = 16
 
+_UUID: Final = re.compile(r"\b(GPU-[0-9a-f]{8})-[-0-9a-f]+")
 _SELECTOR: Final = "app.kubernetes.io/name=nodeagent"
 
 
@@ -82,6 +85,20 @@ def cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return what is under `FIGURES` in a table."""
     memory = row["memoryUsedMib"]
     return percent(row["givenPercent"]), percent(row["usedPercent"]), "-" if memory is None else f"{memory}Mi"
+
+
+def figure_columns() -> tuple[Column[dict[str, Any]], ...]:
+    """Return the columns of what is given and used; what is used fits a narrow table too."""
+    return (
+        Column("GIVEN", lambda row: cells(row)[0], wide=True),
+        Column("USED", lambda row: cells(row)[1]),
+        Column("MEMORY-USED", lambda row: cells(row)[2], wide=True),
+    )
+
+
+def short(uuids: str) -> str:
+    """Return a text with the UUIDs of GPUs in it cut to what tells them apart for people."""
+    return _UUID.sub(r"\1", uuids)
 
 
 def percent(value: float | None) -> str:

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from slicekeeper import names
 from slicekeeper.cli.accounts import uid_option
-from slicekeeper.cli.agents import FIGURES, Agents, cells, figures
+from slicekeeper.cli.agents import Agents, figure_columns, figures, short
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.output import LISTS, Column, output_option, rounded, show_list
 from slicekeeper.cli.reach import cluster, cluster_options, timekeeper
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import ServiceError
@@ -25,12 +25,47 @@ from slicekeeper.units import CORES_PER_GPU, format_duration
 from slicekeeper.wire.node import SeatUse
 from slicekeeper.wire.timekeeper import Workload
 
+_Row = dict[str, Any]
+
+
+def _plain(head: str, key: str, *, wide: bool = False) -> Column[_Row]:
+    return Column(head, lambda row: row[key] or "-", wide=wide)
+
+
+_POD_COLUMNS: Final[Sequence[Column[_Row]]] = (
+    _plain("NAMESPACE", "namespace"),
+    _plain("NAME", "name"),
+    _plain("PHASE", "phase"),
+    Column("STATE", lambda row: row["budgetState"] or "-", narrow=True),
+    _plain("BUDGET-STATE", "budgetState", wide=True),
+    _plain("CLASS", "priorityClass", wide=True),
+    _plain("NODE", "node", wide=True),
+    _plain("GPU", "gpus", wide=True),
+    *figure_columns(),
+    Column("CHARGED", lambda row: "-" if row["chargedMs"] is None else rounded(row["chargedMs"]), narrow=True),
+    Column("CHARGED", lambda row: _time(row["chargedMs"]), wide=True),
+    Column("OVER-BUDGET", lambda row: _time(row["overBudgetMs"]), wide=True),
+    Column("GPU", lambda row: short(row["gpus"]) or "-", narrow=True),
+)
+_GPU_COLUMNS: Final[Sequence[Column[_Row]]] = (
+    _plain("NODE", "node"),
+    Column("GPU", lambda row: short(row["gpu"]), narrow=True),
+    _plain("GPU", "gpu", wide=True),
+    Column("MODEL", lambda row: row["model"] + ("" if row["healthy"] else ", not healthy"), narrow=True),
+    _plain("MODEL", "model", wide=True),
+    _plain("MEMORY-MIB", "memoryMib", wide=True),
+    Column("HEALTHY", lambda row: row["healthy"], wide=True),
+    Column("ALLOCATED", lambda row: f"{row['coreAllocated']}%"),
+    *figure_columns(),
+    Column("PODS", lambda row: ",".join(row["pods"]) or "-"),
+)
+
 
 @click.command()
 @click.option("-n", "--namespace", default="", help="Only this namespace.")
 @uid_option
 @cluster_options
-@output_option()
+@output_option(*LISTS)
 @click.pass_obj
 def pods(context: Context, namespace: str, uid: str, output: str) -> None:
     """Show GPU pods: budget state, class, GPU, what they use of it just now, and time charged."""
@@ -44,19 +79,7 @@ def pods(context: Context, namespace: str, uid: str, output: str) -> None:
     rows = [_pod_row(pod, known.pop(pod["metadata"]["uid"], None), used, settings) for pod in objects]
     rows += [_gone_row(workload) for workload in known.values()]
     rows.sort(key=lambda row: (row["namespace"], row["name"]))
-    head = ("NAMESPACE", "NAME", "PHASE", "BUDGET-STATE", "CLASS", "NODE", "GPU", *FIGURES, "CHARGED", "OVER-BUDGET")
-    keys = ("namespace", "name", "phase", "budgetState", "priorityClass", "node", "gpus")
-    show(
-        rows,
-        output,
-        lambda: table(
-            head,
-            [
-                (*(row[key] or "-" for key in keys), *cells(row), _time(row["chargedMs"]), _time(row["overBudgetMs"]))
-                for row in rows
-            ],
-        ),
-    )
+    show_list(rows, output, _POD_COLUMNS, lambda row: f"{row['namespace']}/{row['name']}")
 
 
 def _time(ms: int | None) -> str:
@@ -130,7 +153,7 @@ def _placement(pod: Object, resources: Resources) -> str:
 
 @click.command()
 @cluster_options
-@output_option()
+@output_option(*LISTS)
 @click.pass_obj
 def nodes(context: Context, output: str) -> None:
     """Show nodes' GPUs: model, memory, the share that is given out, and what is used of it just now."""
@@ -154,19 +177,7 @@ def nodes(context: Context, output: str) -> None:
         for node in objects
         for gpu in inventory.of_node(node)
     ]
-    head = ("NODE", "GPU", "MODEL", "MEMORY-MIB", "HEALTHY", "ALLOCATED", *FIGURES, "PODS")
-    show(
-        rows,
-        output,
-        lambda: table(
-            head,
-            [
-                (r["node"], r["gpu"], r["model"], r["memoryMib"], r["healthy"], f"{r['coreAllocated']}%", *cells(r),
-                 ",".join(r["pods"]) or "-")
-                for r in rows
-            ],
-        ),
-    )  # fmt: skip
+    show_list(rows, output, _GPU_COLUMNS, lambda row: str(row["gpu"]))
 
 
 def _seats_on(uuid: str, seats: list[SeatUse] | None) -> list[SeatUse] | None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.agents import FIGURES, Agents, cells, figures, percent
+from slicekeeper.cli.agents import FIGURES, Agents, cells, figures, percent, short
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.output import output_option, show, table
+from slicekeeper.cli.output import WIDTH, output_option, show, table
 from slicekeeper.cli.reach import cluster, cluster_options
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES, KubeClient, Object
@@ -27,19 +27,20 @@ _HOME_AND_CLEAR = "\033[H\033[2J"
 @click.option("--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between two.")
 @click.option("--once", is_flag=True, help="Show it once; also without a terminal, and with -o.")
 @cluster_options
-@output_option()
+@output_option("table", "wide", "json", "yaml")
 @click.pass_obj
 def top(context: Context, node: str, interval: float, once: bool, output: str) -> None:
     """Show GPUs and their seats live: shares asked, given and used, memory, class."""
     client, agents = cluster(context), Agents(context)
-    if once or output != "table" or not sys.stdout.isatty():
+    if once or output not in ("table", "wide") or not sys.stdout.isatty():
         gpus = _gpus(client, agents, node)
-        show(gpus, output, lambda: table(_HEAD, _rows(gpus)))
+        show(gpus, output, lambda: _table(gpus, wide=output == "wide"))
     else:
         with suppress(KeyboardInterrupt):
             while True:
-                lines = table(_HEAD, _rows(_gpus(client, agents, node))).splitlines()
-                click.echo(_HOME_AND_CLEAR + "\n".join(lines[: shutil.get_terminal_size().lines - 1]))
+                room = shutil.get_terminal_size()
+                lines = _table(_gpus(client, agents, node), wide=room.columns >= _WIDE).splitlines()
+                click.echo(_HOME_AND_CLEAR + "\n".join(lines[: room.lines - 1]))
                 time.sleep(interval)
     for name, why in agents.silent.items():
         click.echo(f"node {name}: its agent tells nothing: {why}", err=True)
@@ -79,6 +80,17 @@ def _seat(seat: SeatUse, gpu: inventory.Gpu) -> dict[str, Any]:
 
 
 _HEAD = ("NODE", "GPU", "POD", "CONTAINER", "CLASS", "ASKED", "LIMIT", *FIGURES, "OF")
+_NARROW = ("NODE", "GPU", "CLASS", "GIVEN", "USED", "MEMORY-USED", "POD")
+_WIDE = 132
+"""Columns of a terminal in which everything is shown."""
+
+
+def _table(gpus: list[dict[str, Any]], *, wide: bool) -> str:
+    rows = _rows(gpus)
+    if wide:
+        return table(_HEAD, rows)
+    shown = [_HEAD.index(head) for head in _NARROW]
+    return table(_NARROW, [[short(row[at]) for at in shown] for row in rows], WIDTH)
 
 
 def _rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:

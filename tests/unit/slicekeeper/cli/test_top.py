@@ -21,6 +21,7 @@ from support.small_cluster import SmallCluster, small_cluster
 from simulator.api import Api, ApiServer
 from slicekeeper import names
 from slicekeeper.cli.main import cli
+from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES, PODS
 from slicekeeper.wire.node import NodeSeats, SeatUse
 from slicekeeper.wire.timekeeper import Workload
@@ -101,7 +102,7 @@ def test_top_shows_each_gpu_and_who_shares_it(site: Site) -> None:
     assert (gpus["node-2-0"]["usedPercent"], gpus["node-2-0"]["seats"]) == (0, []), "nobody is there"
     assert gpus["node-2-1"]["usedPercent"] is None, "nobody counts whole GPUs"
     assert gpus["node-2-1"]["seats"][0]["memoryMib"] == 8192
-    lines = [line.split() for line in site.run("top").stdout.splitlines()]
+    lines = [line.split() for line in site.run("top", "-o", "wide").stdout.splitlines()]
     assert lines[0][:5] == ["NODE", "GPU", "POD", "CONTAINER", "CLASS"]
     assert lines[0][5:] == ["ASKED", "LIMIT", "GIVEN", "USED", "MEMORY-USED", "OF"]
     assert lines[1] == ["node-1", "node-1-0", "A100", "80%", "96.5%", "90.3%", "612Mi", "8192Mi"]
@@ -113,7 +114,7 @@ def test_an_agent_that_is_away_leaves_its_gpus_unknown_and_is_named(site: Site) 
     site.seats["node-1"] = [seat("a", "node-1-0", given_percent=1.0, used_percent=1.0, memory_mib=1)]
     for value in ("stopping", "10.9.9.9:8446", "10.0.0.2:8447"):
         site.address(2, value)
-        done = site.run("top", "--once")
+        done = site.run("top", "--once", "-o", "wide")
         assert "node node-2: its agent tells nothing: " in done.stderr
         lines = [line.split() for line in done.stdout.splitlines()]
         assert lines[3] == ["node-2", "node-2-0", "A100", "-", "-", "-", "-", "8192Mi"]
@@ -176,3 +177,36 @@ def test_on_a_terminal_it_is_shown_again_and_again_until_ctrl_c(site: Site) -> N
     finally:
         process.kill()
         process.wait()
+
+
+def test_tables_fit_80_columns_and_wide_ones_have_it_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+    gpu = inventory.Gpu(uuid, "NVIDIA A100-SXM4-80GB", 81_920)
+    annotations = {names.NODE_GPUS: inventory.encode([gpu])}
+    site.small.client.patch(NODES, "node-1", {"metadata": {"annotations": annotations}})
+    chosen = {names.gpu_annotation("c"): uuid, names.BUDGET_STATE: "over-budget"}
+    for number in range(3):
+        site.small.pod(f"train-{number}-abcde", core=40, annotations=chosen, nodeName="node-1")
+    held = [f"train-{number}-abcde" for number in range(3)]
+    site.seats["node-1"] = [
+        seat(pod, uuid, uid=site.small.get(pod)["metadata"]["uid"], given_percent=39.2, used_percent=39.1, memory_mib=8)
+        for pod in held
+    ]
+    charged = Workload(
+        namespace=TEAM, pod_name=held[0], pod_uid=site.seats["node-1"][0].uid, node="node-1", gpus=[uuid],
+        gpu_class="standard", state="open", budget_state="over-budget", start="", end="", charged_ms=412_345_678,
+        over_budget_ms=9, used_ms=None, peak_memory_mib=None,
+    )  # fmt: skip
+    monkeypatch.setattr("slicekeeper.cli.reach.TimekeeperClient.workloads", lambda *_: [charged])
+    monkeypatch.setenv("SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "http://127.0.0.1:9")
+    for command in ("pods", "nodes", "top"):
+        narrow, wide = site.run(command).stdout, site.run(command, "-o", "wide").stdout
+        assert max(map(len, narrow.splitlines())) <= 80, narrow
+        assert "GPU-01234567" in narrow
+        assert uuid not in narrow
+        assert uuid in wide
+        assert all(pod in wide for pod in held)
+    assert "114h" in site.run("pods").stdout
+    assert "114h32m25.678s" in site.run("pods", "-o", "wide").stdout
+    assert f"{TEAM}/{held[1]}" in site.run("pods", "-o", "name").stdout.splitlines()
+    assert uuid in site.run("nodes", "-o", "csv").stdout
