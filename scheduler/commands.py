@@ -122,7 +122,8 @@ def _gang(state: State, pod: Pod) -> dict[str, Any] | None:
     there = state.muster(pod.gang.key) if pod.gang is not None else None
     if there is None or not there.needed:
         return None
-    fitting = state.trial({member.uid for member in there.waiting}).place(there.waiting, {}, state.policy)
+    trial = state.trial({member.uid for member in there.waiting})
+    fitting = trial.place(trial.fewest_places_first(there.waiting, {}, state.policy), {}, state.policy)
     return {
         "name": there.gang.name,
         "size": there.gang.size,

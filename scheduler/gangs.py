@@ -284,25 +284,40 @@ class Gangs:
     def _search(self, known: _Known, there: Muster, uids: frozenset[str]) -> str:
         """Look for places for all that wait, and keep them; return why there are none."""
         for _ in range(TRIES):
-            trial = self._state.trial(uids)
-            seats = trial.place(there.waiting, known.near, self._state.policy)
+            version, seats = self._seats(known, there, uids)
             if len(seats) < there.needed:
-                if len(there.waiting) > there.needed:  # the easiest may be enough
-                    trial = self._state.trial(uids)
-                    seats = trial.place(reversed(there.waiting), known.near, self._state.policy)
-                if len(seats) < there.needed:
-                    if self._state.drop_old_expectations():
-                        continue
-                    known.failed = trial.version, uids
-                    known.said = self._why_not(known, there, len(seats))
-                    return known.said
+                if self._state.drop_old_expectations():
+                    continue
+                known.failed = version, uids
+                known.said = self._why_not(known, there, len(seats))
+                return known.said
             until_ns = self._clock.monotonic_ns() + self._hold_ns
-            if self._state.reserve_all(seats, until_ns, version=trial.version):
+            if self._state.reserve_all(seats, until_ns, version=version):
                 known.plan = _Plan({pod.uid: hold for pod, hold in seats}, until_ns)
                 self._news.set()
                 log.info("%s has its places: %d pods", _named(there), len(seats))
                 return ""
         return f"{_named(there)}: nodes change while places are looked for; it is tried again"
+
+    def _seats(self, known: _Known, there: Muster, uids: frozenset[str]) -> tuple[int, list[tuple[Pod, Hold]]]:
+        """Return places for as many as the gang needs, or for fewer, and the version of the fleet they were found on.
+
+        The pods are placed one after the other, and what is left for the last depends on the order: those with the
+        fewest nodes first, then those that ask for the most, and if some may be left out, those that ask for the least.
+        """
+        policy, waiting = self._state.policy, list(there.waiting)
+        trial = self._state.trial(uids)
+        orders = [trial.fewest_places_first(waiting, known.near, policy), waiting]
+        if len(waiting) > there.needed:
+            orders.append(waiting[::-1])
+        seats = trial.place(orders[0], known.near, policy)
+        for tried, order in enumerate(orders[1:], 1):
+            if len(seats) >= there.needed:
+                break
+            if order not in orders[:tried]:
+                trial = self._state.trial(uids)
+                seats = max(seats, trial.place(order, known.near, policy), key=len)
+        return trial.version, seats
 
     def _why_not(self, known: _Known, there: Muster, found: int) -> str:
         now = time.monotonic()

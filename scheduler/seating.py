@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Bools, Fleet
 from scheduler.placement.links import relinked
 from scheduler.placement.policy import Policy
@@ -120,6 +121,25 @@ class Trial:
             if row is not None:
                 seats.append((pod, self._take(pod, row, judged)))
         return seats
+
+    def fewest_places_first(self, pods: Sequence[Pod], near: Mapping[str, Near], policy: Policy) -> list[Pod]:
+        """Return pods in the order of how many nodes each may use now, those that come first in `pods` among equals.
+
+        A pod that may be anywhere must not take the only place of one that may not.
+        """
+        known: dict[tuple[Demand, int], int] = {}
+
+        def places(pod: Pod) -> int:
+            offered = near.get(pod.uid)
+            shape = pod.demand, id(offered)
+            if shape not in known:
+                fits = self._prices.survey(pod.demand, policy)[0].fits[: len(self._roster.names)]
+                if offered is not None and offered.roster is self._roster:
+                    fits = fits & offered.rows[: len(fits)]
+                known[shape] = int(fits.sum())
+            return known[shape]
+
+        return sorted(pods, key=places)
 
     def _cheapest(self, judged: Survey, pod: Pod, near: Near | None) -> int | None:
         fits = judged.fits[: len(self._roster.names)]

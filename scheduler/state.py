@@ -576,7 +576,8 @@ class State:
             fleet, Prices(fleet, nullcontext()), roster,
             facts=self._facts, gpus_of=lambda node: self._inventory.get(node, []), holds_of=lambda _: (),
         )  # fmt: skip
-        return len(trial.place(pods, {}, BestFit()))
+        policy = BestFit()
+        return len(trial.place(trial.fewest_places_first(pods, {}, policy), {}, policy))
 
     def _holds(self, node: str, without: Set[str]) -> list[Hold]:
         with self._lock:

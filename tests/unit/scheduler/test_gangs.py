@@ -24,8 +24,8 @@ from slicekeeper.gpu import inventory
 HOLD = 30
 
 
-def node(name, gpus=1, **more):
-    value = inventory.encode([inventory.Gpu(f"{name}-{g}", "A100", 8192) for g in range(gpus)])
+def node(name, gpus=1, memory=8192, model="A100", **more):
+    value = inventory.encode([inventory.Gpu(f"{name}-{g}", model, memory) for g in range(gpus)])
     return {"metadata": {"name": name, "annotations": {names.NODE_GPUS: value}}, **more}
 
 
@@ -392,6 +392,26 @@ def test_more_pods_than_the_gang_needs_are_placed_as_far_as_they_fit():
     world = World(node("n0"), node("n1", gpus=2))
     pods = world.waits(*[pod(f"p{i}", 100 if i else 200, size=2) for i in range(3)])
     assert len(world.starts(*pods)) >= 2
+
+
+def test_a_pod_that_may_be_anywhere_leaves_the_only_place_of_another():
+    nodes = [node("n0", memory=8192), node("n1", memory=16384, model="T4")]
+    world = World(*nodes)
+    anywhere = pod("a", 100, size=2)
+    there_only = pod("b", 100, size=2, more={names.GPU_MODEL: "A100"})
+    bound = world.starts(*world.waits(anywhere, there_only))
+    assert {b["metadata"]["name"]: b["spec"]["nodeName"] for b in bound} == {"a": "n1", "b": "n0"}
+
+
+def test_a_pod_leaves_the_only_node_that_kube_scheduler_offers_for_another():
+    world = World(node("n0"), node("n1"))
+    first, second = world.waits(pod("a", size=2), pod("b", size=2))
+    assert world.fits(second, "n0") == ["n0"]
+    assert world.fits(first) == ["n1"]
+    world = World(node("n0"), node("n1"))
+    first, second = world.waits(pod("a", size=2), pod("b", size=2))
+    assert world.fits(first, "n0") == ["n0"]
+    assert world.fits(second) == ["n1"]
 
 
 def test_labels_hold_among_the_pods_of_a_gang():
