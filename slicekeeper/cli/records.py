@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the timekeeper keeps of namespaces' budgets, read: one or all, live, by use, booking by booking; and prices."""
+"""What the timekeeper keeps of namespaces' budgets, read: one or all, live, by use, booking by booking; and rates."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _add_rates(group: click.Group) -> None:
     @output_option(*LISTS)
     @click.pass_obj
     def rates(context: Context, model: str | None, rate: str | None, start: str, reason: str, output: str) -> None:
-        """List the prices of GPU models, or set that of MODEL to RATE (an integer or a ratio such as 3/2)."""
+        """List the rates of GPU models, or set that of MODEL to RATE (an integer or a ratio such as 3/2)."""
         client = timekeeper(context)
         columns: list[Column[_Record]] = [
             *_at("effectiveAt", "FROM"), Column("MODEL", lambda r: r["model"]), Column("RATE", lambda r: r["rate"]),
@@ -270,10 +270,10 @@ def _at(key: str, head: str) -> list[Column[_Record]]:
 
 
 def _amount(key: str, head: str) -> list[Column[_Record]]:
-    def told(record: _Record, text: Any) -> str:
+    def cell(record: _Record, text: Any) -> str:
         return "-" if record[key] is None else str(text(record[key]))
 
     return [
-        Column(head, lambda r: told(r, rounded), narrow=True),
-        Column(head, lambda r: told(r, format_duration), wide=True),
+        Column(head, lambda r: cell(r, rounded), narrow=True),
+        Column(head, lambda r: cell(r, format_duration), wide=True),
     ]

@@ -181,7 +181,7 @@ class TimekeeperClient:
             cursor = page.next_cursor
 
     def set_rate(self, model: str, rate: str, reason: str, effective_at: str | None) -> dict[str, Any]:
-        """Set a GPU model's price, from now on or from an instant on."""
+        """Set a GPU model's rate, from now on or from an instant on."""
         body = {"model": model, "rate": rate, "reason": reason, "effectiveAt": effective_at}
         _, _, data = self._http.request("POST", self._at("rates"), body=body)
         found: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])

@@ -111,7 +111,7 @@ def burst(books: Books) -> None:
 STEPS: tuple[Step, ...] = (
     tell(T0 + 1_000, opening("a", T0, Fraction(1, 3)), opening("b", T0 + 500, Fraction(3, 2))),
     grant("expires-inside-b", 4_000, T0 + 2_000, T0 + 9_000),
-    lambda books: rate.set_price(
+    lambda books: rate.set_rate(
         books, "A100", Fraction(4, 3), since=T0 + 6_000, reason="r", actor="me", now=T0 + 3_000
     ),
     tell(T0 + 4_000, opening("c", T0 + 3_100, Fraction(1, 7), "other"), opening("a", T0, Fraction(1, 3))),

@@ -15,7 +15,7 @@ from slicekeeper.kube.released import NAMESPACE_UID
 from slicekeeper.units import Instant
 from timekeeper.cluster.watches import Namespaces, Nodes
 from timekeeper.core import interval, metering, reservation
-from timekeeper.core.rate import PriceBook
+from timekeeper.core.rate import RateBook
 from timekeeper.ledger.intake import Opening
 from timekeeper.store import workloads
 from timekeeper.store.db.database import Database
@@ -100,7 +100,7 @@ class Intake:
         return bool(request.requests or request.whole_device_gpus)
 
     def hold(
-        self, pod: Object, policy: NamespacePolicy, span: int, prices: PriceBook, now: Instant
+        self, pod: Object, policy: NamespacePolicy, span: int, book: RateBook, now: Instant
     ) -> reservation.Hold | None:  # fmt: skip
         """Return what must be set aside for a pod that holds its GPUs for `span` milliseconds at most.
 
@@ -111,7 +111,7 @@ class Intake:
             charged_request(pod, policy, self._settings),
             span,
             gpus=self._inventory.values(),
-            prices=prices,
+            book=book,
             weight=weight,
             background=policy.background_fraction,
             quota=self._quota(namespace_of(pod)) if weight == "quota" else None,

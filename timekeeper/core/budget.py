@@ -161,7 +161,7 @@ class Line:
         self._base = {key: claim.gross(self._from) for key, claim in self._counted.items()}
         self._ended = 0
         self._estimate = 0
-        self._repriced: dict[str, int] = {}
+        self._before_change: dict[str, int] = {}
         self._ahead = (self._from, self._estimate)
         self._available = self.state.balance + self.rule.credit
 
@@ -180,15 +180,15 @@ class Line:
         del self._counted[key]
         rate, entered = self._rates.pop(key), self._entered.pop(key, self._from)
         self._rate -= rate
-        self._estimate -= rate * (at - entered) + self._repriced.pop(key, 0)
+        self._estimate -= rate * (at - entered) + self._before_change.pop(key, 0)
         self._ended += claim.gross(at) - self._base.pop(key)
 
-    def reprice(self, claim: Claim) -> None:
-        """Follow a pod whose price turns now."""
+    def change_rate(self, claim: Claim) -> None:
+        """Follow a pod whose rate changes now."""
         key, at, rate = claim.key, self.state.at, _scaled(claim, self.state.at)
         before = self._rates[key]
         since = self._entered.get(key, self._from)
-        self._repriced[key] = self._repriced.get(key, 0) + before * (at - since)
+        self._before_change[key] = self._before_change.get(key, 0) + before * (at - since)
         self._entered[key] = at
         self._rate += rate - before
         self._rates[key] = rate

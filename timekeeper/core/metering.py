@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What part of the GPUs a pod is charged for, by model: prices come later. Pure, exact fractions.
+"""What part of the GPUs a pod is charged for, by model: rates come later. Pure, exact fractions.
 
 `max`: per GPU the larger of the pod's share of compute and of memory there · `mean`: their mean · `core`: compute
 alone · `quota`: the mean of its shares of the namespace's ResourceQuota, as the original service had it; without a
@@ -43,7 +43,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Metering:
-    """What a pod is charged per millisecond before prices, by GPU model; for which GPUs, and what was assumed."""
+    """What a pod is charged per millisecond before rates, by GPU model; for which GPUs, and what was assumed."""
 
     shares: Mapping[str, Fraction]
     gpus: tuple[str, ...]

@@ -20,8 +20,8 @@ def encode_shares(shares: Mapping[str, Fraction]) -> str:
     return msgspec.json.encode(texts).decode()
 
 
-class PriceBook:
-    """All prices that ever were."""
+class RateBook:
+    """All rates that were ever set."""
 
     def __init__(self, rows: Sequence[tuple[str, Instant, Fraction]]) -> None:
         self._by_model: dict[str, list[tuple[Instant, Fraction]]] = {}
@@ -29,7 +29,7 @@ class PriceBook:
             self._by_model.setdefault(model, []).append((since, rate))
         self._shares: dict[str, dict[str, Fraction]] = {}
         self._newest: dict[str, Fraction] = {}
-        """What shares cost since the last price of any of their models."""
+        """What shares cost since the last change of any of their models' rates."""
 
     def rate(self, model: str, at: Instant) -> Fraction:
         """Return a model's rate at an instant; 1 if none was set."""
@@ -44,7 +44,7 @@ class PriceBook:
         return max((self.highest(model, since) for model in self._by_model), default=ONE)
 
     def claim(self, key: str, start: Instant, end: Instant | None, shares: str) -> Claim:
-        """Return a pod's claim, with the prices of its models from its start on."""
+        """Return a pod's claim, with the rates of its models from its start on."""
         mine = self._shares.get(shares)
         if mine is None:
             found = msgspec.json.decode(shares, type=dict[str, str])
@@ -56,13 +56,13 @@ class PriceBook:
                 rate = self._newest[shares] = self._total(mine, start)
             return Claim(key, start, end, rate.numerator, rate.denominator)
         first, *later = [(at, self._total(mine, at)) for at in (start, *sorted(turns))]
-        told = []
+        changes = []
         last = first[1]
         for at, rate in later:
             if rate != last and (end is None or at < end):
-                told.append((at, rate.numerator, rate.denominator))
+                changes.append((at, rate.numerator, rate.denominator))
                 last = rate
-        return Claim(key, start, end, first[1].numerator, first[1].denominator, tuple(told))
+        return Claim(key, start, end, first[1].numerator, first[1].denominator, tuple(changes))
 
     def _total(self, shares: Mapping[str, Fraction], at: Instant) -> Fraction:
         return sum((share * self.rate(model, at) for model, share in shares.items()), Fraction(0))

@@ -28,7 +28,7 @@ Revision = NewType("Revision", int)
 class Claim:
     """One pod: its interval, and GPU-milliseconds per millisecond as `num / den`. `end` None: it goes on.
 
-    `turns` are the instants after `start` at which a price changes, each with the `num` and `den` from then on.
+    `turns` are the instants after `start` at which a rate changes, each with the `num` and `den` from then on.
     """
 
     key: str

@@ -7,7 +7,7 @@ A pod holds its GPUs from its binding until its containers have ended. Kubelet e
 have passed since the pod's `startTime`, which is kubelet's first look at it and not the binding, and then gives them
 the pod's grace. So at most `deadline + grace + margin` pass; the margin is for the time from the binding to that look,
 kubelet's own pace and its whole seconds. For each GPU model that the pod might get the dearest share is taken:
-every container on a GPU of its own, of the least memory, at the highest price that is set for now or later.
+every container on a GPU of its own, of the least memory, at the highest rate that is set for now or later.
 
 That enough is free now does not say that it is there later: what a grant or a period brought may expire before a pod
 has used it. So `gap` follows the time line of those who have time set aside to their ends, as if a pod that is not
@@ -30,7 +30,7 @@ from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped import as_map
 from timekeeper.core import hierarchy, metering, timeline
 from timekeeper.core.budget import State, rule_at
-from timekeeper.core.rate import PriceBook
+from timekeeper.core.rate import RateBook
 from timekeeper.core.record import AccountId, Aside, Claim, Forest
 
 DEFAULT_GRACE_SECONDS: Final = 30
@@ -60,7 +60,7 @@ def hold_of(
     span: int,
     *,
     gpus: Collection[Gpu],
-    prices: PriceBook,
+    book: RateBook,
     weight: metering.Weight,
     background: Fraction,
     quota: metering.Quota | None,
@@ -72,14 +72,14 @@ def hold_of(
     `device_nodes` are the labels of the nodes that have NVIDIA's own devices.
     """
     rates = [
-        sum((share * _price(prices, model, now) for model, share in shares.items()), Fraction(0))
+        sum((share * _highest(book, model, now) for model, share in shares.items()), Fraction(0))
         for shares in _shares_by_model(request, gpus, weight, background, quota, device_nodes)
     ]
     return Hold(GpuMilliseconds(ceil(max(rates) * span)), span) if rates else None
 
 
-def _price(prices: PriceBook, model: str, now: Instant) -> Fraction:
-    return prices.highest_of_all(now) if model == _ANY_MODEL else prices.highest(model, now)
+def _highest(book: RateBook, model: str, now: Instant) -> Fraction:
+    return book.highest_of_all(now) if model == _ANY_MODEL else book.highest(model, now)
 
 
 def _shares_by_model(

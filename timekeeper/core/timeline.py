@@ -303,13 +303,13 @@ class _Run:
         self._post_charge(line, claim)
 
     def _turn(self, at: Instant) -> None:
-        """Have new prices hold from now on; what ran before is posted at the old ones."""
+        """Have new rates hold from now on; what ran before is posted at the old ones."""
         turned = [(line, claim) for line, claim in self._turns.get(at, ()) if claim.key in line.active]
         for line in {line.key: line for line, _ in turned}.values():
             self._cut(line)
         for line, claim in turned:
             for one in line.counting:
-                one.reprice(claim)
+                one.change_rate(claim)
 
     def _allow(self, at: Instant) -> None:
         """Have allowances come and go, all of this instant's before anything is judged."""

@@ -41,7 +41,7 @@ class Opening:
     holders: str
     gpu_class: str
     shares: Mapping[str, Fraction]
-    """GPUs held per millisecond before prices, by model."""
+    """GPUs held per millisecond before rates, by model."""
     start: Instant
     flags: tuple[str, ...]
     created: Instant | None = None

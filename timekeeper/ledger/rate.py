@@ -15,10 +15,10 @@ from timekeeper.ledger.books import Books
 from timekeeper.store import rates, timelines
 
 
-def set_price(
+def set_rate(
     books: Books, model: str, rate: Fraction, *, since: Instant | None, reason: str, actor: str, now: Instant
 ) -> tuple[Instant, bool]:
-    """Have a GPU model cost something else from an instant on; pods that run then are split there, exactly.
+    """Set a GPU model's rate from an instant on; pods that run then are split there, exactly.
 
     `since` None: from now on, and the one that is set later holds, whatever the clocks say. Returns from when
     it holds, and False if it did so already. Raises Conflicting if another does from the instant that was named.
@@ -45,7 +45,7 @@ def set_price(
 
 
 def follow_settings(books: Books, wanted: dict[str, Fraction], now: Instant) -> None:
-    """Have the settings' prices hold from now on if they have changed; before the first pod, from the start."""
+    """Have the settings' rates hold from now on if they have changed; before the first pod, from the start."""
 
     def change(session: Session) -> None:
         first = rates.none_counted(session)

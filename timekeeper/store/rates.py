@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant
-from timekeeper.core.rate import ONE, PriceBook
+from timekeeper.core.rate import ONE, RateBook
 from timekeeper.store.db.models import Rate, Workload
 
 Source = Literal["settings", "rest"]
@@ -36,15 +36,15 @@ _HOLDS: Final = Rate.booked_at.is_distinct_from(Rate.effective_at) | ~(
 """Of a rate: whether no later one has taken its place before it began."""
 
 
-def read(session: Session) -> PriceBook:
-    """Return all prices that ever hold."""
+def read(session: Session) -> RateBook:
+    """Return all rates that ever hold."""
     rows = session.execute(select(Rate.model, Rate.effective_at, Rate.numerator, Rate.denominator).where(_HOLDS))
-    return PriceBook([(model, since, Fraction(num, den)) for model, since, num, den in rows])
+    return RateBook([(model, since, Fraction(num, den)) for model, since, num, den in rows])
 
 
 @dataclass(frozen=True)
-class Priced:
-    """One price as it was set."""
+class StoredRate:
+    """One rate as it was set."""
 
     id: int
     model: str
@@ -53,20 +53,20 @@ class Priced:
     source: str
 
 
-def listed(session: Session, model: str, after: int, limit: int) -> list[Priced]:
-    """Return prices in the order in which they were set, of one model if it is named."""
+def listed(session: Session, model: str, after: int, limit: int) -> list[StoredRate]:
+    """Return rates in the order in which they were set, of one model if it is named."""
     query = select(Rate).where(Rate.id > after)
     if model:
         query = query.where(Rate.model == model)
-    return [_priced(row) for row in session.scalars(query.order_by(Rate.id).limit(limit))]
+    return [_stored(row) for row in session.scalars(query.order_by(Rate.id).limit(limit))]
 
 
-def _priced(row: Rate) -> Priced:
-    return Priced(row.id, row.model, Fraction(row.numerator, row.denominator), row.effective_at, row.source)
+def _stored(row: Rate) -> StoredRate:
+    return StoredRate(row.id, row.model, Fraction(row.numerator, row.denominator), row.effective_at, row.source)
 
 
 def add(session: Session, model: str, rate: Fraction, since: Instant, source: Source, *, now: Instant) -> None:
-    """Append a price that is set at `now`."""
+    """Append a rate that is set at `now`."""
     values = {
         "model": model, "numerator": rate.numerator, "denominator": rate.denominator, "effective_at": since,
         "source": source, "booked_at": now,
@@ -74,15 +74,15 @@ def add(session: Session, model: str, rate: Fraction, since: Instant, source: So
     session.execute(insert(Rate).values(values))
 
 
-def last_at_once(session: Session, model: str) -> Priced | None:
-    """Return the price of a model that was set last for at once, and not for an instant to come."""
+def last_at_once(session: Session, model: str) -> StoredRate | None:
+    """Return the rate of a model that was set last for at once, and not for an instant to come."""
     query = select(Rate).where(Rate.model == model, Rate.effective_at == Rate.booked_at)
     row = session.scalars(query.order_by(Rate.id.desc()).limit(1)).one_or_none()
-    return _priced(row) if row else None
+    return _stored(row) if row else None
 
 
 def from_now(session: Session, model: str, now: Instant) -> Instant:
-    """Return from when on a price holds that is set for at once: later than the last one that was, by any good clock.
+    """Return from when on a rate holds that is set for at once: later than the last one that was, by any good clock.
 
     One that lies further ahead than clocks may differ was written by a clock that was wrong: it never comes to hold.
     """
@@ -93,14 +93,14 @@ def from_now(session: Session, model: str, now: Instant) -> Instant:
     return since
 
 
-def at(session: Session, model: str, since: Instant) -> Priced | None:
-    """Return the price of a model that was set for exactly an instant."""
+def at(session: Session, model: str, since: Instant) -> StoredRate | None:
+    """Return the rate of a model that was set for exactly an instant."""
     row = session.scalars(select(Rate).where(Rate.model == model, Rate.effective_at == since)).one_or_none()
-    return _priced(row) if row else None
+    return _stored(row) if row else None
 
 
 def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """Return the prices that the settings name otherwise than they did; a model that is named no more has 1 again."""
+    """Return the rates that have changed in the settings; a model that is no longer named has 1 again."""
     query = select(Rate).where(Rate.source == "settings").order_by(Rate.id)
     before = {row.model: Fraction(row.numerator, row.denominator) for row in session.scalars(query)}
     now = {**dict.fromkeys(before, ONE), **wanted}
@@ -108,5 +108,5 @@ def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[s
 
 
 def none_counted(session: Session) -> bool:
-    """Whether no pod was ever charged, at a price or at 1, and none was set."""
+    """Whether no pod was ever charged and no rate was ever set."""
     return all(session.execute(select(column).limit(1)).first() is None for column in (Rate.id, Workload.pod_uid))

@@ -15,7 +15,7 @@ from sqlalchemy import Select, case, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
-from timekeeper.core.rate import PriceBook
+from timekeeper.core.rate import RateBook
 from timekeeper.core.record import AccountId, Aside, planned
 from timekeeper.store import rates
 from timekeeper.store.db.models import Namespace, Reservation, Workload
@@ -125,11 +125,11 @@ def _asides(
     session: Session, query: Select[Reservation, Instant, str], at: Instant
 ) -> list[tuple[Reservation, Aside]]:  # fmt: skip
     rows = session.execute(query).all()
-    book = rates.read(session) if rows else PriceBook([])
+    book = rates.read(session) if rows else RateBook([])
     return [(row, _aside(row, started, shares, book, at)) for row, started, shares in rows]
 
 
-def _aside(row: Reservation, started: Instant | None, shares: str | None, book: PriceBook, at: Instant) -> Aside:
+def _aside(row: Reservation, started: Instant | None, shares: str | None, book: RateBook, at: Instant) -> Aside:
     if row.expires_at is not None:
         return Aside(row.namespace_id, row.amount_ms, until=row.expires_at)
     if started is None or shares is None:

@@ -23,7 +23,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Place
-from timekeeper.ledger.rate import follow_settings, set_price
+from timekeeper.ledger.rate import follow_settings, set_rate
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, memberships
 from timekeeper.store.db.database import Database
@@ -220,17 +220,17 @@ def test_a_rate_is_corrected_although_a_clock_ahead_wrote_the_one_before(
 ) -> None:
     price: dict[str, Any] = {"since": None, "reason": "r", "actor": "me"}
     run(books, "pod", T0, model="A100")
-    set_price(books, "A100", Fraction(2), now=T0 + 10 * SECOND, **price)
+    set_rate(books, "A100", Fraction(2), now=T0 + 10 * SECOND, **price)
     now = T0 + 100 * SECOND
     settlement.settle(books, [books.require("team").known.id], now)
     before = charges(books)
     scheduled = now + 2 * HOUR
-    set_price(books, "A100", Fraction(3), now=now, **{**price, "since": scheduled})
-    ahead, _ = set_price(replica, "A100", Fraction(9), now=now + apart, **price)
+    set_rate(books, "A100", Fraction(3), now=now, **{**price, "since": scheduled})
+    ahead, _ = set_rate(replica, "A100", Fraction(9), now=now + apart, **price)
     settlement.settle(replica, [books.require("team").known.id], now + apart)
-    since, made = set_price(books, "A100", Fraction(4), now=now, **price)
+    since, made = set_rate(books, "A100", Fraction(4), now=now, **price)
     assert (since, made) == (ahead + 1 if apart <= CLOCK_SKEW_MS else now, True)
-    assert set_price(books, "A100", Fraction(4), now=now, **price) == (since, False)
+    assert set_rate(books, "A100", Fraction(4), now=now, **price) == (since, False)
     assert set(before) <= set(charges(books)), "nothing that was charged changes"
     last = now + 3 * HOUR
     intake.apply(books, [], [Closing("pod", last, "finished")], {}, last)
@@ -241,9 +241,9 @@ def test_a_rate_is_corrected_although_a_clock_ahead_wrote_the_one_before(
 @aparts
 def test_a_rate_that_was_written_ahead_is_asked_for_again(books: Books, replica: Books, apart: int) -> None:
     price: dict[str, Any] = {"since": None, "reason": "r", "actor": "me"}
-    ahead, _ = set_price(replica, "A100", Fraction(9), now=T0 + apart, **price)
+    ahead, _ = set_rate(replica, "A100", Fraction(9), now=T0 + apart, **price)
     expected = (ahead, False) if apart <= CLOCK_SKEW_MS else (T0, True)
-    assert set_price(books, "A100", Fraction(9), now=T0, **price) == expected
+    assert set_rate(books, "A100", Fraction(9), now=T0, **price) == expected
 
 
 @aparts

@@ -14,7 +14,7 @@ from slicekeeper.errors import NotFound
 from timekeeper.cluster.opening import Intake
 from timekeeper.cluster.watches import Namespaces, Nodes
 from timekeeper.core import interval
-from timekeeper.core.rate import PriceBook
+from timekeeper.core.rate import RateBook
 from timekeeper.ledger.books import Books
 
 T0 = 1_767_225_600_000
@@ -90,6 +90,6 @@ def test_what_is_no_device_by_the_settings_is_not_charged(books: Books) -> None:
 def test_a_reservation_is_for_the_dearest_node(books: Books, labels: dict[str, str], amount: int) -> None:
     made = intake(books, Client(labels))
     made._nodes.on_event("ADDED", {"metadata": {"name": "n", "labels": labels}})
-    hold = made.hold(pod(gpu=1), NamespacePolicy(), 10_000, PriceBook({}), T0)
+    hold = made.hold(pod(gpu=1), NamespacePolicy(), 10_000, RateBook({}), T0)
     assert hold is not None
     assert hold.amount == amount

@@ -35,7 +35,7 @@ from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import Order, Place
-from timekeeper.ledger.rate import set_price
+from timekeeper.ledger.rate import set_rate
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings
 from timekeeper.store.db.database import Database
@@ -159,7 +159,7 @@ class Ledger(RuleBasedStateMachine):
     def a_price(self, rate: Fraction, ahead: int) -> None:
         since = self.now + ahead
         if all(at != since for at, _ in self.prices):
-            set_price(self.books, "A100", rate, since=since, reason="r", actor="me", now=self.now)
+            set_rate(self.books, "A100", rate, since=since, reason="r", actor="me", now=self.now)
             self.prices.append((since, rate))
 
     @rule(carry=st.booleans())

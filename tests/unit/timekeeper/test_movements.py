@@ -106,9 +106,9 @@ def test_a_new_price_splits_a_running_pod_exactly_whenever_it_is_noticed(books: 
     run(books, "a", T0, share=Fraction(1, 3))
     price: dict[str, Any] = {"since": T0 + 5_000, "reason": "r", "actor": "me"}
     for now, made in ((T0 + 1_000, True), (T0 + 2_000, False)):
-        assert rate.set_price(books, "A100", Fraction(3, 2), now=now, **price) == (T0 + 5_000, made)
+        assert rate.set_rate(books, "A100", Fraction(3, 2), now=now, **price) == (T0 + 5_000, made)
     with pytest.raises(Conflicting):
-        rate.set_price(books, "A100", Fraction(2), since=T0 + 5_000, reason="r", actor="me", now=T0 + 2_000)
+        rate.set_rate(books, "A100", Fraction(2), since=T0 + 5_000, reason="r", actor="me", now=T0 + 2_000)
     run(books, "late", T0 + 4_000, T0 + 6_000)
     intake.apply(books, [], [Closing("a", T0 + 9_001, "finished")], {}, T0 + 20_000)
     # 5,000 × 1/3 + 4,001 × 1/2 = 3,667.17, rounded once.
@@ -119,7 +119,7 @@ def test_a_new_price_splits_a_running_pod_exactly_whenever_it_is_noticed(books: 
 def test_prices_of_the_settings_are_followed_where_they_change(books: Books) -> None:
     rate.follow_settings(books, {"A100": Fraction(2)}, T0)
     run(books, "a", T0)
-    rate.set_price(books, "A100", Fraction(3), since=T0 + 1_000, reason="r", actor="me", now=T0 + 1_000)
+    rate.set_rate(books, "A100", Fraction(3), since=T0 + 1_000, reason="r", actor="me", now=T0 + 1_000)
     rate.follow_settings(books, {"A100": Fraction(2)}, T0 + 2_000)  # a restart changes nothing
     rate.follow_settings(books, {}, T0 + 3_000)
     intake.apply(books, [], [Closing("a", T0 + 4_000, "finished")], {}, T0 + 4_000)
@@ -316,7 +316,7 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
     acts: tuple[Callable[[], object], ...] = (
         lambda: set_budget(books, TEAM.uid, TEAM.name, POLICY, rule, actor="me", if_match=None),
         lambda: set_status(books, TEAM.uid, TEAM.name, POLICY, "suspended", reason="r", actor="me", now=T0 + 1),
-        lambda: rate.set_price(books, "A100", Fraction(2), since=T0 + 9, reason="r", actor="me", now=T0 + 2),
+        lambda: rate.set_rate(books, "A100", Fraction(2), since=T0 + 9, reason="r", actor="me", now=T0 + 2),
         lambda: hierarchy.put_parent(books, "lab", "team", replace(rule, since=T0 + 3), actor="me", if_match=None),
         lambda: hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0 + 4),
         lambda: movement.grant(books, TEAM, order(1, "k", T0 + 6), valid_from=T0 + 6, valid_to=None),

@@ -15,7 +15,7 @@ from slicekeeper import names
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.gpu.request import GpuRequest, PodRequest
-from timekeeper.core.rate import PriceBook
+from timekeeper.core.rate import RateBook
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.core.reservation import Hold, hold_of, span_of
@@ -76,13 +76,13 @@ def test_a_span_is_deadline_grace_and_margin() -> None:
 
 
 GPUS = (Gpu("a", "A100", 40960), Gpu("b", "A100", 40960), Gpu("t", "T4", 16384))
-PRICES = PriceBook([("A100", 0, Fraction(3, 2)), ("A100", T0 + 1, Fraction(2)), ("T4", 0, Fraction(1, 4))])
+RATES = RateBook([("A100", 0, Fraction(3, 2)), ("A100", T0 + 1, Fraction(2)), ("T4", 0, Fraction(1, 4))])
 
 
 @pytest.mark.parametrize(
     ("request_", "rate"),
     [
-        # half of an A100's compute at the price that is to come; all memory of a T4 is cheaper
+        # half of an A100's compute at the rate that is to come; all memory of a T4 is cheaper
         (PodRequest((GpuRequest("c", 50, 64),)), Fraction(1)),
         (PodRequest((GpuRequest("c", 50, 64),), gpu_models=("T4",)), Fraction(1, 4)),
         (PodRequest((GpuRequest("c", 50, 64),), gpu_uuid="t"), Fraction(1, 4)),
@@ -95,9 +95,7 @@ PRICES = PriceBook([("A100", 0, Fraction(3, 2)), ("A100", T0 + 1, Fraction(2)), 
     ],
 )  # fmt: skip
 def test_a_hold_is_what_the_dearest_place_would_cost(request_: PodRequest, rate: Fraction | None) -> None:
-    found = hold_of(
-        request_, 1_001, gpus=GPUS, prices=PRICES, weight="max", background=Fraction(1, 2), quota=None, now=T0
-    )
+    found = hold_of(request_, 1_001, gpus=GPUS, book=RATES, weight="max", background=Fraction(1, 2), quota=None, now=T0)
     assert found == (None if rate is None else Hold(-(-1_001 * rate.numerator // rate.denominator), 1_001))
 
 

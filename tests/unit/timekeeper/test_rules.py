@@ -309,11 +309,11 @@ def test_the_policy_and_parents_follow_the_later_write_too(books: Books) -> None
 def test_a_price_for_at_once_is_not_overtaken_by_an_earlier_one_of_a_clock_ahead(books: Books) -> None:
     ahead, behind = T0 + 2 * SECOND, T0
     price: dict[str, Any] = {"reason": "r", "actor": "me"}
-    rate.set_price(books, "A100", Fraction(9), since=T0 + DAY, now=T0, **price)
-    rate.set_price(books, "A100", Fraction(5), since=None, now=ahead, **price)
-    since, made = rate.set_price(books, "A100", Fraction(2), since=None, now=behind, **price)
+    rate.set_rate(books, "A100", Fraction(9), since=T0 + DAY, now=T0, **price)
+    rate.set_rate(books, "A100", Fraction(5), since=None, now=ahead, **price)
+    since, made = rate.set_rate(books, "A100", Fraction(2), since=None, now=behind, **price)
     assert (since, made) == (ahead + 1, True)
-    assert rate.set_price(books, "A100", Fraction(2), since=None, now=behind, **price) == (since, False)
+    assert rate.set_rate(books, "A100", Fraction(2), since=None, now=behind, **price) == (since, False)
     pods = [opening(f"p{n}", at, Fraction(1), model="A100") for n, at in enumerate((T0 + HOUR, T0 + DAY + HOUR))]
     ends = [Closing(f"p{n}", o.start + SECOND, "finished") for n, o in enumerate(pods)]
     intake.apply(books, pods, ends, {"team": POLICY}, T0 + 2 * DAY)

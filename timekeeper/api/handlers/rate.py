@@ -11,12 +11,12 @@ from timekeeper.api import requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
 from timekeeper.api.service import service
-from timekeeper.ledger.rate import set_price
+from timekeeper.ledger.rate import set_rate
 from timekeeper.store import rates
 
 
 def listed() -> Response:
-    """Return a page of prices, of one model if it is named."""
+    """Return a page of rates, of one model if it is named."""
     it = service()
     it.allow("list", "", "rates")
     limit, after = requests.limit(), requests.cursor(int)
@@ -46,7 +46,7 @@ def put() -> Response:
     wanted = None if given.effective_at is None else requests.instant(given.effective_at, "effectiveAt")
     if wanted is not None and wanted < now:
         raise Problem(422, "instant-past", "effectiveAt is in the past, and past charges do not change", "effectiveAt")
-    since, made = set_price(it.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now)
+    since, made = set_rate(it.books, given.model, rate, since=wanted, reason=given.reason, actor=caller.name, now=now)
     it.controller.nudge()
     with it.books.database.reading() as session:
         row = rates.at(session, given.model, since)

@@ -12,7 +12,7 @@ from timekeeper.api.schemas.base import Body, Instant, Reason
 
 
 class RateBody(Body, frozen=True, kw_only=True):
-    """A GPU model's price; without `effectiveAt` from now on."""
+    """A GPU model's rate; without `effectiveAt` from now on."""
 
     model: Annotated[str, Meta(min_length=1, max_length=253, pattern=r"\S")]
     rate: Annotated[str, Meta(min_length=1, max_length=32, description="An integer or a ratio such as 3/2.")]
@@ -21,7 +21,7 @@ class RateBody(Body, frozen=True, kw_only=True):
 
 
 class GpuRate(Wire, frozen=True, kw_only=True):
-    """A GPU model's price from an instant on."""
+    """A GPU model's rate from an instant on."""
 
     id: int
     model: str
@@ -31,7 +31,7 @@ class GpuRate(Wire, frozen=True, kw_only=True):
 
 
 class GpuRateList(Wire, frozen=True, kw_only=True):
-    """A page of prices, in the order in which they were set."""
+    """A page of rates, in the order in which they were set."""
 
     items: list[GpuRate]
     next_cursor: str | None = None

@@ -25,7 +25,7 @@ class Usage(Wire, frozen=True, kw_only=True):
 
 
 class UsageBucket(Wire, frozen=True, kw_only=True):
-    """What one group of pods held and used in one interval, in GPU-milliseconds before prices."""
+    """What one group of pods held and used in one interval, in GPU-milliseconds before rates."""
 
     start: str
     end: str
