@@ -53,11 +53,10 @@ class Worker(LoopWorker):
         gc.freeze()  # a full collection of all that was imported takes 30 ms
         door = Door(self, self.limits, sock.ssl_context(self.cfg) if self.cfg.is_ssl else None)
         door.open(listener.sock for listener in self.sockets)  # type: ignore[attr-defined]
-        ready = memory.held_bytes()
+        surplus = memory.Surplus()
         while self.alive and self.ppid == os.getppid():
             self.notify()
-            if memory.held_bytes() > ready + memory.KEPT_BYTES:
-                memory.give_back()
+            surplus.look()
             await asyncio.sleep(1)
         door.close()
         # A client that learns only now that the server stops may just have sent a request on an idle connection.
