@@ -109,6 +109,14 @@ class TimekeeperClient:
         body = {"parent": parent, "reason": reason}
         return self._send("PUT", self._at(_WHOSE[kind], name, "parent"), body, kind)
 
+    def keep(self, kind: type[B], name: str, told: Mapping[str, object]) -> B:
+        """Have an object of the cluster keep a budget; a generation that was taken changes nothing."""
+        return self._send("PUT", self._at(_WHOSE[kind], name, "object"), told, kind)
+
+    def let_go(self, kind: type[B], name: str, uid: str) -> None:
+        """Tell that the object which kept a budget was deleted; again changes nothing."""
+        self._http.request("DELETE", self._at(_WHOSE[kind], name, "object"), query={"object": uid})
+
     def children(self, name: str) -> ChildList:
         """Return what is directly under a team or an organisation."""
         return self._page(self._at("parents", name, "children"), ChildList, {})

@@ -100,6 +100,13 @@ class ReportAnswer(Wire, frozen=True, kw_only=True):
     """All other containers of the pod have ended, so the sidecar may leave."""
 
 
+class KeptBy(Wire, frozen=True, kw_only=True):
+    """The object of the cluster that says what a budget is, and its newest generation that was taken."""
+
+    uid: str
+    generation: int
+
+
 class Figures(Wire, frozen=True, kw_only=True):
     """The figures of a budget, of a namespace, a team or an organisation."""
 
@@ -129,6 +136,8 @@ class Figures(Wire, frozen=True, kw_only=True):
     """The team or organisation that it is under."""
     bound_by: str = ""
     """The team or organisation above whose budget binds; empty: its own does."""
+    kept_by: KeptBy | None = None
+    """None: requests say what it is, or the policy."""
 
 
 class Budget(Figures, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ _QUERY: dict[str, dict[str, Any]] = {
     "format": {"type": "string", "enum": ["json", "csv"], "default": "json"},
     "model": {"type": "string", "maxLength": 253},
     "reason": {"type": "string", "maxLength": 1024},
+    "object": {"type": "string", "maxLength": 64},
 }
 _HEADERS: dict[str, dict[str, Any]] = {
     "If-None-Match": {"type": "string"},

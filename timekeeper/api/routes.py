@@ -16,6 +16,7 @@ from timekeeper.api import openapi_answer
 from timekeeper.api.handlers import (
     audit,
     budget,
+    budget_object,
     decision,
     discovery,
     entry,
@@ -33,6 +34,7 @@ from timekeeper.api.handlers import (
 )
 from timekeeper.api.schemas.audit import AuditList
 from timekeeper.api.schemas.budget import BudgetBody, BudgetPatch, StatusBody
+from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
 from timekeeper.api.schemas.discovery import ResourceList
 from timekeeper.api.schemas.entry import EntryList
 from timekeeper.api.schemas.health import Health
@@ -66,8 +68,9 @@ class Route:
 
     @property
     def aggregated(self) -> bool:
-        """Whether the API server offers it too. Reports are pods' own, by tokens that others have not."""
-        return self.path.startswith(f"{PREFIX}/") and self.handler is not report.taken and not self.public
+        """Whether the API server offers it too. Reports are pods' own, objects are told of by the part that watches."""
+        ours = (report.taken, budget_object.put, budget_object.put_parent, budget_object.deleted)
+        return self.path.startswith(f"{PREFIX}/") and self.handler not in ours and not self.public
 
 
 PREFIX: Final = "/api/v1"
@@ -125,6 +128,10 @@ ROUTES: tuple[Route, ...] = (
           StatusBody, problems=(404, 409)),
     Route("PUT", f"{_NS}/parent", parent.put_under, "Put a namespace under a team or an organisation", wire.Budget,
           PlaceBody, problems=(404, 409)),
+    Route("PUT", f"{_NS}/object", budget_object.put, "Have an object of the cluster keep a budget", wire.Budget,
+          ObjectBody, problems=(404, 409)),
+    Route("DELETE", f"{_NS}/object", budget_object.deleted, "Note that the object was deleted", wire.Budget,
+          query=(*_UID, "object"), problems=(404,)),
     Route("GET", "/api/v1/parents", parent.listed, "Teams and organisations, page by page", wire.ParentList,
           query=_PAGE),
     Route("GET", _PARENT, budget.shown, "One team or organisation", wire.Parent, status=(200, 304), headers=_IF_NONE,
@@ -137,6 +144,10 @@ ROUTES: tuple[Route, ...] = (
           problems=(404,)),
     Route("PUT", f"{_PARENT}/parent", parent.put_under, "Put a team under another one or an organisation",
           wire.Parent, PlaceBody, problems=(404, 409)),
+    Route("PUT", f"{_PARENT}/object", budget_object.put_parent, "Have an object of the cluster keep it", wire.Parent,
+          ParentObjectBody, problems=(404, 409)),
+    Route("DELETE", f"{_PARENT}/object", budget_object.deleted, "Note that the object was deleted", wire.Parent,
+          query=("object",), problems=(404,)),
     Route("PUT", f"{_PARENT}/status", budget.status, "Suspend its budget, close it, or reactivate it", wire.Parent,
           StatusBody, problems=(404, 409)),
     Route("GET", f"{_PARENT}/grants", movement.grants, "Grants to it, newest first", wire.GrantList, query=_PAGE,

@@ -113,6 +113,18 @@ class BudgetClosed(Conflicting):
     code = "budget-closed"
 
 
+class BudgetKept(Conflicting):
+    """An object of the cluster keeps the budget, and is changed in its place."""
+
+    code = "budget-kept-by-object"
+
+
+class ObjectOutdated(Conflicting):
+    """A newer state of the object that keeps a budget was taken, or a newer object keeps it."""
+
+    code = "object-outdated"
+
+
 class IntervalImplausible(Conflicting):
     """A pod cannot have had that interval."""
 

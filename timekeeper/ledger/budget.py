@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.record import Rule
-from timekeeper.core.refusal import BudgetClosed, VersionMismatch
+from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
 from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
-from timekeeper.store import accounts, budget_rules
+from timekeeper.store import accounts, budget_rules, kept
 from timekeeper.store.accounts import Known
 from timekeeper.store.budget_rules import Status
 
@@ -34,15 +34,32 @@ def set_budget(
 
     `change` is the rule, from `since` on, or makes it of the one in force. It is never earlier than that one, so
     of two writers whose clocks differ the later one has its way. Raises LedgerError if `if_match` has not the
-    budget's version and the budget is another, or it is closed.
+    budget's version and the budget is another, it is closed, or an object keeps it.
     """
 
     def work(session: Session) -> None:
         rule = change if isinstance(change, Rule) else change(policy_rule(policy.budget, EPOCH))
         place = ensure(books, session, uid, name, policy, rule.since)
+        refuse_kept(session, place)
         change_budget(books, session, place, change, actor=actor, if_match=if_match)
 
     books.database.write(work)
+
+
+def refuse_kept(session: Session, place: Known, *, what: str = "budget") -> None:
+    """Refuse to change by request what an object says.
+
+    Raises BudgetKept if one keeps the budget; its `parent` is what an object need not say.
+    """
+    found = kept.keeping(session, [place.id]).get(place.id)
+    if found is None or (what == "parent" and found.parent is None):
+        return
+    theirs = place.kind == "namespace"
+    edit = f"gpubudget default -n {place.name}" if theirs else f"clustergpubudget {place.name}"
+    raise BudgetKept(
+        f"{what} of {place.title}: {'GpuBudget default' if theirs else f'ClusterGpuBudget {place.name}'} says what it "
+        f"is; change that: kubectl edit {edit}"
+    )
 
 
 def change_budget(
@@ -96,6 +113,14 @@ def change_status(
 def _rule(books: Books, session: Session, place: Known, rule: Rule, status: Status, *, actor: str, source: str) -> None:
     budget_rules.add_rule(session, place.id, rule, source=source, actor=actor, now=rule.since, status=status)
     settle_in(books, session, place.id, rule.since, rule.since)
+
+
+def fall_back(books: Books, session: Session, place: Known, policy: NamespacePolicy, now: Instant) -> None:
+    """Give a namespace the policy's budget again, as if it had never had one of its own; a closed one stays closed."""
+    row = budget_rules.rules(session, place.id)[-1]
+    if row.source == "own" and row.status != "closed":
+        rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
+        _rule(books, session, place, rule, row.status, actor="policy", source="policy")
 
 
 def follow_policy(books: Books, policies: dict[str, NamespacePolicy], now: Instant) -> None:

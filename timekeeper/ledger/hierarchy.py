@@ -19,7 +19,7 @@ from timekeeper.core.refusal import HierarchyCycle, HierarchyTooDeep, ParentRefu
 from timekeeper.ledger import settlement
 from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.budget import change_budget
+from timekeeper.ledger.budget import change_budget, refuse_kept
 from timekeeper.ledger.movement import Place
 from timekeeper.ledger.rule import Change, rule_detail
 from timekeeper.ledger.settlement import ANCHOR_LAG_MS
@@ -33,26 +33,37 @@ MOST_LEVELS: Final = 4
 def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, if_match: frozenset[str] | None) -> bool:
     """Make a team or an organisation, or give it another budget; return whether it was made.
 
-    Raises LedgerError if the name is another kind's, `if_match` has not the budget's version, or it is closed.
+    Raises LedgerError if the name is another kind's, `if_match` has not the budget's version, it is closed, or an
+    object keeps it.
     """
 
     def change(session: Session) -> bool:
         known = accounts.find(session, books.cluster, accounts.parent_uid(name))
-        if known is None:
-            if if_match is not None:
-                raise VersionMismatch(f"budget of {kind} {name}: there is none yet")
-            uid = accounts.parent_uid(name)
-            known = accounts.open_account(
-                session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor
-            )  # fmt: skip
-            settlement.settle_in(books, session, known.id, rule.since, rule.since)
-            books.note(session, actor=actor, action=kind, about=known, detail=rule_detail(rule), now=rule.since)
-            return True
-        _same_kind(known, kind)
-        change_budget(books, session, known, rule, actor=actor, if_match=if_match)
-        return False
+        if known is not None:
+            refuse_kept(session, known)
+        return change_parent(books, session, name, kind, rule, actor=actor, if_match=if_match)[1]
 
     return books.database.write(change)
+
+
+def change_parent(
+    books: Books, session: Session, name: str, kind: Kind, rule: Rule, *, actor: str, if_match: frozenset[str] | None
+) -> tuple[Known, bool]:
+    """Make a team or an organisation, or give it another budget, as `put_parent` does."""
+    uid = accounts.parent_uid(name)
+    known = accounts.find(session, books.cluster, uid)
+    if known is None:
+        if if_match is not None:
+            raise VersionMismatch(f"budget of {kind} {name}: there is none yet")
+        known = accounts.open_account(
+            session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor
+        )  # fmt: skip
+        settlement.settle_in(books, session, known.id, rule.since, rule.since)
+        books.note(session, actor=actor, action=kind, about=known, detail=rule_detail(rule), now=rule.since)
+        return known, True
+    _same_kind(known, kind)
+    change_budget(books, session, known, rule, actor=actor, if_match=if_match)
+    return known, False
 
 
 def patch_parent(
@@ -65,6 +76,7 @@ def patch_parent(
 
     def work(session: Session) -> None:
         known = accounts.require_parent(session, books.cluster, name)
+        refuse_kept(session, known)
         _same_kind(known, kind or known.kind)
         change_budget(books, session, known, change, actor=actor, if_match=if_match)
 
@@ -80,20 +92,22 @@ def _same_kind(known: Known, kind: str) -> None:
 def put_under(books: Books, place: Place, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
     """Put a namespace, or a team, under another budget from now on, or under none; return False if it is already.
 
-    Raises Unknown if there is no such parent, Conflicting if it is an organisation, would be above itself, or
-    the chain would be too long.
+    Raises Unknown if there is no such parent, Conflicting if it is an organisation, would be above itself, the chain
+    would be too long, or an object names its parent.
     """
 
     def change(session: Session) -> bool:
         known = ensure(books, session, place.uid, place.name, place.policy, now)
-        return _put_under(books, session, known, above, reason=reason, actor=actor, now=now)
+        refuse_kept(session, known, what="parent")
+        return change_place(books, session, known, above, reason=reason, actor=actor, now=now)
 
     return books.database.write(change)
 
 
-def _put_under(
+def change_place(
     books: Books, session: Session, child: Known, above: str | None, *, reason: str, actor: str, now: Instant
 ) -> bool:  # fmt: skip
+    """Put an account under another budget, or under none, as `put_under` does."""
     tree = memberships.tree(session, [child.id], IN_FORCE)
     target = None if above is None else accounts.require_parent(session, books.cluster, above)
     other = memberships.tree(session, [] if target is None else [target.id], IN_FORCE)

@@ -17,6 +17,7 @@ from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
 from timekeeper.ledger.budget import set_budget, set_status
+from timekeeper.ledger.kept import keeping
 from timekeeper.ledger.rule import ANY_VERSION, Change
 
 
@@ -27,10 +28,11 @@ def listed() -> Response:
     limit, after = requests.limit(), requests.cursor(tuple[str, int])
     positions = it.books.all_positions(after or ("", 0), limit + 1)
     now = it.clock.now_ms()
-    held = reservation.held(it.books, now)
+    held, kept = reservation.held(it.books, now), keeping(it.books, positions)
     items = [
         budget.budget(
-            p.known.name, p, it.policy.of(p.known.name), now, held[p.known.id], uid=p.known.uid,
+            p.known.name, p, it.policy.of(p.known.name), now, held[p.known.id], kept.get(p.known.id),
+            uid=p.known.uid,
             gone=it.controller.namespaces.is_gone(p.known.name, p.known.uid),
         )
         for p in positions[:limit]

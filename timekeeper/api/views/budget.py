@@ -9,15 +9,24 @@ from msgspec.structs import asdict
 
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant, format_instant
-from slicekeeper.wire.timekeeper import Budget, Figures, Parent
+from slicekeeper.wire.timekeeper import Budget, Figures, KeptBy, Parent
 from timekeeper.api.views.state import standing, state_name
 from timekeeper.core.period import bounds
 from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
+from timekeeper.store.kept import Kept
 
 
 def budget(
-    name: str, position: Position | None, policy: NamespacePolicy, now: Instant, reserved: int, *, uid: str, gone: bool
+    name: str,
+    position: Position | None,
+    policy: NamespacePolicy,
+    now: Instant,
+    reserved: int,
+    kept: Kept | None,
+    *,
+    uid: str,
+    gone: bool,
 ) -> Budget:
     """Return a namespace's budget as it is; `reserved` is what it has set aside, `gone` whether it was deleted."""
     return Budget(
@@ -26,21 +35,23 @@ def budget(
         namespace=name,
         source="own" if position and position.rule.source == "own" else "policy",
         enforcement=policy.budget.enforcement,
-        **_figures(position, policy, now, reserved),
+        **_figures(position, policy, now, reserved, kept),
     )
 
 
-def parent(position: Position, now: Instant, reserved: int) -> Parent:
+def parent(position: Position, now: Instant, reserved: int, kept: Kept | None) -> Parent:
     """Return a team's or an organisation's budget as it is; `reserved` is what is set aside below it."""
     known = position.known
     return Parent(
         name=known.name,
         kind="team" if known.kind == "team" else "organisation",
-        **_figures(position, NamespacePolicy(), now, reserved),
+        **_figures(position, NamespacePolicy(), now, reserved, kept),
     )
 
 
-def _figures(position: Position | None, policy: NamespacePolicy, now: Instant, reserved: int) -> dict[str, Any]:
+def _figures(
+    position: Position | None, policy: NamespacePolicy, now: Instant, reserved: int, kept: Kept | None
+) -> dict[str, Any]:
     state = standing(position, policy, now)
     rule = position.rule.rule if position else policy_rule(policy.budget, EPOCH)
     around = bounds(now, *rule.calendar)
@@ -65,5 +76,6 @@ def _figures(position: Position | None, policy: NamespacePolicy, now: Instant, r
         reserved_ms=reserved,
         parent=position.above[0].name if position and position.above else None,
         bound_by="" if position is None or bound is None or bound == position.known else bound.name,
+        kept_by=None if kept is None else KeptBy(uid=kept.uid, generation=kept.generation),
     )
     return asdict(figures)

@@ -128,6 +128,21 @@ class BudgetRule(Base):
     """What becomes of what the running period has used: `timekeeper.core.record.Used`."""
 
 
+class BudgetObject(Base):
+    """The Kubernetes object that keeps a budget, or that was the last to do so: its newest state that was taken."""
+
+    __tablename__ = "budget_object"
+
+    namespace_id: Mapped[AccountId] = mapped_column(ForeignKey("namespace.id"), primary_key=True)
+    uid: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[Instant]
+    generation: Mapped[int]
+    parent: Mapped[str | None] = mapped_column(String(63))
+    """The parent that it names, empty for none; None: it leaves that to others."""
+    released_at: Mapped[Instant | None]
+    """When it was known to be deleted: it keeps nothing since."""
+
+
 class DebtRule(Base):
     """What `timekeeper.debt` says in a cluster, in force from `effective_at` until the next row. Rows never change.
 

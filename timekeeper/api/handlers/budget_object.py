@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What objects of the cluster say of budgets, told by the part that watches them."""
+
+from __future__ import annotations
+
+from flask import Response
+
+from timekeeper.api import budget_answer, requests
+from timekeeper.api.budget_rule import rule_of
+from timekeeper.api.holder import NamespaceHolder, holder
+from timekeeper.api.problems import Problem
+from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
+from timekeeper.api.service import Service, service
+from timekeeper.core.caller import Caller
+from timekeeper.ledger import kept
+from timekeeper.ledger.kept import Telling
+from timekeeper.store.kept import Kept
+
+_RIGHT = "objects"
+
+
+def put(namespace: str) -> Response:
+    """Have an object keep a namespace's budget."""
+    it = service()
+    caller = it.allow("update", "", _RIGHT)
+    whose = NamespaceHolder(it, requests.namespace(namespace))
+    told = _told(it, requests.body(ObjectBody), caller)
+    kept.keep(it.books, whose.place(), told)
+    return budget_answer.changed(whose)
+
+
+def put_parent(parent: str) -> Response:
+    """Have an object keep a team or an organisation, which is made if there is none."""
+    it = service()
+    caller = it.allow("update", "", _RIGHT)
+    whose = holder(it, parent=parent)
+    given = requests.body(ParentObjectBody)
+    kept.keep_parent(it.books, parent, given.kind, _told(it, given, caller))
+    return budget_answer.changed(whose)
+
+
+def deleted(**path: str) -> Response:
+    """Note that the object that kept a budget was deleted; again changes nothing."""
+    it = service()
+    caller = it.allow("delete", "", _RIGHT)
+    whose = holder(it, **path)
+    uid = requests.plain("object", 64)
+    if not uid:
+        raise Problem(422, "query-invalid", "object: name the UID of the object, as in object=…", "object")
+    kept.release(it.books, whose.place(), uid, actor=caller.name, now=it.clock.now_ms())
+    return budget_answer.changed(whose)
+
+
+def _told(it: Service, given: ObjectBody | ParentObjectBody, caller: Caller) -> Telling:
+    rule = rule_of(it, given)
+    parent = requests.parent(given.parent) if given.parent else given.parent
+    state = Kept(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)
+    return Telling(state, rule, caller.name, it.clock.now_ms())

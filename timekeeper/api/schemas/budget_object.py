@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an object of the cluster says of a budget: bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from timekeeper.api.schemas.base import Instant
+from timekeeper.api.schemas.budget import BudgetBody
+from timekeeper.api.schemas.parent import ParentBudgetBody
+
+Uid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[!-~]*$", description="The object's UID.")]
+Generation = Annotated[int, Meta(ge=1, le=2**62, description="The object's, as the API server counts its changes.")]
+Parent = Annotated[str, Meta(max_length=63, description="Empty: under none.")]
+
+
+class ObjectBody(BudgetBody, frozen=True, kw_only=True):
+    """A namespace's budget as its object says."""
+
+    uid: Uid
+    created_at: Instant
+    generation: Generation
+    parent: Parent | None = None
+    """Null: the object does not say."""
+
+
+class ParentObjectBody(ParentBudgetBody, frozen=True, kw_only=True):
+    """A team or an organisation as its object says."""
+
+    uid: Uid
+    created_at: Instant
+    generation: Generation
+    parent: Parent | None = None
+    """Null: the object does not say."""

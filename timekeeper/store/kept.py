@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Kubernetes objects keep which budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from slicekeeper.units import Instant
+from timekeeper.core.record import AccountId
+from timekeeper.store.db.models import BudgetObject
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The newest state of an object that was taken for a budget."""
+
+    uid: str
+    created: Instant
+    generation: int
+    parent: str | None
+    """The parent that it names, empty for none; None: it leaves that to others."""
+    released: Instant | None = None
+    """When it was known to be deleted: it keeps nothing since."""
+
+
+def keeping(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Kept]:
+    """Return the objects that keep some budgets now."""
+    query = select(BudgetObject).where(BudgetObject.namespace_id.in_(keys), BudgetObject.released_at.is_(None))
+    return {row.namespace_id: _kept(row) for row in session.scalars(query)}
+
+
+def last(session: Session, key: AccountId) -> Kept | None:
+    """Return the object that was the last to keep a budget, whether it still does or not."""
+    row = session.get(BudgetObject, key, populate_existing=True)
+    return None if row is None else _kept(row)
+
+
+def put(session: Session, key: AccountId, kept: Kept) -> None:
+    """Note the state of an object that was taken for a budget."""
+    values = {
+        "uid": kept.uid, "created_at": kept.created, "generation": kept.generation, "parent": kept.parent,
+        "released_at": kept.released,
+    }  # fmt: skip
+    if session.get(BudgetObject, key) is None:
+        session.execute(insert(BudgetObject).values(namespace_id=key, **values))
+    else:
+        session.execute(update(BudgetObject).where(BudgetObject.namespace_id == key).values(**values))
+
+
+def _kept(row: BudgetObject) -> Kept:
+    return Kept(row.uid, row.created_at, row.generation, row.parent, row.released_at)
