@@ -26,7 +26,7 @@ from slicekeeper.errors import SettingsError
 T = TypeVar("T", bound=msgspec.Struct)
 Positive = Annotated[float, Meta(gt=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
-PARTS = ("certificates", "nodeagent", "scheduler", "sidecar", "timekeeper", "webhook")
+PARTS = ("certificates", "nodeagent", "objects", "scheduler", "sidecar", "timekeeper", "webhook")
 """What has an image."""
 Rule = Literal["slicekeeper", "kubegpu", "gemini"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -387,6 +387,15 @@ class CertificateSettings(Section, frozen=True):
     probes_bind: Annotated[str, about("Address and port of /healthz and /readyz. Empty: none.")] = ""
 
 
+class ObjectSettings(Section, frozen=True):
+    """The operator that keeps budgets in step with GpuBudgets and ClusterGpuBudgets."""
+
+    namespace: Annotated[Name, about("Namespace of the Lease by which one of several replicas acts.")] = (
+        "slicekeeper-system"
+    )
+    probes_bind: Annotated[str, about("Address and port of /healthz and /readyz. Empty: none.")] = "0.0.0.0:8448"
+
+
 class Settings(Section, frozen=True):
     """All settings of all parts; a part reads its own section and the shared ones."""
 
@@ -405,6 +414,7 @@ class Settings(Section, frozen=True):
     scheduler: SchedulerSettings = SchedulerSettings()
     node_agent: NodeAgentSettings = NodeAgentSettings()
     certificates: CertificateSettings = CertificateSettings()
+    objects: ObjectSettings = ObjectSettings()
 
 
 @dataclass(frozen=True)

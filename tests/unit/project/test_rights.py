@@ -26,6 +26,8 @@ from certificates.publisher import Publisher as TrustPublisher
 from nodeagent.audit import Audit
 from nodeagent.node_pods import NodePods
 from nodeagent.publisher import Publisher as GpuPublisher
+from objects.keeper import Keeper as ObjectKeeper
+from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
 from scheduler.app import Scheduler
 from scheduler.pods import read_pod
 from scheduler.reclaim.nudge import Nudger
@@ -43,6 +45,7 @@ from slicekeeper.kube.eviction import evict
 from slicekeeper.kube.leader import LeaderElection
 from slicekeeper.kube.watch import Watch
 from slicekeeper.net.tls import ClientCas
+from slicekeeper.wire.timekeeper import Budget, KeptBy, Parent
 from timekeeper.api.front_proxy import FrontProxy
 from timekeeper.api.identity import Identity
 from timekeeper.api.routes import PREFIX, ROUTES
@@ -340,12 +343,59 @@ def run_certificates(server: Server) -> None:
     elect(server, "slicekeeper-certificates")
 
 
+class Timekeeper:
+    """What the operator asks of the timekeeper, each as the right that the timekeeper asks the API server about."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def budgets(self, kind: type[Budget] | type[Parent]) -> Iterator[Budget | Parent]:
+        kept = {"kept_by": KeptBy(uid="deleted", generation=1)}
+        if kind is Budget:
+            self._server.ask("list", names.GROUP, "gpubudgets")
+            yield Budget(namespace=TEAM, **FIGURES, **kept)
+        else:
+            self._server.ask("list", names.GROUP, "gpubudgets/parents")
+            yield Parent(name="physics", kind="team", **FIGURES, **kept)
+
+    def keep(self, kind: type[Budget] | type[Parent], *_: object) -> Budget | Parent:
+        self._server.ask("update", names.GROUP, "gpubudgets/objects")
+        return next(iter(self.budgets(kind)))
+
+    def let_go(self, *_: object) -> None:
+        self._server.ask("delete", names.GROUP, "gpubudgets/objects")
+
+
+FIGURES: dict[str, Any] = {
+    "amount_ms": 1, "period": "none", "time_zone": "UTC", "balance_ms": 1, "used_ms": 0, "over_budget_ms": 0,
+    "granted_ms": 0, "state": "ok",
+}  # fmt: skip
+
+
+def run_objects(server: Server) -> None:
+    client: Any = server
+    told: Any = Timekeeper(server)
+    for plural, name, where in (("clustergpubudgets", "physics", ""), ("gpubudgets", "default", TEAM)):
+        metadata = {"name": name, "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        metadata |= {"namespace": where} if where else {}
+        server.put(plural, {"metadata": metadata, "spec": {"amount": "1h", "period": "none"}})
+    attempt(ObjectKeeper(client, told, ManualClock(NOW), lambda: True).keep)
+    elect(server, "slicekeeper-objects")
+    # What kopf itself follows: both kinds in all namespaces, and which kinds there are.
+    for kind in (CLUSTER_GPU_BUDGETS, GPU_BUDGETS):
+        for verb in ("list", "watch"):
+            attempt(lambda verb=verb, kind=kind: server.may(verb, kind.resource))  # type: ignore[misc]
+    for verb in ("list", "watch"):
+        attempt(lambda verb=verb: server.ask(verb, "apiextensions.k8s.io", "customresourcedefinitions"))  # type: ignore[misc]
+
+
 RUNS = {
     "webhook": run_webhook,
     "timekeeper": run_timekeeper,
     "scheduler": run_scheduler,
     "nodeagent": run_nodeagent,
     "certificates": run_certificates,
+    "objects": run_objects,
 }
 GRANTED = granted()
 _READ = ("get", "list", "watch")
@@ -434,6 +484,18 @@ def test_everybody_is_let_in_to_every_route_that_the_api_server_offers_and_to_no
     assert service["metadata"]["name"] == names.API_SERVICE == f"{version}.{group}"
     assert (service["spec"]["group"], service["spec"]["version"]) == (group, version)
     assert "insecureSkipTLSVerify" not in service["spec"]
+
+
+def test_objects_come_only_by_their_component_and_their_rights_are_those_of_the_rest_interface() -> None:
+    documents = list(_documents())
+    editor = next(d for d in documents if d.get("metadata", {}).get("name") == "slicekeeper-budget-editor")
+    [rule] = editor["rules"]
+    assert (rule["apiGroups"], rule["resources"]) == ([names.GROUP], ["gpubudgets"])
+    operators = {right for right in GRANTED if right.account == "objects" and right.group == names.GROUP}
+    assert not [r for r in operators if r.resource in ("gpubudgets", "clustergpubudgets") and r.verb not in _READ]
+    base = "".join(file.read_text() for file in (MANIFESTS / "base").glob("*.yaml"))
+    assert "CustomResourceDefinition" not in base
+    assert "gpubudgets/objects" not in base
 
 
 @pytest.mark.parametrize("part", ["timekeeper", "nodeagent"])

@@ -117,7 +117,7 @@ def test_namespaces_classes_and_audience_hold_everywhere(folder: Path) -> None:
     before = texts(folder)
     configure(folder, DECIDED)
     assert {file.name for file in manifests.write(folder)} == {
-        "admission.yaml", "guards.yaml", "priority-classes.yaml", "webhook.yaml",
+        "admission.yaml", "guards.yaml", "objects.yaml", "priority-classes.yaml", "webhook.yaml",
     }  # fmt: skip
     after = texts(folder)
     spared = ["kube-system", "infra", "slicekeeper-system"]  # our own always, and no pattern
@@ -245,8 +245,8 @@ def test_the_command_writes_and_tells(folder: Path) -> None:
     configure(folder, "images: {registry: registry.example}")
     run = CliRunner().invoke
     told = run(cli, ["config", "manifests", str(folder), "--check"])
-    assert (told.exit_code, told.output.count("is not as its settings say")) == (1, 6)
+    assert (told.exit_code, told.output.count("is not as its settings say")) == (1, 7)
     done = run(cli, ["config", "manifests", str(folder)])
-    assert (done.exit_code, done.output.count(": written")) == (0, 6)
+    assert (done.exit_code, done.output.count(": written")) == (0, 7)
     assert run(cli, ["config", "manifests", str(folder), "--check"]).exit_code == 0
     assert Images(registry="registry.example").of("webhook") in (folder / "base/webhook.yaml").read_text()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings ledger and objects into step by one look at both, whatever happened before.
+
+Nothing is remembered from one look to the next, so it does not matter which of them was cut short, or by whom. Each
+write bears what orders it (`timekeeper.ledger.kept`, the object's resource version), so a second operator that has not
+noticed yet that it lost the lease changes nothing that the first has not. No object has a finalizer of ours: a
+namespace can be deleted while no operator runs. An object that is gone is found by what the ledger still has of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME, B, Kind
+from objects.spec import SpecInvalid, told
+from objects.status import status_of
+from slicekeeper.clock import Clock
+from slicekeeper.errors import Forbidden, NotFound, ServiceError, Unavailable
+from slicekeeper.kube.client import KubeClient, Object
+from slicekeeper.net.timekeeper_client import TimekeeperClient
+
+log = logging.getLogger(__name__)
+
+_NOT_THE_OBJECTS_FAULT: Final = (Unavailable, Forbidden)
+"""Whatever the spec says: the look as a whole has failed, and no object is told so."""
+
+
+class Keeper:
+    """Looks. `acts` returns whether this process holds the lease; it is asked before each write."""
+
+    def __init__(
+        self, client: KubeClient, timekeeper: TimekeeperClient, clock: Clock, acts: Callable[[], bool]
+    ) -> None:
+        self._client = client
+        self._timekeeper = timekeeper
+        self._clock = clock
+        self._acts = acts
+
+    def keep(self) -> None:
+        """Look once. Raises ServiceError if the API server or the timekeeper does not serve us; look again then."""
+        self._keep_all(CLUSTER_GPU_BUDGETS)  # first, for what is under them
+        self._keep_all(GPU_BUDGETS)
+
+    def _keep_all(self, kind: Kind[B]) -> None:
+        budgets = {_name(budget): budget for budget in self._timekeeper.budgets(kind.budget) if _is_there(budget)}
+        objects, _ = self._client.list(kind.resource)
+        # An organisation is under nothing, so it may be needed and needs none.
+        objects.sort(key=lambda obj: (obj.get("spec") or {}).get("kind") != "organisation")
+        for obj in objects:
+            if not self._acts():
+                return
+            self._keep(kind, obj, budgets.get(kind.holder(obj)))
+        there = {obj["metadata"]["uid"] for obj in objects}
+        for name, budget in budgets.items():
+            if budget.kept_by is not None and budget.kept_by.uid not in there and self._acts():
+                self._let_go(kind, name, budget.kept_by.uid)
+
+    def _keep(self, kind: Kind[B], obj: Object, budget: B | None) -> None:
+        metadata, holder, problem = obj["metadata"], kind.holder(obj), None
+        if metadata.get("deletionTimestamp"):
+            return
+        kept = budget.kept_by if budget is not None else None
+        if kept is None or (kept.uid, kept.generation) != (metadata["uid"], metadata["generation"]):
+            try:
+                budget = self._timekeeper.keep(kind.budget, holder, told(obj))
+                log.info("%s %s: generation %s is taken", kind.resource.plural, holder, metadata["generation"])
+            except _NOT_THE_OBJECTS_FAULT:
+                raise
+            except ServiceError as error:
+                problem = _camel(error.reason or "Refused"), str(error).partition(": ")[2] or str(error)
+            except SpecInvalid as error:
+                problem = "SpecInvalid", str(error)
+        if (status := status_of(obj, budget, problem, self._clock.now_ms())) is None:
+            return
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status}
+        try:
+            namespace = metadata.get("namespace", "")
+            self._client.patch(kind.resource, metadata["name"], body, namespace, subresource="status")
+        except Unavailable:
+            raise
+        except ServiceError as error:
+            # It has changed since, or is gone, or another's policy refuses it: no other object waits for this one.
+            log.info("%s %s: status not written: %s", kind.resource.plural, holder, error)
+
+    def _let_go(self, kind: Kind[B], holder: str, uid: str) -> None:
+        """Tell the timekeeper that an object was deleted, if the API server says so by its name, too.
+
+        A list may be short for another reason, and a budget that is let go is the policy's at once.
+        """
+        namespaced = kind.resource.namespaced
+        try:
+            found = self._client.get(kind.resource, ONLY_NAME if namespaced else holder, holder if namespaced else "")
+            if found["metadata"]["uid"] == uid:
+                return
+        except NotFound as error:
+            if error.reason != "NotFound":  # the kind itself is not served
+                raise Unavailable(f"{kind.resource.plural}: {error}", 404) from error
+        try:
+            self._timekeeper.let_go(kind.budget, holder, uid)
+            log.info("%s %s: deleted", kind.resource.plural, holder)
+        except NotFound as error:
+            log.info("%s %s: went with its namespace: %s", kind.resource.plural, holder, error)
+
+
+def _name(budget: B) -> str:
+    return str(getattr(budget, "namespace", "") or getattr(budget, "name", ""))
+
+
+def _is_there(budget: B) -> bool:
+    """Whether it is not that of a namespace which was deleted: its account stays."""
+    return not getattr(budget, "gone", False)
+
+
+def _camel(code: str) -> str:
+    return "".join(part.capitalize() for part in code.split("-"))

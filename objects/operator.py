@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator: kopf watches the objects, and tells when one has changed; `objects.keeper` does the rest.
+
+Of kopf's handlers these are the plainest, which write nothing: no finalizer, no annotation, no event. Its own record of
+what was handled would be a field on users' objects that no manifest has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kopf
+
+from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, VERSION
+from slicekeeper import names
+from slicekeeper.config.settings import KubernetesSettings
+from slicekeeper.kube.client import in_cluster
+
+
+def registry_of(server: KubernetesSettings, changed: Callable[[], None]) -> kopf.OperatorRegistry:
+    """Return the handlers: `changed` is called for each object that is new, gone, or of another spec."""
+    registry = kopf.OperatorRegistry()
+    server = server if server.server else in_cluster()
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        token = Path(server.token_file).read_text("ascii").strip() if server.token_file else None
+        return kopf.ConnectionInfo(server=server.server, ca_path=server.ca_file or None, token=token)
+
+    async def seen(type: str | None, meta: kopf.Meta, memo: kopf.Memo, **_: Any) -> None:  # noqa: A002 - kopf's name
+        generation = meta.get("generation")
+        if type == "DELETED" or memo.get("generation") != generation:
+            memo["generation"] = generation
+            changed()
+
+    kopf.on.login(registry=registry)(login)
+    for kind in (CLUSTER_GPU_BUDGETS, GPU_BUDGETS):
+        kopf.on.event(names.GROUP, VERSION, kind.resource.plural, registry=registry)(seen)
+    return registry
+
+
+def tame_logs() -> None:
+    """Have kopf log of objects what goes wrong, as JSON can say it.
+
+    Its records carry its settings, which no JSON formatter takes, and there is one for each event that it handled.
+    """
+    logger = logging.getLogger("kopf.objects")
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(_without_settings)
+
+
+def _without_settings(record: logging.LogRecord) -> bool:
+    record.__dict__.pop("settings", None)
+    return True
+
+
+def settings_of() -> kopf.OperatorSettings:
+    """Return kopf's settings: what waits for the API server ends by itself, and nothing is posted."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.networking.request_timeout = 30
+    settings.watching.connect_timeout = 10
+    settings.watching.server_timeout = 240
+    settings.watching.client_timeout = 270
+    return settings

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an object's spec says, as the timekeeper takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slicekeeper.config.policy import MAX_AMOUNT_MS
+from slicekeeper.kube.client import Object
+from slicekeeper.units import MS_PER_HOUR, parse_duration
+from slicekeeper.untyped import as_map, show
+
+
+class SpecInvalid(ValueError):
+    """A spec that the schema let through and that cannot hold; the message names the field and the value."""
+
+
+def told(obj: Object) -> dict[str, Any]:
+    """Return the body by which the timekeeper is told of an object.
+
+    Raises SpecInvalid if an amount is none, or more than a ledger keeps.
+    """
+    metadata, spec = obj["metadata"], as_map(obj.get("spec"))
+    body = {
+        "uid": metadata["uid"],
+        "createdAt": metadata["creationTimestamp"],
+        "generation": metadata["generation"],
+        "amountMs": _gpu_time(spec, "amount"),
+        "period": spec.get("period"),
+        "parent": spec.get("parent"),
+    }
+    body |= {f"{key}Ms": _gpu_time(spec, key) for key in ("credit", "rollover") if key in spec}
+    return body | {key: spec[key] for key in ("kind", "timeZone", "anchor") if key in spec}
+
+
+def _gpu_time(spec: Any, key: str) -> int:
+    try:
+        amount = parse_duration(str(spec[key]))
+    except (KeyError, ValueError) as error:
+        raise SpecInvalid(f"spec.{key} is {show(spec.get(key))}: it must be GPU time such as 20h or 1h30m") from error
+    if amount > MAX_AMOUNT_MS:  # which might not even fit what goes over the wire
+        raise SpecInvalid(f"spec.{key} is {show(spec[key])}: at most {MAX_AMOUNT_MS // MS_PER_HOUR}h can be kept")
+    return amount

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an object's status says: how its budget stands, in figures that people read, and whether its spec holds.
+
+It is written when what people see has changed, and the figures alone at most twice a minute: a status that is always
+in motion wakes everybody who watches.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from slicekeeper.cli.output import brief, rounded
+from slicekeeper.kube.client import Object
+from slicekeeper.units import Instant, format_seconds, parse_instant
+from slicekeeper.untyped import as_list, as_map
+from slicekeeper.wire.timekeeper import Figures
+
+FIGURES_MS: Final = 30_000
+"""The shortest time between two writes of figures alone."""
+
+READY: Final = "Ready"
+_MINUTE: Final = 60_000
+
+
+def status_of(obj: Object, found: Figures | None, problem: tuple[str, str] | None, now: Instant) -> Object | None:
+    """Return the status to write, as a merge patch has it; None: the one that is there may stay.
+
+    `found` is the budget as the timekeeper has it, None if it has none; `problem` is the reason and the message of
+    what keeps the spec from holding.
+    """
+    old = as_map(obj.get("status"))
+    generation = obj["metadata"]["generation"]
+    shown: Object = dict.fromkeys(("state", "amount", "used", "left", "runOut", "runOutAt", "boundBy"))
+    if found is not None:
+        shown = _figures(found)
+    new = {**shown, "observedGeneration": generation, "conditions": [_ready(old, problem, generation, now)]}
+    same = {key: old.get(key) == value for key, value in new.items()}
+    if all(same.values()):
+        return None
+    only_figures = same["observedGeneration"] and same["conditions"] and same["state"]
+    if only_figures and now - _instant(old.get("asOf")) < FIGURES_MS:
+        return None
+    return {**new, "asOf": format_seconds(now)}
+
+
+def _figures(found: Figures) -> Object:
+    # To the minute, as the column: what is computed anew from the same pods must not differ.
+    out = None if found.run_out_at is None else parse_instant(found.run_out_at) // _MINUTE * _MINUTE
+    return {
+        "state": found.state,
+        "amount": rounded(found.amount_ms),
+        "used": rounded(found.used_ms),
+        "left": rounded(found.balance_ms),
+        "runOut": None if out is None else brief(format_seconds(out)),
+        "runOutAt": None if out is None else format_seconds(out),
+        "boundBy": found.bound_by or None,
+    }
+
+
+def _ready(old: Any, problem: tuple[str, str] | None, generation: int, now: Instant) -> Object:
+    reason, message = problem or ("Synced", "the timekeeper goes by this spec")
+    condition = {
+        "type": READY,
+        "status": "False" if problem else "True",
+        "reason": reason,
+        "message": message[:1024],
+        "observedGeneration": generation,
+    }
+    before = next((c for c in map(as_map, as_list(old.get("conditions"))) if c.get("type") == READY), {})
+    kept = before.get("lastTransitionTime") if before.get("status") == condition["status"] else None
+    return {**condition, "lastTransitionTime": kept or format_seconds(now)}
+
+
+def _instant(text: object) -> Instant:
+    try:
+        return parse_instant(str(text))
+    except ValueError:
+        return Instant(0)

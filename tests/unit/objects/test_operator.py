@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kopf itself beside a simulated API server: it tells of what changes, and writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import kopf
+from support.budget_objects import ORGANISATION, TEAM, apply, served
+from support.small_cluster import wait_for
+
+from objects.commands import Looks
+from objects.operator import registry_of, settings_of
+from simulator.api import Api, ApiServer
+from simulator.cluster import Cluster
+from slicekeeper.clock import SystemClock
+from slicekeeper.config.settings import KubernetesSettings
+from slicekeeper.errors import Unavailable
+from slicekeeper.kube.client import NAMESPACES
+
+GROUP, CRDS = "slicekeeper.io", "apiextensions.k8s.io"
+SPEC = {"amount": "2h", "period": "month"}
+
+
+def _resource(plural: str, kind: str, *, namespaced: bool) -> dict[str, Any]:
+    verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
+    return {"name": plural, "singularName": plural[:-1], "namespaced": namespaced, "kind": kind, "verbs": verbs}
+
+
+def _group(name: str, version: str) -> dict[str, Any]:
+    versions = {"groupVersion": f"{name}/{version}", "version": version}
+    return {"name": name, "versions": [versions], "preferredVersion": versions}
+
+
+def discovery() -> dict[str, Any]:
+    """Return what an API server tells of the kinds that it serves."""
+    core = [_resource("namespaces", "Namespace", namespaced=False), _resource("events", "Event", namespaced=True)]
+    ours = [_resource("gpubudgets", "GpuBudget", namespaced=True),
+            _resource("clustergpubudgets", "ClusterGpuBudget", namespaced=False)]  # fmt: skip
+    crd = _resource("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
+    return {
+        "/api": {"versions": ["v1"]},
+        "/api/v1": {"resources": core},
+        "/apis": {"groups": [_group(GROUP, "v1alpha1"), _group(CRDS, "v1")]},
+        f"/apis/{GROUP}/v1alpha1": {"resources": ours},
+        f"/apis/{CRDS}/v1": {"resources": [crd]},
+    }
+
+
+@contextmanager
+def operating(url: str, changed: Any) -> Iterator[None]:
+    """Run the operator as `objects serve` does."""
+    stop = threading.Event()
+    registry = registry_of(KubernetesSettings(server=url), changed)
+
+    def run() -> None:
+        asyncio.run(kopf.operator(
+            registry=registry, settings=settings_of(), standalone=True, clusterwide=True, stop_flag=stop
+        ))  # fmt: skip
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_every_new_spec_and_every_deletion_is_told_and_no_object_is_written() -> None:
+    told: list[None] = []
+    cluster = Cluster(SystemClock())
+    with served():
+        server = ApiServer(Api(cluster), extra={path: lambda body=body: body for path, body in discovery().items()})
+        server.start()
+        store = cluster.store
+        store.create(NAMESPACES, {"metadata": {"name": "team"}})
+        apply(store, TEAM, "team", "default", SPEC)
+        try:
+            with operating(server.url, lambda: told.append(None)):
+                wait_for(lambda: len(told) == 1, "the object that was there")
+                apply(store, ORGANISATION, "", "physics", {**SPEC, "kind": "team"})
+                wait_for(lambda: len(told) == 2, "the new one")
+                version = store.version
+                apply(store, TEAM, "team", "default", {**SPEC, "amount": "3h"})
+                wait_for(lambda: len(told) == 3, "the changed one")
+                store.update(TEAM, "default", "team", lambda o: {**o, "status": {"state": "ok"}}, subresource="status")
+                store.delete(ORGANISATION, "physics")
+                wait_for(lambda: len(told) == 4, "the deleted one, and not the status")
+                assert store.version == version + 3
+                assert "finalizers" not in store.get(TEAM, "default", "team")["metadata"]
+        finally:
+            server.stop()
+
+
+def test_what_kopf_logs_of_an_object_is_one_line_of_json() -> None:
+    code = (
+        "import kopf, logging; from slicekeeper import log; from objects.operator import settings_of, tame_logs;"
+        "log.configure(); tame_logs(); tame_logs();"
+        "from kopf._core.actions.loggers import LocalObjectLogger as Logger;"
+        "logger = Logger(body={'kind': 'GpuBudget', 'metadata': {'name': 'default'}}, settings=settings_of());"
+        "logger.info('handled'); logger.error('failed')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    [line] = done.stderr.splitlines()
+    told = json.loads(line)
+    assert (told["message"], told["k8s_ref"]["name"], "settings" in told) == ("failed", "default", False)
+
+
+class _Keeper:
+    def __init__(self) -> None:
+        self.looked = threading.Semaphore(0)
+        self.wrong = ""
+
+    def keep(self) -> None:
+        self.looked.release()
+        if self.wrong:
+            raise Unavailable(self.wrong)
+
+
+def test_looks_go_on_after_one_that_failed_and_the_probe_says_which() -> None:
+    keeper = _Keeper()
+    keeper.wrong = "down"
+    looks = Looks(keeper, lambda: True)  # type: ignore[arg-type]
+    assert looks.ready() == "not looked yet"
+    looks.start()
+    try:
+        assert keeper.looked.acquire(timeout=60)
+        wait_for(lambda: looks.ready() == "down", "why it is not ready")
+        keeper.wrong = ""
+        looks.wake.set()
+        wait_for(lambda: looks.ready() == "", "ready again")
+        assert looks.alive() == ""
+    finally:
+        looks.stop()
+
+
+def test_one_that_does_not_lead_is_ready_and_looks_at_nothing() -> None:
+    keeper = _Keeper()
+    looks = Looks(keeper, lambda: False)  # type: ignore[arg-type]
+    looks.start()
+    try:
+        wait_for(lambda: looks.ready() == "", "ready")
+        assert not keeper.looked.acquire(blocking=False)
+    finally:
+        looks.stop()
