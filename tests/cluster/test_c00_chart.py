@@ -156,7 +156,7 @@ def test_images_and_settings_are_those_of_the_values(helm: Helm) -> None:
     images = Images(registry="registry.example:5000/gpus", tag="1.2.3", digests={"scheduler": DIGEST})
     config = {"timekeeper": {"debt": "carry"}, "webhook": {"maxBodyBytes": 33_554_432}}
     wanted = {"registry": images.registry, "tag": images.tag, "digests": images.digests}
-    objects = helm.render({"images": wanted, "config": config, "components": {"postgresql": True}})
+    objects = helm.render({"images": wanted, "config": config, "components": {"postgresql": True, "objects": True}})
     [text] = [o["data"]["config.yaml"] for o in objects if o["metadata"]["name"] == manifests.CONFIG_MAP]
     settings = manifests.parse(text, "chart")
     assert settings.images == images
