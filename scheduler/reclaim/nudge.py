@@ -20,6 +20,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient
 from slicekeeper.units import format_instant
+from slicekeeper.untyped import as_list, as_map
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,12 @@ class Nudger:
         self._nudged = {uid: nudged for uid, nudged in self._nudged.items() if uid in waiting}
 
     def nudge(self, pod: Pod, *, at_once: bool = False) -> None:
-        """Take that there is room for the pod and it does not come; nudge it if it is time, or for the first time."""
+        """Take that there is room for the pod and it does not come; nudge it if it is time, or for the first time.
+
+        Unless `at_once`, a pod that kube-scheduler has not refused yet is left alone: it waits for its first turn.
+        """
+        if not (at_once or _is_refused(pod)):
+            return
         now = self._clock.monotonic_ns()
         nudged = self._nudged.setdefault(pod.uid, _Nudged(now if at_once else now + self._pause_ns))
         if now < nudged.not_before_ns:
@@ -63,3 +69,8 @@ class Nudger:
             log.info("pod %s was not nudged: %s", pod.key, error)
         else:
             log.info("there is room for pod %s; kube-scheduler is to try it again", pod.key)
+
+
+def _is_refused(pod: Pod) -> bool:
+    conditions = map(as_map, as_list(as_map(as_map(pod.waiting).get("status")).get("conditions")))
+    return any(of.get("type") == "PodScheduled" and of.get("status") == "False" for of in conditions)

@@ -17,6 +17,11 @@ START = 1_800_000_000_000
 OVER, IN = names.OVER_BUDGET, names.IN_BUDGET
 
 
+def conditions_of(pod):
+    """Return what kube-scheduler said of a pod that waits; None: of one that is bound, or nothing."""
+    return None if pod is None or pod["spec"].get("nodeName") else pod.get("status", {}).get("conditions")
+
+
 class Story:
     """One scheduler on one cluster; time is the test's."""
 
@@ -43,8 +48,11 @@ class Story:
         return pod
 
     def waits(self, name="w", core=60, **kwargs):
-        """Make a pod, and let it wait long enough."""
+        """Make a pod that kube-scheduler refuses, and let it wait long enough."""
         pod = self.cluster.pod(name, core, **kwargs)
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        status = {"status": {"conditions": [refused]}}
+        self.cluster.client.patch(PODS, name, status, pod["metadata"]["namespace"], subresource="status")
         self.clock.advance(3000)
         return pod
 
@@ -58,11 +66,11 @@ class Story:
 
         def same():
             snapshot = self.state.snapshot()
-            known = {p.uid: (p.node, p.budget_state, p.leaving) for p in snapshot.pods}
+            known = {p.uid: (p.node, p.budget_state, p.leaving, conditions_of(p.waiting)) for p in snapshot.pods}
             there = {
                 uid: (
                     p["spec"].get("nodeName", ""), p["metadata"]["annotations"].get(names.BUDGET_STATE),
-                    bool(p["metadata"].get("deletionTimestamp")),
+                    bool(p["metadata"].get("deletionTimestamp")), conditions_of(p),
                 )
                 for uid, p in pods.items()
             }  # fmt: skip
@@ -335,13 +343,26 @@ def test_a_pod_that_fits_and_does_not_come_is_nudged(story):
     assert _nudged(story)
 
 
+@pytest.mark.parametrize("victims", [False, True])
+def test_a_pod_that_kube_scheduler_has_not_tried_yet_is_not_nudged(story, victims):
+    """In a burst many wait for their first turn: there is room for them, and they come."""
+    if victims:
+        story.runs("victim", 30)
+    story.cluster.pod("w")
+    for _ in range(3):
+        story.clock.advance(3_000)
+        story.look()
+    assert not _nudged(story)
+
+
 @pytest.mark.parametrize("state", [IN, OVER])
 def test_a_place_that_another_pod_did_not_come_for_hides_no_room(story, state):
     """kube-scheduler has chosen it, and then something but GPUs kept the pod away; no other call comes meanwhile."""
     wait_for(lambda: "n0" in story.state.snapshot().nodes, "the watch brings n0")
     assert story.fits(story.cluster.pod("stray", 60), "n0") == ["n0"]
     pod = story.waits("w", 60, state=state)
-    wait_for(lambda: pod["metadata"]["uid"] in {p.uid for p in story.state.waiting()}, "it is seen")
+    uid = pod["metadata"]["uid"]
+    wait_for(lambda: any(p.uid == uid and conditions_of(p.waiting) for p in story.state.waiting()), "it is seen")
     story.scheduler.reclaimer.look()
     story.clock.advance(2_000)
     story.scheduler.reclaimer.look()
