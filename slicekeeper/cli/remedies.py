@@ -54,7 +54,7 @@ def upgrade_of(workloads: Iterable[dict[str, Any] | None], namespace: str) -> st
         metadata = workload.get("metadata") or {}
         release = (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")
         if release and (metadata.get("labels") or {}).get("app.kubernetes.io/managed-by") == "Helm":
-            return f"helm upgrade {release} manifests/chart -n {namespace} --reuse-values"
+            return f"helm upgrade {release} manifests/chart -n {namespace} --reset-then-reuse-values"
     return ""
 
 

@@ -478,7 +478,7 @@ def test_what_helm_installed_is_mended_by_helm(server: Server) -> None:
     server.objects[API_SERVICE] = None
     del server.objects[ARBITERS]
     found = {one["problem"]: one["remedy"] for one in json.loads(check(server, "-o", "json").stdout)}
-    upgrade = "helm upgrade gpus manifests/chart -n slicekeeper-system --reuse-values"
+    upgrade = "helm upgrade gpus manifests/chart -n slicekeeper-system --reset-then-reuse-values"
     assert {remedy for problem, remedy in found.items() if "is missing" in problem} == {upgrade}
     [registry] = [remedy for problem, remedy in found.items() if "images.registry is not set" in problem]
     assert registry == f"{upgrade} --set images.registry=REGISTRY"
