@@ -37,6 +37,12 @@ def helm(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Helm:
     return Helm(tmp_path_factory.mktemp("helm"), site.kubectl.kubeconfig)
 
 
+@pytest.fixture(scope="module")
+def default(helm: Helm) -> list[Object]:
+    """What the chart installs if nothing is said."""
+    return helm.render({})
+
+
 def kustomized(site: Site, folder: Path, *components: str) -> list[Object]:
     up = "../" * (len(folder.resolve().parts) - 1)
     wanted = {
@@ -79,19 +85,20 @@ def test_the_chart_is_made_of_todays_manifests(site: Site) -> None:
     assert stale == [], "make it again: slicekeeper config chart"
 
 
-@pytest.mark.parametrize(
-    "components",
-    [
-        (),
-        ("observe",),
-        *((name,) for name in COMPONENTS),
-        ("fake-gpus", "single"),
-        ("cert-manager", "postgresql", "hard-budgets", "audit-evictions", "critical-quota"),
-        ("openshift", "postgresql", "nvidia-runtime", "quota-weight", "observe"),
-        ("host-network", "cert-manager", "single"),
-    ],
-    ids=lambda components: "+".join(components) or "default",
+SETS = (
+    (),
+    ("observe", "objects", "openshift", "postgresql", "nvidia-runtime", "quota-weight"),
+    ("cert-manager", "postgresql", "hard-budgets", "audit-evictions", "critical-quota"),
+    ("host-network", "cert-manager", "aks", "fake-gpus", "single"),
 )
+"""Sets of components in which each is once at least."""
+
+
+def test_each_component_is_compared() -> None:
+    assert {name for components in SETS for name in components} == {"observe", *COMPONENTS}
+
+
+@pytest.mark.parametrize("components", SETS, ids=lambda components: "+".join(components) or "default")
 def test_the_chart_installs_what_kustomize_does(
     site: Site, helm: Helm, tmp_path: Path, components: tuple[str, ...]
 ) -> None:
@@ -104,8 +111,8 @@ def test_the_chart_installs_what_kustomize_does(
         assert theirs[key] == obj, key
 
 
-def test_the_first_command_observes(helm: Helm) -> None:
-    [policy] = [o for o in helm.render({}) if o["metadata"]["name"] == "slicekeeper-policy"]
+def test_the_first_command_observes(default: list[Object]) -> None:
+    [policy] = [o for o in default if o["metadata"]["name"] == "slicekeeper-policy"]
     assert yaml.safe_load(policy["data"]["policy.yaml"])["default"]["mode"] == "observe"
 
 
@@ -340,13 +347,13 @@ def test_a_profile_fits_its_platform_and_is_accepted_by_the_api_server(site: Sit
 
 
 @pytest.mark.parametrize("profile", ["gke", "openshift"])
-def test_a_profile_fits_with_postgresql_too(helm: Helm, profile: str) -> None:
-    on_postgresql = {"components": {"postgresql": True}}
-    RULES[profile](helm.render(on_postgresql, "--values", str(CHART / f"profiles/{profile}.yaml")))
+def test_a_profile_fits_with_all_that_runs_more_pods(helm: Helm, profile: str) -> None:
+    more = {"components": {"postgresql": True, "objects": True}}
+    RULES[profile](helm.render(more, "--values", str(CHART / f"profiles/{profile}.yaml")))
 
 
 @pytest.mark.parametrize("profile", ["aks", "eks-overlay-network", "gke", "kind", "openshift"])
-def test_without_its_profile_a_platforms_rules_are_broken(helm: Helm, profile: str) -> None:
+def test_without_its_profile_a_platforms_rules_are_broken(default: list[Object], profile: str) -> None:
     """Else a rule would say nothing."""
     with pytest.raises((AssertionError, KeyError, ValueError)):
-        RULES[profile](helm.render({}))
+        RULES[profile](default)
