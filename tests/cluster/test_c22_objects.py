@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budgets as objects: installed beside what is there, used by kubectl alone, and taken away again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from cluster.harness import install
+from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
+from cluster.harness.site import Site
+
+from slicekeeper.errors import Conflict
+from slicekeeper.wire.timekeeper import Budget, Parent
+
+KINDS = ("gpubudgets.slicekeeper.io", "clustergpubudgets.slicekeeper.io")
+SPEC = {"amount": "2h30m", "period": "month"}
+HOUR = 3_600_000
+
+
+def _rendered(site: Site, overlay: str) -> dict[tuple[str, str, str], Object]:
+    text = site.kubectl("kustomize", install.named(install.ROOT / overlay))
+    return {(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in yaml.safe_load_all(text)}
+
+
+@pytest.fixture(scope="module")
+def objects(site: Site) -> Iterator[Site]:
+    """The cluster with the component, for this file alone."""
+    suite = _rendered(site, "tests/cluster/overlay")
+    ours = [obj for key, obj in _rendered(site, "tests/cluster/objects").items() if key not in suite]
+    assert {obj["kind"] for obj in ours} >= {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"}
+    site.kubectl.apply(*ours)
+    try:
+        for kind in KINDS:
+            site.kubectl("wait", "--for=condition=Established", f"crd/{kind}", "--timeout=120s", timeout=130)
+        site.kubectl("rollout", "status", "deployment/objects", "-n", install.NAMESPACE, "--timeout=240s", timeout=250)
+        yield site
+    finally:
+        site.kubectl("delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=yaml.safe_dump_all(ours),
+                     timeout=130)  # fmt: skip
+
+
+def gpu_budget(name: str = "default", **spec: object) -> Object:
+    return {"apiVersion": "slicekeeper.io/v1alpha1", "kind": "GpuBudget", "metadata": {"name": name},
+            "spec": {**SPEC, **spec}}  # fmt: skip
+
+
+def cluster_gpu_budget(name: str, **spec: object) -> Object:
+    return {"apiVersion": "slicekeeper.io/v1alpha1", "kind": "ClusterGpuBudget", "metadata": {"name": name},
+            "spec": {**SPEC, "kind": "team", **spec}}  # fmt: skip
+
+
+def ready(site: Site, kind: str, name: str, namespace: str = "") -> Object:
+    """Wait until the newest spec holds; return the object's status."""
+
+    def look() -> Object | None:
+        found = site.kubectl.get(kind, name, namespace)
+        status = found.get("status", {})
+        [condition] = status.get("conditions") or [{}]
+        newest = status.get("observedGeneration") == found["metadata"]["generation"]
+        return status if newest and condition.get("status") == "True" else None
+
+    return wait_for(f"ready {kind} {name}", look, 120) or {}
+
+
+@pytest.mark.parametrize(
+    ("obj", "why"),
+    [
+        (gpu_budget("another"), "its object is named default"),
+        (gpu_budget(amount="20"), "spec.amount"),
+        (gpu_budget(amount="-1h"), "spec.amount"),
+        (gpu_budget(period="decade"), "spec.period"),
+        (gpu_budget(period="none", anchor="2026-01-01T00:00:00Z"), "a budget without periods has no anchor"),
+        (gpu_budget(anchor="tomorrow"), "spec.anchor"),
+        (gpu_budget(surprise=1), "unknown field"),
+        (gpu_budget(parent="No"), "spec.parent"),
+        (cluster_gpu_budget("physics", kind="club"), "spec.kind"),
+        (cluster_gpu_budget("physics", kind="organisation", parent="other"), "an organisation has no parent"),
+        (cluster_gpu_budget("physics", parent="physics"), "spec.parent cannot be the object itself"),
+        (cluster_gpu_budget("phys.ics"), "up to 63 characters"),
+    ],
+)
+def test_the_api_server_refuses_what_is_no_budget(objects: Site, obj: Object, why: str) -> None:
+    where = "default" if obj["kind"] == "GpuBudget" else ""
+    with pytest.raises(Refused, match=why):
+        objects.kubectl.create(obj, namespace=where, dry_run=True)
+
+
+def test_a_budget_is_applied_looked_at_edited_and_deleted(objects: Site) -> None:
+    kubectl, team = objects.kubectl, objects.namespace()
+    kubectl.apply(gpu_budget(), namespace=team)
+    status = ready(objects, "gpubudget", "default", team)
+    assert (status["state"], status["amount"], status["used"], status["left"]) == ("ok", "2h30m", "0s", "2h30m")
+    shown = kubectl("get", "gpubudgets", "-A").splitlines()
+    assert shown[0].split() == ["NAMESPACE", "NAME", "STATE", "AMOUNT", "USED", "LEFT", "RUN-OUT"]
+    assert [line.split()[:6] for line in shown if line.startswith(team)] == [
+        [team, "default", "ok", "2h30m", "0s", "2h30m"]
+    ]
+    assert max(map(len, shown)) <= 80
+    with objects.timekeeper() as timekeeper:
+        found = timekeeper.budget(Budget, team)
+        assert (found.source, found.amount_ms) == ("own", int(2.5 * HOUR))
+        with pytest.raises(Conflict, match="kubectl edit gpubudget default"):
+            timekeeper.change_budget(Budget, team, {"amountMs": 1})
+        kubectl.patch("gpubudget", "default", {"spec": {"amount": "9h"}}, team)
+        assert ready(objects, "gpubudget", "default", team)["amount"] == "9h"
+        assert timekeeper.budget(Budget, team).amount_ms == 9 * HOUR
+        managed = kubectl.get("gpubudget", "default", team)["metadata"]
+        assert "finalizers" not in managed
+        assert set(managed.get("annotations", {})) <= {"kubectl.kubernetes.io/last-applied-configuration"}
+        kubectl("delete", "gpubudget", "default", "-n", team, "--timeout=60s", timeout=70)
+        wait_for("the policy's budget", lambda: timekeeper.budget(Budget, team).source == "policy", 120)
+
+
+def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
+    kubectl, team, name = objects.kubectl, objects.namespace(), "c22-physics"
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "lead"}}
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "lead"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+                    "name": "slicekeeper-budget-editor"},
+        "subjects": [{"kind": "ServiceAccount", "name": "lead", "namespace": team}],
+    }  # fmt: skip
+    kubectl.apply(account, binding, namespace=team)
+    lead = kubectl.acting(f"--as=system:serviceaccount:{team}:lead")
+    kubectl.apply(cluster_gpu_budget(name))
+    try:
+        assert ready(objects, "clustergpubudget", name)["amount"] == "2h30m"
+        assert max(map(len, kubectl("get", "clustergpubudgets").splitlines())) <= 80
+        # The API server knows a new guard, and a new right, a moment later.
+        wait_for("guard", lambda: "only who may update gpubudgets/parents" in _refusal(lead, team, name))
+        lead.apply(gpu_budget(), namespace=team)
+        kubectl.patch("gpubudget", "default", {"spec": {"parent": name}}, team)
+        ready(objects, "gpubudget", "default", team)
+        lead.patch("gpubudget", "default", {"spec": {"amount": "1h"}}, team)
+        ready(objects, "gpubudget", "default", team)
+        with objects.timekeeper() as timekeeper:
+            found = timekeeper.budget(Budget, team)
+            assert (found.parent, found.amount_ms) == (name, HOUR)
+            assert timekeeper.budget(Parent, name).kind == "team"
+        for change, why in (
+            ({"spec": {"parent": ""}}, "spec.parent: only who may"),
+            ({"status": {"state": "ok"}}, "gpubudgets/status"),
+        ):
+            more = ("--subresource=status",) if "status" in change else ()
+            with pytest.raises(Refused, match=why):
+                lead.patch("gpubudget", "default", change, team, *more)
+        with pytest.raises(Refused, match="cannot"):
+            lead.apply(gpu_budget(), namespace="default")
+        with pytest.raises(Refused, match="kind cannot be changed"):
+            kubectl.patch("clustergpubudget", name, {"spec": {"kind": "organisation"}})
+    finally:
+        kubectl("delete", "clustergpubudget", name, "--ignore-not-found", "--timeout=60s", timeout=70)
+
+
+def _refusal(kubectl: Kubectl, team: str, parent: str) -> str:
+    try:
+        kubectl.create(gpu_budget(parent=parent), namespace=team, dry_run=True)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def test_a_namespace_with_an_object_is_deleted_like_any_other(objects: Site) -> None:
+    team = objects.namespace()
+    objects.kubectl.apply(gpu_budget(), namespace=team)
+    objects.kubectl("delete", "namespace", team, "--timeout=120s", timeout=130)
