@@ -297,9 +297,7 @@ def run_scheduler(server: Server) -> None:
     attempt(lambda: evictor._evict(read))
     attempt(lambda: evictor._tell(pod(), "Normal", "Reclaimed", "note"))
     nudger = Nudger(client, clock, pause_seconds=1)
-    nudger.nudge(read)
-    clock.advance(2000)
-    nudger.nudge(read)
+    nudger.nudge(read, at_once=True)
     waits = read_pod(pod(node=""), Resources())
     assert waits is not None
     scheduler.notices._tell(waits)
