@@ -23,7 +23,7 @@ from scheduler.pods import Hold, Pod
 from scheduler.reclaim.nudge import Nudger
 from scheduler.seating import Muster, Near
 from scheduler.state import NoPlace, State
-from scheduler.turns import Turns
+from scheduler.turns import REST, Turns
 from slicekeeper.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -180,15 +180,19 @@ class Gangs:
     def run(self, stopped: threading.Event) -> None:
         """Look at all gangs every second, when one has got its places and when a rest is over, until `stopped`."""
         least, most = LOOK_SECONDS
+        pause = most
         while not stopped.is_set():
-            with self._changed:
-                left = self._turns.seconds_left()
-            self._clock.wait(self._news, most if left is None else min(max(left, least), most))
+            self._clock.wait(self._news, pause)
             self._news.clear()
+            began_ns = self._clock.monotonic_ns()
             try:
                 self.look()
             except Exception:
                 log.exception("gangs could not be looked at")
+            took = (self._clock.monotonic_ns() - began_ns) / 1e9
+            with self._changed:
+                left = self._turns.seconds_left()
+            pause = most if left is None else min(max(left, least, REST * took), most)
 
     def look(self) -> None:
         """Let go of places that were not taken, look for places again, and call the pods that have one."""
