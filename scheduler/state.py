@@ -224,7 +224,7 @@ class State:
             for pod, hold in pods:
                 self._take(pod, hold)
             for uid in self._pods.keys() - {pod.uid for pod, _ in pods if pod is not None}:
-                self._forget(uid)
+                self._lose(uid)
                 self._keep(uid, lambda place: place.kind is Kind.BINDING)
 
     def set_pod(self, obj: Object) -> None:
@@ -236,7 +236,7 @@ class State:
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that is gone, and free what it held."""
         with self._lock:
-            self._forget(uid)
+            self._lose(uid)
             self._put(uid, [])
 
     def set_bound(self, objects: Iterable[Object]) -> None:
@@ -761,6 +761,8 @@ class State:
             return  # told again: a list of all pods makes no garbage of what is known, and stirs no node
         if known is None and pod.managed:
             self._learner.arrivals.add(pod.demand)
+        if known is not None and known.node and pod.finished and not known.finished:
+            self._learner.arrivals.end()
         self._forget(pod.uid)
         self._pods[pod.uid] = pod
         if pod.gang is not None:
@@ -775,6 +777,12 @@ class State:
         if pod.leaving or pod.budget_state == marks.OVER_BUDGET or pod.gpu_class == marks.BACKGROUND:
             self._yielding.add(pod.uid)
         self._put(pod.uid, bound)
+
+    def _lose(self, uid: str) -> None:
+        known = self._pods.get(uid)
+        if known is not None and known.node and not known.finished:
+            self._learner.arrivals.end()
+        self._forget(uid)
 
     def _forget(self, uid: str) -> None:
         self._changes += 1

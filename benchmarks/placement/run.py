@@ -204,6 +204,8 @@ def run(nodes: list[Node], pods: list[Pod], seed: int, options: argparse.Namespa
         for pod in pods:
             if pod.gpus:
                 known.add(pod.demand)
+                if options.load:
+                    known.end()
         cluster.learner.learn(known.mix(), cluster.fleet.models)
     whole = sum(node.gpus for node in nodes) * CORES_PER_GPU
     if options.load:
@@ -254,6 +256,8 @@ def _churn(cluster: Cluster, pods: list[Pod], chance: random.Random, whole: int,
             given, seconds = given + counts * (end - now) * cluster.given, seconds + counts * (end - now)
             now = end
             cluster.leave(row, columns, pod)
+            if pod.gpus:
+                cluster.learner.arrivals.end()
         given, seconds = given + counts * (then - now) * cluster.given, seconds + counts * (then - now)
         now = then
         pod = chance.choice(pods)

@@ -98,6 +98,7 @@ def run(nodes: list[Node], pods: list[Pod], mode: str, load: float, kept: float,
         while ends and ends[0][0] <= then:
             now, _, row, columns, pod = heapq.heappop(ends)
             cluster.leave(row, columns, pod)
+            cluster.learner.arrivals.end()
             hopeless.clear()
             waiting = [(came, mine, asked) for came, mine, asked in waiting if not start(came, mine, asked, now)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kinds of pods arrive, and how often: what policies that look ahead learn from.
+"""What kinds of pods arrive, how often, and whether as many end: what policies that look ahead learn from.
 
 Counts fade: whenever `FULL` pods have been counted all counts are halved, so a mix that changes is followed. Nothing is
 stored: after a restart the pods that the API server lists are counted, the ended ones among them.
@@ -8,6 +8,7 @@ stored: after a restart the pods that the API server lists are counted, the ende
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,9 @@ from scheduler.placement.demand import Demand
 FULL: Final = 20_000
 """So many pods are remembered before older ones begin to count less."""
 
+
+RECENT: Final = 2_000
+"""Ends are counted among about so many arrivals: sooner or later as many pods end as come."""
 
 MOST_KINDS: Final = 300
 """Kinds that a mix has. The time to learn grows with them, and whoever makes pods makes kinds; openb has 126."""
@@ -37,12 +41,24 @@ class Arrival:
     weight: float
 
 
+@dataclass(frozen=True)
+class Mix:
+    """What arrives, and whether it stays."""
+
+    kinds: Sequence[Arrival]
+    """Their weights sum to 1."""
+    turnover: float = 0.0
+    """How many pods end for each that arrives, 0 … 1: 0 while a cluster fills, 1 when as many go as come."""
+
+
 class Arrivals:
-    """Counts pods by kind."""
+    """Counts pods by kind, and those that end."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[int, int, int, float, float, tuple[str, ...]]] = Counter()
         self._counted = 0
+        self._came = 0
+        self._ended = 0.0
         self.seen = 0
         """Pods counted ever."""
 
@@ -52,6 +68,9 @@ class Arrivals:
             return
         self.seen += 1
         self._counted += 1
+        self._came += 1
+        if self._came >= 2 * RECENT:
+            self._came, self._ended = RECENT, self._ended / 2
         share = len(demand.slices)
         groups = Counter((piece.core, piece.memory_mib) for piece in demand.slices)
         for (core, memory), gpus in groups.items():
@@ -61,8 +80,13 @@ class Arrivals:
             self._counted //= 2
             self._counts = Counter({kind: count // 2 for kind, count in self._counts.items() if count > 1})
 
-    def mix(self) -> list[Arrival]:
-        """Return the most frequent kinds, MOST_KINDS of them at most; the weights sum to 1."""
+    def end(self) -> None:
+        """Count that a pod which had a place has ended."""
+        self._ended += 1
+
+    def mix(self) -> Mix:
+        """Return the most frequent kinds, MOST_KINDS of them at most."""
         found = self._counts.most_common(MOST_KINDS)
         total = sum(count for _, count in found)
-        return [Arrival(*kind, weight=count / total) for kind, count in found]
+        kinds = tuple(Arrival(*kind, weight=count / total) for kind, count in found)
+        return Mix(kinds, min(self._ended / max(self._came, 1), 1.0))

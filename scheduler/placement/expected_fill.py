@@ -9,7 +9,7 @@ beside it, the next `HORIZON` slices are expected to fill. With class m of weigh
 A node is worth the sum of its GPUs' u. Its free CPU (or its memory, if that is shorter) is divided among the GPUs as
 they would use it if there were enough: the same recursion with the cores used in place of the GPU filled. Tables of
 single GPUs know nothing of pods that want several on one node, so for each number n of GPUs the pods of weight q that
-the idle GPUs and the cores still have room for are worth `ROOM`·q·n each.
+the idle GPUs and the cores still have room for are worth `ROOM`·q·n each, more where pods end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.placement.arrivals import Arrival
+from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.fleet import Bools, Floats, GpuModel, Ints
 from scheduler.placement.policy import Gpus, Piece
 from slicekeeper.gpu.inventory import model_matches
@@ -40,8 +40,12 @@ after the other, and pods without GPUs take the cores of the others: kube-schedu
 
 ROOM: Final = 50.0
 """Price of the room for pods that want several GPUs, in thousandths of a GPU for each GPU that they want. Without it a
-cluster at 97 % load refuses pods of 8 GPUs that best fit has room for. A higher price costs more than it gives if
-kube-scheduler places the pods without GPUs: it puts them on the idle nodes, whose GPUs then have no cores left."""
+cluster at 97 % load refuses pods of 8 GPUs that best fit has room for. While a cluster fills, a higher price costs more
+than it gives: kube-scheduler puts the pods without GPUs on the idle nodes, whose GPUs then have no cores left."""
+
+ROOM_IN_TURNOVER: Final = 80.0
+"""The same if as many pods end as come, in between it rises with them: a share on an idle node keeps pods of several
+GPUs out for as long as it lives, and what it would have blocked elsewhere is free again sooner."""
 
 MICRO: Final = 1_000
 """Prices are in thousandths of a thousandth of a GPU, so that what is equal but for rounding stays equal."""
@@ -67,17 +71,18 @@ class _Tables:
 class ExpectedFill:
     """The cheapest place by what it takes from the pods to come."""
 
-    def __init__(self, mix: Sequence[Arrival], models: Sequence[GpuModel]) -> None:
+    def __init__(self, mix: Mix, models: Sequence[GpuModel]) -> None:
         """Build the tables: some tenths of a second for each model."""
-        tables = [_table(mix, model) for model in models]
-        cores = sum(arrival.weight * arrival.cpu for arrival in mix)
-        ram = sum(arrival.weight * arrival.ram for arrival in mix)
+        kinds = mix.kinds
+        tables = [_table(kinds, model) for model in models]
+        cores = sum(arrival.weight * arrival.cpu for arrival in kinds)
+        ram = sum(arrival.weight * arrival.ram for arrival in kinds)
         self._tables = _Tables(
             np.array([fill for fill, _ in tables]),
             np.array([used for _, used in tables]),
             ram / cores if cores and ram else 0.0,
-            WHOLE + WHOLE_FOR_SEVERAL * sum(arrival.weight for arrival in mix if arrival.gpus > 1),
-            tuple(_several(mix)),
+            WHOLE + WHOLE_FOR_SEVERAL * sum(arrival.weight for arrival in kinds if arrival.gpus > 1),
+            tuple(_several(kinds, ROOM + (ROOM_IN_TURNOVER - ROOM) * mix.turnover)),
         )
 
     def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:
@@ -108,12 +113,12 @@ class ExpectedFill:
         return prices
 
 
-def _several(mix: Sequence[Arrival]) -> Iterator[tuple[int, float, float]]:
+def _several(kinds: Sequence[Arrival], room: float) -> Iterator[tuple[int, float, float]]:
     """Yield each number of GPUs that pods want several of, the mean cores of such a pod, and the price of its room."""
-    for count in sorted({arrival.gpus for arrival in mix} - {1}):
-        alike = [arrival for arrival in mix if arrival.gpus == count]
+    for count in sorted({arrival.gpus for arrival in kinds} - {1}):
+        alike = [arrival for arrival in kinds if arrival.gpus == count]
         weight = sum(arrival.weight for arrival in alike)
-        yield count, count * sum(arrival.weight * arrival.cpu for arrival in alike) / weight, ROOM * weight * count
+        yield count, count * sum(arrival.weight * arrival.cpu for arrival in alike) / weight, room * weight * count
 
 
 def _room(tables: _Tables, idle: Ints, cores: Floats) -> Floats:
@@ -149,10 +154,10 @@ def _value(tables: _Tables, free: Ints, model: Ints, cores: Floats) -> Floats:
     return total
 
 
-def _table(mix: Sequence[Arrival], model: GpuModel) -> tuple[Floats, Floats]:
+def _table(kinds: Sequence[Arrival], model: GpuModel) -> tuple[Floats, Floats]:
     """Return for one model what is filled (thousandths, by percent free and cores), and the cores used by that."""
     classes: dict[tuple[int, float], float] = {}
-    for arrival in mix:
+    for arrival in kinds:
         if arrival.models and not any(model_matches(asked, model.name) for asked in arrival.models):
             continue
         wants = max(arrival.core, -(-arrival.memory_mib * CORES_PER_GPU // max(model.capacity, 1)))

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.placement.arrivals import Arrival
+from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.fleet import Bools, Floats, GpuModel, Ints
 from scheduler.placement.policy import BestFit, Gpus, Piece
 from slicekeeper.gpu.inventory import model_matches
@@ -39,13 +39,13 @@ class _Kinds:
 class FragmentationGradient:
     """The place with the least increase of expected fragmentation."""
 
-    def __init__(self, mix: Sequence[Arrival], models: Sequence[GpuModel]) -> None:
+    def __init__(self, mix: Mix, models: Sequence[GpuModel]) -> None:
         """Take the kinds of pods that make up most of the mix."""
         self._ties = BestFit()
-        pods = sum(arrival.weight / arrival.gpus for arrival in mix)
+        pods = sum(arrival.weight / arrival.gpus for arrival in mix.kinds)
         kinds: list[Arrival] = []
         covered = 0.0
-        for arrival in sorted(mix, key=lambda arrival: -arrival.weight / arrival.gpus):
+        for arrival in sorted(mix.kinds, key=lambda arrival: -arrival.weight / arrival.gpus):
             if covered >= COVERED * pods:
                 break
             kinds.append(arrival)

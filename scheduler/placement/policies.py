@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from scheduler.placement.arrivals import Arrival, Arrivals
+from scheduler.placement.arrivals import Arrivals, Mix
 from scheduler.placement.expected_fill import ExpectedFill
 from scheduler.placement.fgd import FragmentationGradient
 from scheduler.placement.fleet import GpuModel
@@ -15,7 +15,7 @@ from scheduler.placement.policy import BestFit, Packing, Policy, Random, Spread
 ENOUGH: Final = 300
 """Before so many pods have arrived, a policy that looks ahead gives way to best fit."""
 
-LEARNING: Final[dict[str, Callable[[Sequence[Arrival], Sequence[GpuModel]], Policy]]] = {
+LEARNING: Final[dict[str, Callable[[Mix, Sequence[GpuModel]], Policy]]] = {
     "expected-fill": ExpectedFill,
     "fgd": FragmentationGradient,
 }
@@ -51,7 +51,7 @@ class Learner:
         """The name of the policy in force."""
         return "best-fit" if self._make is not None and isinstance(self.policy, BestFit) else self._name
 
-    def due(self, models: Sequence[GpuModel]) -> list[Arrival] | None:
+    def due(self, models: Sequence[GpuModel]) -> Mix | None:
         """Return the mix to learn from if it is time, None if it is not."""
         seen = self.arrivals.seen
         if (
@@ -63,7 +63,7 @@ class Learner:
         self._next = min(int(seen * self.GROWTH), seen + self.MOST) + 1
         return self.arrivals.mix()
 
-    def learn(self, mix: Sequence[Arrival], models: Sequence[GpuModel]) -> None:
+    def learn(self, mix: Mix, models: Sequence[GpuModel]) -> None:
         """Make the policy for this mix, and these models."""
         if self._make is not None:
             self.policy = self._make(mix, models)

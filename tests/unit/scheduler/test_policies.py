@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.placement.arrivals import FULL, MOST_KINDS, Arrival, Arrivals
+from scheduler.placement.arrivals import FULL, MOST_KINDS, RECENT, Arrival, Arrivals, Mix
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.expected_fill import ExpectedFill, _table
 from scheduler.placement.fgd import FragmentationGradient
@@ -85,7 +85,7 @@ def test_a_class_counts_for_the_models_that_it_may_be_on_and_by_the_larger_of_co
 def test_expected_fill_leaves_gaps_that_others_can_use():
     """A pod of 30 among pods of 50: 80 free still takes one afterwards; 100 takes one less, 50 none."""
     fleet = fleet_of({"a": [80], "b": [100], "c": [50]})
-    prices = judge(fleet, share(30), ExpectedFill(HALVES, fleet.models))
+    prices = judge(fleet, share(30), ExpectedFill(Mix(HALVES), fleet.models))
     assert prices["a"] < min(prices["b"], prices["c"])
 
 
@@ -93,11 +93,11 @@ def test_expected_fill_knows_that_a_gpu_without_cores_beside_it_is_worth_nothing
     """Of two equal GPUs the one is taken whose node has no cores for others: this pod asks for nearly none."""
     fleet = fleet_of({"a": [100], "b": [100]})
     fleet.set_beside("b", 2.0, 1e6)
-    prices = judge(fleet, share(50, cpu=500), ExpectedFill(MIX, fleet.models))
+    prices = judge(fleet, share(50, cpu=500), ExpectedFill(Mix(MIX), fleet.models))
     assert prices["b"] < prices["a"]
     fleet.set_beside("a", 64.0, 2 * 4096.0)  # memory runs out as cores do
     fleet.set_beside("b", 64.0, 1e6)
-    prices = judge(fleet, share(50, cpu=500), ExpectedFill(MIX, fleet.models))
+    prices = judge(fleet, share(50, cpu=500), ExpectedFill(Mix(MIX), fleet.models))
     assert prices["a"] < prices["b"]
 
 
@@ -106,8 +106,20 @@ def test_expected_fill_keeps_room_for_pods_that_want_several_gpus(cpu):
     """One GPU comes from a node without room for four anyway; then from one that still has that room afterwards."""
     mix = [arrival(100, 0.6), arrival(100, 0.4, gpus=4)]
     fleet = fleet_of({"a": [100] * 4, "b": [100] * 7, "c": [100] * 3 + [0]}, cpu=cpu)
-    prices = judge(fleet, share(100), ExpectedFill(mix, fleet.models))
+    prices = judge(fleet, share(100), ExpectedFill(Mix(mix), fleet.models))
     assert prices["c"] < prices["b"] < prices["a"]
+
+
+def test_room_for_pods_that_want_several_gpus_is_dearer_if_pods_end():
+    """Of two nodes, one has the room and the other has not."""
+    kinds = [arrival(100, 0.6), arrival(100, 0.4, gpus=4)]
+    fleet = fleet_of({"a": [100] * 4, "b": [100] * 3 + [0]})
+
+    def dearer(turnover):
+        prices = judge(fleet, share(100), ExpectedFill(Mix(kinds, turnover), fleet.models))
+        return prices["a"] - prices["b"]
+
+    assert 0 < dearer(0.0) < dearer(0.5) < dearer(1.0)
 
 
 def test_room_without_the_cores_is_none():
@@ -116,20 +128,20 @@ def test_room_without_the_cores_is_none():
     fleet = fleet_of({"a": [100] * 4, "b": [100] * 4})
     fleet.set_beside("a", 24.0, 1e6)
     fleet.set_beside("b", 40.0, 1e6)
-    prices = judge(fleet, share(100, cpu=0), ExpectedFill(mix, fleet.models))
+    prices = judge(fleet, share(100, cpu=0), ExpectedFill(Mix(mix), fleet.models))
     assert prices["a"] < prices["b"]
 
 
 def test_what_a_node_offers_need_not_be_known():
     fleet = fleet_of({"a": [80], "b": [100]}, cpu=float("inf"))
-    prices = judge(fleet, share(30), ExpectedFill(HALVES, fleet.models))
+    prices = judge(fleet, share(30), ExpectedFill(Mix(HALVES), fleet.models))
     assert prices["a"] < prices["b"]
 
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_a_model_that_came_after_learning_is_priced(name):
     fleet = fleet_of({"a": [80]})
-    policy = LEARNING[name](MIX, fleet.models)
+    policy = LEARNING[name](Mix(MIX), fleet.models)
     fleet.set("new", [row("new-0", 100, A100)])
     assert judge(fleet, share(30), policy)["new"] >= 0
 
@@ -137,7 +149,7 @@ def test_a_model_that_came_after_learning_is_priced(name):
 def test_fgd_by_hand():
     """One kind of pod wants 50. A pod of 30 on 100 free leaves 70, all useful; on 60 free it leaves 30 of waste."""
     fleet = fleet_of({"a": [100], "b": [60]})
-    policy = FragmentationGradient([arrival(50, 1.0)], fleet.models)
+    policy = FragmentationGradient(Mix([arrival(50, 1.0)]), fleet.models)
     prices = judge(fleet, share(30), policy)
     assert prices["a"] >> 32 == 100 - 50
     assert prices["b"] >> 32 == 100 - int(100 / (1 + np.exp(0.3)))
@@ -155,7 +167,7 @@ CHANGES = st.lists(
 @given(changes=CHANGES, policy=st.sampled_from(["best-fit", "packing", "spread", *LEARNING]))
 def test_a_vector_that_is_kept_up_equals_one_that_is_made_anew(changes, policy):
     fleet = Fleet()
-    chosen = FIXED[policy]() if policy in FIXED else LEARNING[policy](MIX, [T4])
+    chosen = FIXED[policy]() if policy in FIXED else LEARNING[policy](Mix(MIX), [T4])
     kept = Prices(fleet, nullcontext())
     for name, cores, demand in changes:
         if cores:
@@ -175,7 +187,7 @@ def test_a_vector_that_is_kept_up_equals_one_that_is_made_anew(changes, policy):
 @pytest.mark.parametrize("name", [*FIXED, *LEARNING])
 def test_every_policy_takes_every_demand(name):
     fleet = fleet_of({"a": [100, 80, 50], "b": [100, 100, 100], "c": [0]})
-    policy = FIXED[name]() if name in FIXED else LEARNING[name](MIX, fleet.models)
+    policy = FIXED[name]() if name in FIXED else LEARNING[name](Mix(MIX), fleet.models)
     for demand in (
         share(30),
         share(100),
@@ -209,14 +221,14 @@ def test_it_is_best_fit_until_enough_pods_have_arrived_and_then_learned_again_as
     learner.arrivals.add(share(30))
     mix = learner.due([T4])
     learner.learn(mix, [T4])
-    assert [round(one.weight, 9) for one in mix] == [1.0]
+    assert [round(one.weight, 9) for one in mix.kinds] == [1.0]
     assert isinstance(learner.policy, ExpectedFill)
     learner.arrivals.add(share(30))
     assert learner.due([T4]) is None
     assert learner.due([T4, A100]) is not None
     for _ in range(ENOUGH):
         learner.arrivals.add(share(50))
-    assert len(learner.due([T4])) == 2
+    assert len(learner.due([T4]).kinds) == 2
 
 
 def test_a_mix_counts_slices_and_old_pods_fade():
@@ -226,11 +238,30 @@ def test_a_mix_counts_slices_and_old_pods_fade():
         arrivals.add(share(30))
     for _ in range(FULL):
         arrivals.add(Demand(share(100).slices * 4))
-    mix = {one.core: one for one in arrivals.mix()}
+    mix = {one.core: one for one in arrivals.mix().kinds}
     assert arrivals.seen == 2 * FULL
     assert mix[100].gpus == 4
     assert mix[100].weight > 0.85
     assert sum(one.weight for one in mix.values()) == pytest.approx(1)
+
+
+def test_turnover_is_none_while_a_cluster_fills_and_one_when_as_many_pods_end_as_come():
+    arrivals = Arrivals()
+    assert arrivals.mix().turnover == 0
+    for _ in range(10 * RECENT):
+        arrivals.add(share(30))
+    assert arrivals.mix().turnover == 0
+    for _ in range(RECENT):
+        arrivals.add(share(30))
+        arrivals.end()
+    assert 0.3 < arrivals.mix().turnover < 0.8
+    for _ in range(10 * RECENT):
+        arrivals.add(share(30))
+        arrivals.end()
+    assert arrivals.mix().turnover > 0.99
+    for _ in range(10 * RECENT):
+        arrivals.end()
+    assert arrivals.mix().turnover == 1, "a cluster that empties"
 
 
 def test_whoever_makes_pods_of_ever_new_kinds_does_not_make_learning_slow():
@@ -239,7 +270,7 @@ def test_whoever_makes_pods_of_ever_new_kinds_does_not_make_learning_slow():
         arrivals.add(share(20, cpu=cpu))
     arrivals.add(share(70))
     arrivals.add(share(70))
-    mix = arrivals.mix()
+    mix = arrivals.mix().kinds
     assert len(mix) == MOST_KINDS
     assert mix[0].core == 70, "the most frequent one stays"
     assert sum(one.weight for one in mix) == pytest.approx(1)
