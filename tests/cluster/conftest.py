@@ -21,8 +21,9 @@ LOGS = Path(__file__).resolve().parents[2] / "build" / "cluster-logs"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Uninstall last. Let the time limit be a test's alone: the first one waits for a build, which bounds itself."""
-    items.sort(key=lambda item: "test_c12_uninstall" in item.nodeid)
+    """Uninstall last, and by Helm after that. Let the time limit be a test's alone: a build bounds itself."""
+    last = ("test_c12_uninstall", "test_c22_helm")
+    items.sort(key=lambda item: next((at for at, name in enumerate(last, 1) if name in item.nodeid), 0))
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(600, func_only=True))
