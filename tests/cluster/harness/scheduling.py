@@ -290,12 +290,7 @@ def check(pods: list[Object]) -> None:
 def control_plane() -> Iterator[ControlPlane]:
     """Run one, in a folder that goes with it."""
     with tempfile.TemporaryDirectory() as folder:
-        made = ControlPlane(
-            Path(folder),
-            binaries.Binaries(
-                binaries.KUBERNETES.bin, binaries.CONTAINERD.bin, binaries.COREDNS.bin, Path("/usr/bin/etcd")
-            ),
-        )
+        made = ControlPlane(Path(folder), binaries.ensure())
         try:
             made.start()
             yield made
