@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings ledger and objects into step by one look at both, whatever happened before.
 
-Nothing is remembered from one look to the next, so it does not matter which of them was cut short, or by whom. Each
-write bears what orders it (`timekeeper.ledger.kept`, the object's resource version), so a second operator that has not
-noticed yet that it lost the lease changes nothing that the first has not. No object has a finalizer of ours: a
+Nothing is remembered from one look to the next, so any of them may be cut short. Each write has what orders it (the
+object's UID and generation, `timekeeper.ledger.kept`; its resource version), so an operator that has not noticed yet
+that it lost the lease changes nothing that the other one has not. No object has a finalizer of ours: a
 namespace can be deleted while no operator runs. An object that is gone is found by what the ledger still has of it.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME, B, Kind
-from objects.spec import SpecInvalid, told
+from objects.spec import SpecInvalid, body_of
 from objects.status import status_of
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Forbidden, NotFound, ServiceError, Unavailable
@@ -24,7 +24,7 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 log = logging.getLogger(__name__)
 
 _NOT_THE_OBJECTS_FAULT: Final = (Unavailable, Forbidden)
-"""Whatever the spec says: the look as a whole has failed, and no object is told so."""
+"""The look as a whole has failed, whatever the spec says, so no object's status names it."""
 
 
 class Keeper:
@@ -64,7 +64,7 @@ class Keeper:
         kept = budget.kept_by if budget is not None else None
         if kept is None or (kept.uid, kept.generation) != (metadata["uid"], metadata["generation"]):
             try:
-                budget = self._timekeeper.keep(kind.budget, holder, told(obj))
+                budget = self._timekeeper.keep(kind.budget, holder, body_of(obj))
                 log.info("%s %s: generation %s is taken", kind.resource.plural, holder, metadata["generation"])
             except _NOT_THE_OBJECTS_FAULT:
                 raise
@@ -85,7 +85,7 @@ class Keeper:
             log.info("%s %s: status not written: %s", kind.resource.plural, holder, error)
 
     def _let_go(self, kind: Kind[B], holder: str, uid: str) -> None:
-        """Tell the timekeeper that an object was deleted, if the API server says so by its name, too.
+        """Report to the timekeeper that an object was deleted, if a GET by its name says so, too.
 
         A list may be short for another reason, and a budget that is let go is the policy's at once.
         """

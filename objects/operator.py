@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator: kopf watches the objects, and tells when one has changed; `objects.keeper` does the rest.
+"""The operator: kopf watches the objects and reports which have changed; `objects.keeper` does the rest.
 
 Of kopf's handlers these are the plainest, which write nothing: no finalizer, no annotation, no event. Its own record of
 what was handled would be a field on users' objects that no manifest has.
@@ -42,7 +42,7 @@ def registry_of(server: KubernetesSettings, changed: Callable[[], None]) -> kopf
 
 
 def tame_logs() -> None:
-    """Have kopf log of objects what goes wrong, as JSON can say it.
+    """Have kopf log what goes wrong with objects, in records that can be JSON.
 
     Its records carry its settings, which no JSON formatter takes, and there is one for each event that it handled.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an object's spec says, as the timekeeper takes it."""
+"""The request that an object's spec makes of the timekeeper."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class SpecInvalid(ValueError):
     """A spec that the schema let through and that cannot hold; the message names the field and the value."""
 
 
-def told(obj: Object) -> dict[str, Any]:
-    """Return the body by which the timekeeper is told of an object.
+def body_of(obj: Object) -> dict[str, Any]:
+    """Return the body of the request by which the timekeeper learns what an object says.
 
-    Raises SpecInvalid if an amount is none, or more than a ledger keeps.
+    Raises SpecInvalid if an amount is no duration, or more than a ledger keeps.
     """
     metadata, spec = obj["metadata"], as_map(obj.get("spec"))
     body = {

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a pod that waits, in one event of its own that is kept up to date, what kube-scheduler does not.
+"""Keeps one event up to date on each pod that waits, with what kube-scheduler's events do not say.
 
 kube-scheduler's `FailedScheduling` already has the extender's reason for each node. This event has what takes a picture
-of the whole cluster: since when, how many pods are ahead, what would help, and when a place is expected. Whoever may
-see the pod may see it, so it names no pod of another namespace. To work it out for one pod may take a second at
-thousands of nodes, so pods are told one after the other, with rests, and none of them often.
+of the whole cluster: since when, how many pods are ahead, what would help, and when a place is expected. Anybody
+who may see the pod may see it, so it names no pod of another namespace. To work it out for one pod may take a second at
+thousands of nodes, so it is done for one pod after the other, with rests, and for none of them often.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from slicekeeper.units import MS_PER_SECOND, format_seconds
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS: Final = 60
-"""A pod is told when it has waited for so long."""
+"""How long a pod waits before it gets an event."""
 
 AGAIN_SECONDS: Final = 300
-"""After so long it is told again, if there is something new to say."""
+"""After so long the event is written again if there is something new to say."""
 
 SAME_AGAIN_SECONDS: Final = 1_800
-"""After so long it is told the same again: an API server keeps an event for an hour."""
+"""After so long it is written again all the same: an API server keeps an event for an hour."""
 
 REST: Final = 49
 """After one pod none is looked at for so many times as long as it took: a fiftieth of the time is spent on it."""
@@ -44,13 +44,13 @@ LEAST_SECONDS: Final = 1.0
 
 
 @dataclass
-class _Told:
-    """What a pod has been told: the text, how often, and when it was looked at and told last."""
+class _Notice:
+    """A pod's event: its text, how often it was written, and when the pod was looked at and it was written last."""
 
     said: str = ""
     times: int = 0
     looked_at: float = 0.0
-    told_at: float = 0.0
+    written_at: float = 0.0
 
 
 class Notices:
@@ -64,10 +64,10 @@ class Notices:
         self._state = state
         self._is_leader = is_leader
         self._reporter = reporter
-        self._told: dict[str, _Told] = {}
+        self._notices: dict[str, _Notice] = {}
 
     def run(self, stopped: threading.Event) -> None:
-        """Tell the pods whose time it is, until `stopped`."""
+        """Write the events that are due, until `stopped`."""
         pause = LEAST_SECONDS
         while not self._clock.wait(stopped, pause):
             began = self._seconds()
@@ -75,30 +75,30 @@ class Notices:
                 if self._is_leader():
                     self.look()
             except Exception:
-                log.exception("a waiting pod could not be told what would help")
+                log.exception("the event of a waiting pod was not written")
             pause = max(LEAST_SECONDS, REST * (self._seconds() - began))
 
     def look(self) -> None:
-        """Tell the pod that has been due the longest, if one is."""
+        """Write the event that has been due the longest, if one is."""
         now, before_ms = self._seconds(), self._clock.now_ms() - FIRST_SECONDS * MS_PER_SECOND
         waiting = {pod.uid: pod for pod in self._state.waiting() if not (pod.leaving or placeable(pod))}
-        self._told = {uid: told for uid, told in self._told.items() if uid in waiting}
-        new = [pod for uid, pod in waiting.items() if uid not in self._told and pod.created_ms <= before_ms]
-        due = [uid for uid, told in self._told.items() if now - told.looked_at >= AGAIN_SECONDS]
+        self._notices = {uid: notice for uid, notice in self._notices.items() if uid in waiting}
+        new = [pod for uid, pod in waiting.items() if uid not in self._notices and pod.created_ms <= before_ms]
+        due = [uid for uid, notice in self._notices.items() if now - notice.looked_at >= AGAIN_SECONDS]
         if new:
-            self._tell(min(new, key=lambda pod: pod.created_ms))
+            self._write(min(new, key=lambda pod: pod.created_ms))
         elif due:
-            self._tell(waiting[min(due, key=lambda uid: self._told[uid].looked_at)])
+            self._write(waiting[min(due, key=lambda uid: self._notices[uid].looked_at)])
 
-    def _tell(self, pod: Pod) -> None:
-        told, now = self._told.setdefault(pod.uid, _Told()), self._seconds()
-        told.looked_at = now
+    def _write(self, pod: Pod) -> None:
+        notice, now = self._notices.setdefault(pod.uid, _Notice()), self._seconds()
+        notice.looked_at = now
         said = self._said(pod)
-        if said == told.said and now - told.told_at < SAME_AGAIN_SECONDS:
+        if said == notice.said and now - notice.written_at < SAME_AGAIN_SECONDS:
             return
-        told.said, told.times, told.told_at = said, told.times + 1, now
+        notice.said, notice.times, notice.written_at = said, notice.times + 1, now
         tell_again(
-            self._client, self._clock, dict(pod.waiting or {}), times=told.times, kind="Normal", reason="WaitsForGPU",
+            self._client, self._clock, dict(pod.waiting or {}), times=notice.times, kind="Normal", reason="WaitsForGPU",
             action="Scheduling", note=said, reporter=self._reporter,
         )  # fmt: skip
 
@@ -115,21 +115,21 @@ class Notices:
             )
         snapshot = self._state.snapshot()
         ends = {other.uid: other.ends_ms for other in snapshot.pods if other.ends_ms}
-        told = outlook(snapshot, pod, self._state.policy, ends, self._clock.now_ms())
-        return " ".join([head, *_notes(told, pod)])
+        found = outlook(snapshot, pod, self._state.policy, ends, self._clock.now_ms())
+        return " ".join([head, *_notes(found, pod)])
 
 
-def _notes(told: Outlook, pod: Pod) -> Iterator[str]:
+def _notes(found: Outlook, pod: Pod) -> Iterator[str]:
     """Return what an outlook has for those who may see the pod."""
-    if told.ahead:
-        yield f"Pods served before it: {len(told.ahead)}."
-    if told.give_way and pod.budget_state == names.IN_BUDGET:
-        yield f"Pods about to give way to it: {len(told.give_way)}."
-    if told.expected is not None and told.expected.after:
+    if found.ahead:
+        yield f"Pods served before it: {len(found.ahead)}."
+    if found.give_way and pod.budget_state == names.IN_BUDGET:
+        yield f"Pods about to give way to it: {len(found.give_way)}."
+    if found.expected is not None and found.expected.after:
         after = (
-            told.expected.after if told.expected.after.startswith(f"{pod.namespace}/") else "another namespace's pod"
+            found.expected.after if found.expected.after.startswith(f"{pod.namespace}/") else "another namespace's pod"
         )
-        when = format_seconds(told.expected.at_ms)
-        yield f"Expected about {when} on node {told.expected.node}, when {after} reaches its deadline."
-    if told.helps:
-        yield f"What would help: {'; '.join(told.helps)}."
+        when = format_seconds(found.expected.at_ms)
+        yield f"Expected about {when} on node {found.expected.node}, when {after} reaches its deadline."
+    if found.helps:
+        yield f"What would help: {'; '.join(found.helps)}."

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets that Kubernetes objects keep: what an object says is taken once per generation, and never an older one.
 
-Whoever tells of an object may be late, be told twice, be two, or die between any two lines. So each telling bears what
-orders it: when the object was made (its name can be used again, by an object of another UID), and its generation, which
-the API server counts up with each change of its spec.
+An operator may be late, ask twice, run twice, or die between any two lines. So each request has what orders it: when
+the object was made (its name can be used again, by an object of another UID), and its generation, which the API server
+counts up with each change of its spec.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from timekeeper.store.kept import Kept
 
 
 @dataclass(frozen=True)
-class Telling:
-    """What an object says. `kept.parent` None: it leaves the parent to others."""
+class Desired:
+    """The budget that an object asks for. `kept.parent` None: it leaves the parent to others."""
 
     kept: Kept
     rule: Rule
@@ -37,34 +37,34 @@ class Telling:
     now: Instant
 
 
-def keep(books: Books, place: Place, told: Telling) -> bool:
-    """Have an object keep a namespace's budget; return whether it was not known to say so.
+def keep(books: Books, place: Place, desired: Desired) -> bool:
+    """Have an object keep a namespace's budget; return whether that was news.
 
     Raises ObjectOutdated if a newer state was taken, LedgerError as `set_budget` and `put_under` do.
     """
 
     def change(session: Session) -> bool:
-        known = ensure(books, session, place.uid, place.name, place.policy, told.now)
-        if not _is_news(session, known, told.kept):
+        known = ensure(books, session, place.uid, place.name, place.policy, desired.now)
+        if not _is_news(session, known, desired.kept):
             return False
-        _note(books, session, known, told)
-        change_budget(books, session, known, told.rule, actor=told.actor, if_match=None)
-        _place(books, session, known, told)
+        _note(books, session, known, desired)
+        change_budget(books, session, known, desired.rule, actor=desired.actor, if_match=None)
+        _place(books, session, known, desired)
         return True
 
     return books.database.write(change)
 
 
-def keep_parent(books: Books, name: str, kind: Kind, told: Telling) -> bool:
+def keep_parent(books: Books, name: str, kind: Kind, desired: Desired) -> bool:
     """Have an object keep a team or an organisation, which is made if there is none; as `keep` otherwise."""
 
     def change(session: Session) -> bool:
         found = accounts.find(session, books.cluster, accounts.parent_uid(name))
-        if found is not None and not _is_news(session, found, told.kept):
+        if found is not None and not _is_news(session, found, desired.kept):
             return False
-        known, _ = hierarchy.change_parent(books, session, name, kind, told.rule, actor=told.actor, if_match=None)
-        _note(books, session, known, told)
-        _place(books, session, known, told)
+        known, _ = hierarchy.change_parent(books, session, name, kind, desired.rule, actor=desired.actor, if_match=None)
+        _note(books, session, known, desired)
+        _place(books, session, known, desired)
         return True
 
     return books.database.write(change)
@@ -100,18 +100,18 @@ def keeping(books: Books, positions: Sequence[Position]) -> dict[AccountId, Kept
         return kept.keeping(session, [position.known.id for position in positions])
 
 
-def _is_news(session: Session, known: Known, told: Kept) -> bool:
+def _is_news(session: Session, known: Known, state: Kept) -> bool:
     """Whether an object says what was not taken yet.
 
-    Raises ObjectOutdated if it is late. Where times do not tell, as of two objects of one second, or of an object that
-    was believed deleted, it is taken: who looks again tells of the one that is there, and nothing is stuck.
+    Raises ObjectOutdated if it is late. If times cannot decide, as between two objects of one second, or for an object
+    that was believed deleted, it is taken: the next look finds the one that is there, and nothing is stuck.
     """
     found = kept.last(session, known.id)
     if found is None:
         return True
-    if found.uid == told.uid and found.generation == told.generation and found.released is None:
+    if found.uid == state.uid and found.generation == state.generation and found.released is None:
         return False
-    late = found.generation > told.generation if found.uid == told.uid else found.created > told.created
+    late = found.generation > state.generation if found.uid == state.uid else found.created > state.created
     if late:
         raise ObjectOutdated(
             f"budget of {known.title}: the object with UID {found.uid} was already seen at generation "
@@ -120,14 +120,14 @@ def _is_news(session: Session, known: Known, told: Kept) -> bool:
     return True
 
 
-def _note(books: Books, session: Session, known: Known, told: Telling) -> None:
+def _note(books: Books, session: Session, known: Known, desired: Desired) -> None:
     accounts.touch(session, known.id)
-    kept.put(session, known.id, told.kept)
-    detail = {"uid": told.kept.uid, "generation": told.kept.generation}
-    books.note(session, actor=told.actor, action="object", about=known, detail=detail, now=told.now)
+    kept.put(session, known.id, desired.kept)
+    detail = {"uid": desired.kept.uid, "generation": desired.kept.generation}
+    books.note(session, actor=desired.actor, action="object", about=known, detail=detail, now=desired.now)
 
 
-def _place(books: Books, session: Session, known: Known, told: Telling) -> None:
-    if told.kept.parent is not None:
-        above, reason = told.kept.parent or None, f"generation {told.kept.generation} of its object"
-        hierarchy.change_place(books, session, known, above, reason=reason, actor=told.actor, now=told.now)
+def _place(books: Books, session: Session, known: Known, desired: Desired) -> None:
+    if desired.kept.parent is not None:
+        above, reason = desired.kept.parent or None, f"generation {desired.kept.generation} of its object"
+        hierarchy.change_place(books, session, known, above, reason=reason, actor=desired.actor, now=desired.now)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What objects of the cluster say of budgets, told by the part that watches them."""
+"""What objects of the cluster say of budgets, as the operator reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
 from timekeeper.api.service import Service, service
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import kept
-from timekeeper.ledger.kept import Telling
+from timekeeper.ledger.kept import Desired
 from timekeeper.store.kept import Kept
 
 _RIGHT = "objects"
@@ -24,8 +24,7 @@ def put(namespace: str) -> Response:
     it = service()
     caller = it.allow("update", "", _RIGHT)
     whose = NamespaceHolder(it, requests.namespace(namespace))
-    told = _told(it, requests.body(ObjectBody), caller)
-    kept.keep(it.books, whose.place(), told)
+    kept.keep(it.books, whose.place(), _desired(it, requests.body(ObjectBody), caller))
     return budget_answer.changed(whose)
 
 
@@ -35,7 +34,7 @@ def put_parent(parent: str) -> Response:
     caller = it.allow("update", "", _RIGHT)
     whose = holder(it, parent=parent)
     given = requests.body(ParentObjectBody)
-    kept.keep_parent(it.books, parent, given.kind, _told(it, given, caller))
+    kept.keep_parent(it.books, parent, given.kind, _desired(it, given, caller))
     return budget_answer.changed(whose)
 
 
@@ -51,8 +50,8 @@ def deleted(**path: str) -> Response:
     return budget_answer.changed(whose)
 
 
-def _told(it: Service, given: ObjectBody | ParentObjectBody, caller: Caller) -> Telling:
+def _desired(it: Service, given: ObjectBody | ParentObjectBody, caller: Caller) -> Desired:
     rule = rule_of(it, given)
     parent = requests.parent(given.parent) if given.parent else given.parent
     state = Kept(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)
-    return Telling(state, rule, caller.name, it.clock.now_ms())
+    return Desired(state, rule, caller.name, it.clock.now_ms())
