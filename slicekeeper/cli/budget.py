@@ -17,6 +17,7 @@ from slicekeeper.cli.options import (
     GpuTime,
     booking_options,
     figure_columns,
+    reason_option,
     rule_of,
     rule_options,
 )
@@ -71,6 +72,16 @@ def set_budget(
     if not namespace:
         raise click.UsageError("name a NAMESPACE, or files by -f")
     show_budget(client.change_budget(Budget, namespace, rule_of(amount, **rule)), output, _COLUMNS)
+
+
+@budget.command("unset")
+@click.argument("namespace", metavar="NAMESPACE")
+@reason_option("unset on the command line")
+@output_option(*LISTS)
+@click.pass_obj
+def unset(context: Context, namespace: str, reason: str, output: str) -> None:
+    """Give NAMESPACE the policy's budget again; what the running period has used counts on."""
+    show_budget(timekeeper(context).unset_budget(namespace, reason), output, _COLUMNS)
 
 
 @budget.command("refund")

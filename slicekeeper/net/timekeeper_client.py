@@ -89,6 +89,11 @@ class TimekeeperClient:
         """Change what `rule` names of a budget; a namespace's is its own from then on."""
         return self._send("PATCH", self._at(_WHOSE[kind], name), rule, kind)
 
+    def unset_budget(self, namespace: str, reason: str) -> Budget:
+        """Give a namespace its policy's budget again; again changes nothing."""
+        _, _, data = self._http.request("DELETE", self._at("budgets", namespace), query={"reason": reason})
+        return _decode(data, Budget)
+
     def grant(self, kind: type[B], name: str, amount_ms: int, reason: str, idempotency_key: str) -> B:
         """Book a grant from now on; repeating it with the same key books nothing more."""
         return self.move_time(kind, name, "grants", {"amountMs": amount_ms, "reason": reason}, idempotency_key)

@@ -94,6 +94,8 @@ ROUTES: tuple[Route, ...] = (
           headers=("If-Match",), problems=(404, 409, 412)),
     Route("PATCH", _NS, budget.patch, "Change the named parts of a namespace's budget", wire.Budget,
           BudgetPatch, headers=("If-Match",), problems=(404, 409, 412)),
+    Route("DELETE", _NS, budget.unset, "Give a namespace the policy's budget again", wire.Budget,
+          headers=("If-Match",), query=("reason",), problems=(404, 409, 412)),
     Route("GET", f"{_NS}/grants", movement.grants, "Grants, newest first", wire.GrantList, query=(*_UID, *_PAGE),
           problems=(404,)),
     Route("POST", f"{_NS}/grants", movement.grant, "Book a grant", wire.Budget, GrantBody, status=(200, 201),

@@ -115,12 +115,46 @@ def _rule(books: Books, session: Session, place: Known, rule: Rule, status: Stat
     settle_in(books, session, place.id, rule.since, rule.since)
 
 
-def fall_back(books: Books, session: Session, place: Known, policy: NamespacePolicy, now: Instant) -> None:
-    """Give a namespace the policy's budget again, as if it had never had one of its own; a closed one stays closed."""
+def unset_budget(
+    books: Books, uid: str, name: str, policy: NamespacePolicy, *, reason: str, actor: str,
+    if_match: frozenset[str] | None, now: Instant,
+) -> None:  # fmt: skip
+    """Give a namespace the policy's budget again; what the running period has used counts on.
+
+    Raises LedgerError if `if_match` has not the budget's version, the budget is closed, or an object keeps it.
+    """
+
+    def change(session: Session) -> None:
+        place = ensure(books, session, uid, name, policy, now)
+        refuse_kept(session, place)
+        row = budget_rules.rules(session, place.id)[-1]
+        if row.source != "own":
+            return
+        if if_match is not None and if_match.isdisjoint({version_of(row), ANY_VERSION}):
+            raise VersionMismatch(f"budget of {place.title}: it has changed since you read it; read it again")
+        if row.status == "closed":
+            raise BudgetClosed(f"the budget of {place.title} is closed")
+        rule = fall_back(books, session, place, policy, now, actor=actor)
+        if rule is not None:
+            detail = {**rule_detail(rule), "source": "policy", "reason": reason}
+            books.note(session, actor=actor, action="budget", about=place, detail=detail, now=rule.since)
+
+    books.database.write(change)
+
+
+def fall_back(
+    books: Books, session: Session, place: Known, policy: NamespacePolicy, now: Instant, *, actor: str = "policy"
+) -> Rule | None:
+    """Give a namespace the policy's budget again, as if it had never had one of its own, and return that.
+
+    None if it has that already, or its budget is closed: that is for good. An `actor` has it noted in the audit log.
+    """
     row = budget_rules.rules(session, place.id)[-1]
-    if row.source == "own" and row.status != "closed":
-        rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
-        _rule(books, session, place, rule, row.status, actor="policy", source="policy")
+    if row.source != "own" or row.status == "closed":
+        return None
+    rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
+    _rule(books, session, place, rule, row.status, actor=actor, source="policy")
+    return rule
 
 
 def follow_policy(books: Books, policies: dict[str, NamespacePolicy], now: Instant) -> None:

@@ -300,7 +300,7 @@ def run_scheduler(server: Server) -> None:
     nudger.nudge(read, at_once=True)
     waits = read_pod(pod(node=""), Resources())
     assert waits is not None
-    scheduler.notices._tell(waits)
+    scheduler.notices._write(waits)
     elect(server, "slicekeeper-reclaimer")
     elect(server, "slicekeeper-binder")
 

@@ -235,6 +235,31 @@ def test_a_patch_changes_what_it_names_and_nothing_else(world: World, path: str)
     assert world.get(path)["amountMs"] == 1
 
 
+def test_a_namespace_has_the_policys_budget_again_when_its_own_is_unset(world: World) -> None:
+    path = "/api/v1/budgets/team"
+    unseen = world.call("DELETE", path)
+    assert (unseen.status_code, unseen.json["source"]) == (200, "policy")
+    default = unseen.json["amountMs"]
+    world.pod("a")
+    own = world.call("PUT", path, {"amountMs": 9_000_000, "period": "month", "timeZone": "UTC"})
+    world.clock.advance(60_000)
+    world.call("PATCH", path, {"creditMs": 5})
+    late = world.call("DELETE", path, headers={"If-Match": own.headers["ETag"]})
+    assert (late.status_code, late.json["code"], late.json["field"]) == (412, "version-mismatch", "If-Match")
+    again = world.call("DELETE", f"{path}?reason=enough")
+    assert (again.json["source"], again.json["amountMs"], again.json["usedMs"]) == ("policy", default, 60_000)
+    newest = world.get("/api/v1/audit")["items"][-1]
+    assert (newest["action"], newest["detail"]["reason"], newest["detail"]["source"]) == ("budget", "enough", "policy")
+    count = len(world.get("/api/v1/audit")["items"])
+    assert world.call("DELETE", path).json["source"] == "policy"
+    assert len(world.get("/api/v1/audit")["items"]) == count, "again changes nothing"
+    world.call("PUT", path, {"amountMs": 9_000_000, "period": "month", "timeZone": "UTC"})
+    world.call("PUT", f"{path}/status", {"status": "closed", "reason": "r"})
+    closed = world.call("DELETE", path)
+    assert (closed.status_code, closed.json["code"]) == (409, "budget-closed")
+    assert world.call("DELETE", "/api/v1/budgets/nobody").status_code == 404
+
+
 def test_used_time_counts_on_over_http_unless_a_new_period_is_asked_for(world: World) -> None:
     world.pod("a")
     world.clock.advance(80 * 60_000)
@@ -700,7 +725,7 @@ def test_wrong_values_are_named_and_nothing_is_half_done(
         ("GET", "/api/v1/budgets/team/reservations/1", 404, "reservation-unknown"),
         ("GET", "/api/v1/audit?namespace=team&parent=lab", 422, "query-invalid"),
         ("GET", "/api/v1/audit?parent=lab", 404, "parent-unknown"),
-        ("DELETE", "/api/v1/budgets/team", 405, "method-not-allowed"),
+        ("POST", "/api/v1/budgets/team", 405, "method-not-allowed"),
         ("GET", "/readyz", 503, None),
     ],
 )

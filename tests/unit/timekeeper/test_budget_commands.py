@@ -89,6 +89,15 @@ def test_tables_have_80_columns_whatever_they_show(run: Run) -> None:
     assert "GRANTED" in run("list", "-o", "wide")
 
 
+def test_unset_gives_the_policys_budget_back(run: Run) -> None:
+    before = json.loads(run("get", "other", "-o", "json"))
+    run("set", "other", "7h", "--period", "day")
+    after = json.loads(run("unset", "other", "-o", "json"))
+    assert (after["source"], after["amountMs"]) == ("policy", before["amountMs"])
+    assert "namespace taem" in run("unset", "taem", code=1)
+    assert "NAMESPACE" in run("unset", code=2)
+
+
 def test_formats_agree_with_each_other(run: Run) -> None:
     whole = json.loads(run("list", "-o", "json"))
     assert yaml.safe_load(run("list", "-o", "yaml")) == whole

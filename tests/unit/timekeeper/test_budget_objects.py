@@ -83,7 +83,7 @@ def test_an_objects_generation_is_taken_once_and_never_an_older_one(world: World
 
 def test_while_an_object_keeps_a_budget_requests_do_not_change_what_it_is(world: World) -> None:
     world.done("PUT", f"{TEAM}/object", told())
-    for method, body in (("PUT", {"amountMs": 1, "period": "day"}), ("PATCH", {"amountMs": 1})):
+    for method, body in (("PUT", {"amountMs": 1, "period": "day"}), ("PATCH", {"amountMs": 1}), ("DELETE", None)):
         answer = world.call(method, TEAM, body)
         assert (answer.status_code, answer.json["code"]) == (409, "budget-kept-by-object")
         assert "kubectl edit gpubudget default -n team" in answer.json["detail"]

@@ -16,7 +16,7 @@ from timekeeper.api.service import service
 from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
-from timekeeper.ledger.budget import set_budget, set_status
+from timekeeper.ledger.budget import set_budget, set_status, unset_budget
 from timekeeper.ledger.kept import keeping
 from timekeeper.ledger.rule import ANY_VERSION, Change
 
@@ -64,6 +64,21 @@ def patch(namespace: str) -> Response:
     caller = whose.allow("update")
     given = requests.body(BudgetPatch)
     return answer(whose) if given == BudgetPatch() else _set(whose, patched(it, given), caller)
+
+
+def unset(namespace: str) -> Response:
+    """Give a namespace the policy's budget again."""
+    it = service()
+    whose = NamespaceHolder(it, requests.namespace(namespace))
+    caller = whose.allow("delete")
+    reason = requests.plain("reason", 1024) or "unset"
+    place = whose.place()
+    if whose.position() is not None:  # one without an account has the policy's
+        unset_budget(
+            it.books, place.uid, place.name, place.policy, reason=reason, actor=caller.name,
+            if_match=requests.if_match(), now=it.clock.now_ms(),
+        )  # fmt: skip
+    return changed(whose)
 
 
 def _set(whose: NamespaceHolder, change: Change, caller: Caller) -> Response:
