@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a small application beside what the process does: an event loop in a daemon thread, without TLS."""
+"""Serves a small application beside what the process does: an event loop in a daemon thread."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import sys
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ BACKLOG: Final = 128
 
 class BackgroundServer:
     """A server that has begun to listen. It has what gunicorn's protocol asks of a worker."""
+
+    tls: ssl.SSLContext | None = None
+    """What connections are encrypted by. None: plain HTTP."""
 
     def __init__(self, bind: str, app: App, limits: ServingSettings, *, shared: bool = False) -> None:
         """Listen at `bind` (host:port); `shared`: several processes do, on one port.
@@ -54,7 +58,7 @@ class BackgroundServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        door = Door(self, self._limits, None)
+        door = Door(self, self._limits, self.tls)
         door.open([self._socket])
         self.loop.run_forever()
         door.close()

@@ -7,7 +7,6 @@ CA's, another name's, or one that has expired, nobody becomes anybody else.
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import socket
@@ -31,7 +30,6 @@ from slicekeeper.config.settings import ServingSettings, TlsSettings
 from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.kube.client import TOKEN_REVIEWS
 from slicekeeper.net.serving.background import BackgroundServer
-from slicekeeper.net.serving.door import Door
 from slicekeeper.net.serving.wsgi import WsgiBridge
 from slicekeeper.net.tls import ClientCas, ClientCertificate, ReloadingContext
 from timekeeper.api import front_proxy
@@ -99,13 +97,6 @@ class TlsServer(BackgroundServer):
     def __init__(self, app: Any, tls: ssl.SSLContext) -> None:
         self.tls = tls
         super().__init__("127.0.0.1:0", app, ServingSettings())
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        door = Door(self, self._limits, self.tls)
-        door.open([self._socket])
-        self.loop.run_forever()
-        door.close()
 
 
 class World:
