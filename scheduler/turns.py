@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose gang is looked at next, and when: one look after the other, for a part of the time at most.
+"""Which gang is looked at next, and when: one look after the other, for a part of the time at most.
 
 A look for places takes some tenths of a second for a large gang, and every change of the cluster is a reason for
-another, so one rest is shared by all gangs: whoever makes many of them gets no more looks for it. The namespace that
+another, so all gangs share one rest: a tenant gets no more looks by making many of them. The namespace that
 was served the longest ago comes first, and of its gangs the one that has waited the longest.
 """
 
@@ -49,7 +49,7 @@ class Turns:
         self._served = {namespace: turn for namespace, turn in self._served.items() if namespace in there}
 
     def rest(self, since_ns: int) -> None:
-        """Take that a look which began at `since_ns` has found no places."""
+        """Begin a rest: a look that began at `since_ns` has found no places."""
         now_ns = self._clock.monotonic_ns()
         self._rest_until_ns = now_ns + REST * (now_ns - since_ns)
 

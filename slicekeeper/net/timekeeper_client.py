@@ -114,12 +114,12 @@ class TimekeeperClient:
         body = {"parent": parent, "reason": reason}
         return self._send("PUT", self._at(_WHOSE[kind], name, "parent"), body, kind)
 
-    def keep(self, kind: type[B], name: str, told: Mapping[str, object]) -> B:
+    def keep(self, kind: type[B], name: str, desired: Mapping[str, object]) -> B:
         """Have an object of the cluster keep a budget; a generation that was taken changes nothing."""
-        return self._send("PUT", self._at(_WHOSE[kind], name, "object"), told, kind)
+        return self._send("PUT", self._at(_WHOSE[kind], name, "object"), desired, kind)
 
     def let_go(self, kind: type[B], name: str, uid: str) -> None:
-        """Tell that the object which kept a budget was deleted; again changes nothing."""
+        """Report that the object which kept a budget was deleted; again changes nothing."""
         self._http.request("DELETE", self._at(_WHOSE[kind], name, "object"), query={"object": uid})
 
     def children(self, name: str) -> ChildList:

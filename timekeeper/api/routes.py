@@ -68,7 +68,7 @@ class Route:
 
     @property
     def aggregated(self) -> bool:
-        """Whether the API server offers it too. Reports are pods' own, objects are told of by the part that watches."""
+        """Whether the API server offers it too. Only pods send reports, and only the operator says what objects say."""
         ours = (report.taken, budget_object.put, budget_object.put_parent, budget_object.deleted)
         return self.path.startswith(f"{PREFIX}/") and self.handler not in ours and not self.public
 
