@@ -74,9 +74,10 @@ class Story:
                 )
                 for uid, p in pods.items()
             }  # fmt: skip
-            return known == there and not self.state.counts()[Kind.BINDING]
+            bound = {uid for uid, p in pods.items() if p["spec"].get("nodeName")}
+            return known == there and not self.state.counts()[Kind.BINDING] and self.state._beside.uids() == bound
 
-        wait_for(same, "the watch has caught up")
+        wait_for(same, "the watches have caught up")
 
     def evicted(self):
         return {p["metadata"]["name"] for p in self.cluster.client.list(PODS)[0]
