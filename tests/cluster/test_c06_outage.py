@@ -25,11 +25,25 @@ PART = "app.kubernetes.io/name=timekeeper"
 
 
 def _ended(one: Object) -> bool:
-    """Whether a pod is deleted and every container of it has ended; only our finalizer keeps it."""
+    """Whether a pod is deleted and every container of it has ended, or it got no node: only our finalizer keeps it."""
     statuses = one["status"].get("containerStatuses", [])
     if "deletionTimestamp" not in one["metadata"]:
         return False
+    if not one["spec"].get("nodeName"):
+        return True
     return one["status"].get("phase") in ("Succeeded", "Failed") and all("terminated" in s["state"] for s in statuses)
+
+
+def _wait_until_all_ended(site: Site, team: str, seconds: float) -> None:
+    try:
+        wait_for("deleted pods that have all ended", lambda: all(map(_ended, site.pods(team))), seconds, 1)
+    except TimeoutError as error:
+        left = [
+            (p["metadata"]["name"], p["metadata"].get("deletionTimestamp"), p["spec"].get("nodeName"), p["status"])
+            for p in site.pods(team)
+            if not _ended(p)
+        ]
+        raise TimeoutError(f"{error}: {left}") from None
 
 
 def _expected(pods: list[Object]) -> dict[str, int]:
@@ -66,7 +80,7 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
         site.kubectl("delete", "job", "burst", "-n", team, "--wait=false", "--cascade=background")
         site.kubectl("delete", "job", "before", "-n", team, "--wait=false", "--cascade=background")
         cluster.forget_history()
-        wait_for("deleted pods that have all ended", lambda: all(map(_ended, site.pods(team))), 2 * limit, 1)
+        _wait_until_all_ended(site, team, 2 * limit)
         assert _is_forgotten(site, team, seen)
         records = site.pods(team)
         assert len(records) >= BURST + 3
@@ -141,7 +155,7 @@ def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: 
         site.kubectl.create(job("unseen", gpu_container(script="sleep 1", core=5, blocks=4), count=2), namespace=team)
         wait_for("pods that nobody saw", lambda: _phase(site, team, "unseen", "Succeeded") == 2, seconds=90)
         site.kubectl("delete", "jobs", "--all", "-n", team, "--wait=false")
-        wait_for("ended pods", lambda: [p for p in site.pods(team) if _ended(p)] == site.pods(team), seconds=90)
+        _wait_until_all_ended(site, team, 90)
         held = site.pods(team)
         assert len(held) == 4
         code, told = site.check("--break-glass")
