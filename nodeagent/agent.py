@@ -12,7 +12,9 @@ from prometheus_client import REGISTRY, Gauge, make_wsgi_app
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.audit import Audit
+from nodeagent.booking import SeatRefused
 from nodeagent.cdi import SeatFiles
+from nodeagent.cdi_probe import CdiProbe
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
 from nodeagent.live import Live
@@ -30,6 +32,7 @@ from nodeagent.whole import WholeGpus
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy import PolicyBook, PolicyFile
 from slicekeeper.config.settings import Settings
+from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.events import tell
@@ -63,6 +66,7 @@ class Agent:
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
+        self._probe = CdiProbe(Path(mine.cdi_dir), settings.resources.seat)
         limits = settings.webhook.injection == "limiter"
         arbiter = Arbiter(Path(mine.run_dir))
         self._live = Live(self._store)
@@ -85,6 +89,7 @@ class Agent:
             mine.reconcile_seconds,
             address,
             self._look_at,
+            self._machine,
         )
         self._gpus = GpuWatch(
             source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, self._ill
@@ -107,7 +112,8 @@ class Agent:
         if self._bind:
             more: dict[str, WsgiApp] = {"/metrics": make_wsgi_app(), wire.PATH: self._live}
             probes.serve(self._bind, self._limits, ready=self._not_ready, more=more)
-        self._plugin.start()  # first: kubelet fails what it is given before
+        self._probe.start()
+        self._plugin.start()  # before the rest: kubelet fails what it is given before
         self._publisher.start()
         self._pods.start()
         self._gpus.start()
@@ -117,7 +123,9 @@ class Agent:
         self._audit.start()
         while not stop.wait(TIDY_SECONDS):
             self._seats.tidy()
+            self._probe.look()
         self._linger()
+        self._probe.stop()
         self._audit.stop()
         self._policy.stop()
         self._gpus.stop()
@@ -144,6 +152,15 @@ class Agent:
             "the arbiter does not answer": self._shares.ready,
         }
         return ", ".join(text for text, ready in parts.items() if not ready)
+
+    def _machine(self) -> Machine:
+        driver, why = self._own.driver()
+        unusable = ""
+        try:
+            self._own.edits([gpu.uuid for gpu in self._own.gpus()])
+        except SeatRefused as error:
+            unusable = str(error)
+        return Machine(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._probe.read)
 
     def _look_at(self, node: Object) -> None:
         self._own.look_at(node)

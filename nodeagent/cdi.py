@@ -21,7 +21,7 @@ import msgspec
 from nodeagent.booking import SeatRefused
 from nodeagent.first_read import FirstRead
 from nodeagent.gpus import GpuSource
-from nodeagent.host_cdi import Edits, joined
+from nodeagent.host_cdi import Edits, joined, own_files
 from nodeagent.shipped import mount
 from nodeagent.store import Seat, replace_file
 
@@ -112,16 +112,13 @@ class SeatFiles:
         for folder in self._run_dir.iterdir():
             if folder.name not in known:
                 shutil.rmtree(folder, ignore_errors=True)
-        prefix = self._prefix()
+        prefix = own_files(self._kind)
         for file in self._cdi_dir.glob(f"{prefix}*.json"):
             if file.name.removeprefix(prefix).removesuffix(".json") not in known:
                 file.unlink(missing_ok=True)
 
-    def _prefix(self) -> str:
-        return self._kind.replace("/", "-") + "-"
-
     def _spec_file(self, seat: Seat) -> Path:
-        return self._cdi_dir / f"{self._prefix()}{seat.name}.json"
+        return self._cdi_dir / f"{own_files(self._kind)}{seat.name}.json"
 
     def _spec(self, seat: Seat, folder: Path) -> dict[str, Any]:
         edits = self._source.edits(seat.gpus) if seat.gpus else Edits()

@@ -14,7 +14,7 @@ import msgspec
 from nodeagent.agent import Agent
 from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.fake import FakeDevices, install
-from nodeagent.host_cdi import Devices, HostCdi
+from nodeagent.host_cdi import Devices, HostCdi, own_files
 from nodeagent.nvml import NvmlGpus
 from slicekeeper import log
 from slicekeeper.cli.main import Context
@@ -43,7 +43,7 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
     """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
     settings, world = _begin(context, fake_gpus, node_name)
     mine = settings.node_agent
-    devices: Devices = HostCdi([Path(folder) for folder in mine.host_cdi_dirs])
+    devices: Devices = HostCdi([Path(folder) for folder in mine.host_cdi_dirs], (own_files(settings.resources.seat),))
     if world is not None:
         devices = FakeDevices(Path(mine.programs_dir), Path(mine.state_dir) / "lib", world)
     gpus = NvmlGpus(Path(mine.run_dir) / "withdrawn", devices)

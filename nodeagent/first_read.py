@@ -33,13 +33,20 @@ class FirstRead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
         if self._fd >= 0:
             os.close(self._fd)
+        self._fd = -1
 
-    def of(self, file: Path) -> None:
-        """Watch a file from now on, under whatever name it gets."""
+    def of(self, file: Path) -> bool:
+        """Watch a file from now on, under whatever name it gets; return False if the kernel gives no watch."""
         if self._fd < 0 or _LIBC.inotify_add_watch(self._fd, os.fsencode(file), _IN_OPEN) < 0:
             log.warning("%s cannot be watched: %s", file, os.strerror(ctypes.get_errno()))
+            return False
+        return True
 
     def wait(self, seconds: float) -> bool:
         """Return whether it has been opened, as soon as it has."""

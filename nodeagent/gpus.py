@@ -16,6 +16,9 @@ class GpuSource(Protocol):
     def gpus(self) -> list[Gpu]:
         """Return the GPUs as they were last seen, in a stable order."""
 
+    def driver(self) -> tuple[str, str]:
+        """Return the driver's version, or empty and why it does not answer."""
+
     def troubles(self) -> Mapping[str, str]:
         """Return by UUID why a GPU must get no new slice, those that are well left out."""
 

@@ -23,6 +23,11 @@ OLDEST_VERSION: Final = "0.6.0"
 MAKE_ONE: Final = "make one by `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 
 
+def own_files(kind: str) -> str:
+    """Return how the names of the files begin that have our own devices, of this CDI kind."""
+    return kind.replace("/", "-") + "-"
+
+
 @dataclass(frozen=True)
 class Edits:
     """CDI container edits, and the version of CDI that has all of them."""
@@ -41,8 +46,10 @@ class Devices(Protocol):
 class HostCdi:
     """NVIDIA's specification in one of the folders where container runtimes look; a later folder goes first."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], own: tuple[str, ...] = ()) -> None:
+        """Look in these folders, but at no file whose name begins as one of `own`."""
         self._folders = folders
+        self._own = own
         self._read: dict[Path, tuple[tuple[int, int], Any]] = {}
 
     def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
@@ -65,7 +72,7 @@ class HostCdi:
     def _specs(self) -> Iterator[Any]:
         for folder in reversed(self._folders):
             for file in sorted(folder.glob("*")):
-                if file.suffix in (".json", ".yaml", ".yml"):
+                if file.suffix in (".json", ".yaml", ".yml") and not file.name.startswith(self._own):
                     spec = self._load(file)
                     if isinstance(spec, dict) and spec.get("kind") == KIND:
                         yield spec

@@ -64,6 +64,7 @@ class NvmlGpus:
         self._events: Any = None
         self._open = False
         self._told = ""
+        self._driver = ""
         self._pause = threading.Event()
         self._refresh()
 
@@ -74,6 +75,11 @@ class NvmlGpus:
                 msgspec.structs.replace(device.gpu, healthy=device.gpu.uuid not in self._troubles)
                 for device in self._devices
             ]
+
+    def driver(self) -> tuple[str, str]:
+        """Return the driver's version, or empty and why it does not answer."""
+        with self._lock:
+            return (self._driver, "") if self._open else ("", self._told or "it does not answer")
 
     def troubles(self) -> Mapping[str, str]:
         """Return by UUID why a GPU must get no new slice."""
@@ -161,10 +167,11 @@ class NvmlGpus:
             links = _links(device.handle, by_bus)
             device.gpu = msgspec.structs.replace(device.gpu, links=links, pcie_switch=switch)
         self._events = _register(found)
+        driver = ask(pynvml.nvmlSystemGetDriverVersion)
         with self._lock:
             self._devices = found
             self._open = True
-        driver = ask(pynvml.nvmlSystemGetDriverVersion)
+            self._driver = driver or "unknown"
         log.info("driver %s: GPUs %s", driver, ", ".join(device.gpu.uuid for device in found) or "none")
         return True
 

@@ -76,6 +76,10 @@ class OwnGpus:
             offered = listed or ([] if self._beside else every)
             return [gpu for gpu in offered if not self._taken & {gpu.uuid, str(every.index(gpu))}]
 
+    def driver(self) -> tuple[str, str]:
+        """Return the driver's version, or empty and why it does not answer."""
+        return self._source.driver()
+
     def troubles(self) -> Mapping[str, str]:
         """Return by UUID why a GPU must get no new slice, those of others among them."""
         return self._source.troubles()

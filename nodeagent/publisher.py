@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes the node's GPUs: the annotation that the scheduler reads, and the capacity that kube-scheduler counts.
 
-Beside them is the address at which the agent is asked whether it is ready. All are one patch of the node's status, so
-no reader sees one without the other. They are compared again and again: a node object that is created again has none.
+Beside them are the address at which the agent is asked whether it is ready, and what it finds of the machine. All are
+one patch of the node's status, so no reader sees one without the other. They are compared again and again: a node
+object that is created again has none.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from nodeagent.gpus import GpuSource
 from slicekeeper import names, threads
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError
-from slicekeeper.gpu import inventory
+from slicekeeper.gpu import inventory, machine
 from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, KubeClient, Object
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
@@ -25,11 +27,16 @@ from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 log = logging.getLogger(__name__)
 
 
-def wanted(gpus: list[Gpu], resources: Resources, address: str = "") -> dict[str, Any]:
+def wanted(gpus: list[Gpu], resources: Resources, address: str = "", found: Machine | None = None) -> dict[str, Any]:
     """Return the merge patch that publishes these GPUs; what is not healthy is capacity but not allocatable."""
     healthy = [gpu for gpu in gpus if gpu.healthy]
+    annotations = {
+        names.NODE_GPUS: inventory.encode(gpus),
+        names.NODE_AGENT: address or None,
+        names.NODE_MACHINE: machine.encode(found) if found else None,
+    }
     return {
-        "metadata": {"annotations": {names.NODE_GPUS: inventory.encode(gpus), names.NODE_AGENT: address or None}},
+        "metadata": {"annotations": annotations},
         "status": {"capacity": _amounts(gpus, resources), "allocatable": _amounts(healthy, resources)},
     }
 
@@ -60,11 +67,13 @@ class Publisher:
         pause_seconds: float,
         address: str = "",
         seen: Callable[[Object], None] = lambda _node: None,
+        look: Callable[[], Machine | None] = lambda: None,
     ) -> None:
         self._client = client
         self._node = node
         self._source = source
         self._seen = seen
+        self._look = look
         self._resources = resources
         self._pause = pause_seconds
         self._address = address
@@ -101,7 +110,7 @@ class Publisher:
         with self._lock:
             node: Object = self._client.get(NODES, self._node)
             self._seen(node)
-            patch = wanted(self._source.gpus(), self._resources, self._address)
+            patch = wanted(self._source.gpus(), self._resources, self._address, self._look())
             changed = differs(node, patch)
             if changed:
                 self._client.patch(NODES, self._node, patch, subresource="status")

@@ -114,7 +114,7 @@ def replace_file(
     *,
     durable: bool = False,
     mode: int = 0o600,
-    before: Callable[[Path], None] = lambda _whole: None,
+    before: Callable[[Path], object] = lambda _whole: None,
 ) -> None:
     """Write a file so that a reader sees the old one or the whole new one, also after a crash if `durable`.
 

@@ -45,6 +45,8 @@ RULE: Final = "slicekeeper.io/rule"
 NODE_GPUS: Final = "slicekeeper.io/gpus"
 NODE_AGENT: Final = "slicekeeper.io/agent"
 """Where the agent tells whether it is ready, see `slicekeeper.kube.agent_address`."""
+NODE_MACHINE: Final = "slicekeeper.io/machine"
+"""What the agent finds of driver and container runtime, see `slicekeeper.gpu.machine`."""
 
 # Written by the certificates part, into every namespace.
 CA_CONFIG_MAP: Final = "slicekeeper-ca.crt"

@@ -7,6 +7,7 @@ that a broken timekeeper holds, `--repair` cleans up behind us.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,14 +17,13 @@ import click
 import msgspec
 
 from slicekeeper import clock, names
-from slicekeeper.cli import beside, break_glass, installed, remedies
+from slicekeeper.cli import beside, break_glass, clocks, installed, machines, reached, remedies, rights, waiting
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.cli.reach import cluster, cluster_options
 from slicekeeper.config.policy import read_book
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, ServiceError, SettingsError
-from slicekeeper.gpu import inventory
 from slicekeeper.gpu.request import asks_for, parse_pod
 from slicekeeper.kube import released
 from slicekeeper.kube.client import (
@@ -31,6 +31,7 @@ from slicekeeper.kube.client import (
     DAEMON_SETS,
     DEPLOYMENTS,
     JSON_PATCH,
+    LEASES,
     MERGE_PATCH,
     NODES,
     PODS,
@@ -41,6 +42,7 @@ from slicekeeper.kube.client import (
 )
 from slicekeeper.kube.pod import gate_index, has_ended, has_finalizer, without_finalizer, without_gate
 from slicekeeper.units import format_instant
+from slicekeeper.untyped import as_map
 
 _ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
 _CONFIGURATIONS: Final = tuple(
@@ -63,6 +65,8 @@ _GUARD_NAMES: Final = (
     "slicekeeper-records",
 )
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
+_STORAGE_CLASSES: Final = Resource("/apis/storage.k8s.io/v1", "storageclasses", namespaced=False)
+_DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 _FORMER: Final = tuple(
     (Resource(_RBAC, plural, namespaced=False), name)
     for plural, name in (
@@ -183,20 +187,34 @@ def _missing(
     if homes and namespace not in homes:
         yield Finding(f"namespace {namespace} has no timekeeper", f"slicekeeper check -n {homes[0]}, which has one")
         return
+    there = any(workloads.values())
+    nodes, _ = client.list(NODES)
+    yield from itertools.starmap(Finding, _cluster(client, settings, nodes, workloads, installed=there))
+    if not there:
+        yield Finding(
+            f"nothing is installed in namespace {namespace}",
+            f"helm install slicekeeper manifests/chart -n {namespace} --create-namespace "
+            "--set images.registry=REGISTRY; docs/install.md",
+        )
+        return
     for name, found in workloads.items():
-        yield from _not_ready(name, found, namespace)
+        yield from itertools.starmap(Finding, waiting.not_ready(client, name, found, namespace))
     for known in (settings.classes.in_budget, settings.classes.over_budget):
-        there = _get(client, PRIORITY_CLASSES, known.name)
-        if there is None:
+        made = _get(client, PRIORITY_CLASSES, known.name)
+        if made is None:
             yield Finding(f"PriorityClass {known.name} is missing", remedies.APPLY)
         else:
-            yield from (Finding(*difference) for difference in installed.class_differences(there, known))
+            yield from (Finding(*difference) for difference in installed.class_differences(made, known))
     yield from _admission(client, namespace)
     webhooks = {kind.plural: found for kind in _CONFIGURATIONS if (found := _get(client, kind, "slicekeeper"))}
     guards = {name: guard for name in _GUARD_NAMES if (guard := _get(client, _GUARDS[0], name))}
     running = {name: workload for name, workload in workloads.items() if workload is not None}
     for difference in installed.differences(client, namespace, settings, running, webhooks, guards):
         yield Finding(*difference)
+    policy = installed.mounted(client, namespace, running.values(), "slicekeeper-policy", "policy.yaml")
+    yield from itertools.starmap(Finding, rights.lacking(client, namespace, settings, policy or ""))
+    if all(as_map(as_map(found).get("status")).get("readyReplicas") for found in _servers(workloads)):
+        yield from itertools.starmap(Finding, reached.unreached(client, namespace, settings.resources))
     for resource, name in _FORMER:
         if _get(client, resource, name) is not None:
             kind = resource.plural.removesuffix("s")
@@ -204,23 +222,32 @@ def _missing(
                 f"{kind} {name} is left from an older release, and gives more rights than are needed now",
                 f"kubectl delete {kind} {name}",
             )
-    nodes, _ = client.list(NODES)
     for overlap in beside.overlaps(nodes, settings.resources):
         yield Finding(*overlap)
-    if not any(inventory.of_node(node) for node in nodes):
-        yield Finding("no node shows GPUs", "label GPU nodes slicekeeper.io/gpus=true and look at the node agent's log")
 
 
-def _not_ready(name: str, workload: Object | None, namespace: str) -> Iterator[Finding]:
-    status = (workload or {}).get("status") or {}
-    agents = name.startswith("daemonset")
-    if workload is None:
-        yield Finding(f"{name} is missing{': no GPU pod can start' if agents else ''}", remedies.APPLY)
-    elif agents and status.get("desiredNumberScheduled", 0) > status.get("numberReady", 0):
-        short = f"{status.get('numberReady', 0)} of {status['desiredNumberScheduled']} nodes"
-        yield Finding(f"{name} is ready on {short}", f"kubectl describe -n {namespace} {name.replace(' ', '/')}")
-    elif not agents and not status.get("readyReplicas"):
-        yield Finding(f"{name} has no ready pod", f"kubectl logs -n {namespace} {name.replace(' ', '/')}")
+def _servers(workloads: dict[str, Object | None]) -> Iterator[Object | None]:
+    """Yield what the API server asks; what is not ready is no news to tell of it twice."""
+    return (workloads[f"deployment {part}"] for part in ("webhook", "timekeeper"))
+
+
+def _cluster(
+    client: KubeClient, settings: Settings, nodes: list[Object], workloads: dict[str, Object | None], *, installed: bool
+) -> Iterator[tuple[str, remedies.Remedy | str]]:
+    """Yield what the cluster itself lacks, installed or not."""
+    server = client.server_version()
+    if (machines.version(server) or machines.OLDEST_KUBERNETES) < machines.OLDEST_KUBERNETES:
+        yield f"the API server is {server}: it must be v1.30 or newer", "upgrade the cluster first"
+    agents = machines.runtime_class_of(workloads["daemonset nodeagent"])
+    yield from machines.wanting(nodes, settings.node_agent.cdi_dir, installed=installed, runtime_class=agents)
+    yield from clocks.wrong(client.list(LEASES, namespace=clocks.NAMESPACE)[0])
+    if not installed:
+        classes, _ = client.list(_STORAGE_CLASSES)
+        if not any(as_map(one["metadata"].get("annotations")).get(_DEFAULT_CLASS) == "true" for one in classes):
+            yield (
+                "no StorageClass is the default: the timekeeper's volume would wait for one",
+                f"kubectl annotate storageclass NAME {_DEFAULT_CLASS}=true; or have it on PostgreSQL: docs/install.md",
+            )
 
 
 def _admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
@@ -327,7 +354,7 @@ def _left_behind(client: KubeClient, settings: Settings) -> list[_Left]:
     for node in client.list(NODES)[0]:
         if names.NODE_GPUS in (node["metadata"].get("annotations") or {}):
             merge = {
-                "metadata": {"annotations": {names.NODE_GPUS: None, names.NODE_AGENT: None}},
+                "metadata": {"annotations": dict.fromkeys((names.NODE_GPUS, names.NODE_AGENT, names.NODE_MACHINE))},
                 "status": {"capacity": gone, "allocatable": gone},
             }
             found.append(_Left(f"node {node['metadata']['name']} shows GPUs", client, NODES, node, merge))

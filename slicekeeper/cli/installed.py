@@ -10,12 +10,11 @@ from typing import Any, Final
 import yaml
 
 from slicekeeper.cli.config import value_of
-from slicekeeper.cli.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Remedy, component
+from slicekeeper.cli.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Remedy
 from slicekeeper.config import manifests
 from slicekeeper.config.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings, keys
 from slicekeeper.errors import NotFound, SettingsError
-from slicekeeper.kube.client import ACCESS_REVIEWS, CONFIG_MAPS, KubeClient, Object
-from slicekeeper.untyped import as_map
+from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
 
 COMPARED: Final = (
     "resources.", "images.", "webhook.schedulerName", "policy.exemptNamespaces", "classes.", "timekeeper.audience",
@@ -41,7 +40,7 @@ def settings_of(
 
     That is what the installation's own ConfigMap says; what the command was not given is no difference.
     """
-    text = _mounted(client, namespace, filter(None, workloads.values()), manifests.CONFIG_MAP, manifests.CONFIG_KEY)
+    text = mounted(client, namespace, filter(None, workloads.values()), manifests.CONFIG_MAP, manifests.CONFIG_KEY)
     if text is None:
         return given, []
     try:
@@ -96,7 +95,6 @@ def differences(
     yield from _tokens(workloads, settings)
     yield from _scheduler(client, namespace, settings, workloads)
     yield from _skew(client, workloads)
-    yield from _rights(client, namespace, settings, workloads)
 
 
 def class_differences(installed: Object, settings: PriorityClassSettings) -> Iterator[Difference]:
@@ -135,45 +133,6 @@ def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Dif
                     yield f"{told}, and timekeeper.audience is {settings.timekeeper.audience}", RENDER
 
 
-def _rights(
-    client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object]
-) -> Iterator[Difference]:
-    """Yield rights that a part lacks for what the installed policy or the settings ask of it."""
-    text = _mounted(client, namespace, workloads.values(), "slicekeeper-policy", "policy.yaml")
-    needed = []
-    evict, policies = ("create", "pods", "eviction"), _policies(text or "")
-    if any(policy["budget"].get("enforcement") == "hard" for policy in policies):
-        needed.append(("timekeeper", *evict, "hard-budgets", "the policy has `enforcement: hard`"))
-    if any(policy.get("audit") == "evict" for policy in policies):
-        needed.append(("nodeagent", *evict, "audit-evictions", "the policy has `audit: evict`"))
-    if settings.timekeeper.weight == "quota":
-        needed.append(("timekeeper", "list", "resourcequotas", "", "quota-weight", "timekeeper.weight is quota"))
-    for account, verb, resource, sub, name, why in needed:
-        attributes = {"verb": verb, "group": "", "resource": resource, **({"subresource": sub} if sub else {})}
-        user = f"system:serviceaccount:{namespace}:{account}"
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {"user": user, "resourceAttributes": attributes},
-        }
-        if not (client.create(ACCESS_REVIEWS, review).get("status") or {}).get("allowed"):
-            what = f"{resource}/{sub}" if sub else resource
-            yield (
-                f"{why}, and the {account} may not {verb} {what}",
-                component(name),
-            )
-
-
-def _policies(text: str) -> list[dict[str, Any]]:
-    """Return the entries of a policy file; the parts themselves tell of one that they cannot read."""
-    try:
-        tree = yaml.safe_load(text) or {}
-        entries = [tree.get("default") or {}, *(tree.get("namespaces") or [])]
-    except (yaml.YAMLError, AttributeError, TypeError):
-        return []
-    return [{**entry, "budget": as_map(entry.get("budget"))} for entry in entries if isinstance(entry, dict)]
-
-
 def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Difference]:
     unset = settings.images.registry == UNSET_REGISTRY
     for name, workload in workloads.items():
@@ -195,7 +154,7 @@ def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Dif
 def _scheduler(
     client: KubeClient, namespace: str, settings: Settings, workloads: Mapping[str, Object]
 ) -> Iterator[Difference]:
-    text = _mounted(client, namespace, workloads.values(), _SCHEDULER_MAP, "kube-scheduler.yaml")
+    text = mounted(client, namespace, workloads.values(), _SCHEDULER_MAP, "kube-scheduler.yaml")
     if text is None:
         return
     try:
@@ -250,9 +209,7 @@ def _compared(what: str, places: Iterable[tuple[str, ...]], wanted: tuple[str, .
             yield f"{what} {', but '.join(filter(None, (long, short)))}", RENDER
 
 
-def _mounted(
-    client: KubeClient, namespace: str, workloads: Iterable[Object], name: str, key: str
-) -> str | None:  # fmt: skip
+def mounted(client: KubeClient, namespace: str, workloads: Iterable[Object], name: str, key: str) -> str | None:
     """Return a file of the ConfigMap that a workload mounts, by the beginning of its name; None if none does."""
     for workload in workloads:
         for volume in _pod_of(workload).get("volumes") or []:

@@ -116,10 +116,12 @@ class KubeClient:
         return self._object("GET", resource.url(namespace, name))
 
     def create(
-        self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = ""
-    ) -> Object:
-        """Create an object, or a subresource of one (`binding`, `eviction`)."""
-        return self._object("POST", resource.url(namespace, name, subresource), body=body)
+        self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = "",
+        dry_run: bool = False,
+    ) -> Object:  # fmt: skip
+        """Create an object, or a subresource of one (`binding`, `eviction`); with `dry_run` it is only admitted."""
+        query = {"dryRun": "All"} if dry_run else None
+        return self._object("POST", resource.url(namespace, name, subresource), query=query, body=body)
 
     def create_with_warnings(
         self, resource: Resource, body: Object, namespace: str = ""
@@ -186,6 +188,10 @@ class KubeClient:
     def server_version(self) -> str:
         """Return the API server's version, for example v1.36.3; what runs it may add to that."""
         return str(self._object("GET", "/version").get("gitVersion", ""))
+
+    def discover(self, api: str) -> Object:
+        """Return what there is in an API, by its group and version; who serves it is asked."""
+        return self._object("GET", f"/apis/{api}")
 
     def ask_pod(self, namespace: str, name: str, port: int, url: str) -> Any:
         """Return what a pod answers in JSON at a port and path of its own, by way of the API server's proxy."""

@@ -442,7 +442,8 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
         bob = site.kubectl.acting("--as=bob")
         capacity = {"status": {"capacity": {CORE: "800"}}}
         elsewhere = {"metadata": {"annotations": {names.NODE_AGENT: "10.9.9.9:80"}}}
-        for patch in (gpus, elsewhere, {"metadata": {"annotations": {names.NODE_AGENT: None}}}):
+        found = {"metadata": {"annotations": {names.NODE_MACHINE: "{}"}}}
+        for patch in (gpus, elsewhere, found, {"metadata": {"annotations": {names.NODE_AGENT: None}}}):
             with pytest.raises(Refused, match="the node agent alone writes them"):
                 bob.patch("node", own, patch)
         with pytest.raises(Refused, match="the node agent alone writes them"):

@@ -50,6 +50,9 @@ class Made:
     def gpus(self) -> list[Gpu]:
         return list(self.known)
 
+    def driver(self) -> tuple[str, str]:
+        return "550.54.14", ""
+
     def troubles(self) -> dict[str, str]:
         return {}
 

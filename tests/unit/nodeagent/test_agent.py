@@ -16,6 +16,8 @@ from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_f
 from nodeagent.agent import Agent
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, Settings, WebhookSettings
+from slicekeeper.gpu import machine
+from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, PODS
 
@@ -79,6 +81,8 @@ def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_p
         kubelet.start()
         wait_for(lambda: one.ready()[0] == 200, "kubelet has the seats")
         assert one.published() == f"127.0.0.1:{one.port}"
+        found = machine.of_node(small.client.get(NODES, "node-1"))
+        assert found == Machine(driver="550.54.14"), "whether anybody reads the CDI folder is not known so soon"
 
         small.pod("late")
         binding = {"metadata": {"name": "late"}, "target": {"kind": "Node", "name": "node-1"}}

@@ -14,6 +14,7 @@ from support.vcuda_programs import built
 from nodeagent.booking import SeatRefused
 from nodeagent.cdi import SeatFiles
 from nodeagent.fake import FakeDevices
+from nodeagent.first_read import FirstRead
 from nodeagent.host_cdi import Edits, HostCdi, joined
 from nodeagent.nvml import NvmlGpus
 from nodeagent.shipped import limiter
@@ -69,6 +70,16 @@ def test_a_specification_that_is_written_anew_is_read_again(folders: list[Path])
     found = host.edits([(0, "GPU-a")])
     assert found.version == "0.7.0"
     assert found.content["additionalGids"] == [44]
+
+
+def test_our_own_specifications_are_not_opened(folders: list[Path]) -> None:
+    """Who waits for a container runtime to open one must not be told of the agent itself."""
+    own = folders[1] / "slicekeeper.io-seat-probe.json"
+    own.write_text("{}")
+    with FirstRead() as read:
+        assert read.of(own)
+        HostCdi(folders, ("slicekeeper.io-seat-",)).edits([(0, "GPU-a")])
+        assert not read.wait(0)
 
 
 def test_what_is_missing_is_said_with_how_to_make_it(folders: list[Path]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from support.small_cluster import small_cluster, wait_for
 
@@ -43,6 +44,19 @@ def test_the_library_tells_of_every_gpu(gpus: NvmlGpus) -> None:
     assert [(gpu.model, gpu.memory_mib) for gpu in found] == [("A100-SXM4-40GB", 40960)] * 4
     assert len({gpu.uuid for gpu in found}) == 4
     assert all(gpu.healthy and not gpu.links for gpu in found)
+
+
+def test_the_driver_is_told_or_why_there_is_none(
+    gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    version, why = gpus.driver()
+    assert (version.split(".")[0].isdecimal(), why) == (True, "")
+
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    assert NvmlGpus(tmp_path / "none", HostCdi([])).driver() == ("", "Driver Not Loaded")
 
 
 def test_links_lead_from_each_gpu_to_each_other(

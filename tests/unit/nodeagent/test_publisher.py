@@ -9,8 +9,9 @@ from nodeagent.publisher import Publisher, wanted
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Unavailable
-from slicekeeper.gpu import inventory
+from slicekeeper.gpu import inventory, machine
 from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 
 
@@ -62,6 +63,22 @@ def test_it_says_where_it_is_asked_and_that_it_stops(made: Any) -> None:
     publisher.stop()
     assert agent_address.of_node(api.node) == agent_address.STOPPING
     assert not publisher.reconcile(), "what is under way does not take it back"
+
+
+def test_it_says_what_it_finds_of_the_machine(made: Any) -> None:
+    api, found = _Api(), [Machine(driver_trouble="Driver Not Loaded")]
+    publisher = Publisher(api, "node-1", made(0), Resources(), 1.0, look=lambda: found[0])  # type: ignore[arg-type]
+    publisher.reconcile()
+    assert machine.of_node(api.node) == found[0]
+    assert not publisher.reconcile()
+    found[0] = Machine(driver="550.54.14", cdi_read=False)
+    assert publisher.reconcile()
+    assert machine.of_node(api.node) == found[0]
+
+
+def test_what_no_agent_writes_is_not_read() -> None:
+    for value in ("", "{", "[]", '{"driver": 1}', None, 7):
+        assert machine.of_node({"metadata": {"annotations": {names.NODE_MACHINE: value}}}) is None
 
 
 def test_one_that_is_not_asked_takes_an_address_away_and_leaves_nothing_when_it_stops(made: Any) -> None:

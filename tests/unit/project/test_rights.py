@@ -32,6 +32,7 @@ from scheduler.app import Scheduler
 from scheduler.pods import read_pod
 from scheduler.reclaim.nudge import Nudger
 from slicekeeper import names
+from slicekeeper.cli.rights import ALWAYS
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources, Settings
@@ -448,6 +449,17 @@ def test_every_part_has_the_rights_that_it_uses(account: str) -> None:
 def test_a_right_that_is_taken_away_is_missed(taken: Right) -> None:
     server = run(taken.account, [right for right in GRANTED if right != taken])
     assert f"{taken.verb} {taken.resource}.{taken.group}" in server.missed
+
+
+def test_what_slicekeeper_check_asks_about_is_granted() -> None:
+    for right in ALWAYS:
+        home = HOME if right.at_home else ""
+        assert any(
+            granted.account == right.account
+            and granted.covers(right.verb, right.group, right.resource, home, right.name)
+            for granted in GRANTED
+        ), right
+    assert {right.account for right in ALWAYS} == {right.account for right in GRANTED} - {"objects"}
 
 
 def test_no_account_has_a_right_of_another_kind() -> None:

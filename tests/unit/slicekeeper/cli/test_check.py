@@ -17,8 +17,10 @@ from click.testing import CliRunner, Result
 from slicekeeper import names
 from slicekeeper.cli import check as module
 from slicekeeper.cli.main import cli
+from slicekeeper.cli.rights import ALWAYS
 from slicekeeper.config.settings import Classes
-from slicekeeper.gpu import inventory
+from slicekeeper.gpu import inventory, machine
+from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import released
 
 ROOT = Path(__file__).parents[4]
@@ -31,6 +33,10 @@ RECORDS = "/api/v1/namespaces/slicekeeper-system/configmaps"
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+STORAGE_CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+OUR_PODS = "/api/v1/namespaces/slicekeeper-system/pods"
+TIMEKEEPERS_API = f"/apis/{names.API}"
 API_SERVICE = f"/apis/apiregistration.k8s.io/v1/apiservices/{names.API_SERVICE}"
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 
@@ -40,18 +46,28 @@ class Server:
 
     def __init__(self) -> None:
         version = {"gitVersion": "v1.36.3+k3s1"}
-        self.objects: dict[str, Any] = {PODS: [], NODES: [], ALL_DEPLOYMENTS: [], "/version": version}
+        collections = (PODS, NODES, ALL_DEPLOYMENTS, LEASES, STORAGE_CLASSES, OUR_PODS)
+        self.objects: dict[str, Any] = {"/version": version, **{path: [] for path in collections}}
         self.patches: list[tuple[str, Any]] = []
         self.patch_status = 200
-        self.allowed = True
+        self.refused: set[tuple[str, str, str]] = set()
+        """What accounts may not do: account, verb, resource with its subresource."""
+        self.created: list[tuple[str, Any]] = []
+        self.errors: dict[str, tuple[int, str]] = {}
+        """By path, what the API server answers to whoever asks there, in place of an object."""
         known = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
-                found = known.objects.get(self.path.partition("?")[0])
-                if found is None:
+                path = self.path.partition("?")[0]
+                found = known.objects.get(path)
+                if path in known.errors:
+                    status, message = known.errors[path]
+                    self.answer(status, {"kind": "Status", "code": status, "message": message})
+                elif found is None:
                     self.answer(404, {"message": "not found", "reason": "NotFound"})
                 elif isinstance(found, list):
                     managed = f"{names.MANAGED_LABEL}%3D" in self.path or f"{names.MANAGED_LABEL}=" in self.path
@@ -61,8 +77,18 @@ class Server:
                     self.answer(200, found)
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.answer(201, {"status": {"allowed": known.allowed}})
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/apis/authorization.k8s.io/v1/subjectaccessreviews":
+                    asked = body["spec"]["resourceAttributes"]
+                    what = "/".join(filter(None, (asked["resource"], asked.get("subresource", ""))))
+                    may = (body["spec"]["user"].rpartition(":")[2], asked["verb"], what) not in known.refused
+                    self.answer(201, {**body, "status": {"allowed": may}})
+                elif self.path in known.errors:
+                    status, message = known.errors[self.path]
+                    self.answer(status, {"kind": "Status", "code": status, "message": message})
+                else:
+                    known.created.append((self.path, body))
+                    self.answer(201, body)
 
             def do_PATCH(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -291,7 +317,7 @@ def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
         {"op": "test", "path": "/metadata/finalizers/1", "value": names.FINALIZER},
         {"op": "remove", "path": "/metadata/finalizers/1"},
     ]
-    gone = {names.NODE_GPUS: None, names.NODE_AGENT: None}
+    gone = {names.NODE_GPUS: None, names.NODE_AGENT: None, names.NODE_MACHINE: None}
     assert patches["/api/v1/nodes/n/status"]["metadata"] == {"annotations": gone}
 
 
@@ -483,7 +509,7 @@ def test_what_helm_installed_is_mended_by_helm(server: Server) -> None:
     [registry] = [remedy for problem, remedy in found.items() if "images.registry is not set" in problem]
     assert registry == f"{upgrade} --set images.registry=REGISTRY"
     server.install_manifests(lambda text: by_helm(with_registry(text)).replace("  mode: enforce", "  audit: evict"))
-    server.allowed = False
+    server.refused.add(("nodeagent", "create", "pods/eviction"))
     [missed] = json.loads(check(server, "-o", "json").stdout)
     assert missed["remedy"] == f"{upgrade} --set components.auditEvictions=true"
 
@@ -554,24 +580,31 @@ def test_gpus_that_another_plugin_gives_out_too_are_named(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told", "component"),
+    ("old", "new", "right", "component"),
     [
         (
             "  mode: enforce",
             "  mode: enforce\n      budget: {enforcement: hard}",
-            "create pods/eviction",
+            ("timekeeper", "create", "pods/eviction"),
             "hard-budgets",
         ),
         (
             "  mode: enforce",
             "  mode: enforce\n      audit: evict",
-            "the nodeagent may not create pods",
+            ("nodeagent", "create", "pods/eviction"),
             "audit-evictions",
         ),
-        ("    webhook:\n", "    timekeeper: {weight: quota}\n    webhook:\n", "list resourcequotas", "quota-weight"),
+        (
+            "    webhook:\n",
+            "    timekeeper: {weight: quota}\n    webhook:\n",
+            ("timekeeper", "list", "resourcequotas"),
+            "quota-weight",
+        ),
     ],
 )
-def test_rights_that_a_policy_needs_are_missed(server: Server, old: str, new: str, told: str, component: str) -> None:
+def test_rights_that_a_policy_needs_are_missed(
+    server: Server, old: str, new: str, right: tuple[str, str, str], component: str
+) -> None:
     def change(text: str) -> str:
         text = with_registry(text)
         assert old in text
@@ -581,7 +614,269 @@ def test_rights_that_a_policy_needs_are_missed(server: Server, old: str, new: st
 
     server.install_manifests(change)
     assert problems(check(server, "-o", "json")) == []
-    server.allowed = False
+    server.refused.add(right)
     [found] = json.loads(check(server, "-o", "json").stdout)
-    assert told in found["problem"]
+    assert "and the {} may not {} {}".format(*right) in found["problem"]
     assert component in found["remedy"]
+
+
+GPU_LABEL = {"slicekeeper.io/gpus": "true"}
+
+
+def node(name: str, found: Machine | None = None, runtime: str = "containerd://2.1.4", **more: Any) -> dict[str, Any]:
+    """Return a GPU node with what its agent found."""
+    annotations = {} if found is None else {names.NODE_MACHINE: machine.encode(found)}
+    info = {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": runtime, **more}
+    metadata = {"name": name, "labels": GPU_LABEL, "annotations": annotations}
+    return {"metadata": metadata, "status": {"nodeInfo": info}}
+
+
+def found_on(server: Server, name: str) -> list[tuple[str, str]]:
+    """Return what `check` finds of one node, each with its remedy."""
+    found = json.loads(check(server, "-o", "json").stdout)
+    return [(one["problem"], one["remedy"]) for one in found if one["problem"].startswith(f"node {name}")]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Machine(driver="550.54.14", cdi_read=True),
+        Machine(driver="418.81.07"),
+        Machine(driver="unknown", cdi_read=None),
+    ],
+)
+def test_a_node_that_lacks_nothing_is_not_named(server: Server, told: Machine) -> None:
+    server.install()
+    server.objects[NODES] += [node("one", told), node("two", told, "cri-o://1.36.1")]
+    server.objects[NODES].append({"metadata": {"name": "no-gpus"}, "status": {"nodeInfo": {"kubeletVersion": "v1.1"}}})
+    assert problems(check(server, "-o", "json")) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "problem", "remedy"),
+    [
+        (Machine(driver_trouble="Driver Not Loaded"), "no NVIDIA driver that answers: Driver Not", "modprobe nvidia"),
+        (
+            Machine(driver_trouble="NVML Shared Library Not Found"),
+            "no NVIDIA driver that answers: NVML Shared Library Not Found",
+            "add manifests/components/nvidia-runtime to your overlay",
+        ),
+        (
+            Machine(driver_trouble="Driver/library version mismatch"),
+            "no NVIDIA driver that answers: Driver/library version mismatch",
+            "drain the node and reboot it",
+        ),
+        (Machine(driver="390.157"), "NVIDIA's driver 390.157: it must be 418.81 or newer", "install a newer driver"),
+        (
+            Machine(driver="550.54.14", device_trouble="no CDI specification; make one by `nvidia-ctk cdi generate`"),
+            "cannot give GPUs to containers: no CDI specification; make one by `nvidia-ctk cdi generate`",
+            "run that on the node",
+        ),
+    ],
+)
+def test_a_nodes_driver_and_devices_are_told_in_the_agents_words(
+    server: Server, told: Machine, problem: str, remedy: str
+) -> None:
+    server.install()
+    server.objects[NODES].append(node("one", told))
+    [(found, mended)] = found_on(server, "one")
+    assert problem in found
+    assert remedy in mended
+
+
+def test_nvidias_runtime_class_is_not_recommended_to_who_has_it(server: Server) -> None:
+    server.install()
+    server.objects[AGENTS]["spec"] = {"template": {"spec": {"runtimeClassName": "nvidia"}}}
+    server.objects[NODES].append(node("one", Machine(driver_trouble="NVML Shared Library Not Found")))
+    [(_, remedy)] = found_on(server, "one")
+    assert remedy == "install NVIDIA's driver on the node, until nvidia-smi works there"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "setting", "remedy"),
+    [
+        (
+            "containerd://1.7.27",
+            "enable_cdi or cdi_spec_dirs",
+            "nvidia-ctk runtime configure --runtime=containerd --cdi",
+        ),
+        ("containerd://2.1.4-k3s1", "cdi_spec_dirs", "systemctl restart containerd"),
+        ("cri-o://1.34.2", "cdi_spec_dirs", "systemctl restart crio"),
+    ],
+)
+def test_a_runtime_that_reads_no_cdi_folder_is_told_with_its_own_setting(
+    server: Server, runtime: str, setting: str, remedy: str
+) -> None:
+    server.install()
+    server.objects[NODES].append(node("one", Machine(driver="550.54.14", cdi_read=False), runtime))
+    [(problem, mended)] = found_on(server, "one")
+    assert f"{runtime} reads no CDI specification in /var/run/cdi ({setting} of its configuration)" in problem
+    assert "put /var/run/cdi into cdi_spec_dirs" in mended
+    assert remedy in mended
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kubelet", "problem"),
+    [
+        ("containerd://1.6.36", "v1.36.3", "containerd 1.6.36, which has no CDI: it must be 1.7 or newer"),
+        ("docker://28.1.0", "v1.36.3", "the container runtime docker://28.1.0: it must be containerd or CRI-O"),
+        ("containerd://2.1.4", "v1.29.14", "kubelet v1.29.14: it must be v1.30 or newer"),
+    ],
+)
+def test_versions_that_are_too_old_are_named(server: Server, runtime: str, kubelet: str, problem: str) -> None:
+    server.install()
+    server.objects[NODES].append(node("one", runtime=runtime, kubeletVersion=kubelet))
+    [(found, remedy)] = found_on(server, "one")
+    assert problem in found
+    assert "kubectl label node one slicekeeper.io/gpus-" in remedy
+
+
+def test_an_api_server_that_is_too_old_is_named(server: Server) -> None:
+    server.install()
+    server.objects["/version"] = {"gitVersion": "v1.29.9-eks-1"}
+    assert "the API server is v1.29.9-eks-1: it must be v1.30 or newer" in problems(check(server, "-o", "json"))
+
+
+def lease(name: str, renewed: str, written: str, manager: str = "kubelet") -> dict[str, Any]:
+    """Return a node's Lease as the API server keeps it: the instant of the write is in managedFields."""
+    fields = {"f:holderIdentity": {}, "f:leaseDurationSeconds": {}, "f:renewTime": {}}
+    entries = [
+        {"manager": "kubectl", "operation": "Update", "time": "2026-01-01T00:00:00Z",
+         "fieldsV1": {"f:metadata": {"f:labels": {}}}},
+        {"manager": manager, "operation": "Update", "time": written, "fieldsV1": {"f:spec": fields}},
+    ]  # fmt: skip
+    spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": renewed}
+    return {"metadata": {"name": name, "namespace": "kube-node-lease", "managedFields": entries}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("renewed", "told"),
+    [
+        ("2026-11-20T10:00:00.734000Z", ""),
+        ("2026-11-20T10:00:09.900000Z", ""),
+        ("2026-11-20T09:59:51.000000Z", ""),
+        ("2026-11-20T10:00:12.400000Z", "its clock is 12 s ahead of the API server's"),
+        ("2026-11-20T09:55:00.000000Z", "its clock is 300 s behind the API server's"),
+        ("2027-11-20T10:00:00.000000Z", "its clock is 31536000 s ahead of the API server's"),
+    ],
+)
+def test_a_clock_that_is_not_the_api_servers_is_named(server: Server, renewed: str, told: str) -> None:
+    server.install()
+    server.objects[LEASES] += [
+        lease("one", renewed, "2026-11-20T10:00:00Z"),
+        lease("two", "2026-11-20T08:00:00.000000Z", "2026-11-20T08:00:00Z", manager="k3s"),
+        {"metadata": {"name": "three"}, "spec": {"renewTime": "1999-01-01T00:00:00Z"}},
+    ]
+    found = found_on(server, "")
+    assert [problem.startswith(f"node one: {told}") for problem, _ in found] == ([True] if told else [])
+    assert all("chronyc makestep" in remedy for _, remedy in found)
+
+
+def test_rights_that_the_parts_always_need_are_missed(server: Server) -> None:
+    server.install()
+    for lost in (ALWAYS, ALWAYS[:1]):
+        server.refused = {(right.account, right.verb, right.resource) for right in lost}
+        found = json.loads(check(server, "-o", "json").stdout)
+        wanted = [f"the {right}: its role or its binding is missing or was changed" for right in lost]
+        assert [one["problem"] for one in found] == wanted
+        assert all("kubectl apply -k" in one["remedy"] for one in found)
+
+
+def test_a_webhook_that_the_api_server_does_not_reach_is_told_in_its_words(server: Server) -> None:
+    server.install()
+    path = "/api/v1/namespaces/default/pods?dryRun=All"
+    why = 'failed calling webhook "pods.validate.slicekeeper.io": tls: failed to verify certificate: x509: expired'
+    server.errors[path] = (500, f"Internal error occurred: {why}")
+    [found] = json.loads(check(server, "-o", "json").stdout)
+    assert found["problem"].endswith(why)
+    assert "x509 or tls: kubectl logs -n slicekeeper-system deployment/certificates" in found["remedy"]
+    for refusal in ((422, "tencent.com/vcuda-core: refused"), (403, "exceeded quota"), (403, "may not create pods")):
+        server.errors[path] = refusal
+        assert problems(check(server, "-o", "json")) == [], "it was asked, or nobody came as far"
+
+
+def test_the_webhook_is_asked_by_a_pod_that_is_never_made(server: Server) -> None:
+    server.install()
+    check(server)
+    [(path, pod)] = server.created
+    assert path == "/api/v1/namespaces/default/pods?dryRun=All"
+    assert pod["spec"]["containers"][0]["resources"] == {"limits": {"tencent.com/vcuda-core": "100"}}
+
+
+def test_a_timekeeper_that_the_api_server_does_not_reach_is_told_in_its_words(server: Server) -> None:
+    server.install()
+    server.errors[TIMEKEEPERS_API] = (
+        503,
+        "error trying to reach service: x509: certificate signed by unknown authority",
+    )
+    [found] = json.loads(check(server, "-o", "json").stdout)
+    assert "the API server does not get an answer of the timekeeper" in found["problem"]
+    assert "unknown authority" in found["problem"]
+    assert "let the control plane reach port 8444" in found["remedy"]
+
+
+def waiting_pod(name: str, **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": {"app.kubernetes.io/name": "webhook"}}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("pods", "status", "problem", "remedy"),
+    [
+        (
+            [waiting_pod("w-1", conditions=[
+                {"type": "PodScheduled", "status": "False", "message": "pod has unbound PersistentVolumeClaims"},
+            ])],
+            {},
+            ": pod w-1: pod has unbound PersistentVolumeClaims",
+            "kubectl describe pod -n slicekeeper-system w-1",
+        ),
+        (
+            [waiting_pod("w-1", containerStatuses=[
+                {"name": "webhook", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
+            ])],
+            {},
+            ": pod w-1: ImagePullBackOff: no such image",
+            "kubectl describe pod -n slicekeeper-system w-1; docs/install.md#images",
+        ),
+        (
+            [waiting_pod("w-1", containerStatuses=[{"name": "webhook", "state": {"waiting": {
+                "reason": "CrashLoopBackOff", "message": "back-off"}}}])],
+            {},
+            "",
+            "kubectl logs -n slicekeeper-system deployment/webhook",
+        ),
+        (
+            [],
+            {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "insufficient quota to match"}]},
+            ": none can be made: insufficient quota to match",
+            "docs/install.md#platforms names what platforms ask for",
+        ),
+    ],
+)  # fmt: skip
+def test_why_a_part_is_not_ready_is_told(
+    server: Server, pods: list[Any], status: dict[str, Any], problem: str, remedy: str
+) -> None:
+    server.install()
+    server.objects[f"{DEPLOYMENTS}/webhook"]["status"] = status
+    server.objects[OUR_PODS] += pods
+    found = json.loads(check(server, "-o", "json").stdout)
+    assert found == [{"problem": f"deployment webhook has no ready pod{problem}", "remedy": remedy}]
+    assert server.created == [], "nobody is asked who is known to be away"
+
+
+def test_before_the_installation_the_cluster_is_looked_at(server: Server) -> None:
+    bare = {"metadata": {"name": "gpu-1", "labels": {"feature.node.kubernetes.io/pci-10de.present": "true"}}}
+    server.objects[NODES] += [bare, {"metadata": {"name": "cpu-1"}}]
+    found = {one["problem"]: one["remedy"] for one in json.loads(check(server, "-o", "json").stdout)}
+    storage, label, nothing = sorted(found)
+    assert nothing == "nothing is installed in namespace slicekeeper-system"
+    assert found[nothing].startswith("helm install slicekeeper manifests/chart -n slicekeeper-system")
+    assert storage.startswith("no StorageClass is the default")
+    assert label.startswith("no node shows GPUs, and none has the label slicekeeper.io/gpus=true")
+    assert found[label] == "kubectl label node gpu-1 slicekeeper.io/gpus=true"
+    server.objects[NODES] = [node("gpu-1", runtime="containerd://1.7.27")]
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    server.objects[STORAGE_CLASSES] = [{"metadata": {"name": "standard", "annotations": default}}]
+    told = problems(check(server, "-o", "json"))
+    assert not any("StorageClass" in problem for problem in told)
+    assert any("containerd 1.7.27, where CDI is off unless" in problem for problem in told)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the API server reaches webhook and timekeeper and trusts their certificates, tried for `slicekeeper check`.
+
+Both are asked by way of the API server, so addresses, firewalls, CAs and certificates are all tried at once. The pod by
+which the webhook is asked is a dry run: it is never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from slicekeeper import names
+from slicekeeper.config.settings import Resources
+from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.kube.client import PODS, KubeClient, Object
+
+NAMESPACE: Final = "default"
+_FAILED: Final = "failed calling webhook"
+
+
+def unreached(client: KubeClient, namespace: str, resources: Resources) -> Iterator[tuple[str, str]]:
+    """Yield which of the two the API server does not reach, in its own words."""
+    why = _webhook(client, resources)
+    if why:
+        yield (
+            f"the API server does not get an answer of the webhook, and refuses GPU pods: {why}",
+            _remedy(namespace, "webhook", 8443),
+        )
+    why = _timekeeper(client)
+    if why:
+        yield (
+            f"the API server does not get an answer of the timekeeper: {why}",
+            _remedy(namespace, "timekeeper", 8444),
+        )
+
+
+def _remedy(namespace: str, part: str, port: int) -> str:
+    logs = f"kubectl logs -n {namespace} deployment/"
+    return f"x509 or tls: {logs}certificates; a time-out: let the control plane reach port {port}; else {logs}{part}"
+
+
+def _webhook(client: KubeClient, resources: Resources) -> str:
+    """Return why the webhook was not asked about a pod, empty if it was, or if that could not be tried."""
+    try:
+        client.create(PODS, _pod(resources), NAMESPACE, dry_run=True)
+    except ServiceError as error:
+        # Refused by whatever else looks at pods, or by the webhook itself: it is there, or nobody came as far.
+        return _after(str(error), _FAILED) if _FAILED in str(error) else ""
+    return ""
+
+
+def _after(text: str, start: str) -> str:
+    return text[text.index(start) :]
+
+
+def _timekeeper(client: KubeClient) -> str:
+    try:
+        client.discover(names.API)
+    except NotFound:
+        return ""  # not installed, which is told elsewhere
+    except ServiceError as error:
+        return str(error) if error.status in (0, 502, 503, 504) else ""
+    return ""
+
+
+def _pod(resources: Resources) -> Object:
+    """Return a pod that asks for a whole GPU, and that Pod Security lets pass at every level."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "slicekeeper-check", "namespace": NAMESPACE},
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "check",
+                    "image": "slicekeeper.invalid/check",
+                    "resources": {"limits": {resources.core: "100"}},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
