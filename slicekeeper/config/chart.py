@@ -143,10 +143,16 @@ def _in_chart(obj: dict[str, Any]) -> dict[str, Any]:
     metadata = found["metadata"]
     if found["kind"] == "PersistentVolumeClaim":  # the ledger outlives `helm uninstall`
         metadata["annotations"] = {"helm.sh/resource-policy": "keep"}
-    if found["kind"] == "Job":  # it cannot be changed: each image's has a name of its own, and goes with it
-        image = '{{ include "slicekeeper.image" (list "timekeeper" .) | sha256sum | trunc 8 }}'
-        metadata["name"] = Code(f"{metadata['name']}-{image}")
+    if found["kind"] == "Job":  # it cannot be changed: one of other values has another name, and the old one goes
+        values = '(include "slicekeeper.image" (list "timekeeper" .)) .Values.databaseSecret .Values.imagePullSecrets'
+        metadata["name"] = Code(f"{metadata['name']}-{{{{ list {values} | toJson | sha256sum | trunc 8 }}}}")
         del found["spec"]["ttlSecondsAfterFinished"]
+    if found["kind"] in ("Deployment", "DaemonSet", "Job"):
+        found["spec"]["template"]["spec"]["imagePullSecrets"] = Code("{{ toJson .Values.imagePullSecrets }}")
+    if found["kind"] == "Deployment" and metadata["name"] == "timekeeper":
+        found["spec"]["replicas"] = Code(
+            f"{{{{ .Values.timekeeper.replicas | default {obj['spec']['replicas']} | int }}}}"
+        )
     if found["kind"] in ("Deployment", "DaemonSet"):  # a changed ConfigMap keeps its name: this restarts who read it
         pod = found["spec"]["template"]
         if read := {
@@ -213,6 +219,11 @@ def schema(folder: Path) -> dict[str, Any]:
         "kubeScheduler": _closed(
             image={"type": "string", "minLength": 1}, version={"type": "string", "pattern": r"^(v\d+\.\d+\.\d+)?$"}
         ),
+        "imagePullSecrets": {
+            "type": "array",
+            "items": {**_closed(name={"type": "string", "minLength": 1}), "required": ["name"]},
+        },
+        "timekeeper": _closed(replicas={"type": "integer", "minimum": 0}),
         "databaseSecret": {"type": "string", "minLength": 1},
         "components": _closed(**{value_of(name): {"type": "boolean"} for name in components(folder)}),
         "global": {"type": "object"},

@@ -71,6 +71,7 @@ def compared(objects: list[Object]) -> dict[tuple[str, str], Object]:
             metadata.pop("annotations", None)
         if kind in WORKLOADS:
             obj["spec"]["template"]["metadata"].pop("annotations", None)
+            assert pod_of(obj).pop("imagePullSecrets", []) == []
         if kind == "ConfigMap":
             obj["data"] = {name: yaml.safe_load(text) for name, text in obj["data"].items()}
             for policy in (data for name, data in obj["data"].items() if name == "policy.yaml"):
@@ -126,6 +127,9 @@ def test_the_first_command_observes(default: list[Object]) -> None:
         ({"images": {"digests": {"webhook": "sha256:1"}}}, "images/digests/webhook.*does not match"),
         ({"components": {"certManager": "yes"}}, "components/certManager.*boolean"),
         ({"components": {"postgres": True}}, "components.*postgres"),
+        ({"imagePullSecrets": ["registry"]}, "imagePullSecrets/0.*object"),
+        ({"timekeeper": {"replicas": 2}}, "timekeeper.replicas is 2, and the ledger is on SQLite.*components.postg"),
+        ({"timekeeper": {"replicas": -1}}, "timekeeper/replicas.*minimum"),
         ({"kubeScheduler": {"version": "1.36"}}, "kubeScheduler/version.*does not match"),
         ({"config": {"timekeeper": {"weight": "size"}}}, "config/timekeeper/weight.*'core', 'max', 'mean', 'quota'"),
         ({"config": {"timekeeper": {"wieght": "max"}}}, "config/timekeeper.*wieght"),
@@ -175,9 +179,26 @@ def test_images_and_settings_are_those_of_the_values(helm: Helm) -> None:
     assert set(used) == {images.of(part) for part in parts} | {f"registry.k8s.io/kube-scheduler:{SERVER}"}
 
 
+def test_every_pod_of_ours_pulls_with_the_secrets_of_the_values(helm: Helm) -> None:
+    secrets = [{"name": "registry"}, {"name": "mirror"}]
+    components = {chart.value_of(name): True for name in ("postgresql", "objects")}
+    objects = helm.render({"imagePullSecrets": secrets, "components": components})
+    pulling = {o["metadata"]["name"]: pod_of(o)["imagePullSecrets"] for o in objects if o["kind"] in WORKLOADS}
+    assert all(found == secrets for found in pulling.values())
+    assert {"webhook", "scheduler", "nodeagent", "arbiter", "objects", "timekeeper", "certificates"} < set(pulling)
+
+
+@pytest.mark.parametrize(("wanted", "postgresql", "made"), [(0, False, 1), (1, False, 1), (0, True, 2), (5, True, 5)])
+def test_the_timekeepers_replicas_are_those_of_the_values(helm: Helm, wanted: int, postgresql: bool, made: int) -> None:
+    objects = helm.render({"timekeeper": {"replicas": wanted}, "components": {"postgresql": postgresql}})
+    [found] = [o["spec"] for o in objects if (o["kind"], o["metadata"]["name"]) == ("Deployment", "timekeeper")]
+    assert found["replicas"] == made
+
+
 def test_another_image_is_another_job_and_other_settings_are_other_pods(helm: Helm) -> None:
-    def names(tag: str, debt: str) -> tuple[set[str], set[str]]:
+    def names(tag: str, debt: str, **more: Any) -> tuple[set[str], set[str]]:
         values = {"images": {"tag": tag}, "config": {"timekeeper": {"debt": debt}}, "components": {"postgresql": True}}
+        values |= more
         objects = [o for o in helm.render(values) if o["kind"] in WORKLOADS]
         read = "slicekeeper.io/config"
         jobs = {o["metadata"]["name"] for o in objects if o["kind"] == "Job"}
@@ -187,7 +208,9 @@ def test_another_image_is_another_job_and_other_settings_are_other_pods(helm: He
     (first, before), (second, after) = names("1", "carry"), names("1", "forgive")
     assert first == second
     assert not (before & after) - {""}
-    assert names("2", "carry")[0] != first
+    for other in (names("2", "carry"), names("1", "carry", databaseSecret="other"),
+                  names("1", "carry", imagePullSecrets=[{"name": "registry"}])):  # fmt: skip
+        assert other[0] != first, "a Job cannot be changed"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@
 {{- fail "policy has `audit: evict`, for which node agents evict pods: set components.auditEvictions=true, which gives them the right" -}}
 {{- end -}}
 {{- end -}}
+{{- $replicas := int .Values.timekeeper.replicas -}}
+{{- if and (gt $replicas 1) (not .Values.components.postgresql) -}}
+{{- fail (printf "timekeeper.replicas is %d, and the ledger is on SQLite, whose file one pod alone may have: set components.postgresql=true, and make the Secret with the database's URL (databaseSecret)" $replicas) -}}
+{{- end -}}
 {{- if and (eq (dig "timekeeper" "weight" "" $config) "quota") (not .Values.components.quotaWeight) -}}
 {{- fail "config.timekeeper.weight is quota, for which the timekeeper reads ResourceQuotas: set components.quotaWeight=true, which gives it the right" -}}
 {{- end -}}

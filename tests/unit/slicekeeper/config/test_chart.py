@@ -64,11 +64,24 @@ def test_components_are_values_and_images_and_settings_are_templates(folder: Pat
     assert "{{- if .Values.components.single }}\n  replicas: 1\n{{- else }}\n  replicas: 2\n{{- end }}" in text
     assert 'image: {{ include "slicekeeper.image" (list "webhook" .) }}' in text
     assert "name: slicekeeper-config\n" in text
+    assert "imagePullSecrets: {{ toJson .Values.imagePullSecrets }}" in text
     assert 'slicekeeper.io/config: {{ include "slicekeeper.settings" . | sha256sum }}' in text
     more = (folder / "chart/templates/more-rights.yaml").read_text()
     assert "{{- if .Values.components.moreRights }}\napiVersion: rbac" in more
     schema = json.loads((folder / "chart/values.schema.json").read_text())
     assert set(schema["properties"]["components"]["properties"]) == {"single", "moreRights"}
+
+
+def test_only_the_timekeepers_replicas_are_a_value_with_the_manifests_number_as_its_default(folder: Path) -> None:
+    def two_parts(folder: Path) -> str:
+        return f"{kustomize(folder)}---\n{DEPLOYMENT.replace('webhook', 'timekeeper')}"
+
+    (folder / "base/timekeeper.yaml").write_text(DEPLOYMENT.replace("webhook", "timekeeper"))
+    chart.write(folder, kustomize=two_parts)
+    templates = folder / "chart/templates"
+    wanted = "replicas: {{ .Values.timekeeper.replicas | default 2 | int }}"
+    assert wanted in (templates / "timekeeper.yaml").read_text()
+    assert ".Values.timekeeper" not in (templates / "webhook.yaml").read_text()
 
 
 def test_a_second_run_changes_nothing_and_a_dry_one_only_tells(folder: Path) -> None:
@@ -94,7 +107,9 @@ def without_components(text: str) -> str:
     for line in text.splitlines():
         asked = re.fullmatch(r"\{\{- (if not|if|else|end)\b.*\}\}", line)
         if asked is None:
-            lines += [re.sub(r"\{\{ .* \}\}", "included", line)] if all(shown) else []
+            made = re.sub(r"\{\{ \.Values\.\S+ \| default (\d+) \| int \}\}", r"\1", line)
+            made = made.replace("{{ toJson .Values.imagePullSecrets }}", "[]")
+            lines += [re.sub(r"\{\{ .* \}\}", "included", made)] if all(shown) else []
         elif asked[1] == "end":
             shown.pop()
         elif asked[1] == "else":
@@ -112,7 +127,9 @@ def by_name(text: str) -> dict[tuple[str, str], Any]:
     objects = [o for o in yaml.safe_load_all(text) if o and o["kind"] not in ("Namespace", "ConfigMap")]
     for obj in objects:
         obj["metadata"].pop("annotations", None)
-        obj.get("spec", {}).get("template", {}).get("metadata", {}).pop("annotations", None)
+        template = obj.get("spec", {}).get("template", {})
+        template.get("metadata", {}).pop("annotations", None)
+        assert template.get("spec", {}).pop("imagePullSecrets", []) == []
     return {(o["kind"], o["metadata"]["name"]): o for o in objects}
 
 
