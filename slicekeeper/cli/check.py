@@ -197,7 +197,8 @@ def _missing(
             "--set images.registry=REGISTRY; docs/install.md",
         )
         return
-    for name, found in workloads.items():
+    operator = _get(client, DEPLOYMENTS, "objects", namespace)  # which not every installation has
+    for name, found in (*workloads.items(), *([("deployment objects", operator)] if operator else [])):
         yield from itertools.starmap(Finding, waiting.not_ready(client, name, found, namespace))
     for known in (settings.classes.in_budget, settings.classes.over_budget):
         made = _get(client, PRIORITY_CLASSES, known.name)

@@ -16,7 +16,8 @@ from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import PODS, KubeClient, Object
 
 NAMESPACE: Final = "default"
-_FAILED: Final = "failed calling webhook"
+_FAILED: Final = 'failed calling webhook "pods.validate.slicekeeper.io"'
+"""How the API server begins to tell that it got no answer; of another webhook it says so too."""
 
 
 def unreached(client: KubeClient, namespace: str, resources: Resources) -> Iterator[tuple[str, str]]:

@@ -790,7 +790,10 @@ def test_a_webhook_that_the_api_server_does_not_reach_is_told_in_its_words(serve
     [found] = json.loads(check(server, "-o", "json").stdout)
     assert found["problem"].endswith(why)
     assert "x509 or tls: kubectl logs -n slicekeeper-system deployment/certificates" in found["remedy"]
-    for refusal in ((422, "tencent.com/vcuda-core: refused"), (403, "exceeded quota"), (403, "may not create pods")):
+    for refusal in (
+        (422, "tencent.com/vcuda-core: refused"), (403, "exceeded quota"), (403, "may not create pods"),
+        (500, 'Internal error occurred: failed calling webhook "images.example.com": connection refused'),
+    ):  # fmt: skip
         server.errors[path] = refusal
         assert problems(check(server, "-o", "json")) == [], "it was asked, or nobody came as far"
 
@@ -862,6 +865,12 @@ def test_why_a_part_is_not_ready_is_told(
     found = json.loads(check(server, "-o", "json").stdout)
     assert found == [{"problem": f"deployment webhook has no ready pod{problem}", "remedy": remedy}]
     assert server.created == [], "nobody is asked who is known to be away"
+
+
+def test_the_operator_of_objects_is_looked_at_where_it_is_installed(server: Server) -> None:
+    server.install()
+    server.objects[f"{DEPLOYMENTS}/objects"] = {"metadata": {"name": "objects"}, "status": {}}
+    assert problems(check(server, "-o", "json")) == ["deployment objects has no ready pod"]
 
 
 def test_before_the_installation_the_cluster_is_looked_at(server: Server) -> None:
