@@ -36,6 +36,8 @@ def changes(client: TimekeeperClient, files: Iterable[Path]) -> list[tuple[str, 
         if name in wanted:
             raise SettingsError(f"{source}: namespace {name} is in {wanted[name][0]} too; say once what it gets")
         wanted[name] = source, rule
+    if not wanted:
+        raise SettingsError("-f: no budget is there; of a folder, files that end in .yaml, .yml or .json are read")
     compared = ((name, _missing(client.budget(Budget, name), rule)) for name, (_, rule) in wanted.items())
     return [(name, missing) for name, missing in gathered(compared, "budgets compared") if missing]
 
@@ -61,6 +63,10 @@ def _documents(files: Iterable[Path]) -> Iterator[tuple[str, object]]:
 
 
 def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
+    if isinstance(document, dict) and "kind" in document and "apiVersion" in document:
+        raise SettingsError(
+            f"{source}: kind is {document['kind']}, an object of the cluster: kubectl apply -f takes it"
+        )
     if not isinstance(document, dict) or not isinstance(document.get("namespace"), str):
         raise SettingsError(f"{source}: a budget is a map that names its namespace; for example "
                             "{namespace: vision, amount: 25h, period: month}")  # fmt: skip

@@ -177,6 +177,8 @@ def test_budgets_in_files_are_set_where_they_differ(run: Run, tmp_path: Path) ->
         ("{namespace: team}", "nothing is said"),
         ("[{namespace: x, amount: 1h}, {namespace: x, amount: 2h}]", "say once"),
         ("{", "cannot be read"),
+        ("", "no budget is there"),
+        ("{apiVersion: slicekeeper.io/v1alpha1, kind: GpuBudget, spec: {amount: 1h}}", "kubectl apply -f takes it"),
     ):
         assert told in run("set", "-f", "-", stdin=text, code=1), text
     run("set", "team", "-f", str(folder), code=2)
