@@ -20,6 +20,10 @@ _FAILED: Final = 'failed calling webhook "pods.validate.slicekeeper.io"'
 """How the API server begins to tell that it got no answer; of another webhook it says so too."""
 
 
+_UNAVAILABLE: Final = "service unavailable"
+"""What it says of an APIService that is not available, which is told with its reason elsewhere."""
+
+
 def unreached(client: KubeClient, namespace: str, resources: Resources) -> Iterator[tuple[str, str]]:
     """Yield which of the two the API server does not reach, in its own words."""
     why = _webhook(client, resources)
@@ -61,7 +65,8 @@ def _timekeeper(client: KubeClient) -> str:
     except NotFound:
         return ""  # not installed, which is told elsewhere
     except ServiceError as error:
-        return str(error) if error.status in (0, 502, 503, 504) else ""
+        told = _UNAVAILABLE in str(error) or error.status not in (0, 502, 503, 504)
+        return "" if told else str(error)
     return ""
 
 

@@ -164,8 +164,8 @@ def _why(error: BaseException) -> str:
 def _refusal(status: int, data: bytes, what: str) -> Exception:
     try:
         answer = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        answer = None
+    except msgspec.DecodeError:  # as the API server's proxy answers: plain text, of which the first line tells
+        answer = {"message": data[:500].decode("utf-8", "replace").partition("\n")[0].strip()}
     if not isinstance(answer, dict):
         answer = {}
     message = str(answer.get("message") or answer.get("detail") or answer.get("title") or f"HTTP {status}")

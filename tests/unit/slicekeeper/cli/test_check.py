@@ -41,6 +41,19 @@ API_SERVICE = f"/apis/apiregistration.k8s.io/v1/apiservices/{names.API_SERVICE}"
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 
 
+def selected(objects: list[Any], path: str) -> list[Any]:
+    """Return those of some objects that a request's query asks for."""
+    managed = f"{names.MANAGED_LABEL}%3D" in path or f"{names.MANAGED_LABEL}=" in path
+    return [obj for obj in objects if not managed or obj["metadata"].get("labels")]
+
+
+def asked_for(review: Any) -> tuple[str, str, str]:
+    """Return account, verb, and resource with its subresource of a SubjectAccessReview."""
+    asked = review["spec"]["resourceAttributes"]
+    what = "/".join(filter(None, (asked["resource"], asked.get("subresource", ""))))
+    return review["spec"]["user"].rpartition(":")[2], asked["verb"], what
+
+
 class Server:
     """Objects by path; lists under their collection's path; patches are kept, and may be answered with an error."""
 
@@ -65,24 +78,19 @@ class Server:
                 path = self.path.partition("?")[0]
                 found = known.objects.get(path)
                 if path in known.errors:
-                    status, message = known.errors[path]
-                    self.answer(status, {"kind": "Status", "code": status, "message": message})
+                    status, message = known.errors[path]  # as of an API that another serves and that it does not reach
+                    self.send(status, "text/plain; charset=utf-8", f"{message}\n".encode())
                 elif found is None:
                     self.answer(404, {"message": "not found", "reason": "NotFound"})
                 elif isinstance(found, list):
-                    managed = f"{names.MANAGED_LABEL}%3D" in self.path or f"{names.MANAGED_LABEL}=" in self.path
-                    items = [o for o in found if not managed or o["metadata"].get("labels")]
-                    self.answer(200, {"metadata": {"resourceVersion": "1"}, "items": items})
+                    self.answer(200, {"metadata": {"resourceVersion": "1"}, "items": selected(found, self.path)})
                 else:
                     self.answer(200, found)
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path == "/apis/authorization.k8s.io/v1/subjectaccessreviews":
-                    asked = body["spec"]["resourceAttributes"]
-                    what = "/".join(filter(None, (asked["resource"], asked.get("subresource", ""))))
-                    may = (body["spec"]["user"].rpartition(":")[2], asked["verb"], what) not in known.refused
-                    self.answer(201, {**body, "status": {"allowed": may}})
+                    self.answer(201, {**body, "status": {"allowed": asked_for(body) not in known.refused}})
                 elif self.path in known.errors:
                     status, message = known.errors[self.path]
                     self.answer(status, {"kind": "Status", "code": status, "message": message})
@@ -96,9 +104,11 @@ class Server:
                 self.answer(known.patch_status, {"message": "as told", "reason": "Conflict", "metadata": {}})
 
             def answer(self, status: int, body: Any) -> None:
-                data = json.dumps(body).encode()
+                self.send(status, "application/json", json.dumps(body).encode())
+
+            def send(self, status: int, kind: str, data: bytes) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -816,6 +826,8 @@ def test_a_timekeeper_that_the_api_server_does_not_reach_is_told_in_its_words(se
     assert "the API server does not get an answer of the timekeeper" in found["problem"]
     assert "unknown authority" in found["problem"]
     assert "let the control plane reach port 8444" in found["remedy"]
+    server.errors[TIMEKEEPERS_API] = (503, "service unavailable")
+    assert problems(check(server, "-o", "json")) == [], "its APIService tells why"
 
 
 def waiting_pod(name: str, **status: Any) -> dict[str, Any]:
