@@ -67,6 +67,7 @@ class Agent:
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
         self._probe = CdiProbe(Path(mine.cdi_dir), settings.resources.seat)
+        self._files = files
         limits = settings.webhook.injection == "limiter"
         arbiter = Arbiter(Path(mine.run_dir))
         self._live = Live(self._store)
@@ -123,7 +124,7 @@ class Agent:
         self._audit.start()
         while not stop.wait(TIDY_SECONDS):
             self._seats.tidy()
-            self._probe.look()
+            self._probe.look(started=self._files.has_started_one())
         self._linger()
         self._probe.stop()
         self._audit.stop()

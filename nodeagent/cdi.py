@@ -49,6 +49,8 @@ class SeatFiles:
         self._limiter = limiter
         self._needed: dict[str, float] = {}
         """By seat, when its spec was needed last; unknown for those that an agent before this one left."""
+        self._first: float | None = None
+        """When a spec was needed for the first time."""
         self._cdi_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir.mkdir(parents=True, exist_ok=True)
 
@@ -74,6 +76,7 @@ class SeatFiles:
         """
         folder, file = self.make_folder(seat), self._spec_file(seat)
         self._needed[seat.name] = time.monotonic()
+        self._first = self._first or time.monotonic()
         if file.exists():
             yield
             return
@@ -85,6 +88,10 @@ class SeatFiles:
                     "no container runtime has read %s within %g s; is %s among its CDI folders?",
                     file.name, READ_SECONDS, self._cdi_dir,
                 )  # fmt: skip
+
+    def has_started_one(self) -> bool:
+        """Whether a container that needed its spec must have been started by now."""
+        return self._first is not None and time.monotonic() - self._first > START_SECONDS
 
     def tidy(self, seat: Seat) -> None:
         """Remove the seat's spec if its container has been started; the next start writes it again."""

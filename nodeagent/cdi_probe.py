@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out whether a container runtime reads the node's CDI folder, before the first seat depends on it.
+"""Finds out whether a container runtime reads the node's CDI folder.
 
-containerd before 2.0 reads no CDI specification unless its configuration says so, and nothing that it tells kubelet
-shows which. A runtime that does reads each new file at once, and all files when it starts. So a specification that no
-container asks for lies in the folder until somebody opens it.
+containerd before 2.0 reads no CDI specification unless its configuration says so: containers then start without what
+their seat brings, and nothing that kubelet is told shows it. A runtime that reads CDI opens each new file at once, and
+all files when it starts. Only a folder that was made after it had started it opens no sooner than a container asks for
+a CDI device. So a specification that no container asks for lies in the folder until somebody opens it; that nobody
+does is known once a container has been started.
 """
 
 from __future__ import annotations
@@ -41,12 +43,13 @@ class CdiProbe:
         except OSError as error:
             log.warning("nobody will know whether a container runtime reads %s: %s", self._file.parent, error)
 
-    def look(self) -> None:
-        """See whether it has been read; what has been needs no second look."""
-        if self._watched:
-            self.read = self._first.wait(0)
-            if self.read:
-                self.stop()
+    def look(self, *, started: bool) -> None:
+        """See whether it has been read; if a container has been `started`, it would have been by now."""
+        if self._watched and self._first.wait(0):
+            self.read = True
+            self.stop()
+        elif self._watched and started:
+            self.read = False
 
     def stop(self) -> None:
         """Take it away."""

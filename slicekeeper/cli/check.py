@@ -240,7 +240,7 @@ def _cluster(
     if (machines.version(server) or machines.OLDEST_KUBERNETES) < machines.OLDEST_KUBERNETES:
         yield f"the API server is {server}: it must be v1.30 or newer", "upgrade the cluster first"
     agents = machines.runtime_class_of(workloads["daemonset nodeagent"])
-    yield from machines.wanting(nodes, settings.node_agent.cdi_dir, installed=installed, runtime_class=agents)
+    yield from machines.wanting(nodes, settings.node_agent.cdi_dir, agents)
     yield from clocks.wrong(client.list(LEASES, namespace=clocks.NAMESPACE)[0])
     if not installed:
         classes, _ = client.list(_STORAGE_CLASSES)

@@ -38,7 +38,7 @@ def version(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def wanting(nodes: Iterable[Object], cdi_dir: str, *, installed: bool, runtime_class: str) -> Iterator[Difference]:
+def wanting(nodes: Iterable[Object], cdi_dir: str, runtime_class: str) -> Iterator[Difference]:
     """Yield what GPU nodes lack. `runtime_class` is that of the node agent's pods, empty if they have the default."""
     listed = list(nodes)
     if not any(inventory.of_node(node) for node in listed):
@@ -54,7 +54,7 @@ def wanting(nodes: Iterable[Object], cdi_dir: str, *, installed: bool, runtime_c
             yield from _driver(where, found, runtime_class)
             if found.device_trouble:
                 yield f"{where} cannot give GPUs to containers: {found.device_trouble}", "run that on the node"
-        yield from _cdi(where, runtime, found, cdi_dir, installed=installed)
+        yield from _cdi(where, runtime, found, cdi_dir)
 
 
 def _has(node: Object, label: str) -> bool:
@@ -112,23 +112,23 @@ def _mended(found: Machine, runtime_class: str) -> Remedy | str:
     return install
 
 
-def _cdi(where: str, runtime: str, found: Machine | None, cdi_dir: str, *, installed: bool) -> Iterator[Difference]:
+def _cdi(where: str, runtime: str, found: Machine | None, cdi_dir: str) -> Iterator[Difference]:
     kind, _, number = runtime.partition("://")
-    switched = kind == "containerd" and ((version(number) or ALWAYS_CDI) < ALWAYS_CDI)
+    switched = kind == "containerd" and OLDEST_CONTAINERD <= (version(number) or ALWAYS_CDI) < ALWAYS_CDI
     turn_on = "nvidia-ctk runtime configure --runtime=containerd --cdi.enabled; systemctl restart containerd"
     if found is not None and found.cdi_read is False:
         setting = "enable_cdi or cdi_spec_dirs" if switched else "cdi_spec_dirs"
         restart = turn_on if switched else f"systemctl restart {'crio' if kind == 'cri-o' else 'containerd'}"
         yield (
             f"{where}: container runtime {runtime} reads no CDI specification in {cdi_dir} ({setting} of its "
-            "configuration), so no GPU container can start",
+            "configuration), so containers start without their GPU and their limits, or not at all",
             f"put {cdi_dir} into cdi_spec_dirs on the node if it is not there; then: {restart}",
         )
-    elif switched and not installed:
+    elif switched and not (found and found.cdi_read):
         yield (
-            f"{where} has containerd {number}, where CDI is off unless its configuration has enable_cdi = true; the "
-            "node agent will find out",
-            f"on the node, unless it is on: {turn_on}",
+            f"{where} has containerd {number}, where CDI is off unless its configuration has enable_cdi = true, and "
+            f"nobody has seen it read {cdi_dir} yet",
+            f"on the node: containerd config dump | grep enable_cdi; unless it is true: {turn_on}",
         )
 
 

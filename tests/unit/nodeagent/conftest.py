@@ -170,6 +170,7 @@ class Bench:
         self.store = SeatStore(self.folder / "state")
         mounts = [{"hostPath": "/lib/libvcuda.so", "containerPath": names.LIBRARY_PATH}]
         files = SeatFiles(self.folder / "cdi", self.folder / "run", "slicekeeper.io/seat", GPUS, mounts)
+        self.files = files
         owners = PodResources(self.folder / "plugins/pods.sock", "slicekeeper.io/seat").owners
         shares = Shares(Arbiter(self.folder / "run"), self.store, Resources(), limits=False)
         self.seats = Seats(

@@ -25,21 +25,22 @@ def probe(tmp_path: Path) -> CdiProbe:
 def test_a_folder_that_is_read_is_told_and_left_as_it_was(probe: CdiProbe, tmp_path: Path) -> None:
     [file] = tmp_path.iterdir()
     spec = json.loads(file.read_text())
-    probe.look()
+    probe.look(started=False)
     assert probe.read
     assert (spec["kind"], spec["devices"][0]["containerEdits"]) == (SEAT, {"env": ["SLICEKEEPER_PROBE=1"]})
     assert list(tmp_path.iterdir()) == []
-    probe.look()
+    probe.look(started=True)
     assert probe.read, "it stays known"
 
 
 def test_a_folder_that_nobody_reads_is_told_until_a_runtime_starts_that_does(probe: CdiProbe, tmp_path: Path) -> None:
-    assert probe.read is None
-    probe.look()
+    probe.look(started=False)
+    assert probe.read is None, "a runtime may know of a new folder only when a container asks for a device"
+    probe.look(started=True)
     assert probe.read is False
     [file] = tmp_path.iterdir()
     file.read_bytes()
-    probe.look()
+    probe.look(started=True)
     assert probe.read is True
 
 
@@ -51,7 +52,7 @@ def test_an_agent_that_stops_leaves_nothing(probe: CdiProbe, tmp_path: Path) -> 
 def test_nothing_is_known_without_a_watch_or_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = CdiProbe(tmp_path / "away", SEAT)
     away.start()
-    away.look()
+    away.look(started=True)
     assert away.read is None
     away.stop()
 
@@ -63,6 +64,6 @@ def test_nothing_is_known_without_a_watch_or_a_folder(tmp_path: Path, monkeypatc
     monkeypatch.setattr("nodeagent.first_read._LIBC", NoWatches())
     blind = CdiProbe(tmp_path, SEAT)
     blind.start()
-    blind.look()
+    blind.look(started=True)
     assert blind.read is None
     blind.stop()

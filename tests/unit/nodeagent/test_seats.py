@@ -61,6 +61,18 @@ def test_a_started_container_has_its_spec_and_folder(bench: Any) -> None:
     assert (about["core"], about["memoryMib"]) == (50, 2048)
 
 
+def test_that_a_container_was_started_is_known_when_it_must_have_been(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", -1.0)
+    assert not bench.files.has_started_one()
+    bench.pods.add("one", gpu=1)
+    _start(bench, "seat-0002", "one")
+    assert bench.files.has_started_one()
+    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", 1e9)
+    assert not bench.files.has_started_one(), "its runtime may not have been asked for it yet"
+
+
 def test_a_sidecar_has_a_folder_and_no_device(bench: Any) -> None:
     bench.pods.add("one", gpu=1)
     bench.kubelet.owners["seat-0001"] = [("team", "one", names.SIDECAR)]

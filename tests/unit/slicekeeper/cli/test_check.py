@@ -726,6 +726,26 @@ def test_a_runtime_that_reads_no_cdi_folder_is_told_with_its_own_setting(
 
 
 @pytest.mark.parametrize(
+    ("runtime", "read", "told"),
+    [
+        ("containerd://1.7.27", None, True),
+        ("containerd://1.7.27", True, False),
+        ("containerd://2.1.4", None, False),
+        ("cri-o://1.34.2", None, False),
+    ],
+)
+def test_containerd_of_which_cdi_may_be_off_is_named_until_it_was_seen_to_be_on(
+    server: Server, runtime: str, read: bool | None, told: bool
+) -> None:
+    server.install()
+    server.objects[NODES].append(node("one", Machine(driver="550.54.14", cdi_read=read), runtime))
+    found = found_on(server, "one")
+    assert [("CDI is off unless" in problem, "grep enable_cdi" in remedy) for problem, remedy in found] == (
+        [(True, True)] if told else []
+    )
+
+
+@pytest.mark.parametrize(
     ("runtime", "kubelet", "problem"),
     [
         ("containerd://1.6.36", "v1.36.3", "containerd 1.6.36, which has no CDI: it must be 1.7 or newer"),
