@@ -159,7 +159,7 @@ class Agent:
         unusable = ""
         try:
             self._own.edits([gpu.uuid for gpu in self._own.gpus()])
-        except SeatRefused as error:
+        except (SeatRefused, OSError) as error:
             unusable = str(error)
         return Machine(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._probe.read)
 

@@ -14,12 +14,26 @@ import pytest
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
 
 from nodeagent.agent import Agent
+from nodeagent.booking import SeatRefused
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, Settings, WebhookSettings
 from slicekeeper.gpu import machine
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, PODS
+
+
+def settings(folder: Path, server: str, port: int) -> Settings:
+    mine = msgspec.structs.replace(
+        Settings().node_agent, node_name="node-1", seats=4, plugin_dir=str(folder / "plugins"),
+        pod_resources_socket=str(folder / "plugins/pods.sock"), cdi_dir=str(folder / "cdi"),
+        state_dir=str(folder / "state"), run_dir=str(folder / "run"), metrics_bind=f"127.0.0.1:{port}",
+        pod_ip="127.0.0.1",
+    )  # fmt: skip
+    # Without an arbiter: that one's being away is no matter here.
+    return Settings(
+        kubernetes=KubernetesSettings(server=server), node_agent=mine, webhook=WebhookSettings(injection="seats")
+    )
 
 
 class Running:
@@ -29,19 +43,8 @@ class Running:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        mine = msgspec.structs.replace(
-            Settings().node_agent, node_name="node-1", seats=4, plugin_dir=str(folder / "plugins"),
-            pod_resources_socket=str(folder / "plugins/pods.sock"), cdi_dir=str(folder / "cdi"),
-            state_dir=str(folder / "state"), run_dir=str(folder / "run"), metrics_bind=f"127.0.0.1:{port}",
-            pod_ip="127.0.0.1",
-        )  # fmt: skip
-        # Without an arbiter: that one's being away is no matter here.
-        settings = Settings(
-            kubernetes=KubernetesSettings(server=small.server.url), node_agent=mine,
-            webhook=WebhookSettings(injection="seats"),
-        )  # fmt: skip
         self.small, self.port, self.stop = small, port, threading.Event()
-        self.agent = Agent(settings, SystemClock(), source)
+        self.agent = Agent(settings(folder, small.server.url, port), SystemClock(), source)
         self.thread = threading.Thread(target=self.agent.run, args=(self.stop,), daemon=True)
         self.thread.start()
 
@@ -99,3 +102,15 @@ def test_it_is_ready_while_kubelet_has_the_seats_and_goes_when_kubelet_has_its_p
         one.thread.join(60)
         assert not one.thread.is_alive()
         kubelet.stop()
+
+
+@pytest.mark.parametrize("error", [SeatRefused("no CDI specification"), OSError(28, "No space left on device")])
+def test_what_keeps_gpus_from_containers_is_told_and_ends_nothing(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_source: Any, _uuids: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(made, "edits", fail)
+    agent = Agent(settings(tmp_path, "http://127.0.0.1:1", 1), SystemClock(), made(1))
+    assert agent._machine() == Machine(driver="550.54.14", device_trouble=str(error))
