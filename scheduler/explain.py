@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from scheduler.nodefit import admits
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.placement.survey import Why, best_of, explain, shareable, survey
 from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
-from scheduler.reclaim.nodefit import admits
 from scheduler.reclaim.picture import Picture
 from scheduler.state import Kind, Snapshot
 from slicekeeper import names

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scheduler.nodefit import admits
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
 from scheduler.placement.survey import best_of, survey
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
-from scheduler.reclaim.nodefit import admits
 from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims
 from scheduler.state import Kind, NodeView, Place
 from slicekeeper import names

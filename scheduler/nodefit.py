@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether kube-scheduler would let a pod on a node at all, as far as the node's own fields say so.
 
-Only the reclaimer needs it: nobody is evicted on a node that the waiting pod may not use. The extender never asks,
-because it is called after kube-scheduler's own filters. CPU and memory are not judged here: pods that are not ours take
-them, too.
+For what acts without kube-scheduler's filters: places for a whole gang, evictions, and what a waiting pod is told. The
+extender itself never asks, because it is called after those filters. CPU and memory are not judged here: pods that are
+not ours take them, too.
 """
 
 from __future__ import annotations
