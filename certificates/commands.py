@@ -14,8 +14,8 @@ from typing import Final
 import click
 
 from certificates.follower import Follower
-from certificates.keeper import Keeper
-from certificates.publisher import Publisher
+from certificates.keeper import CertificateKeeper
+from certificates.publisher import BundlePublisher
 from slicekeeper import clock, log
 from slicekeeper.cli.main import Context
 from slicekeeper.errors import ServiceError
@@ -52,8 +52,8 @@ def run(context: Context) -> None:
     client, now = KubeClient(settings.kubernetes), clock.from_settings(settings.clock)
     mine = settings.certificates
     leader = LeaderElection(client, now, namespace=mine.namespace, name=LEASE, identity=socket.gethostname())
-    publisher = Publisher(client, mine.namespace, wake)
-    kind = Follower if mine.ca_files else Keeper
+    publisher = BundlePublisher(client, mine.namespace, wake)
+    kind = Follower if mine.ca_files else CertificateKeeper
     keep = kind(client, now, mine, publisher).keep
     health = _Health()
     server = None

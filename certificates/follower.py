@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from certificates.authority import expires_at, split
-from certificates.publisher import Publisher
+from certificates.publisher import BundlePublisher
 from certificates.trust import configurations, trust, trusted
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import CertificateSettings
@@ -22,9 +22,11 @@ from slicekeeper.kube.client import KubeClient
 
 
 class Follower:
-    """Keeps one installation's trust; the opposite number of `Keeper`, which makes what is trusted."""
+    """Keeps one installation's trust; the opposite number of `CertificateKeeper`, which makes what is trusted."""
 
-    def __init__(self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: Publisher) -> None:
+    def __init__(
+        self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: BundlePublisher
+    ) -> None:
         self._client = client
         self._clock = clock
         self._settings = settings

@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from certificates.authority import KeyPair, split
-from certificates.publisher import Publisher
-from certificates.rotation import Schedule, State, advance
+from certificates.publisher import BundlePublisher
+from certificates.rotation import PkiState, Schedule, advance
 from certificates.trust import configurations, trust
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import CertificateSettings
@@ -27,10 +27,12 @@ log = logging.getLogger(__name__)
 SECRETS: Final = Resource("/api/v1", "secrets")
 
 
-class Keeper:
+class CertificateKeeper:
     """The certificates of one installation."""
 
-    def __init__(self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: Publisher) -> None:
+    def __init__(
+        self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: BundlePublisher
+    ) -> None:
         self._client = client
         self._publisher = publisher
         self._clock = clock
@@ -86,7 +88,7 @@ class Keeper:
         self._client.create(SECRETS, body, self._settings.namespace)
 
 
-def read_state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> State:
+def read_state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> PkiState:
     """Return what the Secrets say. Where the CA's own says nothing, its certificates are in those of the servers."""
     ca = _data(ca_secret)
     authorities = tuple(split(ca.get("ca.crt", b"")))
@@ -97,7 +99,7 @@ def read_state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -
         found = KeyPair(data.get("tls.crt", b""), data.get("tls.key", b""))
         if split(found.certificate) and found.key:
             servers[service] = found
-    return State(authorities, ca.get("ca.key", b""), ca.get("old.key", b""), servers)
+    return PkiState(authorities, ca.get("ca.key", b""), ca.get("old.key", b""), servers)
 
 
 def _data(secret: Object | None) -> dict[str, bytes]:

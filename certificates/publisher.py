@@ -22,7 +22,7 @@ LIST_SECONDS: Final = 10.0
 """How long the first list of namespaces may take."""
 
 
-class Publisher:
+class BundlePublisher:
     """Keeps one bundle in all namespaces; `wake` is set when there may be something to do."""
 
     def __init__(self, client: KubeClient, home: str, wake: threading.Event) -> None:

@@ -24,7 +24,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class State:
+class PkiState:
     """All that is kept. `authorities` is newest first; the newest's key is `ca_key`, the signing one's `old_key`."""
 
     authorities: tuple[bytes, ...] = ()
@@ -40,7 +40,7 @@ class State:
         return b"".join(self.authorities)
 
 
-def advance(state: State, hosts: Mapping[str, tuple[str, ...]], now: datetime, schedule: Schedule) -> State:
+def advance(state: PkiState, hosts: Mapping[str, tuple[str, ...]], now: datetime, schedule: Schedule) -> PkiState:
     """Return the state that should be, the same one if nothing is due. `hosts` are each Service's names."""
     state = _with_ca(state, now, schedule)
     signing = _signing(state, now, schedule)
@@ -54,16 +54,16 @@ def advance(state: State, hosts: Mapping[str, tuple[str, ...]], now: datetime, s
     return replace(state, servers=kept)
 
 
-def _with_ca(state: State, now: datetime, schedule: Schedule) -> State:
+def _with_ca(state: PkiState, now: datetime, schedule: Schedule) -> PkiState:
     alive = tuple(ca for ca in state.authorities if expires_at(ca) > now)
     kept = bool(alive) and alive[0] == state.authorities[0] and is_whole(KeyPair(alive[0], state.ca_key))
     if kept and not _over_two_thirds(alive[0], now):
         return replace(state, authorities=alive)
     fresh = make_ca(now, schedule.ca_life)
-    return State((fresh.certificate, *alive), fresh.key, state.ca_key if kept else b"", state.servers)
+    return PkiState((fresh.certificate, *alive), fresh.key, state.ca_key if kept else b"", state.servers)
 
 
-def _signing(state: State, now: datetime, schedule: Schedule) -> KeyPair:
+def _signing(state: PkiState, now: datetime, schedule: Schedule) -> KeyPair:
     newest = KeyPair(state.authorities[0], state.ca_key)
     young = now - made_at(newest.certificate) < schedule.overlap
     if young and len(state.authorities) > 1:

@@ -22,7 +22,7 @@ from nodeagent.metrics import ShareMetrics, StrayMetrics
 from nodeagent.node_pods import NodePods
 from nodeagent.offer import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources, SeatPlugin
-from nodeagent.publisher import Publisher
+from nodeagent.publisher import GpuPublisher
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares
 from nodeagent.shipped import limiter
@@ -82,7 +82,7 @@ class Agent:
         self._plugin = SeatPlugin(Path(mine.plugin_dir), settings.resources.seat, ids, self._seats)
         port = int(mine.metrics_bind.rpartition(":")[2] or 0)
         address = agent_address.encode(mine.pod_ip, port) if mine.pod_ip and port else ""
-        self._publisher = Publisher(
+        self._publisher = GpuPublisher(
             self._client,
             mine.node_name,
             source,

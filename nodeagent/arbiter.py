@@ -62,7 +62,7 @@ class ArbiterSeat(msgspec.Struct, frozen=True, rename={"vclass": "class"}):
     memory_overhead: int = 0
 
 
-class Finding(msgspec.Struct, frozen=True):
+class StrayProcess(msgspec.Struct, frozen=True):
     """A process that uses a GPU outside of a slice, as far as the arbiter can tell."""
 
     pid: int
@@ -80,7 +80,7 @@ class Telemetry(msgspec.Struct, frozen=True):
     """When it was asked, on its clock; a seat was set `wall_ns` before."""
     gpus: list[ArbiterGpu]
     seats: list[ArbiterSeat]
-    audit: list[Finding] = []
+    audit: list[StrayProcess] = []
     rule: str = ""
     """By which time that is left over is shared; an older arbiter does not say."""
 
@@ -91,7 +91,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Policy:
+class SeatPolicy:
     """What a seat may have of its GPU."""
 
     uuid: str
@@ -128,7 +128,7 @@ class Arbiter:
         """Return its telemetry. Raises ArbiterAway."""
         return self._ask({"op": "read"}, Telemetry)
 
-    def set(self, name: str, gpu: int, policy: Policy) -> None:
+    def set(self, name: str, gpu: int, policy: SeatPolicy) -> None:
         """Make a seat, or change it. Raises ArbiterAway or ArbiterRefused."""
         asked = {
             "op": "set", "seat": name, "gpu": gpu, "core": policy.core, "limit": policy.limit,

@@ -28,7 +28,7 @@ class SeatRefused(SlicekeeperError):
 
 
 @dataclass(frozen=True)
-class Hold:
+class ContainerHold:
     """What one container holds of each of its GPUs."""
 
     container: str
@@ -42,7 +42,7 @@ class Hold:
     """Whether the webhook has it loaded with the limiter, as it does with fractions in namespaces that it enforces."""
 
 
-def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, Hold]:
+def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, ContainerHold]:
     """Return the holds of a bound pod by container; containers without chosen GPUs are left out."""
     annotations = annotations_of(pod)
     try:
@@ -57,7 +57,9 @@ def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, Hold]:
         if gpus:
             core = request.core if request.is_fraction else CORES_PER_GPU
             memory = request.memory_mib // len(gpus)
-            found[request.container] = Hold(request.container, gpus, core, memory, alone, request.container in limited)
+            found[request.container] = ContainerHold(
+                request.container, gpus, core, memory, alone, request.container in limited
+            )
     return found
 
 
@@ -99,7 +101,7 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
             )
 
 
-def slice_memory(hold: Hold, pod: Mapping[str, Any], gpus: Iterable[Gpu], resources: Resources) -> int:
+def slice_memory(hold: ContainerHold, pod: Mapping[str, Any], gpus: Iterable[Gpu], resources: Resources) -> int:
     """Return the memory in MiB that a container may use: all of a GPU that its pod has for itself and it alone uses."""
     beside = [other for other in holds(pod, resources).values() if set(other.gpus) & set(hold.gpus)]
     if hold.alone and hold.core < CORES_PER_GPU and len(beside) == 1:
@@ -107,7 +109,7 @@ def slice_memory(hold: Hold, pod: Mapping[str, Any], gpus: Iterable[Gpu], resour
     return hold.memory_mib
 
 
-def _sum(held: Iterable[Hold], gpu: Gpu) -> tuple[int, int]:
+def _sum(held: Iterable[ContainerHold], gpu: Gpu) -> tuple[int, int]:
     core = memory = 0
     for hold in held:
         if gpu.uuid in hold.gpus and hold.alone:

@@ -55,7 +55,7 @@ def differs(have: Any, want: Any) -> bool:
     return bool(have != want)
 
 
-class Publisher:
+class GpuPublisher:
     """Keeps one node's published GPUs what they are, in a daemon thread."""
 
     def __init__(

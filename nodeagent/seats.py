@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from nodeagent.arbiter import ArbiterAway, ArbiterRefused
-from nodeagent.booking import Hold, SeatRefused, check, holds, may_start, slice_memory
+from nodeagent.booking import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
 from nodeagent.cdi import SeatFiles
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
@@ -172,7 +172,7 @@ class Seats:
             raise SeatRefused(f"pod {namespace}/{name} has ended or is being deleted")
         return pod
 
-    def _hold(self, pod: Object, container: str) -> Hold:
+    def _hold(self, pod: Object, container: str) -> ContainerHold:
         """Return what the container holds, after the second look at its GPUs; the sidecar of a GPU pod holds none."""
         mode = sharing_mode(pod)
         if mode not in ("", names.EXCLUSIVE, names.SHARED):
@@ -181,7 +181,7 @@ class Seats:
             )
         held = holds(pod, self._resources)
         if held and container == names.SIDECAR:
-            return Hold(container, (), 0, 0)
+            return ContainerHold(container, (), 0, 0)
         hold = held.get(container)
         if hold is None:
             raise SeatRefused(

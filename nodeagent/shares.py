@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, Policy
+from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
 from nodeagent.store import Seat, SeatStore
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Resources, Rule
@@ -193,13 +193,13 @@ class Shares:
                 self._away = str(error)
 
 
-def policy(seat: Seat) -> Policy:
+def policy(seat: Seat) -> SeatPolicy:
     """Return what the arbiter has to hold for a fraction.
 
     A pod's UID is in its control groups' paths, with dashes or with underscores between its parts; its last part has
     neither.
     """
-    return Policy(
+    return SeatPolicy(
         uuid=seat.gpus[0],
         core=seat.core,
         limit=seat.limit or CORES_PER_GPU,

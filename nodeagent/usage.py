@@ -21,7 +21,7 @@ from nodeagent.live import Live
 from nodeagent.store import SeatStore
 from nodeagent.whole import WholeGpus
 from slicekeeper import names, threads
-from slicekeeper.wire.usage import FILE, Counter, Usage
+from slicekeeper.wire.usage import FILE, Counter, PodUsage
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class UsageFiles:
                 pods.setdefault(seat.uid, {})[seat.container] = _counter(mine)
         for seat in seats:
             if seat.container == names.SIDECAR:
-                usage = Usage(source="node", at_ns=at_ns, containers=pods.get(seat.uid, {}))
+                usage = PodUsage(source="node", at_ns=at_ns, containers=pods.get(seat.uid, {}))
                 try:
                     self._files.tell(seat, FILE, msgspec.json.encode(usage))
                 except OSError as error:

@@ -100,7 +100,7 @@ class _Known:
         return self.silent and (not self.answered or now_ns <= self.row_ns)
 
 
-class Agents:
+class NodeAgents:
     """The agents of all nodes as this process has met them. Safe from any thread."""
 
     def __init__(self, clock: Clock, count: Callable[[str], None]) -> None:

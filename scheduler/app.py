@@ -21,7 +21,7 @@ import orjson
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
-from scheduler.agents import Agents
+from scheduler.agents import NodeAgents
 from scheduler.binder import REQUEST_SECONDS, Binder
 from scheduler.extender import filter_nodes, preempt, prioritize_nodes
 from scheduler.fence import BINDER_LEASE, Fence
@@ -33,7 +33,7 @@ from scheduler.placement.policy import BestFit
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.reclaimer import Reclaimer
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from scheduler.watches import Watches
 from scheduler.wire import (
     BadRequest,
@@ -85,12 +85,12 @@ class Scheduler:
         hold = max(settings.scheduler.assume_seconds, REAL_SECONDS * settings.clock.speed)
         lost = max(settings.scheduler.assume_seconds, REQUEST_SECONDS * settings.clock.speed)
         fresh = REAL_SECONDS * settings.clock.speed
-        self.state = State(
+        self.state = SchedulerState(
             settings.resources, learner, clock, hold_seconds=hold, lost_seconds=lost, fresh_seconds=fresh
         )
         self.metrics = Metrics(self.state)
         self.watches = Watches(self.client, self.state, lambda name: self.metrics.watch_errors.labels(name).inc())
-        agents = Agents(clock, lambda answer: self.metrics.agent_answers.labels(answer).inc())
+        agents = NodeAgents(clock, lambda answer: self.metrics.agent_answers.labels(answer).inc())
         # No other process can listen where this one does: after a crash its lease is at once its own again.
         lease = self._lease(BINDER_LEASE, f"{socket.gethostname()}/{settings.scheduler.bind}")
         renew_seconds = settings.scheduler.lease_seconds / RENEWALS

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from scheduler.agents import Agents
+from scheduler.agents import NodeAgents
 from scheduler.extender import gpu_pod, placeable
 from scheduler.fence import Fence, NotHolder
 from scheduler.gangs import Gangs
 from scheduler.pods import Pod
-from scheduler.state import NoPlace, Place, State
+from scheduler.state import NoPlace, Place, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
@@ -50,7 +50,7 @@ class Binder:
     """Carries out `bind`, and looks after bindings that no watch has confirmed."""
 
     def __init__(
-        self, client: KubeClient, state: State, clock: Clock, agents: Agents, fence: Fence, gangs: Gangs
+        self, client: KubeClient, state: SchedulerState, clock: Clock, agents: NodeAgents, fence: Fence, gangs: Gangs
     ) -> None:
         self._client = client
         self._state = state

@@ -14,7 +14,7 @@ from scheduler.explain import Outlook, deadlines, outlook
 from scheduler.extender import placeable
 from scheduler.placement.policies import Learner
 from scheduler.pods import Pod
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from slicekeeper import log, names
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show
@@ -98,7 +98,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     settings = context.loaded.settings
     clock = from_settings(settings.clock)
     learner = Learner(settings.scheduler.policy)
-    state = State(settings.resources, learner, clock, hold_seconds=0, lost_seconds=0)
+    state = SchedulerState(settings.resources, learner, clock, hold_seconds=0, lost_seconds=0)
     objects, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
     state.set_nodes(client.list(NODES)[0])
     state.set_pods(objects)
@@ -117,7 +117,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     return {"asks": pod.demand.asks, **_data(told), "gang": gang, "schedulerSaid": _last_message(found)}
 
 
-def _gang(state: State, pod: Pod) -> dict[str, Any] | None:
+def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
     """Return the state of a pod's gang; None without one, or if it has started and the pod is placed by itself."""
     there = state.muster(pod.gang.key) if pod.gang is not None else None
     if there is None or not there.needed:

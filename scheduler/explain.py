@@ -22,7 +22,7 @@ from scheduler.placement.policy import Policy
 from scheduler.placement.survey import Why, best_of, explain, shareable, survey
 from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
 from scheduler.reclaim.picture import Picture
-from scheduler.state import Kind, Snapshot
+from scheduler.state import HoldKind, Snapshot
 from slicekeeper import names
 from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant
 from slicekeeper.untyped import as_list, as_map
@@ -129,7 +129,7 @@ class _Cluster:
         self._leaving = {other.uid for other in snapshot.pods if other.leaving}
         self._held: dict[str, dict[str, Hold]] = {name: {} for name in snapshot.nodes}
         for place in snapshot.places:
-            if place.kind is not Kind.TENTATIVE and place.pod.uid != pod.uid and place.hold.node in self._held:
+            if place.kind is not HoldKind.TENTATIVE and place.pod.uid != pod.uid and place.hold.node in self._held:
                 self._held[place.hold.node][place.pod.uid] = place.hold
         self._fleet = Fleet()
         for name in snapshot.nodes:

@@ -13,7 +13,7 @@ from scheduler.gangs import Gangs
 from scheduler.placement.survey import Why, explain, scores
 from scheduler.pods import Pod, read_pod
 from scheduler.reclaim.picture import rank_of
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from scheduler.wire import BadRequest, decode_names, filter_result
 from slicekeeper.gpu.request import asks_for
 from slicekeeper.names import IN_BUDGET
@@ -25,7 +25,7 @@ UNMANAGED: Final = (
 )
 
 
-def filter_nodes(state: State, gangs: Gangs, obj: Mapping[str, Any], names: bytes) -> bytes:
+def filter_nodes(state: SchedulerState, gangs: Gangs, obj: Mapping[str, Any], names: bytes) -> bytes:
     """Return the answer to a filter call: the nodes on which the pod fits, and for the others why it does not.
 
     `names` and the answer are JSON.
@@ -56,7 +56,7 @@ def filter_nodes(state: State, gangs: Gangs, obj: Mapping[str, Any], names: byte
     return filter_result(fitting, b"{%b}" % failed[:-1], b"{%b}" % unresolvable[:-1])
 
 
-def prioritize_nodes(state: State, gangs: Gangs, obj: Mapping[str, Any], names: bytes) -> bytes:
+def prioritize_nodes(state: SchedulerState, gangs: Gangs, obj: Mapping[str, Any], names: bytes) -> bytes:
     """Return the answer to a prioritize call: a score for each node, 10 for one alone.
 
     kube-scheduler would choose at random among equals. A node that is left out has no points (`prioritizeNodes` adds
@@ -73,7 +73,9 @@ def prioritize_nodes(state: State, gangs: Gangs, obj: Mapping[str, Any], names: 
     return found.roster.write_scores(found.rows[scored], given[scored])
 
 
-def preempt(state: State, gangs: Gangs, obj: Mapping[str, Any], nodes: Mapping[str, MetaVictims]) -> PreemptionResult:
+def preempt(
+    state: SchedulerState, gangs: Gangs, obj: Mapping[str, Any], nodes: Mapping[str, MetaVictims]
+) -> PreemptionResult:
     """Return those of `nodes` on which what kube-scheduler proposes may be done, and makes room on single GPUs.
 
     kube-scheduler counts whole nodes: its victims may sit on GPUs where their leaving does not help, or be in budget.
@@ -95,7 +97,7 @@ def preempt(state: State, gangs: Gangs, obj: Mapping[str, Any], nodes: Mapping[s
     return PreemptionResult(NodeNameToMetaVictims=helped)
 
 
-def gpu_pod(state: State, obj: Mapping[str, Any]) -> Pod | None:
+def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> Pod | None:
     """Return the pod if it asks for GPUs of ours, None where it is none of our business."""
     resources = state.resources
     if not asks_for(obj, (resources.core, resources.memory)):

@@ -22,7 +22,7 @@ import numpy as np
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.nudge import Nudger
 from scheduler.seating import Muster, Near
-from scheduler.state import NoPlace, State
+from scheduler.state import NoPlace, SchedulerState
 from scheduler.turns import REST, Turns
 from slicekeeper.clock import Clock
 
@@ -82,7 +82,7 @@ class Gangs:
 
     def __init__(
         self,
-        state: State,
+        state: SchedulerState,
         clock: Clock,
         nudger: Nudger,
         *,

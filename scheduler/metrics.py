@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduler.state import Kind, State
+from scheduler.state import HoldKind, SchedulerState
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -17,7 +17,7 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 class Metrics:
     """Counters and histograms that the scheduler moves, and gauges read from its state at each scrape."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self.registry = CollectorRegistry()
         self.seconds = Histogram(
             "slicekeeper_scheduler_request_seconds",
@@ -54,7 +54,7 @@ class Metrics:
 
 
 class _OfState(Collector):
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
     def collect(self) -> Iterable[Metric]:
@@ -68,6 +68,6 @@ class _OfState(Collector):
             yield GaugeMetricFamily(name, text, value=value)
         places = GaugeMetricFamily("slicekeeper_scheduler_places", "Places held, by how.", labels=["kind"])
         counts = self._state.counts()
-        for kind in Kind:
+        for kind in HoldKind:
             places.add_metric([kind.value], counts[kind])
         yield places

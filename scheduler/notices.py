@@ -18,7 +18,7 @@ from typing import Final
 from scheduler.explain import Outlook, outlook
 from scheduler.extender import placeable
 from scheduler.pods import Pod
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.kube.client import KubeClient
@@ -57,7 +57,7 @@ class Notices:
     """The events of the pods that wait. One of several processes keeps them: the one that `is_leader`."""
 
     def __init__(
-        self, client: KubeClient, clock: Clock, state: State, is_leader: Callable[[], bool], *, reporter: str
+        self, client: KubeClient, clock: Clock, state: SchedulerState, is_leader: Callable[[], bool], *, reporter: str
     ) -> None:
         self._client = client
         self._clock = clock

@@ -64,7 +64,7 @@ TRIES: Final = 3
 NO_GPUS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
 
-class Kind(Enum):
+class HoldKind(Enum):
     """How a place is held."""
 
     BOUND = "bound"
@@ -86,7 +86,7 @@ class Place:
     `until_ns` is when it ends; of BINDING, when the pod itself is to be looked at, None before the first answer.
     """
 
-    kind: Kind
+    kind: HoldKind
     pod: Pod
     hold: Hold
     until_ns: int | None = None
@@ -139,7 +139,7 @@ class Snapshot:
         return {name: NodeView(facts, gpus, tuple(here[name])) for name, (facts, gpus) in self.nodes.items()}
 
 
-class State:
+class SchedulerState:
     """Nodes, managed pods, and the places held. All methods are safe from any thread."""
 
     def __init__(
@@ -225,7 +225,7 @@ class State:
                 self._take(pod, hold)
             for uid in self._pods.keys() - {pod.uid for pod, _ in pods if pod is not None}:
                 self._lose(uid)
-                self._keep(uid, lambda place: place.kind is Kind.BINDING)
+                self._keep(uid, lambda place: place.kind is HoldKind.BINDING)
 
     def set_pod(self, obj: Object) -> None:
         """Take one pod as it is now."""
@@ -312,7 +312,7 @@ class State:
             known = self._surveys.get(pod.uid)
             if again and known is not None and known[0] == pod.demand:
                 return known[1:]
-            self._keep(pod.uid, lambda place: place.kind is not Kind.TENTATIVE)
+            self._keep(pod.uid, lambda place: place.kind is not HoldKind.TENTATIVE)
         policy = self._learner.policy
         judged, version = self._prices.survey(pod.demand, policy)
         if not judged.fits[rows[rows < len(judged.fits)]].any() and self.drop_old_expectations():
@@ -341,10 +341,10 @@ class State:
                 place.pod.uid
                 for uid in self._passing
                 for place in self._places[uid]
-                if place.kind is Kind.TENTATIVE and place.until_ns is not None and place.until_ns <= before_ns
+                if place.kind is HoldKind.TENTATIVE and place.until_ns is not None and place.until_ns <= before_ns
             ]
             for uid in old:
-                self._keep(uid, lambda place: place.kind is not Kind.TENTATIVE)
+                self._keep(uid, lambda place: place.kind is not HoldKind.TENTATIVE)
         return bool(old)
 
     def _found(self, roster: Roster, rows: Ints, unknown: Sequence[str], judged: Survey) -> Found:
@@ -368,15 +368,15 @@ class State:
         node = found.roster.names[row]
         with self._lock:
             places = self._places.get(pod.uid, [])
-            held = next((place for place in places if place.kind is Kind.TENTATIVE), None)
+            held = next((place for place in places if place.kind is HoldKind.TENTATIVE), None)
             kept = [place for place in places if place is not held]
-            if any(place.kind is not Kind.RESERVED for place in kept):
+            if any(place.kind is not HoldKind.RESERVED for place in kept):
                 self._put(pod.uid, kept)
                 return True
             if held is None or held.hold.node != node:
                 if self._fleet.row(node) != row or self._fleet.version_of(row) > version:
                     return False
-                held = self._place(Kind.TENTATIVE, pod, node, found.judged, row)
+                held = self._place(HoldKind.TENTATIVE, pod, node, found.judged, row)
                 held = replace(held, among=int(found.fits.sum()))
             self._put(pod.uid, [*kept, replace(held, until_ns=self._clock.monotonic_ns() + self._hold_ns)])
             return True
@@ -392,10 +392,10 @@ class State:
             if pod.uid in self._under_way:
                 raise NoPlace("another bind of this pod is under way; try again when it has ended")
             mine = self._places.get(pod.uid, [])
-            place = next((p for p in mine if p.kind is Kind.BINDING and p.hold.node == node), None)
+            place = next((p for p in mine if p.kind is HoldKind.BINDING and p.hold.node == node), None)
             if place is None:
                 place = self._choose(pod, node)
-            kept = [p for p in self._places.get(pod.uid, []) if p.kind is not Kind.TENTATIVE and p is not place]
+            kept = [p for p in self._places.get(pod.uid, []) if p.kind is not HoldKind.TENTATIVE and p is not place]
             self._put(pod.uid, [*kept, place])
             self._under_way.add(pod.uid)
             return place
@@ -404,13 +404,13 @@ class State:
         """Whether the reclaimer keeps a place for a pod."""
         with self._lock:
             self._expire()
-            return any(place.kind is Kind.RESERVED for place in self._places.get(uid, []))
+            return any(place.kind is HoldKind.RESERVED for place in self._places.get(uid, []))
 
     def fits_without(self, pod: Pod, node: str, gone: Set[str]) -> bool:
         """Whether the pod would fit on a node if the pods `gone` were; what others merely expect does not count."""
 
         def ignored(place: Place) -> bool:
-            return place.pod.uid == pod.uid or place.pod.uid in gone or place.kind is Kind.TENTATIVE
+            return place.pod.uid == pod.uid or place.pod.uid in gone or place.kind is HoldKind.TENTATIVE
 
         with self._lock:
             if node not in self._fleet:
@@ -429,26 +429,26 @@ class State:
             result = self._linked(node, pod.demand)
             free = self._free_before(node, pod.demand, result)
         if not result.fits[0]:
-            with self._without(lambda place: place.pod.uid == pod.uid or place.kind is Kind.TENTATIVE):
+            with self._without(lambda place: place.pod.uid == pod.uid or place.kind is HoldKind.TENTATIVE):
                 result = self._linked(node, pod.demand)
                 free = self._free_before(node, pod.demand, result)
             if not result.fits[0]:
                 raise NoPlace(explain(int(result.why[0]), pod.demand))
             for uid in list(self._on_node.get(node, ())):
-                self._keep(uid, lambda place: place.kind is not Kind.TENTATIVE)
-        return replace(self._place(Kind.BINDING, pod, node, result, 0), why=f"{why}; {free}")
+                self._keep(uid, lambda place: place.kind is not HoldKind.TENTATIVE)
+        return replace(self._place(HoldKind.BINDING, pod, node, result, 0), why=f"{why}; {free}")
 
     def _why_there(self, pod: Pod, node: str) -> str:
         """Return in words what led a pod to a node."""
         policy = self._learner.name
         for place in self._places.get(pod.uid, ()):
-            if place.kind is Kind.RESERVED and place.hold.node == node:
+            if place.kind is HoldKind.RESERVED and place.hold.node == node:
                 return f"{policy}, for all pods of its gang together" if pod.gang else "room was made or kept for it"
-            if place.kind is Kind.TENTATIVE and place.hold.node == node:
+            if place.kind is HoldKind.TENTATIVE and place.hold.node == node:
                 return (
                     f"{policy}, the cheapest of {place.among} nodes with room" if place.among > 1 else "the only room"
                 )
-            if place.kind is Kind.TENTATIVE:
+            if place.kind is HoldKind.TENTATIVE:
                 return f"kube-scheduler's own rules; {policy} would have taken node {place.hold.node}"
         return "kube-scheduler's own rules"
 
@@ -468,8 +468,8 @@ class State:
         with self._lock:
             self._under_way.discard(uid)
             places = self._places.get(uid, [])
-            seen = [p for p in places if p.kind is Kind.BOUND]
-            here = [replace(p, until_ns=until) for p in places if p.kind is Kind.BINDING and p.hold.node == node]
+            seen = [p for p in places if p.kind is HoldKind.BOUND]
+            here = [replace(p, until_ns=until) for p in places if p.kind is HoldKind.BINDING and p.hold.node == node]
             self._put(uid, seen or here)
 
     def lost(self, uid: str, node: str) -> None:
@@ -478,14 +478,14 @@ class State:
         with self._lock:
             self._under_way.discard(uid)
             places = self._places.get(uid, [])
-            mine = [p.kind is Kind.BINDING and p.hold.node == node for p in places]
+            mine = [p.kind is HoldKind.BINDING and p.hold.node == node for p in places]
             self._put(uid, [replace(p, until_ns=until) if at else p for p, at in zip(places, mine, strict=True)])
 
     def refused(self, uid: str, node: str) -> None:
         """Take that this try will not bind the pod; an earlier one whose answer was lost may yet do so."""
         with self._lock:
             self._under_way.discard(uid)
-            self._keep(uid, lambda p: p.kind is not Kind.BINDING or p.hold.node != node or p.until_ns is not None)
+            self._keep(uid, lambda p: p.kind is not HoldKind.BINDING or p.hold.node != node or p.until_ns is not None)
 
     def overdue(self) -> list[Pod]:
         """Return the pods that are due to be looked at, because no watch has shown them bound."""
@@ -504,15 +504,15 @@ class State:
         now = self._clock.monotonic_ns()
         pod = read_pod(obj, self.resources) if obj is not None else None
         with self._lock:
-            if uid in self._under_way or not any(p.kind is Kind.BINDING for p in self._places.get(uid, [])):
+            if uid in self._under_way or not any(p.kind is HoldKind.BINDING for p in self._places.get(uid, [])):
                 return
             if pod is None or pod.uid != uid or pod.finished:
-                self._keep(uid, lambda p: p.kind is not Kind.BINDING)
+                self._keep(uid, lambda p: p.kind is not HoldKind.BINDING)
             elif not pod.node:
                 self._keep(uid, lambda p: not _is_due(p, now))
             else:
                 hold = held_by(pod, obj or {})
-                self._put(uid, [Place(Kind.BINDING, pod, hold, now + self._hold_ns)] if hold else [])
+                self._put(uid, [Place(HoldKind.BINDING, pod, hold, now + self._hold_ns)] if hold else [])
 
     # What gangs need.
 
@@ -530,7 +530,7 @@ class State:
             there = None if unseen else self._musters.get(key)
             if there is None:
                 pods = (*(self._pods[uid] for uid in members), *unseen)
-                there = muster(pods, lambda pod: any(p.kind is Kind.BINDING for p in self._places.get(pod.uid, ())))
+                there = muster(pods, lambda pod: any(p.kind is HoldKind.BINDING for p in self._places.get(pod.uid, ())))
                 if there is not None and not unseen:
                     self._musters[key] = there
             return there
@@ -603,11 +603,11 @@ class State:
                     row < 0
                     or (version is not None and self._fleet.version_of(row) > version)
                     or known.node or known.leaving or known.finished
-                    or any(p.kind in (Kind.BOUND, Kind.BINDING) for p in places)
+                    or any(p.kind in (HoldKind.BOUND, HoldKind.BINDING) for p in places)
                 ):  # fmt: skip
                     return False
             for pod, hold in seats:
-                self._put(pod.uid, [Place(Kind.RESERVED, pod, hold, until_ns)])
+                self._put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until_ns)])
             return True
 
     def keep_reserved(self, uids: Iterable[str], until_ns: int) -> None:
@@ -615,14 +615,14 @@ class State:
         with self._lock:
             for uid in uids:
                 places = self._places.get(uid, [])
-                self._put(uid, [replace(p, until_ns=until_ns) if p.kind is Kind.RESERVED else p for p in places])
+                self._put(uid, [replace(p, until_ns=until_ns) if p.kind is HoldKind.RESERVED else p for p in places])
 
     def are_kept(self, holds: Mapping[str, Hold]) -> bool:
         """Whether all pods, by UID, still have the places that were kept for them, or have got one."""
         with self._lock:
             self._expire()
             return all(
-                any(p.kind in (Kind.BOUND, Kind.BINDING) or (p.kind, p.hold) == (Kind.RESERVED, hold)
+                any(p.kind in (HoldKind.BOUND, HoldKind.BINDING) or (p.kind, p.hold) == (HoldKind.RESERVED, hold)
                     for p in self._places.get(uid, ()))
                 for uid, hold in holds.items()
             )  # fmt: skip
@@ -690,15 +690,15 @@ class State:
         with self._lock:
             known = self._pods.get(pod.uid)
             places = self._places.get(pod.uid, [])
-            if known is None or known.node or any(p.kind in (Kind.BOUND, Kind.BINDING) for p in places):
+            if known is None or known.node or any(p.kind in (HoldKind.BOUND, HoldKind.BINDING) for p in places):
                 return False
-            self._put(pod.uid, [Place(Kind.RESERVED, pod, hold, until)])
+            self._put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until)])
             return True
 
     def release(self, uid: str) -> None:
         """Give up the place kept for a waiting pod."""
         with self._lock:
-            self._keep(uid, lambda place: place.kind is not Kind.RESERVED)
+            self._keep(uid, lambda place: place.kind is not HoldKind.RESERVED)
 
     def learn(self) -> bool:
         """Make the policy again if enough pods have arrived since; return whether it was. May take a second."""
@@ -710,7 +710,7 @@ class State:
         self._learner.learn(mix, models)
         return True
 
-    def counts(self) -> Counter[Kind]:
+    def counts(self) -> Counter[HoldKind]:
         """Return the number of places by kind."""
         with self._lock:
             return Counter(place.kind for places in self._places.values() for place in places)
@@ -756,7 +756,7 @@ class State:
         known = self._pods.get(pod.uid) if pod is not None else None
         if pod is None or (known is not None and known.node and not pod.node):
             return  # nothing to hold for; or an old event: a pod never loses its node
-        bound = [Place(Kind.BOUND, pod, hold)] if hold else []
+        bound = [Place(HoldKind.BOUND, pod, hold)] if hold else []
         if known == pod and pod.node and not pod.finished and self._places.get(pod.uid, []) == bound:
             return  # told again: a list of all pods makes no garbage of what is known, and stirs no node
         if known is None and pod.managed:
@@ -808,10 +808,10 @@ class State:
             result.gpus[0] = relinked(self._inventory[node], view, 0, demand, result.gpus[0].tolist())
         return result
 
-    def _place(self, kind: Kind, pod: Pod, node: str, result: Survey, row: int) -> Place:
+    def _place(self, kind: HoldKind, pod: Pod, node: str, result: Survey, row: int) -> Place:
         uuids = self._fleet.uuids(node)
         hold, gpus = chosen_hold(pod, node, [uuids[column] for column in result.gpus[row].tolist()])
-        until = self._clock.monotonic_ns() + self._hold_ns if kind is Kind.TENTATIVE else None
+        until = self._clock.monotonic_ns() + self._hold_ns if kind is HoldKind.TENTATIVE else None
         return Place(kind, pod, hold, until, gpus)
 
     def _expire(self) -> None:
@@ -833,7 +833,7 @@ class State:
         before = self._places.pop(uid, [])
         if places:
             self._places[uid] = places
-        if any(place.kind is not Kind.BOUND for place in places):
+        if any(place.kind is not HoldKind.BOUND for place in places):
             self._passing[uid] = None
         else:
             self._passing.pop(uid, None)
@@ -913,11 +913,11 @@ def _read_pod(obj: Object, resources: Resources) -> tuple[Pod | None, Hold | Non
     return pod, held_by(pod, obj) if pod is not None and pod.node and not pod.finished else None
 
 
-_TIMED = (Kind.TENTATIVE, Kind.RESERVED)
+_TIMED = (HoldKind.TENTATIVE, HoldKind.RESERVED)
 
 
 def _is_due(place: Place, now: int) -> bool:
-    return place.kind is Kind.BINDING and place.until_ns is not None and place.until_ns <= now
+    return place.kind is HoldKind.BINDING and place.until_ns is not None and place.until_ns <= now
 
 
 def _uid(obj: Object) -> str:

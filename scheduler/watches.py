@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
@@ -20,7 +20,7 @@ BOUND: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
 class _Nodes:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
     def on_list(self, objects: Iterable[Object]) -> None:
@@ -36,7 +36,7 @@ class _Nodes:
 class _Pods:
     """One at a time reads and takes pods: an older list must not come after a newer one, and undo it."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._lock = threading.Lock()
 
@@ -55,7 +55,7 @@ class _Pods:
 class _Bound:
     """What all pods on nodes take beside GPUs; prices rest on it, nothing else does, so nothing waits for it."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
     def on_list(self, objects: Iterable[Object]) -> None:
@@ -75,7 +75,7 @@ def _told(on_error: Callable[[str], None], name: str, _error: Exception) -> None
 class Watches:
     """The watches of a scheduler: two without which it cannot answer, and one for better prices."""
 
-    def __init__(self, client: KubeClient, state: State, on_error: Callable[[str], None]) -> None:
+    def __init__(self, client: KubeClient, state: SchedulerState, on_error: Callable[[str], None]) -> None:
         self._client = client
         self._pods = _Pods(state)
         self._watches = {

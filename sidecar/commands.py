@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from sidecar.epoch import Counter
+from sidecar.epoch import EpochCounter
 from sidecar.reporter import Reporter
 from sidecar.spool import Spool
 from sidecar.usage import FileUsage
@@ -59,5 +59,5 @@ def build(settings: Settings) -> Reporter:
         sink=TimekeeperClient(settings.timekeeper_client),
         usage=FileUsage(Path(own.usage_file)),
         spool=Spool(folder, own.spool_bytes),
-        counters={container: Counter(folder, container) for container in own.containers},
+        counters={container: EpochCounter(folder, container) for container in own.containers},
     )

@@ -29,7 +29,7 @@ class _Place(msgspec.Struct):
     """Which of the source's counters it follows."""
 
 
-class Counter:
+class EpochCounter:
     """The counter of one container. `now_ns` gives epochs their numbers: each is greater than the one before."""
 
     def __init__(self, folder: Path, container: str, now_ns: Callable[[], int] = time.time_ns) -> None:

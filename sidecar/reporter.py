@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sidecar.epoch import Counter
+from sidecar.epoch import EpochCounter
 from sidecar.spool import Spool
 from sidecar.usage import UsageSource
 from slicekeeper.clock import Clock
@@ -47,7 +47,7 @@ class Reporter:
     sink: Sink
     usage: UsageSource
     spool: Spool
-    counters: Mapping[str, Counter]
+    counters: Mapping[str, EpochCounter]
     """By container: those that it reports for."""
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from slicekeeper.wire.usage import Counter, Usage
+from slicekeeper.wire.usage import Counter, PodUsage
 
 UNKNOWN: Final = "unknown"
 
@@ -21,7 +21,7 @@ STALE_NS: Final = 5_000_000_000
 """Counters that were read longer ago tell nothing of now: who reads them does so every second."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class UsageReading(msgspec.Struct, frozen=True):
     """Cumulative GPU-milliseconds of one container, who says so, the counter's name, and memory; None if unknown."""
 
     used_ms: int | None
@@ -33,7 +33,7 @@ class Reading(msgspec.Struct, frozen=True):
 class UsageSource(Protocol):
     """Where the sidecar reads counters."""
 
-    def read(self, container: str) -> Reading:
+    def read(self, container: str) -> UsageReading:
         """Return the container's counter now. Never raises."""
 
 
@@ -44,16 +44,16 @@ class FileUsage:
         self._file = file
         self._now_ns = now_ns
 
-    def read(self, container: str) -> Reading:
+    def read(self, container: str) -> UsageReading:
         """Return the container's counter as the file has it now."""
         try:
-            usage = msgspec.json.decode(self._file.read_bytes(), type=Usage)
+            usage = msgspec.json.decode(self._file.read_bytes(), type=PodUsage)
         except (OSError, msgspec.MsgspecError):
-            return Reading(None, UNKNOWN)
+            return UsageReading(None, UNKNOWN)
         counter = usage.containers.get(container, Counter())
         if counter.used_ms is None or not self._fresh(usage):
-            return Reading(None, UNKNOWN)
-        return Reading(counter.used_ms, usage.source, counter.life, counter.memory_mib)
+            return UsageReading(None, UNKNOWN)
+        return UsageReading(counter.used_ms, usage.source, counter.life, counter.memory_mib)
 
-    def _fresh(self, usage: Usage) -> bool:
+    def _fresh(self, usage: PodUsage) -> bool:
         return usage.at_ns is None or 0 <= self._now_ns() - usage.at_ns <= STALE_NS

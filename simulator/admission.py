@@ -47,7 +47,7 @@ class Attributes:
         return "UPDATE" if self.old is not None else "CREATE"
 
 
-class Admission:
+class SimulatedAdmission:
     """Admits objects; `webhook` speaks to the webhook, None if the cluster has none."""
 
     def __init__(self, store: Store, webhook: JsonClient | None = None) -> None:

@@ -24,7 +24,7 @@ import msgspec
 
 from simulator.cluster import Cluster, access_review
 from simulator.errors import ApiError, BadRequest, Expired, Invalid, ObjectNotFound
-from simulator.kinds import BY_PATH, Kind
+from simulator.kinds import BY_PATH, ObjectKind
 from simulator.patch import PatchError, apply, clone, merge
 from simulator.selectors import Selector, SelectorError, compile_selectors
 from simulator.store import Change
@@ -56,7 +56,7 @@ _SUCCESS: Final = {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 class Call:
     """One request, taken apart."""
 
-    kind: Kind
+    kind: ObjectKind
     namespace: str
     name: str
     subresource: str
@@ -311,7 +311,7 @@ class _Handler(BaseHTTPRequestHandler):
         return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
 
 
-def _bookmark(kind: Kind, version: int) -> bytes:
+def _bookmark(kind: ObjectKind, version: int) -> bytes:
     obj = {"kind": kind.name, "apiVersion": kind.api_version, "metadata": {"resourceVersion": str(version)}}
     return b'{"type":"BOOKMARK","object":%s}\n' % msgspec.json.encode(obj)
 

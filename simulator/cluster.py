@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from simulator.admission import Admission, Attributes
+from simulator.admission import Attributes, SimulatedAdmission
 from simulator.errors import BadRequest, ObjectConflict, ObjectNotFound
 from simulator.kinds import BY_RESOURCE
 from simulator.patch import clone
@@ -30,7 +30,7 @@ class Cluster:
         self.clock = clock
         self.store = Store(clock)
         self.tokens = TokenBook(self.store)
-        self._admission = Admission(self.store, webhook)
+        self._admission = SimulatedAdmission(self.store, webhook)
 
     def create(
         self, resource: Resource, body: Object, namespace: str = "", *, user: str = USER

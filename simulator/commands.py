@@ -176,7 +176,7 @@ def submit(context: Context, file: TextIO, namespace: str, create_namespace: boo
         raise click.ClickException(f"-f {file.name}: no object in it")
     if create_namespace and namespace:
         submitting.create_namespace(client, namespace)
-    outcomes: list[submitting.Outcome] = []
+    outcomes: list[submitting.SubmitOutcome] = []
     with Progress(len(manifests)) as progress:
         for manifest in manifests:
             outcomes.append(submitting.create(client, manifest, namespace, file.name))
@@ -190,7 +190,7 @@ def submit(context: Context, file: TextIO, namespace: str, create_namespace: boo
         sys.exit(EXIT_FAILED)
 
 
-def _decision(outcome: submitting.Outcome) -> str:
+def _decision(outcome: submitting.SubmitOutcome) -> str:
     if not outcome.admitted:
         return f"refused: {outcome.message}"
     return f"admitted with class {outcome.priority_class}" if outcome.priority_class else "admitted"

@@ -11,7 +11,7 @@ from slicekeeper.kube.client import Object, Resource
 
 
 @dataclass(frozen=True)
-class Kind:
+class ObjectKind:
     """One kind of object."""
 
     name: str
@@ -34,16 +34,16 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("Pod", client.PODS),
-    Kind("Node", client.NODES),
-    Kind("Namespace", client.NAMESPACES),
-    Kind("Event", client.EVENTS),
-    Kind("ConfigMap", client.CONFIG_MAPS),
-    Kind("ResourceQuota", client.RESOURCE_QUOTAS),
-    Kind("PriorityClass", client.PRIORITY_CLASSES),
-    Kind("Deployment", client.DEPLOYMENTS),
-    Kind("Job", client.JOBS),
-    Kind("Lease", client.LEASES),
+    ObjectKind("Pod", client.PODS),
+    ObjectKind("Node", client.NODES),
+    ObjectKind("Namespace", client.NAMESPACES),
+    ObjectKind("Event", client.EVENTS),
+    ObjectKind("ConfigMap", client.CONFIG_MAPS),
+    ObjectKind("ResourceQuota", client.RESOURCE_QUOTAS),
+    ObjectKind("PriorityClass", client.PRIORITY_CLASSES),
+    ObjectKind("Deployment", client.DEPLOYMENTS),
+    ObjectKind("Job", client.JOBS),
+    ObjectKind("Lease", client.LEASES),
 )
 
 BY_RESOURCE: Final = {kind.resource: kind for kind in KINDS}
@@ -51,6 +51,6 @@ BY_PATH: Final = {(kind.resource.prefix, kind.resource.plural): kind for kind in
 _BY_MANIFEST: Final = {(kind.api_version, kind.name): kind for kind in KINDS}
 
 
-def of_manifest(obj: Object) -> Kind | None:
+def of_manifest(obj: Object) -> ObjectKind | None:
     """Return the kind of a manifest, None for one that the cluster does not take."""
     return _BY_MANIFEST.get((str(obj.get("apiVersion")), str(obj.get("kind"))))

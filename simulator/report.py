@@ -15,7 +15,7 @@ import msgspec
 from simulator.local import LocalCluster
 from simulator.narrator import SHORT
 from simulator.story import StoryFailed, ending
-from simulator.submit import Outcome
+from simulator.submit import SubmitOutcome
 from slicekeeper import names
 from slicekeeper.cli.output import table
 from slicekeeper.gpu.request import annotations_of
@@ -60,7 +60,7 @@ def drain(local: LocalCluster) -> None:
         store.wait(store.version, 0.2)
 
 
-def rows(local: LocalCluster, outcomes: list[Outcome]) -> list[Row]:
+def rows(local: LocalCluster, outcomes: list[SubmitOutcome]) -> list[Row]:
     """Return a row for every pod there was, and for every manifest that was refused."""
     workloads = {w.pod_uid: w for w in local.timekeeper_client().workloads()}
     found = [_row(pod, workloads.get(pod["metadata"]["uid"])) for pod in local.cluster.store.removed_pods]

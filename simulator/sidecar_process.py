@@ -136,5 +136,5 @@ class SidecarProcess:
         """Replace the node's counters of this pod's containers."""
         counters = {name: usage.Counter(used_ms=ms) for name, ms in used_ms.items()}
         fresh = self._folder / (usage.FILE + ".new")
-        fresh.write_bytes(msgspec.json.encode(usage.Usage(source="simulator", containers=counters)))
+        fresh.write_bytes(msgspec.json.encode(usage.PodUsage(source="simulator", containers=counters)))
         fresh.replace(self._folder / usage.FILE)

@@ -50,7 +50,7 @@ class Wait(Section, frozen=True):
         return ", ".join(told)
 
 
-class Grant(Section, frozen=True):
+class StoryGrant(Section, frozen=True):
     """GPU time granted beside the budget."""
 
     namespace: str
@@ -67,7 +67,7 @@ class Step(Section, frozen=True):
     namespace: str = ""
     expect: Literal["admitted", "refused"] = "admitted"
     wait: Wait | None = None
-    grant: Grant | None = None
+    grant: StoryGrant | None = None
 
 
 class Story(Section, frozen=True):
@@ -113,7 +113,7 @@ class Teller:
         self._store = cluster.cluster.store
         self._folder = folder
         self._tell = tell
-        self.outcomes: list[submit.Outcome] = []
+        self.outcomes: list[submit.SubmitOutcome] = []
 
     def play(self, story: Story) -> None:
         """Play all steps.
@@ -143,7 +143,7 @@ class Teller:
                 raise StoryFailed(f"{step.submit}: expected to be {step.expect}, but {outcome}")
         client.close()
 
-    def _grant(self, grant: Grant, number: int) -> None:
+    def _grant(self, grant: StoryGrant, number: int) -> None:
         client = self._local.timekeeper_client()
         budget = client.grant(
             Budget, grant.namespace, parse_duration(grant.amount), "local mode's story", f"story-{number}"

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import yaml
 
-from simulator.kinds import KINDS, Kind, of_manifest
+from simulator.kinds import KINDS, ObjectKind, of_manifest
 from slicekeeper.errors import ServiceError, SettingsError, Unavailable
 from slicekeeper.kube.client import NAMESPACES, KubeClient, Object
 
 
-class Outcome(msgspec.Struct, frozen=True, rename="camel"):
+class SubmitOutcome(msgspec.Struct, frozen=True, rename="camel"):
     """What became of one manifest."""
 
     kind: str
@@ -66,12 +66,12 @@ def _expand(document: Any, where: str) -> Iterator[Object]:
     yield document
 
 
-def create(client: KubeClient, manifest: Object, namespace: str, where: str) -> Outcome:
+def create(client: KubeClient, manifest: Object, namespace: str, where: str) -> SubmitOutcome:
     """Create one object, in its own namespace or else in `namespace`.
 
     Raises Unavailable if the API gives no answer, SettingsError if the two namespaces differ.
     """
-    kind: Kind | None = of_manifest(manifest)
+    kind: ObjectKind | None = of_manifest(manifest)
     metadata = manifest.get("metadata")
     if kind is None or not isinstance(metadata, dict):
         raise SettingsError(f"{where}: metadata is missing; for example metadata: {{name: my-pod}}")
@@ -85,10 +85,10 @@ def create(client: KubeClient, manifest: Object, namespace: str, where: str) -> 
     except Unavailable as error:
         if error.status == 0:
             raise
-        return Outcome(kind.name, place, name, admitted=False, message=_message(error))
+        return SubmitOutcome(kind.name, place, name, admitted=False, message=_message(error))
     except ServiceError as error:
-        return Outcome(kind.name, place, name, admitted=False, message=_message(error))
-    return Outcome(
+        return SubmitOutcome(kind.name, place, name, admitted=False, message=_message(error))
+    return SubmitOutcome(
         kind.name, place, made["metadata"]["name"], admitted=True,
         priority_class=str((made.get("spec") or {}).get("priorityClassName", "")) if kind.name == "Pod" else "",
         warnings=warnings,

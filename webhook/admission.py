@@ -19,7 +19,7 @@ from slicekeeper.gpu.request import PodRequest, asks_for
 from slicekeeper.untyped import show
 from slicekeeper.wire.json_patch import JsonPatch
 from webhook import mutation, readmission, validation
-from webhook.context import Case, ClassSource, Cluster, Standing
+from webhook.context import Case, ClassSource, ClusterContext, Standing
 from webhook.foreign.conversion import NOTHING, Conversion, convert
 from webhook.patch import apply, value_at
 from webhook.shape import malformed
@@ -75,7 +75,7 @@ class Admission:
     """Judges pods and pod templates; immutable, shared by all threads."""
 
     def __init__(self, settings: Settings, classes: ClassSource) -> None:
-        self._cluster = Cluster(settings, classes)
+        self._cluster = ClusterContext(settings, classes)
 
     def mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch that makes a new pod what its namespace's policy asks for, or the refusal."""
@@ -253,7 +253,7 @@ def _not_as_admitted(pod: Mapping[str, Any], operation: dict[str, Any]) -> Viola
     )
 
 
-def _warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> tuple[str, ...]:
+def _warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> tuple[str, ...]:
     found = []
     namespace, standing = case.namespace, case.standing
     over = case.over_budget

@@ -59,7 +59,7 @@ class Case:
         return self.standing.over_budget and not self.policy.reserves
 
 
-class Cluster:
+class ClusterContext:
     """The settings and PriorityClasses, with what follows from them."""
 
     def __init__(self, settings: Settings, classes: ClassSource) -> None:

@@ -43,7 +43,7 @@ class Timekeeper(Protocol):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CachedDecisions:
     """All that a review needs, replaced as a whole."""
 
     fetched_ns: int = _NEVER
@@ -78,7 +78,7 @@ class Decisions:
         self._on_refresh = on_refresh
         self._last = last or LastDecisions()
         kept = self._last.load()
-        self._snapshot = Snapshot() if kept is None else Snapshot(fetched_ns=kept[0], decisions=kept[1])
+        self._snapshot = CachedDecisions() if kept is None else CachedDecisions(fetched_ns=kept[0], decisions=kept[1])
         self._etag = ""
         self._stop = threading.Event()
         self.tried = threading.Event()
@@ -148,7 +148,7 @@ class Decisions:
             self._board.post(self._clock.monotonic_ns())
             self._last.save(asked, decisions)
         returned = asked if back else before.returned_ns
-        self._snapshot = Snapshot(asked, returned, decisions, flipped)
+        self._snapshot = CachedDecisions(asked, returned, decisions, flipped)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -18,7 +18,7 @@ from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.request import GpuRequest, annotations_of, is_zero
 from slicekeeper.untyped import as_list, as_map, show
-from webhook.context import Cluster
+from webhook.context import ClusterContext
 from webhook.sidecar_container import covers
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -35,7 +35,7 @@ _MOUNTS: Final = (f"/var/run/{_FOLDER}", f"/run/{_FOLDER}")
 _RUNTIME_ANNOTATIONS: Final = ("io.kubernetes.cri-o.Devices",)
 
 
-def holds_device(container: Mapping[str, Any], cluster: Cluster) -> bool:
+def holds_device(container: Mapping[str, Any], cluster: ClusterContext) -> bool:
     """Whether a container gets GPUs of NVIDIA's plugin, those that the settings do not name included."""
     declared = as_map(container.get("resources"))
     amounts = {**as_map(declared.get("requests")), **as_map(declared.get("limits"))}
@@ -45,7 +45,7 @@ def holds_device(container: Mapping[str, Any], cluster: Cluster) -> bool:
     )
 
 
-def needs_void(container: Mapping[str, Any], gpu: GpuRequest | None, cluster: Cluster) -> bool:
+def needs_void(container: Mapping[str, Any], gpu: GpuRequest | None, cluster: ClusterContext) -> bool:
     """Whether `void` is missing in a container that holds no GPU."""
     if gpu is not None or holds_device(container, cluster):
         return False
@@ -67,7 +67,7 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def of_container(
-    path: str, name: str, container: Mapping[str, Any], gpu: GpuRequest | None, cluster: Cluster
+    path: str, name: str, container: Mapping[str, Any], gpu: GpuRequest | None, cluster: ClusterContext
 ) -> Iterator[Violation]:
     """Yield what would show a container other GPUs than it holds."""
     held = gpu is None and holds_device(container, cluster)

@@ -14,7 +14,7 @@ from slicekeeper import names
 from slicekeeper.gpu.request import GpuRequest, PodRequest, container_name
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
-from webhook.context import Case, Cluster
+from webhook.context import Case, ClusterContext
 from webhook.legacy_runtime import VISIBLE_DEVICES, VOID, needs_void
 from webhook.patch import PatchBuilder
 from webhook.sidecar_container import CONTAINERS_VARIABLE
@@ -26,7 +26,7 @@ TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S10
 TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
 
 
-def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> JsonPatch:
+def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> JsonPatch:
     """Return what is missing in a pod that holds GPUs; empty if it is as it should be."""
     patch = PatchBuilder()
     enforced = case.policy.mode == "enforce"
@@ -65,7 +65,9 @@ def _metadata(patch: PatchBuilder, pod: Mapping[str, Any], request: PodRequest, 
         patch.append(finalizers, "/metadata/finalizers", [names.FINALIZER])
 
 
-def _priority(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> None:
+def _priority(
+    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
+) -> None:
     """Set the class with its exact numbers: the API server refuses a name whose numbers it did not write itself."""
     over = case.over_budget or request.gpu_class == names.BACKGROUND
     named = spec.get("priorityClassName")
@@ -79,7 +81,7 @@ def _priority(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest,
 
 
 def _gpu_containers(
-    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster
+    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
 ) -> None:
     by_name = {r.container: r for r in request.requests}
     preload = cluster.wants_preload(case)
@@ -95,7 +97,7 @@ def _gpu_containers(
                 _env(patch, container, f"{pointer}/env", gpu, preload=preload and gpu.is_fraction)
 
 
-def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, cluster: Cluster) -> None:
+def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, cluster: ClusterContext) -> None:
     """Tell NVIDIA's runtime that containers without a GPU get none, whatever their image and `envFrom` say."""
     by_name = {r.container: r for r in request.requests}
     for key in ("initContainers", "containers"):
@@ -105,7 +107,7 @@ def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, clu
                 patch.append(container.get("env"), f"/spec/{key}/{index}/env", [_VOID])
 
 
-def patch_ephemeral(pod: Mapping[str, Any], old: Mapping[str, Any], cluster: Cluster) -> JsonPatch:
+def patch_ephemeral(pod: Mapping[str, Any], old: Mapping[str, Any], cluster: ClusterContext) -> JsonPatch:
     """Return what is missing in the ephemeral containers that a running GPU pod has not had before."""
     patch = PatchBuilder()
     there = {container_name(as_map(c)) for c in as_list(as_map(old.get("spec")).get("ephemeralContainers"))}
@@ -147,7 +149,9 @@ def _env(patch: PatchBuilder, container: Mapping[str, Any], pointer: str, gpu: G
     patch.append(container.get("env"), pointer, added)
 
 
-def _sidecar(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> None:
+def _sidecar(
+    patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
+) -> None:
     present = {as_map(volume).get("name") for volume in as_list(spec.get("volumes"))}
     missing = [volume for volume in cluster.volumes if volume["name"] not in present]
     patch.append(spec.get("volumes"), "/spec/volumes", missing)

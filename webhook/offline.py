@@ -31,7 +31,7 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReviewOutcome:
     """What came of one object: what it is called, how it was written, and the verdict with the object admitted."""
 
     name: str
@@ -77,7 +77,7 @@ def read(file: IO[bytes], name: str) -> list[Document]:
 
 def review(
     documents: list[Document], namespace: str, settings: Settings, book: PolicyBook, *, over_budget: bool
-) -> list[Outcome]:
+) -> list[ReviewOutcome]:
     """Review all objects as new ones, those in Lists one by one; `namespace` is for objects that name none."""
     admission = Admission(settings, SettingsClasses(settings.classes))
     outcomes = []
@@ -93,7 +93,7 @@ def review(
             verdict, admitted = Verdict(), document
         else:
             verdict, admitted = _admit(admission, document, case)
-        outcomes.append(Outcome(f"{document['kind']} {place}/{name}", document, verdict, admitted))
+        outcomes.append(ReviewOutcome(f"{document['kind']} {place}/{name}", document, verdict, admitted))
     return outcomes
 
 
@@ -125,19 +125,19 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     return pod, with_template(document, path, apply(dict(template), pod.patch))
 
 
-def as_yaml(outcomes: list[Outcome]) -> str:
+def as_yaml(outcomes: list[ReviewOutcome]) -> str:
     """Return the objects admitted as a stream of YAML documents."""
     return "---\n".join(_yaml(outcome.admitted) for outcome in outcomes if outcome.verdict.allowed)
 
 
-def as_json(outcomes: list[Outcome]) -> str:
+def as_json(outcomes: list[ReviewOutcome]) -> str:
     """Return the object, or a List of several; in a refused one's place the Status that the API server answers."""
     items = [o.admitted if o.verdict.allowed else _status(o) for o in outcomes]
     shown = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
     return json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
 
 
-def as_diff(outcomes: list[Outcome]) -> str:
+def as_diff(outcomes: list[ReviewOutcome]) -> str:
     """Return what the webhook would change, as a unified diff of the YAML."""
     lines: list[str] = []
     for outcome in outcomes:
@@ -151,6 +151,6 @@ def _yaml(document: Document) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
-def _status(outcome: Outcome) -> Document:
+def _status(outcome: ReviewOutcome) -> Document:
     head = {"apiVersion": "v1", "kind": "Status", "status": "Failure"}
     return {**head, **status_of(outcome.verdict, outcome.verdict.status)}

@@ -28,7 +28,7 @@ from slicekeeper.gpu.request import (
 from slicekeeper.kube.pod import controller_of
 from slicekeeper.untyped import as_list, as_map, show
 from webhook import escapes, legacy_runtime
-from webhook.context import Case, Cluster
+from webhook.context import Case, ClusterContext
 from webhook.mutation import DEFAULT_SCHEDULER, PRELOAD
 from webhook.shape import malformed
 from webhook.sidecar_container import covers, is_ours
@@ -69,7 +69,7 @@ def forged(pod: Mapping[str, Any]) -> Iterator[Violation]:
             yield _reserved_annotation(key, value)
 
 
-def concerns(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
+def concerns(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
     """Whether a pod asks for GPUs, or carries a name that only GPU pods have."""
     if asks_for(pod, (*_asked(case, cluster), cluster.resources.seat)):
         return True
@@ -82,16 +82,16 @@ def concerns(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
     )
 
 
-def is_gpu_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> bool:
+def is_gpu_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> bool:
     """Whether a pod asks for GPUs that are ours, or metered."""
     return asks_for(pod, _asked(case, cluster))
 
 
-def _asked(case: Case, cluster: Cluster) -> tuple[str, ...]:
+def _asked(case: Case, cluster: ClusterContext) -> tuple[str, ...]:
     return cluster.ours if case.policy.nvidia_gpu == "ignored" else cluster.asked
 
 
-def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[PodRequest | None, list[Violation]]:
+def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tuple[PodRequest | None, list[Violation]]:
     """Return what a pod asks for, None if that cannot be told, and every rule that it breaks."""
     violations = list(malformed(pod))
     if violations:
@@ -116,7 +116,7 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: Cluster) -> tuple[Pod
 
 
 def check_ephemeral(
-    pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: Cluster
+    pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: ClusterContext
 ) -> Iterator[Violation]:
     """Yield what is wrong with ephemeral containers that `old` has not: they must not reach a running pod's GPUs."""
     violations = list(malformed(pod))
@@ -155,7 +155,7 @@ def check_ephemeral(
                 )
 
 
-def may_name_node(case: Case, cluster: Cluster, *, ours: bool) -> bool:
+def may_name_node(case: Case, cluster: ClusterContext, *, ours: bool) -> bool:
     """Whether a `nodeName` on a GPU pod breaks no rule.
 
     kubelet gives out devices of NVIDIA's plugin no matter who bound the pod, and pods of NVIDIA's operator name their
@@ -283,7 +283,9 @@ def _reserved_gate(pod: Mapping[str, Any], request: PodRequest, case: Case) -> I
         )
 
 
-def _containers(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> Iterator[Violation]:
+def _containers(
+    pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
+) -> Iterator[Violation]:
     spec = as_map(pod.get("spec"))
     by_name = {r.container: r for r in request.requests}
     preload = cluster.wants_preload(case)
@@ -312,7 +314,7 @@ def _containers(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster
         yield from _volumes(spec, cluster)
 
 
-def _device_refused(path: str, name: str, device: str, count: int, cluster: Cluster) -> Violation:
+def _device_refused(path: str, name: str, device: str, count: int, cluster: ClusterContext) -> Violation:
     resources = cluster.resources
     part = part_of(device, {})
     percent = max(int(part.core * count * 100), 1)
@@ -342,7 +344,7 @@ def _gpu_container_name(path: str, name: str, seen: set[str]) -> Iterator[Violat
 
 
 def _seat(
-    path: str, name: str, container: Mapping[str, Any], cluster: Cluster, *, allowed: bool
+    path: str, name: str, container: Mapping[str, Any], cluster: ClusterContext, *, allowed: bool
 ) -> Iterator[Violation]:
     seat = cluster.resources.seat
     resources = as_map(container.get("resources"))
@@ -388,7 +390,7 @@ def _env(
 
 
 def _sidecar(
-    path: str, kind: str, container: Mapping[str, Any], case: Case, cluster: Cluster, *, holds_gpu: bool
+    path: str, kind: str, container: Mapping[str, Any], case: Case, cluster: ClusterContext, *, holds_gpu: bool
 ) -> Iterator[Violation]:
     ours = cluster.sidecar(case.policy.sidecar, "")
     known = {entry["name"] for entry in ours["env"]}
@@ -408,7 +410,7 @@ def _sidecar(
         )
 
 
-def _volumes(spec: Mapping[str, Any], cluster: Cluster) -> Iterator[Violation]:
+def _volumes(spec: Mapping[str, Any], cluster: ClusterContext) -> Iterator[Violation]:
     ours = {volume["name"]: volume for volume in cluster.volumes}
     for index, entry in enumerate(as_list(spec.get("volumes"))):
         own = ours.get(entry.get("name"))
@@ -422,7 +424,9 @@ def _volumes(spec: Mapping[str, Any], cluster: Cluster) -> Iterator[Violation]:
             )
 
 
-def _pod_fields(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: Cluster) -> Iterator[Violation]:
+def _pod_fields(
+    spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext
+) -> Iterator[Violation]:
     webhook, policy = cluster.webhook, case.policy
     if as_map(spec.get("os")).get("name") == "windows":
         yield Violation(
@@ -484,7 +488,7 @@ def _deadline(spec: Mapping[str, Any]) -> Iterator[Violation]:
         )
 
 
-def _priority_class(spec: Mapping[str, Any], case: Case, cluster: Cluster) -> Iterator[Violation]:
+def _priority_class(spec: Mapping[str, Any], case: Case, cluster: ClusterContext) -> Iterator[Violation]:
     ours = (cluster.class_name(case, over=False), cluster.class_name(case, over=True))
     allowed = case.policy.allowed_priority_classes
     named = spec.get("priorityClassName")

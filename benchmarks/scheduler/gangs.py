@@ -24,7 +24,7 @@ from scheduler.extender import filter_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.policies import Learner
 from scheduler.reclaim.nudge import Nudger
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, Settings
@@ -51,7 +51,7 @@ def single(n: int) -> dict[str, Any]:
     return made
 
 
-def fill(state: State, nodes: int, free: int) -> None:
+def fill(state: SchedulerState, nodes: int, free: int) -> None:
     """Give the state nodes of which `free` GPUs are idle."""
     pods: list[dict[str, Any]] = []
     for n in range(nodes):
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     clock, settings = SystemClock(), Settings(kubernetes=KubernetesSettings(server=NOWHERE))
-    state = State(settings.resources, Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=60)
+    state = SchedulerState(settings.resources, Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=60)
     fill(state, options.nodes, options.size - MISSING)
     gangs = Gangs(state, clock, Nudger(KubeClient(settings.kubernetes), clock, pause_seconds=1), hold_seconds=HOLD)
     every = orjson.dumps([f"node-{n:05}" for n in range(options.nodes)])

@@ -22,7 +22,7 @@ from scheduler.placement.policy import BestFit
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.reclaimer import Reclaimer
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, Settings
@@ -41,7 +41,7 @@ def tenant(n: int, column: int, state: str) -> dict[str, Any]:
     return made
 
 
-def fill(state: State, nodes: int, waiting: int) -> None:
+def fill(state: SchedulerState, nodes: int, waiting: int) -> None:
     """Give the state full nodes, and pods that wait."""
     pods: list[dict[str, Any]] = []
     for n in range(nodes):
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=16)
     options = parser.parse_args()
     clock, settings = SystemClock(), Settings(kubernetes=KubernetesSettings(server=NOWHERE))
-    state = State(settings.resources, Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
+    state = SchedulerState(settings.resources, Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
     fill(state, options.nodes, options.waiting)
     client = KubeClient(settings.kubernetes)
     leader = LeaderElection(client, clock, namespace="x", name="x", identity="x", duration_seconds=15, renew_seconds=2)

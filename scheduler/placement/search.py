@@ -15,7 +15,7 @@ from scheduler.placement.demand import Slice
 
 
 @dataclass
-class Budget:
+class StepBudget:
     """Steps that searches may still take; at 0 they find nothing more."""
 
     steps: int
@@ -51,7 +51,7 @@ MOST_SLICES: Final = 200
 """More are not searched for, only placed in the policy's order: the search goes one level deeper for each."""
 
 
-def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: Budget) -> list[int] | None:
+def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: StepBudget) -> list[int] | None:
     """Return for each slice the index of its GPU, or None where they do not fit together."""
     dead: set[tuple[int, tuple[Bin, ...]]] = set()
 

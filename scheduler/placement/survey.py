@@ -18,7 +18,7 @@ import numpy as np
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.fleet import Bools, Ints, View
 from scheduler.placement.policy import BestFit, Gpus, Piece, Policy
-from scheduler.placement.search import Bin, Budget, pack
+from scheduler.placement.search import Bin, StepBudget, pack
 
 NOWHERE: Final = 1 << 50
 """The price of a GPU on which a slice does not fit."""
@@ -162,7 +162,7 @@ def _search(
         key = b"".join(part.tobytes() for part in parts)
         if key not in known:
             bins = [Bin(*values) for values in zip(*(part.tolist() for part in parts), strict=True)]
-            budget = Budget(min(NODE_STEPS, left))
+            budget = StepBudget(min(NODE_STEPS, left))
             known[key] = pack(bins, slices, budget)
             left -= min(NODE_STEPS, left) - budget.steps
         found = known[key]

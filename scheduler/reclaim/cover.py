@@ -9,12 +9,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from scheduler.placement.search import Budget
+from scheduler.placement.search import StepBudget
 
 Amounts = tuple[int, ...]
 
 
-def fewest(things: Sequence[Amounts], need: Amounts, most: int, budget: Budget) -> list[int] | None:
+def fewest(things: Sequence[Amounts], need: Amounts, most: int, budget: StepBudget) -> list[int] | None:
     """Return the indexes of at most `most` things that meet `need`, as few as there can be, None where none do.
 
     Among sets of that size the first in `things`' order is returned. When the budget is spent, what a simple choice of
@@ -49,7 +49,7 @@ def _at_least(things: Sequence[Amounts], need: Amounts) -> int:
     return least
 
 
-def _of_size(things: Sequence[Amounts], need: Amounts, size: int, start: int, budget: Budget) -> list[int] | None:
+def _of_size(things: Sequence[Amounts], need: Amounts, size: int, start: int, budget: StepBudget) -> list[int] | None:
     """Return the first set of exactly `size` things from `start` on that meets `need`."""
     if not any(need):
         return []

@@ -22,7 +22,7 @@ from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["evicted", "gone", "spared", "protected", "failed"]
+EvictionOutcome = Literal["evicted", "gone", "spared", "protected", "failed"]
 
 
 class Evictor:
@@ -105,7 +105,7 @@ class Evictor:
         waits = now is not None and now.uid == waiting.uid and not (now.node or now.finished or now.leaving)
         return obj if waits and now is not None and now.budget_state == names.IN_BUDGET else None
 
-    def _evict(self, victim: Pod, *, dry_run: bool = False) -> Outcome:
+    def _evict(self, victim: Pod, *, dry_run: bool = False) -> EvictionOutcome:
         try:
             obj = self._client.get(PODS, victim.name, victim.namespace)
             now = read_pod(obj, self._resources)

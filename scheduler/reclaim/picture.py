@@ -21,7 +21,7 @@ from scheduler.placement.prices import Prices
 from scheduler.placement.survey import best_of, survey
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims
-from scheduler.state import Kind, NodeView, Place
+from scheduler.state import HoldKind, NodeView, Place
 from slicekeeper import names
 from slicekeeper.untyped import as_map
 
@@ -66,7 +66,7 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class Seat:
+class FreedPlace:
     """A place for one pod of several, and the pods to evict so that it is free."""
 
     pod: Pod
@@ -90,8 +90,8 @@ class Picture:
         """Nodes with a TENTATIVE place."""
         # With all that is held for certain; with what stays; with what others are about to take, too; with what would
         # be left if everybody went who may be taken.
-        self._certain = _Layer(lambda place: place.kind is not Kind.TENTATIVE)
-        self._staying = _Layer(lambda place: place.kind is not Kind.TENTATIVE and self._stays(place))
+        self._certain = _Layer(lambda place: place.kind is not HoldKind.TENTATIVE)
+        self._staying = _Layer(lambda place: place.kind is not HoldKind.TENTATIVE and self._stays(place))
         self._expected = _Layer(self._stays)
         self._floor = _Layer(lambda place: self._stays(place) and self._rank(place, 0) is None)
 
@@ -111,7 +111,7 @@ class Picture:
         for name in stale:
             places = self._nodes[name].places if name in self._nodes else ()
             _mark(self._parting, name, any(not self._stays(place) for place in places))
-            _mark(self._expecting, name, any(place.kind is Kind.TENTATIVE for place in places))
+            _mark(self._expecting, name, any(place.kind is HoldKind.TENTATIVE for place in places))
         for layer in (self._certain, self._staying, self._expected, self._floor):
             layer.stale |= stale
 
@@ -123,7 +123,7 @@ class Picture:
 
     def _rank(self, place: Place, priority: int) -> int | None:
         pod = place.pod
-        return None if place.kind is not Kind.BOUND or pod.uid in self._blocked else rank_of(pod, priority)
+        return None if place.kind is not HoldKind.BOUND or pod.uid in self._blocked else rank_of(pod, priority)
 
     # The questions.
 
@@ -155,14 +155,14 @@ class Picture:
         hold = self._best(fleet, [choice.node], pod)
         return None if hold is None else (choice, hold)
 
-    def choose_all(self, pods: Sequence[Pod], needed: int) -> list[Seat] | None:
+    def choose_all(self, pods: Sequence[Pod], needed: int) -> list[FreedPlace] | None:
         """Return places for as many of the pods as possible, and the victims of each; None if fewer than `needed`.
 
         Each is found as if the pods before it had theirs. The picture is the same afterwards.
         """
         leaving = self._leaving
         before: dict[str, NodeView] = {}
-        seats: list[Seat] = []
+        seats: list[FreedPlace] = []
         try:
             for pod in pods:
                 hold, victims = self.room(pod), list[Pod]()
@@ -171,10 +171,10 @@ class Picture:
                     if chosen is None:
                         continue
                     victims, hold = self.victims(chosen[0]), chosen[1]
-                seats.append(Seat(pod, hold, tuple(victims)))
+                seats.append(FreedPlace(pod, hold, tuple(victims)))
                 node = self._nodes[hold.node]
                 before.setdefault(hold.node, node)
-                taken = replace(node, places=(*node.places, Place(Kind.RESERVED, pod, hold)))
+                taken = replace(node, places=(*node.places, Place(HoldKind.RESERVED, pod, hold)))
                 self.take({hold.node: taken}, self._leaving | {victim.uid for victim in victims}, self._blocked)
         finally:
             self.take(before, leaving, self._blocked)

@@ -21,7 +21,7 @@ from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.picture import Picture
 from scheduler.seating import Muster
-from scheduler.state import Kind, State
+from scheduler.state import HoldKind, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
@@ -57,7 +57,7 @@ class Reclaimer:
         self,
         settings: Settings,
         clock: Clock,
-        state: State,
+        state: SchedulerState,
         policy: Policy,
         leader: LeaderElection,
         evictor: Evictor,
@@ -162,10 +162,10 @@ class Reclaimer:
     def _look_after(self) -> None:
         """Keep reserved places while the pods that make room are still there; then see that they are taken."""
         for place in self._state.places_of(self._served):
-            if place.kind is not Kind.RESERVED:
+            if place.kind is not HoldKind.RESERVED:
                 continue
             service = self._served[place.pod.uid]
-            if any(victim.kind is Kind.BOUND for victim in self._state.places_of(service.victims)):
+            if any(victim.kind is HoldKind.BOUND for victim in self._state.places_of(service.victims)):
                 self._state.reserve(place.pod, place.hold)
                 self._put_off(service)
             else:

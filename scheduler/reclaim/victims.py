@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.placement.demand import Demand, Slice
-from scheduler.placement.search import Budget
+from scheduler.placement.search import StepBudget
 from scheduler.pods import Hold
 from scheduler.reclaim.cover import fewest
 from slicekeeper.gpu.inventory import Gpu, model_matches
@@ -70,7 +70,7 @@ def choose_victims(demand: Demand, nodes: Sequence[NodeGpus], *, has_friends: bo
 
 def _best(demand: Demand, nodes: Sequence[NodeGpus], has_friends: bool, rank: int, most: int) -> Choice | None:
     """Return the smallest choice of at most `most` pods up to class `rank`."""
-    budget = Budget(SEARCH_STEPS)
+    budget = StepBudget(SEARCH_STEPS)
     best: Choice | None = None
     # Where fewer may do comes first, so that most nodes of a full cluster need no search at all.
     bounds = [(_at_least(demand, node, rank), index) for index, node in enumerate(nodes)]
@@ -136,7 +136,7 @@ def _takeable(tenant: Tenant, demand: Demand, rank: int) -> bool:
 class _Node:
     """The search on one node."""
 
-    def __init__(self, demand: Demand, node: NodeGpus, has_friends: bool, rank: int, budget: Budget) -> None:
+    def __init__(self, demand: Demand, node: NodeGpus, has_friends: bool, rank: int, budget: StepBudget) -> None:
         self.demand = demand
         self.has_friends = has_friends
         self.budget = budget

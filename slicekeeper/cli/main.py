@@ -55,7 +55,7 @@ class Context:
         return load(config_file(self.config), os.environ)
 
 
-class Parts(click.Group):
+class PartGroup(click.Group):
     """A group whose commands are entry points, each imported when it is called, and none for the list of all."""
 
     @cached_property
@@ -109,7 +109,7 @@ def _missing(name: str, message: str) -> click.Command:
     return click.Command(name, context_settings=anything, callback=fail)
 
 
-@click.group(cls=Parts, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=PartGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="slicekeeper")
 @click.option(
     "--config",

@@ -29,7 +29,7 @@ _NAMED_MEMORY: Final = re.compile(r"\b([1-9][0-9]{0,3})GB\b")
 
 
 @dataclass(frozen=True)
-class Part:
+class DevicePart:
     """One device's part of a GPU's compute and memory; memory None: the node does not say how much its GPUs have."""
 
     core: Fraction
@@ -38,7 +38,7 @@ class Part:
     """Whether nothing had to be assumed: what cannot be told counts as a whole GPU, or by compute alone."""
 
 
-WHOLE: Final = Part(Fraction(1), Fraction(1))
+WHOLE: Final = DevicePart(Fraction(1), Fraction(1))
 
 
 def labels_of(node: Mapping[str, Any]) -> dict[str, str]:
@@ -52,7 +52,7 @@ def model_of(labels: Mapping[str, str]) -> str:
     return labels.get(PRODUCT, "").partition("-MIG-")[0].removesuffix("-SHARED")
 
 
-def part_of(resource: str, labels: Mapping[str, str]) -> Part:
+def part_of(resource: str, labels: Mapping[str, str]) -> DevicePart:
     """Return what part of a GPU one device of `resource` is on a node with `labels`."""
     shared, name = resource.endswith(_SHARED), resource.removesuffix(_SHARED)
     device = name.rpartition("/")[2]
@@ -66,24 +66,24 @@ def part_of(resource: str, labels: Mapping[str, str]) -> Part:
     label = f"{_DOMAIN}{device}{_REPLICAS}"
     replicas = _number(labels.get(label, ""))
     if replicas is None:
-        return part if not shared and label not in labels else Part(part.core, part.memory, known=False)
+        return part if not shared and label not in labels else DevicePart(part.core, part.memory, known=False)
     memory = None if part.memory is None else part.memory / replicas
-    return Part(part.core / replicas, memory, part.known)
+    return DevicePart(part.core / replicas, memory, part.known)
 
 
-def _slice(profile: str, product: str, memory: int | None) -> Part:
+def _slice(profile: str, product: str, memory: int | None) -> DevicePart:
     found = _PROFILE.match(profile)
     if found is None:
-        return Part(Fraction(1), Fraction(1), known=False)
+        return DevicePart(Fraction(1), Fraction(1), known=False)
     slices, gigabytes = int(found[2]), int(found[3])
     own = Fraction(int(found[1]), slices) if found[1] else Fraction(1)  # compute instances share their slice's memory
     core = min(Fraction(slices, 4 if _FOUR_SLICES.search(product) else _COMPUTE_SLICES), Fraction(1)) * own
     named = _NAMED_MEMORY.search(product)
     total = memory if memory is not None else int(named[1]) * 1024 if named else None
     if total is None:
-        return Part(core, None, known=False)
+        return DevicePart(core, None, known=False)
     eighths = min(max(round(Fraction(gigabytes * 1024 * _MEMORY_SLICES, total)), 1), _MEMORY_SLICES)
-    return Part(core, Fraction(eighths, _MEMORY_SLICES) * own)
+    return DevicePart(core, Fraction(eighths, _MEMORY_SLICES) * own)
 
 
 def _memory(labels: Mapping[str, str]) -> int | None:

@@ -23,7 +23,7 @@ class Counter(Wire, frozen=True, kw_only=True):
     """Memory in use now, on all of its GPUs together; None: not known."""
 
 
-class Usage(Wire, frozen=True, kw_only=True):
+class PodUsage(Wire, frozen=True, kw_only=True):
     """The counters of one pod's containers."""
 
     source: str

@@ -19,7 +19,7 @@ from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME
 from simulator import kinds
 from simulator.cluster import Cluster
 from simulator.errors import ObjectNotFound
-from simulator.kinds import Kind
+from simulator.kinds import ObjectKind
 from simulator.store import Store
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import TimekeeperClientSettings
@@ -39,8 +39,10 @@ DEFINITIONS = Resource("/apis/apiextensions.k8s.io/v1", "customresourcedefinitio
 def served() -> Iterator[None]:
     """Have the simulated API server take both kinds, as one does once the CRDs are installed."""
     found = [
-        Kind("GpuBudget", TEAM), Kind("ClusterGpuBudget", ORGANISATION), Kind("CustomResourceDefinition", DEFINITIONS),
-    ]  # fmt: skip
+        ObjectKind("GpuBudget", TEAM),
+        ObjectKind("ClusterGpuBudget", ORGANISATION),
+        ObjectKind("CustomResourceDefinition", DEFINITIONS),
+    ]
     with (
         mock.patch.dict(kinds.BY_RESOURCE, {kind.resource: kind for kind in found}),
         mock.patch.dict(kinds.BY_PATH, {(kind.resource.prefix, kind.resource.plural): kind for kind in found}),

@@ -19,11 +19,11 @@ from timekeeper.core.caller import Caller
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
 from timekeeper.ledger.kept import keeping
-from timekeeper.ledger.movement import Place
+from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class Holder(ABC):
         """Return who sent the request, if they have a right on this budget; an error goes out otherwise."""
 
     @abstractmethod
-    def find(self, session: Session) -> Known | None:
+    def find(self, session: Session) -> BudgetAccount | None:
         """Return whose accounts these are; None if there are none."""
 
     @abstractmethod
-    def require(self, session: Session) -> Known:
+    def require(self, session: Session) -> BudgetAccount:
         """Return whose accounts these are.
 
         Raises Unknown if there are none.
         """
 
     @abstractmethod
-    def place(self) -> Place:
+    def place(self) -> NamespaceRef:
         """Return where movements are booked.
 
         Raises Unknown if neither the ledger nor the cluster has it.
@@ -79,7 +79,7 @@ class NamespaceHolder(Holder):
         gone = self.uid and self.uid != self.it.controller.namespaces.uid(self.name)
         return self.it.allow(verb, "" if gone else self.name, subresource)
 
-    def find(self, session: Session) -> Known | None:
+    def find(self, session: Session) -> BudgetAccount | None:
         """Return the namespace's account.
 
         Raises Unknown if it is named by its UID and has none.
@@ -95,34 +95,34 @@ class NamespaceHolder(Holder):
             raise NamespaceUnknown(detail, "uid")
         return None
 
-    def require(self, session: Session) -> Known:
+    def require(self, session: Session) -> BudgetAccount:
         """Return the namespace's account."""
         found = self.find(session)
         if found is None:
             raise NamespaceUnknown(f"namespace {self.name} has no account yet")
         return found
 
-    def place(self) -> Place:
+    def place(self) -> NamespaceRef:
         """Return the namespace as the cluster has it now; one that is named by its UID must have an account."""
         if self.uid:
             with self.it.books.database.reading() as session:
                 self.require(session)
         uid = self.uid or self.it.controller.namespace_uid(self.name)
-        return Place(uid, self.name, self.it.policy.of(self.name))
+        return NamespaceRef(uid, self.name, self.it.policy.of(self.name))
 
     def position(self) -> Position | None:
         """Return the standing of the namespace; None while it has no account."""
         with self.it.books.database.reading() as session:
-            known = self.find(session)
-        return None if known is None else self.it.books.position_of(known.uid)
+            account = self.find(session)
+        return None if account is None else self.it.books.position_of(account.uid)
 
     def current(self) -> tuple[Budget, str]:
         """Return the budget; one never seen has its policy's default."""
         position, now = self.position(), self.it.clock.now_ms()
-        held = reservation.held(self.it.books, now, position.known.id)[position.known.id] if position else 0
+        held = reservation.held(self.it.books, now, position.account.id)[position.account.id] if position else 0
         namespaces_there = self.it.controller.namespaces
-        kept = keeping(self.it.books, [position]).get(position.known.id) if position else None
-        uid = position.known.uid if position else namespaces_there.uid(self.name) or ""
+        kept = keeping(self.it.books, [position]).get(position.account.id) if position else None
+        uid = position.account.uid if position else namespaces_there.uid(self.name) or ""
         gone = position is not None and namespaces_there.is_gone(self.name, uid)
         policy = self.it.policy.of(self.name)
         budget = budget_views.budget(self.name, position, policy, now, held, kept, uid=uid, gone=gone)
@@ -138,23 +138,23 @@ class ParentHolder(Holder):
         """Ask for the right on `parents`, whatever it is about."""
         return self.it.allow(verb, "", "parents")
 
-    def find(self, session: Session) -> Known | None:
+    def find(self, session: Session) -> BudgetAccount | None:
         """Return the team or organisation."""
         return self.require(session)
 
-    def require(self, session: Session) -> Known:
+    def require(self, session: Session) -> BudgetAccount:
         """Return the team or organisation."""
         return accounts.require_parent(session, self.it.books.cluster, self.name)
 
-    def place(self) -> Place:
+    def place(self) -> NamespaceRef:
         """Return where it is; unlike a namespace it must have been made."""
-        return Place(self.position().known.uid, self.name, NamespacePolicy())
+        return NamespaceRef(self.position().account.uid, self.name, NamespacePolicy())
 
     def current(self) -> tuple[Parent, str]:
         """Return the budget."""
         position, now = self.position(), self.it.clock.now_ms()
-        held = reservation.held_below(self.it.books, [position], now)[position.known.id]
-        kept = keeping(self.it.books, [position]).get(position.known.id)
+        held = reservation.held_below(self.it.books, [position], now)[position.account.id]
+        kept = keeping(self.it.books, [position]).get(position.account.id)
         return budget_views.parent(position, now, held, kept), version_of(position.rule)
 
     def position(self) -> Position:

@@ -41,11 +41,11 @@ class _Books(Collector):
         spaces, parents, held = it.books.positions(), it.books.parents(), reservation.held(it.books, now)
         below = reservation.held_below(it.books, parents, now)
         yield from self._budgets(
-            "gpu_budget", ["namespace"], {p: ([p.known.name], held[p.known.id]) for p in spaces}, now
+            "gpu_budget", ["namespace"], {p: ([p.account.name], held[p.account.id]) for p in spaces}, now
         )
         yield from self._budgets(
             "gpu_budget_parent", ["parent", "kind"],
-            {p: ([p.known.name, p.known.kind], below[p.known.id]) for p in parents}, now,
+            {p: ([p.account.name, p.account.kind], below[p.account.id]) for p in parents}, now,
         )  # fmt: skip
         yield from self._reports(now)
 
@@ -73,7 +73,7 @@ class _Books(Collector):
                 cover = state.balance + rule.credit if rule.open else 0
                 uncovered.add_metric(names, max(held - max(cover, 0), 0) / 1000)
                 exhausted.add_metric(names, int(state.over_budget))
-                balances = bookings.balances(session, position.known.id)
+                balances = bookings.balances(session, position.account.id)
                 for account in ("charged", "over-budget"):
                     charged.add_metric([*names, account], balances[account] / 1000)
         yield from (limit, left, reserved, uncovered, exhausted, charged)

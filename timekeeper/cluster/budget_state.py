@@ -73,7 +73,7 @@ class BudgetStates:
 
     def fallen_due(self, now: Instant) -> set[AccountId]:
         """Return the accounts in which something has fallen due."""
-        return {position.known.id for position, at in self._due.values() if at is not None and at <= now}
+        return {position.account.id for position, at in self._due.values() if at is not None and at <= now}
 
     def dues(self) -> list[Instant]:
         """Return when accounts are to be looked at again."""
@@ -86,7 +86,7 @@ class BudgetStates:
     def look(self, now: Instant) -> None:
         """Write the state on the pods that bear another one."""
         for position in self._books.positions():
-            name = position.known.name
+            name = position.account.name
             seen = self._due.get(name)
             fresh = seen is None or seen[0] is not position or (seen[1] is not None and seen[1] <= now)
             if not fresh and name in self._states:

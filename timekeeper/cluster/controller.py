@@ -273,9 +273,9 @@ class Controller:
             self._debt_followed = True
         book = self._policy.book
         if book is not self._book:
-            known = [position.known.name for position in self._books.positions()]
-            follow_policy(self._books, {name: book.of(name) for name in known}, now)
-            self._evictions.follow_policy(known, book.of, now if self._book else EPOCH)
+            account = [position.account.name for position in self._books.positions()]
+            follow_policy(self._books, {name: book.of(name) for name in account}, now)
+            self._evictions.follow_policy(account, book.of, now if self._book else EPOCH)
             self._book = book
             self._budget_states.judge_again()
 

@@ -24,10 +24,10 @@ from timekeeper.cluster.opening import Intake, namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
 from timekeeper.core.refusal import LedgerError
-from timekeeper.core.reservation import Hold, span_of
+from timekeeper.core.reservation import Need, span_of
 from timekeeper.ledger import reservation
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import Place
+from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.standing import Position
 from timekeeper.store import rates
 from timekeeper.store import reservations as store
@@ -174,20 +174,20 @@ class Gates:
             self._tell(pod, "deadline", "has no activeDeadlineSeconds, so it is not known how much GPU time it needs")
             return "", False
         with self._books.database.reading() as session:
-            hold = self._intake.hold(pod, policy, span, rates.read(session), now)
-        if hold is None:
+            need = self._intake.need(pod, policy, span, rates.read(session), now)
+        if need is None:
             self._tell(pod, "gpu", "waits for a node with a GPU that fits it; until then its share is not known")
             return "", False
-        place = Place(self._intake.namespace_uid(namespace), namespace, policy)
-        needs = f"{format_duration(hold.amount)} of GPU time (deadline, grace and margin are {format_duration(span)})"
-        if not self._fits(place, hold) or not reservation.open_for_pod(
-            self._books, place, uid, pod["metadata"]["name"], hold, now
+        place = NamespaceRef(self._intake.namespace_uid(namespace), namespace, policy)
+        needs = f"{format_duration(need.amount)} of GPU time (deadline, grace and margin are {format_duration(span)})"
+        if not self._fits(place, need) or not reservation.open_for_pod(
+            self._books, place, uid, pod["metadata"]["name"], need, now
         ):
-            return "", self._explain(pod, place, hold, needs, now)
+            return "", self._explain(pod, place, need, needs, now)
         self._known()[uid] = (namespace, pod["metadata"]["name"])
         return f"{needs} are set aside until it ends; what it does not use is returned then", False
 
-    def _fits(self, place: Place, hold: Hold) -> bool:
+    def _fits(self, place: NamespaceRef, need: Need) -> bool:
         """Whether it is worth to ask: a look that finds nothing new must not write."""
         position = self._position(place)
         if position is None:
@@ -195,13 +195,13 @@ class Gates:
         now = self._clock.now_ms()
         with self._books.database.reading() as session:
             free = reservation.free_of(session, position, now)
-        return hold.amount <= free.amount and reservation.gap_of(position, free, hold, now) is None
+        return need.amount <= free.amount and reservation.gap_of(position, free, need, now) is None
 
-    def _position(self, place: Place) -> Position | None:
+    def _position(self, place: NamespaceRef) -> Position | None:
         position = self._books.position_of(place.uid)
-        return position if position is not None and position.known.uid == place.uid else None
+        return position if position is not None and position.account.uid == place.uid else None
 
-    def _explain(self, pod: Object, place: Place, hold: Hold, needs: str, now: Instant) -> bool:
+    def _explain(self, pod: Object, place: NamespaceRef, need: Need, needs: str, now: Instant) -> bool:
         """Tell what is missing; return whether younger pods wait too."""
         position = self._position(place)
         if position is None:
@@ -210,16 +210,16 @@ class Gates:
         with self._books.database.reading() as session:
             free = reservation.free_of(session, position, now)
         most = reservation.most_of(position, now)
-        if hold.amount > most:
+        if need.amount > most:
             self._tell(
                 pod, "never",
                 f"needs {needs}, and the budget can provide {format_duration(max(most, 0))} at most; it waits for a "
                 f"grant, a larger budget, or lower activeDeadlineSeconds; younger pods may start before it",
             )  # fmt: skip
             return False
-        gap = reservation.gap_of(position, free, hold, now) if hold.amount <= free.amount else None
+        gap = reservation.gap_of(position, free, need, now) if need.amount <= free.amount else None
         if gap is not None:
-            waits = reservation.gap_of(position, free, hold, now, alone=True) is None
+            waits = reservation.gap_of(position, free, need, now, alone=True) is None
             self._tell(
                 pod, "later",
                 f"needs {needs}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} on, "
@@ -227,11 +227,11 @@ class Gates:
                 + ("what is set aside for others" if waits else "a grant, or lower activeDeadlineSeconds"),
             )  # fmt: skip
             return waits
-        missing = hold.amount - max(free.amount, 0)
-        tight = next(known for known in (position.known, *position.above) if known.id == free.tightest)
+        missing = need.amount - max(free.amount, 0)
+        tight = next(account for account in (position.account, *position.above) if account.id == free.tightest)
         comes = position.together.at(now)[tight.id].period.expires
         rule = position.together.forest.records[tight.id].rules[-1]
-        where = "" if tight is position.known else f" in the budget of {tight.title} above"
+        where = "" if tight is position.account else f" in the budget of {tight.title} above"
         when = "" if comes is None or rule.amount == 0 else (
             f"; the next period begins {format_instant(comes)} and brings {format_duration(rule.amount)}"
         )  # fmt: skip

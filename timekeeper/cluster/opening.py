@@ -99,15 +99,15 @@ class Intake:
         request = charged_request(pod, policy, self._settings)
         return bool(request.requests or request.whole_device_gpus)
 
-    def hold(
+    def need(
         self, pod: Object, policy: NamespacePolicy, span: int, book: RateBook, now: Instant
-    ) -> reservation.Hold | None:  # fmt: skip
+    ) -> reservation.Need | None:  # fmt: skip
         """Return what must be set aside for a pod that holds its GPUs for `span` milliseconds at most.
 
         None if no GPU is known that it could get. Raises Unavailable if the API server does not answer.
         """
         weight = self._settings.timekeeper.weight
-        return reservation.hold_of(
+        return reservation.need_of(
             charged_request(pod, policy, self._settings),
             span,
             gpus=self._inventory.values(),

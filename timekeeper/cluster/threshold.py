@@ -20,7 +20,7 @@ from slicekeeper.kube.client import KubeClient
 from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.record import AccountId
 from timekeeper.core.threshold import crossed, limit_of
@@ -35,7 +35,7 @@ AGAIN_MS: Final = 5_000
 """When an event that could not be written is tried again."""
 
 
-def next_crossing(position: Position, state: State, percents: Iterable[int], now: Instant) -> Instant | None:
+def next_crossing(position: Position, state: BudgetState, percents: Iterable[int], now: Instant) -> Instant | None:
     """Return when the next threshold can be crossed at the earliest if what runs now goes on; None: not foreseeable."""
     limit = limit_of(state)
     ahead = [p for p in percents if state.used * 100 < limit * p]
@@ -43,7 +43,7 @@ def next_crossing(position: Position, state: State, percents: Iterable[int], now
     tree = Tree(frozenset(forest.records), tuple(forest.links))
     rates = [
         max(num / den for num, den in ((claim.num, claim.den), *((n, d) for _, n, d in claim.turns)))
-        for key in tree.below(position.known.id)
+        for key in tree.below(position.account.id)
         for claim in forest.records[key].claims
         if claim.goes_on(now)
     ]
@@ -74,14 +74,14 @@ class Thresholds:
         """Tell what was crossed; return when to look again. Parents have the thresholds of the policy's default."""
         dues: list[Instant] = []
         for position in positions:
-            known = position.known
-            policy = policy_of(known.name) if known.kind == "namespace" else of_parents
-            seen = self._due.get(known.id)
+            account = position.account
+            policy = policy_of(account.name) if account.kind == "namespace" else of_parents
+            seen = self._due.get(account.id)
             fresh = seen is None or seen[0] is not position or seen[1] is not policy
             due = None if seen is None else seen[2]
             if fresh or (due is not None and due <= now):
                 due = self._look_at(position, policy, now)
-                self._due[known.id] = (position, policy, due)
+                self._due[account.id] = (position, policy, due)
             dues += [] if due is None else [due]
         return min(dues, default=None)
 
@@ -91,24 +91,24 @@ class Thresholds:
         if found and policy.mode != "off" and not self._announce(position, state, found, now):
             return Instant(now + AGAIN_MS)
         ahead = (next_crossing(position, state, percents, now), timeline.next_turn(
-            position.together.at(now), position.together.forest, position.known.id
+            position.together.at(now), position.together.forest, position.account.id
         ))  # fmt: skip
         return min((at for at in ahead if at is not None), default=None)
 
-    def _announce(self, position: Position, state: State, found: list[int], now: Instant) -> bool:
+    def _announce(self, position: Position, state: BudgetState, found: list[int], now: Instant) -> bool:
         """Announce those that have not been announced yet; return whether all have been."""
-        known, period = position.known, state.period_start or EPOCH
+        account, period = position.account, state.period_start or EPOCH
         with self._books.database.reading() as session:
-            news = sorted(set(found) - thresholds.announced(session, known.id, period))
+            news = sorted(set(found) - thresholds.announced(session, account.id, period))
         if not news:
             return True
-        whose = "the budget" if known.kind == "namespace" else f"the budget of {known.title}"
+        whose = "the budget" if account.kind == "namespace" else f"the budget of {account.title}"
         for percent in news:
             note = (
                 f"{percent} % of {whose} is used: {format_duration(state.used)} of {format_duration(limit_of(state))}"
                 + ("" if state.period_start is None else f" since {format_instant(state.period_start)}")
             )
-            name = f"gpu-budget-{known.id}-{period}-{percent}"
+            name = f"gpu-budget-{account.id}-{period}-{percent}"
             try:
                 for namespace in self._namespaces_of(position):
                     events.tell_namespace(
@@ -117,11 +117,11 @@ class Thresholds:
                         reporter=pod_patch.REPORTER,
                     )  # fmt: skip
             except Unavailable as error:
-                log.info("threshold %d %% of %s again later: %s", percent, known.title, error)
+                log.info("threshold %d %% of %s again later: %s", percent, account.title, error)
                 return False
             except ServiceError as error:  # that will not change: the audit log has it all the same
-                log.warning("threshold %d %% of %s: no event: %s", percent, known.title, error)
-        note_thresholds(self._books, known, period, state.used, limit_of(state), news, now)
+                log.warning("threshold %d %% of %s: no event: %s", percent, account.title, error)
+        note_thresholds(self._books, account, period, state.used, limit_of(state), news, now)
         return True
 
     def _namespaces_of(self, position: Position) -> list[str]:
@@ -129,5 +129,5 @@ class Thresholds:
         forest = position.together.forest
         tree = Tree(frozenset(forest.records), tuple(forest.links))
         with self._books.database.reading() as session:
-            below = accounts.named(session, tree.below(position.known.id)).values()
-        return [known.name for known in below if self._uid_of(known.name) == known.uid]
+            below = accounts.named(session, tree.below(position.account.id)).values()
+        return [account.name for account in below if self._uid_of(account.name) == account.uid]

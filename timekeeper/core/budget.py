@@ -36,7 +36,7 @@ class Bucket(msgspec.Struct):
     """What was owed and the period has paid: it is owed again if the amount is lowered below it."""
 
 
-class State(msgspec.Struct):
+class BudgetState(msgspec.Struct):
     """The state of a budget at `at`, everything that happened at that instant included."""
 
     at: Instant
@@ -74,7 +74,7 @@ class State(msgspec.Struct):
         """Whether nothing may be charged: nothing is left of this budget, or of one above it."""
         return self.exhausted or self.barred is not None
 
-    def copy(self) -> State:
+    def copy(self) -> BudgetState:
         """Return a state that may be changed without changing this one."""
         return msgspec.structs.replace(
             self, period=msgspec.structs.replace(self.period), grants=[msgspec.structs.replace(b) for b in self.grants]
@@ -104,7 +104,7 @@ def period_bucket(rule: Rule, at: Instant) -> tuple[Instant | None, Bucket]:
     return start, Bucket(key, rule.amount, rule.amount, end, booked=False)
 
 
-class Line:
+class BudgetLine:
     """One budget's passage along the time line.
 
     A window is a stretch in which allowances don't change. Within it only the sum of the rates is followed, as whole
@@ -112,17 +112,17 @@ class Line:
     left, and when the window closes. So a boundary costs little, however many pods run.
     """
 
-    def __init__(self, key: AccountId, state: State, records: Records, at: Instant) -> None:
+    def __init__(self, key: AccountId, state: BudgetState, records: Records, at: Instant) -> None:
         self.key = key
         self.state = state = state.copy()
         state.at = at  # earlier than the state's own if nothing concerns the budget until then
         self.rule = rule_at(records.rules, state.at)
-        self.parent: Line | None = None
+        self.parent: BudgetLine | None = None
         self.active: dict[str, Claim] = {}
         """The budget's own pods that run."""
         self.running = 0
         """Pods that run under it, its own and those of the budgets below."""
-        self.counting: tuple[Line, ...] = (self,)
+        self.counting: tuple[BudgetLine, ...] = (self,)
         """The lines in which its own pods' time counts."""
         self.postings: list[Posting] = []
         self.rules: dict[Instant, Rule] = {}
@@ -146,7 +146,7 @@ class Line:
         self._open_window()
 
     @property
-    def chain(self) -> tuple[Line, ...]:
+    def chain(self) -> tuple[BudgetLine, ...]:
         """Return this line and those above it."""
         found = [self]
         while found[-1].parent is not None:

@@ -29,7 +29,7 @@ from slicekeeper.gpu.request import PodRequest
 from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped import as_map
 from timekeeper.core import hierarchy, metering, timeline
-from timekeeper.core.budget import State, rule_at
+from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.rate import RateBook
 from timekeeper.core.record import AccountId, Aside, Claim, Forest
 
@@ -38,7 +38,7 @@ _ANY_MODEL: Final = "*"
 
 
 @dataclass(frozen=True)
-class Hold:
+class Need:
     """What a pod needs at most: GPU-milliseconds, and milliseconds for which it holds its GPUs."""
 
     amount: GpuMilliseconds
@@ -55,7 +55,7 @@ def span_of(pod: Mapping[str, Any], margin_ms: int) -> int | None:
     return seconds * MS_PER_SECOND + margin_ms
 
 
-def hold_of(
+def need_of(
     request: PodRequest,
     span: int,
     *,
@@ -66,7 +66,7 @@ def hold_of(
     quota: metering.Quota | None,
     now: Instant,
     device_nodes: Collection[Mapping[str, str]] = (),
-) -> Hold | None:
+) -> Need | None:
     """Return what a request needs for `span` milliseconds on any of `gpus`; None if it can run on none of them.
 
     `device_nodes` are the labels of the nodes that have NVIDIA's own devices.
@@ -75,7 +75,7 @@ def hold_of(
         sum((share * _highest(book, model, now) for model, share in shares.items()), Fraction(0))
         for shares in _shares_by_model(request, gpus, weight, background, quota, device_nodes)
     ]
-    return Hold(GpuMilliseconds(ceil(max(rates) * span)), span) if rates else None
+    return Need(GpuMilliseconds(ceil(max(rates) * span)), span) if rates else None
 
 
 def _highest(book: RateBook, model: str, now: Instant) -> Fraction:
@@ -134,7 +134,7 @@ class Gap:
 
 
 def gap(
-    states: Mapping[AccountId, State],
+    states: Mapping[AccountId, BudgetState],
     forest: Forest,
     asides: Sequence[Aside],
     budgets: Collection[AccountId],

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 
 
-def limit_of(state: State) -> int:
+def limit_of(state: BudgetState) -> int:
     """Return what a period's thresholds are percentages of: its amount, with what rolled over, and its grants."""
     return state.period.amount + state.granted
 
 
-def crossed(state: State, percents: Iterable[int], *, is_open: bool) -> list[int]:
+def crossed(state: BudgetState, percents: Iterable[int], *, is_open: bool) -> list[int]:
     """Return the thresholds that are crossed, lowest first. One that is spent has crossed all of them."""
     limit = limit_of(state)
     spent = state.exhausted and is_open and state.used > 0

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
-from timekeeper.core.budget import Line, State, period_bucket
+from timekeeper.core.budget import BudgetLine, BudgetState, period_bucket
 from timekeeper.core.hierarchy import chain, parents_at
 from timekeeper.core.record import AccountId, Claim, Forest, Link, Posting, PostingKind, Records
 
@@ -32,15 +32,15 @@ CHILD = "child:"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TimelineOutcome:
     """The states at the instant asked for, the postings settled since the states before, and anchors on the way."""
 
-    states: dict[AccountId, State]
+    states: dict[AccountId, BudgetState]
     postings: dict[AccountId, list[Posting]]
-    anchors: list[dict[AccountId, State]]
+    anchors: list[dict[AccountId, BudgetState]]
 
 
-def begin(records: Records, at: Instant) -> State:
+def begin(records: Records, at: Instant) -> BudgetState:
     """Return one budget's state before anything happened: at its opening, just before its first record, or at `at`."""
     later = [rule.since for rule in records.rules[1:]]
     moved = [*(g.since for g in records.grants), *(w.at for w in records.withdrawals)]
@@ -48,7 +48,7 @@ def begin(records: Records, at: Instant) -> State:
     at = min([at, *(Instant(first - 1) for first in firsts), *([] if records.opened is None else [records.opened])])
     rule = records.rules[0]
     start, bucket = period_bucket(rule, at)
-    return State(
+    return BudgetState(
         at=at,
         period_start=start,
         period=bucket,
@@ -59,7 +59,7 @@ def begin(records: Records, at: Instant) -> State:
     )
 
 
-def begin_all(forest: Forest, at: Instant) -> dict[AccountId, State]:
+def begin_all(forest: Forest, at: Instant) -> dict[AccountId, BudgetState]:
     """Return all budgets' states before anything concerned them: each just before its own first record or link.
 
     So a budget's beginning is the same whatever others it is settled with.
@@ -73,8 +73,8 @@ def begin_all(forest: Forest, at: Instant) -> dict[AccountId, State]:
 
 
 def advance(
-    states: Mapping[AccountId, State], forest: Forest, until: Instant, *, every: int = 0, settled: Instant = EPOCH
-) -> Outcome:  # fmt: skip
+    states: Mapping[AccountId, BudgetState], forest: Forest, until: Instant, *, every: int = 0, settled: Instant = EPOCH
+) -> TimelineOutcome:  # fmt: skip
     """Return the outcome at `until` from earlier states, which are left as they are.
 
     They are of one instant, but for budgets that begin later. All records that differ from those `states` were made of
@@ -82,7 +82,7 @@ def advance(
     of the budgets that have begun.
     """
     run = _Run(states, forest)
-    anchors: list[dict[AccountId, State]] = []
+    anchors: list[dict[AccountId, BudgetState]] = []
     passed = 0
     while (boundary := run.next_boundary(until)) is not None:
         run.move(boundary)
@@ -95,7 +95,7 @@ def advance(
             passed = 0
     run.move(until)
     run.complete()
-    return Outcome({key: line.state for key, line in run.lines.items()}, run.postings(), anchors)
+    return TimelineOutcome({key: line.state for key, line in run.lines.items()}, run.postings(), anchors)
 
 
 _FORECAST_PERIODS = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}
@@ -104,7 +104,7 @@ _FORECAST_STEPS = 20_000
 """The most that a forecast looks at: boundaries times budgets."""
 
 
-def run_outs(states: Mapping[AccountId, State], forest: Forest) -> dict[AccountId, Instant]:
+def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[AccountId, Instant]:
     """Return when budgets that have time left, above too, will have none if open claims go on for ever.
 
     One that is not in the answer has none already, or none of its pods runs, or it is not foreseeable.
@@ -145,7 +145,7 @@ def run_outs(states: Mapping[AccountId, State], forest: Forest) -> dict[AccountI
     return found
 
 
-def next_turn(states: Mapping[AccountId, State], forest: Forest, key: AccountId) -> Instant | None:
+def next_turn(states: Mapping[AccountId, BudgetState], forest: Forest, key: AccountId) -> Instant | None:
     """Return the next instant at which an allowance of a budget, or of one above it, comes or goes by itself."""
     instants: list[Instant] = []
     at = states[key].at
@@ -160,9 +160,9 @@ def next_turn(states: Mapping[AccountId, State], forest: Forest, key: AccountId)
 class _Run:
     """One passage of some budgets along the time line."""
 
-    def __init__(self, states: Mapping[AccountId, State], forest: Forest) -> None:
+    def __init__(self, states: Mapping[AccountId, BudgetState], forest: Forest) -> None:
         self.at = min(state.at for state in states.values())
-        self.lines = {key: Line(key, state, forest.records[key], self.at) for key, state in states.items()}
+        self.lines = {key: BudgetLine(key, state, forest.records[key], self.at) for key, state in states.items()}
         self._links: dict[Instant, list[Link]] = {}
         for link in forest.links:
             if link.since > self.at:
@@ -171,10 +171,10 @@ class _Run:
             if child in self.lines:
                 self.lines[child].parent = self.lines[parent]
         self._linked = bool(forest.links)
-        self._starts: dict[Instant, list[tuple[Line, Claim]]] = {}
-        self._ends: dict[Instant, list[tuple[Line, Claim]]] = {}
-        self._turns: dict[Instant, list[tuple[Line, Claim]]] = {}
-        self._debts: dict[Instant, list[tuple[Line, bool]]] = {}
+        self._starts: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
+        self._ends: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
+        self._turns: dict[Instant, list[tuple[BudgetLine, Claim]]] = {}
+        self._debts: dict[Instant, list[tuple[BudgetLine, bool]]] = {}
         self._sums: dict[tuple[AccountId, AccountId, PostingKind, Instant], tuple[Instant, int]] = {}
         self._sort()
         for key, line in self.lines.items():
@@ -187,7 +187,7 @@ class _Run:
         known = {*self._starts, *self._ends, *self._turns, *self._links, *self._debts, *own}
         self._instants = sorted(known, reverse=True)
 
-    def _take_in(self, line: Line, claims: Iterable[Claim]) -> None:
+    def _take_in(self, line: BudgetLine, claims: Iterable[Claim]) -> None:
         for claim in claims:
             if claim.end is not None and (claim.end <= claim.start or claim.end <= self.at):
                 continue
@@ -219,7 +219,7 @@ class _Run:
         while self._instants and self._instants[-1] <= self.at:
             self._instants.pop()
         known = self._instants[-1] if self._instants else None
-        idle: list[Line] = []
+        idle: list[BudgetLine] = []
         for line in self._order:
             end = line.state.period.expires
             if end is not None and line.idle:
@@ -287,14 +287,14 @@ class _Run:
             if line.running:
                 line.book_period()
 
-    def _start(self, line: Line, claim: Claim) -> None:
+    def _start(self, line: BudgetLine, claim: Claim) -> None:
         line.active[claim.key] = claim
         for one in line.chain:
             one.running += 1
         for one in line.counting:
             one.enter(claim)
 
-    def _end(self, line: Line, claim: Claim) -> None:
+    def _end(self, line: BudgetLine, claim: Claim) -> None:
         del line.active[claim.key]
         for one in line.chain:
             one.running -= 1
@@ -332,12 +332,12 @@ class _Run:
             if exhausted != line.state.exhausted:
                 self._turn_over(line, exhausted=exhausted)
 
-    def _has_turn(self, line: Line, at: Instant) -> bool:
+    def _has_turn(self, line: BudgetLine, at: Instant) -> bool:
         if line.state.period.expires == at or at in line.rules or at in line.grants or at in line.withdrawals:
             return True
         return any(bucket.expires == at for bucket in line.state.grants)
 
-    def _renew(self, line: Line, at: Instant) -> bool:
+    def _renew(self, line: BudgetLine, at: Instant) -> bool:
         """Expire what ends now, begin a new period or rule; return whether there is more to spend than before."""
         line.close_window()
         line.expire_grants()
@@ -351,17 +351,17 @@ class _Run:
 
     # Whose time counts where
 
-    def _below(self, line: Line) -> list[Line]:
+    def _below(self, line: BudgetLine) -> list[BudgetLine]:
         """Return a line and all under it."""
         return [one for one in self._order if line in one.chain] if self._linked else [line]
 
-    def _counting(self, line: Line) -> tuple[Line, ...]:
+    def _counting(self, line: BudgetLine) -> tuple[BudgetLine, ...]:
         """Return where a line's own pods' time counts: in all above, or only in the lowest that is exhausted."""
         found = line.chain
         stop = next((one for one in found if one.state.exhausted), None)
         return found if stop is None else (line,) if stop is line else (line, stop)
 
-    def _turn_over(self, line: Line, *, exhausted: bool) -> None:
+    def _turn_over(self, line: BudgetLine, *, exhausted: bool) -> None:
         """Have a budget be exhausted, or no more; it concerns all below."""
         self._cut(line)
 
@@ -385,7 +385,7 @@ class _Run:
         self._change(line, change)
         self._sort()
 
-    def _change(self, line: Line, change: Callable[[], None]) -> None:
+    def _change(self, line: BudgetLine, change: Callable[[], None]) -> None:
         """Change what decides where the pods' time counts, of a line and all under it, and count it there."""
         below = self._below(line)
         before = [one.state.over_budget for one in below]
@@ -411,7 +411,7 @@ class _Run:
 
     # Postings
 
-    def _cut(self, line: Line) -> None:
+    def _cut(self, line: BudgetLine) -> None:
         """Post what ran up to now, in a line and all under it."""
         for one in self._below(line):
             for claim in one.active.values():
@@ -419,7 +419,7 @@ class _Run:
             if one.active or one is line:
                 one.state.cut = self.at
 
-    def _post_charge(self, line: Line, claim: Claim) -> None:
+    def _post_charge(self, line: BudgetLine, claim: Claim) -> None:
         start, at = max(claim.start, line.state.cut), self.at
         if at <= start:
             return

@@ -10,10 +10,10 @@ from slicekeeper.units import EPOCH, Instant
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.rule import policy_rule
 from timekeeper.store import accounts
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 
 
-def ensure(books: Books, session: Session, uid: str, name: str, policy: NamespacePolicy, now: Instant) -> Known:
+def ensure(books: Books, session: Session, uid: str, name: str, policy: NamespacePolicy, now: Instant) -> BudgetAccount:
     """Return a namespace's account, made if there is none; or a team's or an organisation's.
 
     Raises Unknown if those are not there: they are made on purpose.

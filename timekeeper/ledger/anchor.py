@@ -9,13 +9,13 @@ from dataclasses import replace
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.record import AccountId, Records
 from timekeeper.store import memberships, timelines
 
 
-def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree, dict[AccountId, State]]:
+def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree, dict[AccountId, BudgetState]]:
     """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since.
 
     What is not in the anchor has not begun there.
@@ -28,7 +28,7 @@ def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree
         tree = wider
 
 
-def instant_of(states: Mapping[AccountId, State]) -> Instant | None:
+def instant_of(states: Mapping[AccountId, BudgetState]) -> Instant | None:
     """Return of which instant states are, None if there are none."""
     return next((state.at for state in states.values()), None)
 

@@ -26,7 +26,7 @@ from timekeeper.store import (
     memberships,
     timelines,
 )
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
 
 
@@ -45,7 +45,14 @@ class Books:
         self._positions: dict[AccountId, Position] = {}
 
     def note(
-        self, session: Session, *, actor: str, action: str, about: Known | None, detail: Mapping[str, Any], now: Instant
+        self,
+        session: Session,
+        *,
+        actor: str,
+        action: str,
+        about: BudgetAccount | None,
+        detail: Mapping[str, Any],
+        now: Instant,
     ) -> None:
         """Put into the audit log what is done in this transaction; `about` None: it concerns all."""
         if about is not None and about.kind == "namespace":
@@ -58,14 +65,14 @@ class Books:
     def position(self, name: str) -> Position | None:
         """Return the standing of a namespace; None if it has no account yet."""
         with self.database.reading() as session:
-            known = accounts.find_name(session, self.cluster, name)
-            return None if known is None else self._positions_of(session, [known])[0]
+            account = accounts.find_name(session, self.cluster, name)
+            return None if account is None else self._positions_of(session, [account])[0]
 
     def position_of(self, uid: str) -> Position | None:
         """Return the standing of a namespace, deleted ones too; None if there is no account of that UID."""
         with self.database.reading() as session:
-            known = accounts.find(session, self.cluster, uid)
-            return None if known is None else self._positions_of(session, [known])[0]
+            account = accounts.find(session, self.cluster, uid)
+            return None if account is None else self._positions_of(session, [account])[0]
 
     def all_positions(self, after: tuple[str, int], limit: int) -> list[Position]:
         """Return the standings of all that ever had an account, by name and age, after a place (name and id)."""
@@ -95,17 +102,21 @@ class Books:
         """Return the standings of those that are directly under a team or an organisation, in the order of names."""
         with self.database.reading() as session:
             above = memberships.current(session, self.cluster)
-            below = accounts.named(session, [c for c, parent in above.items() if parent == position.known.id])
+            below = accounts.named(session, [c for c, parent in above.items() if parent == position.account.id])
             return self._positions_of(session, sorted(below.values(), key=lambda known: (known.name, known.id)))
 
-    def _positions_of(self, session: Session, places: list[Known]) -> list[Position]:
+    def _positions_of(self, session: Session, places: list[BudgetAccount]) -> list[Position]:
         above = memberships.current(session, self.cluster)
         known = {place.id: place for place in places}
         known |= accounts.named(session, {*above.values()} - known.keys()) if above else {}
         return [self._position(session, place, above, known) for place in places]
 
     def _position(
-        self, session: Session, place: Known, above: dict[AccountId, AccountId], known: dict[AccountId, Known]
+        self,
+        session: Session,
+        place: BudgetAccount,
+        above: dict[AccountId, AccountId],
+        known: dict[AccountId, BudgetAccount],
     ) -> Position:
         chain = [place]
         while chain[-1].id in above:
@@ -121,7 +132,7 @@ class Books:
             self._positions[place.id] = position
         return position
 
-    def _together(self, session: Session, root: Known) -> Together:
+    def _together(self, session: Session, root: BudgetAccount) -> Together:
         with self._lock:
             version, cached = self._trees.get(root.id, (None, None))
         if cached is not None and version == root.version:

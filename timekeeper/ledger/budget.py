@@ -16,7 +16,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
 from timekeeper.store import accounts, budget_rules, kept
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.budget_rules import Status
 
 
@@ -46,7 +46,7 @@ def set_budget(
     books.database.write(work)
 
 
-def refuse_kept(session: Session, place: Known, *, what: str = "budget") -> None:
+def refuse_kept(session: Session, place: BudgetAccount, *, what: str = "budget") -> None:
     """Refuse to change by request what an object says.
 
     Raises BudgetKept if one keeps the budget; its `parent` is what an object need not say.
@@ -63,7 +63,7 @@ def refuse_kept(session: Session, place: Known, *, what: str = "budget") -> None
 
 
 def change_budget(
-    books: Books, session: Session, place: Known, change: Change, *, actor: str, if_match: frozenset[str] | None
+    books: Books, session: Session, place: BudgetAccount, change: Change, *, actor: str, if_match: frozenset[str] | None
 ) -> None:
     """Give an account another rule, as `set_budget` does."""
     row = budget_rules.rules(session, place.id)[-1]
@@ -95,7 +95,7 @@ def set_status(
 
 
 def change_status(
-    books: Books, session: Session, place: Known, status: Status, *, reason: str, actor: str, now: Instant
+    books: Books, session: Session, place: BudgetAccount, status: Status, *, reason: str, actor: str, now: Instant
 ) -> None:  # fmt: skip
     """Change whether a budget may be spent, as `set_status` does."""
     row = budget_rules.rules(session, place.id)[-1]
@@ -110,7 +110,9 @@ def change_status(
     books.note(session, actor=actor, action="status", about=place, detail=detail, now=since)
 
 
-def _rule(books: Books, session: Session, place: Known, rule: Rule, status: Status, *, actor: str, source: str) -> None:
+def _rule(
+    books: Books, session: Session, place: BudgetAccount, rule: Rule, status: Status, *, actor: str, source: str
+) -> None:
     budget_rules.add_rule(session, place.id, rule, source=source, actor=actor, now=rule.since, status=status)
     settle_in(books, session, place.id, rule.since, rule.since)
 
@@ -143,7 +145,13 @@ def unset_budget(
 
 
 def fall_back(
-    books: Books, session: Session, place: Known, policy: NamespacePolicy, now: Instant, *, actor: str = "policy"
+    books: Books,
+    session: Session,
+    place: BudgetAccount,
+    policy: NamespacePolicy,
+    now: Instant,
+    *,
+    actor: str = "policy",
 ) -> Rule | None:
     """Give a namespace the policy's budget again, as if it had never had one of its own, and return that.
 

@@ -21,14 +21,14 @@ from timekeeper.core.refusal import IntervalImplausible, KeyReused, PodRunning, 
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.store import corrections, movements, workloads
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import Workload
 
 FLAG: Final = "corrected"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedInterval:
     """How a pod's interval should be; None keeps the start or end that the ledger has."""
 
     pod_uid: str
@@ -41,7 +41,7 @@ class Wanted:
     now: Instant
 
 
-def correct(books: Books, find: Callable[[Session], Known], wanted: Wanted) -> bool:
+def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: RequestedInterval) -> bool:
     """Put a pod's interval right; return False if the ledger has it so already, or did so under the same key.
 
     `find` gives whose pod it is. Raises Unknown if the namespace had no such pod; Conflicting if an end is given of a
@@ -49,17 +49,17 @@ def correct(books: Books, find: Callable[[Session], Known], wanted: Wanted) -> b
     """
 
     def change(session: Session) -> bool:
-        known = find(session)
+        account = find(session)
         digest = hashlib.sha256(b"interval\0" + wanted.body).hexdigest()
-        before = corrections.under(session, known.id, wanted.key)
+        before = corrections.under(session, account.id, wanted.key)
         if before is not None and before.request_hash != digest:
             message = f"Idempotency-Key {wanted.key!r} was already used for another request"
             raise KeyReused(message)
         if before is not None:
             return False
         pod = workloads.by_uid(session, [wanted.pod_uid]).get(wanted.pod_uid)
-        if pod is None or pod.namespace_id != known.id:
-            raise PodUnknown(f"{known.title} had no pod {wanted.pod_uid} that held GPUs")
+        if pod is None or pod.namespace_id != account.id:
+            raise PodUnknown(f"{account.title} had no pod {wanted.pod_uid} that held GPUs")
         start = pod.started_at if wanted.start is None else wanted.start
         end = pod.ended_at if wanted.end is None else wanted.end
         _check(session, pod, start, end, wanted)
@@ -68,7 +68,7 @@ def correct(books: Books, find: Callable[[Session], Known], wanted: Wanted) -> b
             return False
         turns = [at for old, new in zip(was, (start, end), strict=True) if old != new for at in (old, new)]
         values = {
-            "namespace_id": known.id, "pod_uid": pod.pod_uid, "started_at": start, "ended_at": end,
+            "namespace_id": account.id, "pod_uid": pod.pod_uid, "started_at": start, "ended_at": end,
             "started_before": was[0], "ended_before": was[1], "reason": wanted.reason, "idempotency_key": wanted.key,
             "request_hash": digest, "actor": wanted.actor, "booked_at": wanted.now,
         }  # fmt: skip
@@ -78,14 +78,14 @@ def correct(books: Books, find: Callable[[Session], Known], wanted: Wanted) -> b
         detail = {"id": row, "podUid": pod.pod_uid, "startMs": start, "startedMs": was[0], "reason": wanted.reason}
         if end is not None and was[1] is not None:
             detail |= {"endMs": end, "endedMs": was[1]}
-        books.note(session, actor=wanted.actor, action="interval", about=known, detail=detail, now=wanted.now)
-        settlement.settle_in(books, session, known.id, min(at for at in turns if at is not None), wanted.now)
+        books.note(session, actor=wanted.actor, action="interval", about=account, detail=detail, now=wanted.now)
+        settlement.settle_in(books, session, account.id, min(at for at in turns if at is not None), wanted.now)
         return True
 
     return books.database.write(change)
 
 
-def _check(session: Session, pod: Workload, start: Instant, end: Instant | None, wanted: Wanted) -> None:
+def _check(session: Session, pod: Workload, start: Instant, end: Instant | None, wanted: RequestedInterval) -> None:
     """Refuse an interval that the pod cannot have had: it lies within what is known of the pod's life."""
     if wanted.end is not None and pod.ended_at is None:
         raise PodRunning(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.core.record import AccountId, Aside, Forest
 from timekeeper.core.reservation import Gap, gap
@@ -32,7 +32,7 @@ def gap_of_withdrawal(books: Books, session: Session, budget: AccountId, now: In
 def gap_in(
     session: Session,
     tree: Tree,
-    states: Mapping[AccountId, State],
+    states: Mapping[AccountId, BudgetState],
     asides: Sequence[Aside],
     budgets: Collection[AccountId],
     now: Instant,

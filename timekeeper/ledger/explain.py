@@ -35,13 +35,13 @@ from timekeeper.store import (
     timelines,
     workloads,
 )
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.bookings import Caused
 from timekeeper.store.db.models import BudgetGrant, Workload
 
 
 @dataclass(frozen=True)
-class Line:
+class BalanceStep:
     """A step of the balance. Instants are RFC 3339, amounts GPU-ms.
 
     `transaction` None: it is not booked yet, or it is the sum of what is sealed.
@@ -57,7 +57,7 @@ class Line:
 
 def explain(
     engine: Engine, cluster: str, name: str, at: Instant, *, carry: bool, parent: bool = False, uid: str = ""
-) -> Iterator[Line]:
+) -> Iterator[BalanceStep]:
     """Yield the steps of a namespace's balance, or a parent's, up to an instant; the last one has the balance.
 
     `uid` is the namespace's if several had the name; without it, the newest is explained.
@@ -69,39 +69,39 @@ def explain(
             found = accounts.find(session, cluster, uid)
             if found is None or found.title != name:
                 raise NamespaceUnknown(f"namespace {name} with UID {uid} has no account")
-            known = found
+            account = found
         else:
-            known = (accounts.require_parent if parent else accounts.require_name)(session, cluster, name)
-        yield from _summed(_lines(session, known, at, carry=carry))
+            account = (accounts.require_parent if parent else accounts.require_name)(session, cluster, name)
+        yield from _summed(_lines(session, account, at, carry=carry))
 
 
-def _lines(session: Session, known: Known, at: Instant, *, carry: bool) -> Iterator[Line]:
-    sealed, sums = seals.latest(session, known.id, at)
+def _lines(session: Session, account: BudgetAccount, at: Instant, *, carry: bool) -> Iterator[BalanceStep]:
+    sealed, sums = seals.latest(session, account.id, at)
     cause = "the sum of all that is sealed up to then"
-    yield Line(format_instant(sealed), None, "sealed", sums.get("budget", 0), 0, cause)
-    causes = _Causes(session, known.id)
-    yield from map(causes.of_booking, bookings.causes(session, known.id, sealed, at))
-    tree, anchor = anchored(session, memberships.tree(session, [known.id], at), Instant(at + 1))
+    yield BalanceStep(format_instant(sealed), None, "sealed", sums.get("budget", 0), 0, cause)
+    causes = _Causes(session, account.id)
+    yield from map(causes.of_booking, bookings.causes(session, account.id, sealed, at))
+    tree, anchor = anchored(session, memberships.tree(session, [account.id], at), Instant(at + 1))
     after = instant_of(anchor)
     forest = Forest(timelines.records(session, tree.keys, after, carry=carry, until=at), tree.links)
     start = timeline.begin_all(forest, at) | anchor
     outcome = timeline.advance(start, forest, max(at, *(state.at for state in start.values())))
-    _, due = difference(bookings.standing(session, known.id, after, at), outcome.postings[known.id])
+    _, due = difference(bookings.standing(session, account.id, after, at), outcome.postings[account.id])
     yield from map(causes.of_due, due)
-    state = outcome.states[known.id]
+    state = outcome.states[account.id]
     if not state.period.booked and state.period.amount:
-        yield Line(format_instant(at), None, "allowance", state.period.amount, 0, "no pod has drawn on it yet")
-    below = [key for key in sorted(tree.keys) if known.id in hierarchy.chain(tree.links, key, at)]
+        yield BalanceStep(format_instant(at), None, "allowance", state.period.amount, 0, "no pod has drawn on it yet")
+    below = [key for key in sorted(tree.keys) if account.id in hierarchy.chain(tree.links, key, at)]
     for key in below:
         mine = outcome.states[key]
         for claim in () if mine.over_budget else forest.records[key].claims:
             since = max(claim.start, mine.cut)
             if claim.start <= at and (claim.end is None or claim.end > at) and claim.gross(at) > claim.gross(since):
                 cause = f"{causes.pod(claim.key)} runs, since {format_instant(since)}"
-                yield Line(format_instant(at), None, "charge", claim.gross(since) - claim.gross(at), 0, cause)
+                yield BalanceStep(format_instant(at), None, "charge", claim.gross(since) - claim.gross(at), 0, cause)
 
 
-def _summed(lines: Iterable[Line]) -> Iterator[Line]:
+def _summed(lines: Iterable[BalanceStep]) -> Iterator[BalanceStep]:
     balance = 0
     for line in lines:
         balance += line.amount_ms
@@ -116,8 +116,8 @@ class _Causes:
         self._session = session
         self._rules = [row.rule for row in budget_rules.rules(session, namespace)]
         self._children = {
-            f"{CHILD}{key}": f"all under {known.title}"
-            for key, known in accounts.named(session, memberships.tree(session, [namespace], None).keys).items()
+            f"{CHILD}{key}": f"all under {account.title}"
+            for key, account in accounts.named(session, memberships.tree(session, [namespace], None).keys).items()
         }
         self._corrected = corrections.newest(session, namespace)
         self._grants: dict[str, BudgetGrant] = {
@@ -126,7 +126,7 @@ class _Causes:
             for row in movements.grants(session, namespace, kind)
         }
 
-    def of_booking(self, booked: Caused) -> Line:
+    def of_booking(self, booked: Caused) -> BalanceStep:
         """Return the line of a booking."""
         posting = booked.posting
         cause = self._cause(posting, booked.pod_name, booked.ended)
@@ -135,15 +135,15 @@ class _Causes:
         if booked.corrects:
             cause += f"; correction, effective {format_instant(booked.effective_at)}"
         amount = effect(posting.kind, "budget", posting.amount)
-        return Line(format_instant(posting.at), booked.transaction, posting.kind, amount, 0, cause)
+        return BalanceStep(format_instant(posting.at), booked.transaction, posting.kind, amount, 0, cause)
 
-    def of_due(self, posting: Posting) -> Line:
+    def of_due(self, posting: Posting) -> BalanceStep:
         """Return the line of what is not booked yet."""
         amount = effect(posting.kind, "budget", posting.amount)
         pod = self._find(posting.key)
         name = "" if pod is None else pod.pod_name
         cause = self._cause(posting, name, pod.end_source if pod and pod.ended_at == posting.at else "")
-        return Line(format_instant(posting.at), None, posting.kind, amount, 0, f"{cause}; due")
+        return BalanceStep(format_instant(posting.at), None, posting.kind, amount, 0, f"{cause}; due")
 
     def pod(self, uid: str) -> str:
         """Return how a person knows a pod."""

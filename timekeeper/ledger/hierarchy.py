@@ -20,11 +20,11 @@ from timekeeper.ledger import settlement
 from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, refuse_kept
-from timekeeper.ledger.movement import Place
+from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.rule import Change, rule_detail
 from timekeeper.ledger.settlement import ANCHOR_LAG_MS
 from timekeeper.store import accounts, memberships
-from timekeeper.store.accounts import Kind, Known
+from timekeeper.store.accounts import BudgetAccount, Kind
 
 MOST_LEVELS: Final = 4
 """Budgets in one chain: a namespace, two teams, an organisation."""
@@ -38,9 +38,9 @@ def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, i
     """
 
     def change(session: Session) -> bool:
-        known = accounts.find(session, books.cluster, accounts.parent_uid(name))
-        if known is not None:
-            refuse_kept(session, known)
+        account = accounts.find(session, books.cluster, accounts.parent_uid(name))
+        if account is not None:
+            refuse_kept(session, account)
         return change_parent(books, session, name, kind, rule, actor=actor, if_match=if_match)[1]
 
     return books.database.write(change)
@@ -48,22 +48,22 @@ def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, i
 
 def change_parent(
     books: Books, session: Session, name: str, kind: Kind, rule: Rule, *, actor: str, if_match: frozenset[str] | None
-) -> tuple[Known, bool]:
+) -> tuple[BudgetAccount, bool]:
     """Make a team or an organisation, or give it another budget, as `put_parent` does."""
     uid = accounts.parent_uid(name)
-    known = accounts.find(session, books.cluster, uid)
-    if known is None:
+    account = accounts.find(session, books.cluster, uid)
+    if account is None:
         if if_match is not None:
             raise VersionMismatch(f"budget of {kind} {name}: there is none yet")
-        known = accounts.open_account(
+        account = accounts.open_account(
             session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor
         )  # fmt: skip
-        settlement.settle_in(books, session, known.id, rule.since, rule.since)
-        books.note(session, actor=actor, action=kind, about=known, detail=rule_detail(rule), now=rule.since)
-        return known, True
-    _same_kind(known, kind)
-    change_budget(books, session, known, rule, actor=actor, if_match=if_match)
-    return known, False
+        settlement.settle_in(books, session, account.id, rule.since, rule.since)
+        books.note(session, actor=actor, action=kind, about=account, detail=rule_detail(rule), now=rule.since)
+        return account, True
+    _same_kind(account, kind)
+    change_budget(books, session, account, rule, actor=actor, if_match=if_match)
+    return account, False
 
 
 def patch_parent(
@@ -75,21 +75,21 @@ def patch_parent(
     """
 
     def work(session: Session) -> None:
-        known = accounts.require_parent(session, books.cluster, name)
-        refuse_kept(session, known)
-        _same_kind(known, kind or known.kind)
-        change_budget(books, session, known, change, actor=actor, if_match=if_match)
+        account = accounts.require_parent(session, books.cluster, name)
+        refuse_kept(session, account)
+        _same_kind(account, kind or account.kind)
+        change_budget(books, session, account, change, actor=actor, if_match=if_match)
 
     books.database.write(work)
 
 
-def _same_kind(known: Known, kind: str) -> None:
-    if known.kind != kind:
-        message = f"kind: {known.name} is {_a(known.kind)}, not {_a(kind)}; choose another name"
+def _same_kind(account: BudgetAccount, kind: str) -> None:
+    if account.kind != kind:
+        message = f"kind: {account.name} is {_a(account.kind)}, not {_a(kind)}; choose another name"
         raise ParentRefused(message, "kind")
 
 
-def put_under(books: Books, place: Place, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
+def put_under(books: Books, place: NamespaceRef, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
     """Put a namespace, or a team, under another budget from now on, or under none; return False if it is already.
 
     Raises Unknown if there is no such parent, Conflicting if it is an organisation, would be above itself, the chain
@@ -97,15 +97,15 @@ def put_under(books: Books, place: Place, above: str | None, *, reason: str, act
     """
 
     def change(session: Session) -> bool:
-        known = ensure(books, session, place.uid, place.name, place.policy, now)
-        refuse_kept(session, known, what="parent")
-        return change_place(books, session, known, above, reason=reason, actor=actor, now=now)
+        account = ensure(books, session, place.uid, place.name, place.policy, now)
+        refuse_kept(session, account, what="parent")
+        return change_place(books, session, account, above, reason=reason, actor=actor, now=now)
 
     return books.database.write(change)
 
 
 def change_place(
-    books: Books, session: Session, child: Known, above: str | None, *, reason: str, actor: str, now: Instant
+    books: Books, session: Session, child: BudgetAccount, above: str | None, *, reason: str, actor: str, now: Instant
 ) -> bool:  # fmt: skip
     """Put an account under another budget, or under none, as `put_under` does."""
     tree = memberships.tree(session, [child.id], IN_FORCE)
@@ -118,9 +118,9 @@ def change_place(
         return False
     if target is not None:
         _check(session, child, target, tree)
-    for known in (child, target):
-        if known is not None:
-            settlement.pin(books, session, known.id, Instant(now - ANCHOR_LAG_MS), now)
+    for account in (child, target):
+        if account is not None:
+            settlement.pin(books, session, account.id, Instant(now - ANCHOR_LAG_MS), now)
     # Not before what is in force, by any clock that may be right: so no ring comes to exist between the two.
     since = max([now, *(link.since for link in links.values() if link.child not in ahead)])
     # A clock that is wrong wrote what lies further ahead. It was meant for at once, and what is put under it now, or
@@ -142,14 +142,14 @@ def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str,
     """Append a link, and tell the audit log of it."""
     memberships.put(session, link, actor=actor)
     accounts.touch(session, link.child)
-    known = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
+    account = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
     detail = {
-        "parent": "" if link.parent is None else known[link.parent].name, "effectiveAt": link.since, "reason": reason,
+        "parent": "" if link.parent is None else account[link.parent].name, "effectiveAt": link.since, "reason": reason,
     }  # fmt: skip
-    books.note(session, actor=actor, action="parent", about=known[link.child], detail=detail, now=now)
+    books.note(session, actor=actor, action="parent", about=account[link.child], detail=detail, now=now)
 
 
-def _check(session: Session, child: Known, target: Known, tree: Tree) -> None:
+def _check(session: Session, child: BudgetAccount, target: BudgetAccount, tree: Tree) -> None:
     """Refuse what would be no hierarchy."""
     if child.kind == "organisation":
         raise ParentRefused(

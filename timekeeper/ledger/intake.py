@@ -132,7 +132,7 @@ def _apply(
 
 def _note_orphan(books: Books, session: Session, workload: Workload, end: Instant, now: Instant) -> None:
     """Say which interval was closed although no record of the pod tells its end."""
-    known = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
+    account = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
     detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}
-    log.warning("pod %s/%s (%s) is gone, its record too: closed", known.name, workload.pod_name, workload.pod_uid)
-    books.note(session, actor="timekeeper", action="orphan-closed", about=known, detail=detail, now=now)
+    log.warning("pod %s/%s (%s) is gone, its record too: closed", account.name, workload.pod_name, workload.pod_uid)
+    books.note(session, actor="timekeeper", action="orphan-closed", about=account, detail=detail, now=now)

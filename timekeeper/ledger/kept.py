@@ -20,10 +20,10 @@ from timekeeper.ledger import hierarchy
 from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, fall_back
-from timekeeper.ledger.movement import Place
+from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts, kept
-from timekeeper.store.accounts import Kind, Known
+from timekeeper.store.accounts import BudgetAccount, Kind
 from timekeeper.store.kept import Kept
 
 
@@ -37,19 +37,19 @@ class Desired:
     now: Instant
 
 
-def keep(books: Books, place: Place, desired: Desired) -> bool:
+def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
     """Have an object keep a namespace's budget; return whether that was news.
 
     Raises ObjectOutdated if a newer state was taken, LedgerError as `set_budget` and `put_under` do.
     """
 
     def change(session: Session) -> bool:
-        known = ensure(books, session, place.uid, place.name, place.policy, desired.now)
-        if not _is_news(session, known, desired.kept):
+        account = ensure(books, session, place.uid, place.name, place.policy, desired.now)
+        if not _is_news(session, account, desired.kept):
             return False
-        _note(books, session, known, desired)
-        change_budget(books, session, known, desired.rule, actor=desired.actor, if_match=None)
-        _place(books, session, known, desired)
+        _note(books, session, account, desired)
+        change_budget(books, session, account, desired.rule, actor=desired.actor, if_match=None)
+        _place(books, session, account, desired)
         return True
 
     return books.database.write(change)
@@ -62,15 +62,17 @@ def keep_parent(books: Books, name: str, kind: Kind, desired: Desired) -> bool:
         found = accounts.find(session, books.cluster, accounts.parent_uid(name))
         if found is not None and not _is_news(session, found, desired.kept):
             return False
-        known, _ = hierarchy.change_parent(books, session, name, kind, desired.rule, actor=desired.actor, if_match=None)
-        _note(books, session, known, desired)
-        _place(books, session, known, desired)
+        account, _ = hierarchy.change_parent(
+            books, session, name, kind, desired.rule, actor=desired.actor, if_match=None
+        )
+        _note(books, session, account, desired)
+        _place(books, session, account, desired)
         return True
 
     return books.database.write(change)
 
 
-def release(books: Books, place: Place, uid: str, *, actor: str, now: Instant) -> bool:
+def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Instant) -> bool:
     """Note that an object was deleted; return False if it does not keep the budget.
 
     A namespace has its policy's budget from now on. A team or an organisation keeps the budget that it has, because
@@ -78,17 +80,17 @@ def release(books: Books, place: Place, uid: str, *, actor: str, now: Instant) -
     """
 
     def change(session: Session) -> bool:
-        known = accounts.find(session, books.cluster, place.uid)
-        found = None if known is None else kept.last(session, known.id)
-        if known is None or found is None or found.uid != uid or found.released is not None:
+        account = accounts.find(session, books.cluster, place.uid)
+        found = None if account is None else kept.last(session, account.id)
+        if account is None or found is None or found.uid != uid or found.released is not None:
             return False
-        accounts.touch(session, known.id)
+        accounts.touch(session, account.id)
         ended = Kept(found.uid, found.created, found.generation, None, now)
-        kept.put(session, known.id, ended)
+        kept.put(session, account.id, ended)
         detail = {"uid": uid, "generation": found.generation, "deleted": "true"}
-        books.note(session, actor=actor, action="object", about=known, detail=detail, now=now)
-        if known.kind == "namespace":
-            fall_back(books, session, known, place.policy, now)
+        books.note(session, actor=actor, action="object", about=account, detail=detail, now=now)
+        if account.kind == "namespace":
+            fall_back(books, session, account, place.policy, now)
         return True
 
     return books.database.write(change)
@@ -97,16 +99,16 @@ def release(books: Books, place: Place, uid: str, *, actor: str, now: Instant) -
 def keeping(books: Books, positions: Sequence[Position]) -> dict[AccountId, Kept]:
     """Return the objects that keep some budgets now."""
     with books.database.reading() as session:
-        return kept.keeping(session, [position.known.id for position in positions])
+        return kept.keeping(session, [position.account.id for position in positions])
 
 
-def _is_news(session: Session, known: Known, state: Kept) -> bool:
+def _is_news(session: Session, account: BudgetAccount, state: Kept) -> bool:
     """Whether an object says what was not taken yet.
 
     Raises ObjectOutdated if it is late. If times cannot decide, as between two objects of one second, or for an object
     that was believed deleted, it is taken: the next look finds the one that is there, and nothing is stuck.
     """
-    found = kept.last(session, known.id)
+    found = kept.last(session, account.id)
     if found is None:
         return True
     if found.uid == state.uid and found.generation == state.generation and found.released is None:
@@ -114,20 +116,20 @@ def _is_news(session: Session, known: Known, state: Kept) -> bool:
     late = found.generation > state.generation if found.uid == state.uid else found.created > state.created
     if late:
         raise ObjectOutdated(
-            f"budget of {known.title}: the object with UID {found.uid} was already seen at generation "
+            f"budget of {account.title}: the object with UID {found.uid} was already seen at generation "
             f"{found.generation}; if yours was restored from a backup, create it again"
         )
     return True
 
 
-def _note(books: Books, session: Session, known: Known, desired: Desired) -> None:
-    accounts.touch(session, known.id)
-    kept.put(session, known.id, desired.kept)
+def _note(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
+    accounts.touch(session, account.id)
+    kept.put(session, account.id, desired.kept)
     detail = {"uid": desired.kept.uid, "generation": desired.kept.generation}
-    books.note(session, actor=desired.actor, action="object", about=known, detail=detail, now=desired.now)
+    books.note(session, actor=desired.actor, action="object", about=account, detail=detail, now=desired.now)
 
 
-def _place(books: Books, session: Session, known: Known, desired: Desired) -> None:
+def _place(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
     if desired.kept.parent is not None:
         above, reason = desired.kept.parent or None, f"generation {desired.kept.generation} of its object"
-        hierarchy.change_place(books, session, known, above, reason=reason, actor=desired.actor, now=desired.now)
+        hierarchy.change_place(books, session, account, above, reason=reason, actor=desired.actor, now=desired.now)

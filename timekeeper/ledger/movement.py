@@ -35,14 +35,14 @@ from timekeeper.ledger import coverage, settlement
 from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.store import bookings, budget_rules, memberships, movements, reservations, workloads
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
 
 Kind = Literal["grant", "refund", "adjustment", "transfer"]
 
 
 @dataclass(frozen=True)
-class Place:
+class NamespaceRef:
     """A namespace by its UID, with the policy that it starts with."""
 
     uid: str
@@ -67,7 +67,7 @@ class Order:
 
 
 def grant(
-    books: Books, place: Place, order: Order, *, valid_from: Instant, valid_to: Instant | None, priority: int = 0
+    books: Books, place: NamespaceRef, order: Order, *, valid_from: Instant, valid_to: Instant | None, priority: int = 0
 ) -> bool:
     """Book a grant; return False if the same request was booked before under its key.
 
@@ -75,11 +75,11 @@ def grant(
     """
 
     def change(session: Session) -> bool:
-        known = ensure(books, session, place.uid, place.name, place.policy, order.now)
-        if _repeated(session, known, order, "grant"):
+        account = ensure(books, session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, account, order, "grant"):
             return False
         _append(
-            books, session, known, order, "grant",
+            books, session, account, order, "grant",
             valid_from=valid_from, valid_to=valid_to, priority=priority,
         )  # fmt: skip
         return True
@@ -88,7 +88,7 @@ def grant(
 
 
 def withdraw(
-    books: Books, find: Callable[[Session], Known], key: int, *, reason: str, actor: str, now: Instant
+    books: Books, find: Callable[[Session], BudgetAccount], key: int, *, reason: str, actor: str, now: Instant
 ) -> BudgetGrant:  # fmt: skip
     """Have a grant that has not begun bring nothing, and return it; again changes nothing.
 
@@ -97,79 +97,81 @@ def withdraw(
     """
 
     def change(session: Session) -> None:
-        known = find(session)
-        row = movements.grant_by_id(session, known.id, key)
+        account = find(session)
+        row = movements.grant_by_id(session, account.id, key)
         if row is None:
-            raise GrantUnknown(f"{known.title} has no grant {key}")
+            raise GrantUnknown(f"{account.title} has no grant {key}")
         if row.withdrawn_at is not None:
             return
         # Settled first: the row of the root moves, so that no other transaction sets aside or books at the same time.
-        if row.valid_from <= settlement.settle_in(books, session, known.id, None, now).at:
+        if row.valid_from <= settlement.settle_in(books, session, account.id, None, now).at:
             raise GrantBegun(
                 f"grant {key} began at {format_instant(row.valid_from)}; take back what is left with an adjustment"
             )
         movements.withdraw_grant(session, key, now)
         detail = {"id": key, "amountMs": row.amount_ms, "reason": reason}
-        books.note(session, actor=actor, action="withdraw", about=known, detail=detail, now=now)
-        settlement.settle_in(books, session, known.id, row.valid_from, now)
-        _still_covered(books, session, known, now)
+        books.note(session, actor=actor, action="withdraw", about=account, detail=detail, now=now)
+        settlement.settle_in(books, session, account.id, row.valid_from, now)
+        _still_covered(books, session, account, now)
 
     books.database.write(change)
     with books.database.reading() as session:
         return session.get_one(BudgetGrant, key)
 
 
-def refund(books: Books, place: Place, order: Order, *, pod_uid: str) -> bool:
+def refund(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> bool:
     """Give back what an ended pod was charged, or part of it; it must be used before the period ends.
 
     Raises Unknown if the namespace had no such pod, Conflicting if more than its charge would be refunded.
     """
 
     def change(session: Session) -> bool:
-        known = ensure(books, session, place.uid, place.name, place.policy, order.now)
-        if _repeated(session, known, order, "refund"):
+        account = ensure(books, session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, account, order, "refund"):
             return False
         pod = workloads.by_uid(session, [pod_uid]).get(pod_uid)
-        if pod is None or pod.namespace_id != known.id:
+        if pod is None or pod.namespace_id != account.id:
             raise PodUnknown(f"namespace {place.name} had no pod {pod_uid} that held GPUs")
         if pod.ended_at is None:
             raise PodRunning(f"pod {pod_uid} is still running; refund it after it has ended")
-        settlement.settle_in(books, session, known.id, None, order.now)
+        settlement.settle_in(books, session, account.id, None, order.now)
         charged, _ = bookings.booked_by_pod(session, [pod_uid]).get(pod_uid, (0, 0))
-        left = charged - movements.refunded(session, known.id, pod_uid)
+        left = charged - movements.refunded(session, account.id, pod_uid)
         if order.amount > left:
             raise RefundAboveCharge(
                 f"amountMs is {order.amount}, but at most {left} of the charge of pod {pod_uid} can be refunded"
             )
-        rule = budget_rules.rules(session, known.id)[-1].rule
+        rule = budget_rules.rules(session, account.id)[-1].rule
         around = bounds(order.now, *rule.calendar)
-        _append(books, session, known, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
+        _append(books, session, account, order, "refund", valid_to=around and around[1], counterpart=pod_uid)
         return True
 
     return books.database.write(change)
 
 
-def adjust(books: Books, place: Place, order: Order) -> bool:
+def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
     """Put GPU time right by hand: a negative amount takes it away.
 
     Raises Conflicting if more would be taken than is left.
     """
 
     def change(session: Session) -> bool:
-        known = ensure(books, session, place.uid, place.name, place.policy, order.now)
-        if _repeated(session, known, order, "adjustment"):
+        account = ensure(books, session, place.uid, place.name, place.policy, order.now)
+        if _repeated(session, account, order, "adjustment"):
             return False
         if order.amount < 0:
-            _need(books, session, known, -order.amount, order.now)
-        _append(books, session, known, order, "adjustment")
+            _need(books, session, account, -order.amount, order.now)
+        _append(books, session, account, order, "adjustment")
         if order.amount < 0:
-            _still_covered(books, session, known, order.now)
+            _still_covered(books, session, account, order.now)
         return True
 
     return books.database.write(change)
 
 
-def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_to: Instant | None) -> bool:
+def transfer(
+    books: Books, source: NamespaceRef, target: NamespaceRef, order: Order, *, valid_to: Instant | None
+) -> bool:
     """Move GPU time from one budget to another, both or neither.
 
     Raises Conflicting if less is left (credit cannot be handed on), or one is under the other: what the lower one
@@ -197,34 +199,34 @@ def transfer(books: Books, source: Place, target: Place, order: Order, *, valid_
     return books.database.write(change)
 
 
-def _repeated(session: Session, known: Known, order: Order, kind: Kind) -> bool:
-    before = movements.grant_under(session, known.id, order.key)
+def _repeated(session: Session, account: BudgetAccount, order: Order, kind: Kind) -> bool:
+    before = movements.grant_under(session, account.id, order.key)
     if before is not None and before.request_hash != order.digest(kind):
         raise KeyReused(f"Idempotency-Key {order.key!r} was already used for another request")
     return before is not None
 
 
-def _need(books: Books, session: Session, known: Known, amount: int, now: Instant) -> None:
-    state = settlement.settle_in(books, session, known.id, None, now)
-    below = memberships.tree(session, [known.id], IN_FORCE).below(known.id)
+def _need(books: Books, session: Session, account: BudgetAccount, amount: int, now: Instant) -> None:
+    state = settlement.settle_in(books, session, account.id, None, now)
+    below = memberships.tree(session, [account.id], IN_FORCE).below(account.id)
     left = state.balance - sum(one.rest(state.at) for one in reservations.asides(session, below, state.at))
     if amount > left:
         raise BalanceInsufficient(
-            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {known.title} has left and unreserved"
+            f"amountMs: {amount} GPU-ms are more than the {max(left, 0)} that {account.title} has left and unreserved"
         )
 
 
-def _still_covered(books: Books, session: Session, known: Known, now: Instant) -> None:
+def _still_covered(books: Books, session: Session, account: BudgetAccount, now: Instant) -> None:
     """Refuse to take out what is needed later, when what would be left has expired."""
-    gap = coverage.gap_of_withdrawal(books, session, known.id, now)
+    gap = coverage.gap_of_withdrawal(books, session, account.id, now)
     if gap is not None:
         raise BalanceInsufficient(
-            f"amountMs: what {known.title} has set aside would lack {gap.amount} GPU-ms from "
+            f"amountMs: what {account.title} has set aside would lack {gap.amount} GPU-ms from "
             f"{format_instant(gap.at)} on, because what would be left expires; take less"
         )
 
 
-def _apart(session: Session, giver: Known, taker: Known) -> None:
+def _apart(session: Session, giver: BudgetAccount, taker: BudgetAccount) -> None:
     """Refuse a transfer between a budget and one that it is under."""
     tree = memberships.tree(session, [giver.id], IN_FORCE)
     for lower, upper in ((giver, taker), (taker, giver)):
@@ -236,19 +238,19 @@ def _apart(session: Session, giver: Known, taker: Known) -> None:
 
 
 def _append(
-    books: Books, session: Session, known: Known, order: Order, kind: Kind, *,
+    books: Books, session: Session, account: BudgetAccount, order: Order, kind: Kind, *,
     amount: GpuMilliseconds | None = None, key: str = "", valid_from: Instant | None = None,
     valid_to: Instant | None = None, priority: int = 0, counterpart: str = "",
 ) -> None:  # fmt: skip
     """Append a movement and settle its namespace."""
     given = order.amount if amount is None else amount
-    if budget_rules.rules(session, known.id)[-1].status == "closed":
-        raise BudgetClosed(f"the budget of {known.title} is closed")
-    if movements.granted_in_all(session, known.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
-        raise AmountOverflow(f"movements of {known.title} would exceed what the ledger can hold")
+    if budget_rules.rules(session, account.id)[-1].status == "closed":
+        raise BudgetClosed(f"the budget of {account.title} is closed")
+    if movements.granted_in_all(session, account.id) + abs(given) > 10_000 * MAX_AMOUNT_MS:
+        raise AmountOverflow(f"movements of {account.title} would exceed what the ledger can hold")
     since = order.now if valid_from is None else valid_from
     values: dict[str, Any] = {
-        "namespace_id": known.id,
+        "namespace_id": account.id,
         "amount_ms": given,
         "reason": order.reason,
         "valid_from": since,
@@ -263,5 +265,5 @@ def _append(
     }
     row = movements.add_grant(session, values)
     detail = {"id": row, "amountMs": given, "reason": order.reason, "counterpart": counterpart}
-    books.note(session, actor=order.actor, action=kind, about=known, detail=detail, now=order.now)
-    settlement.settle_in(books, session, known.id, since, order.now)
+    books.note(session, actor=order.actor, action=kind, about=account, detail=detail, now=order.now)
+    settlement.settle_in(books, session, account.id, since, order.now)

@@ -18,19 +18,19 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant, format_instant
 from timekeeper.core import reservation
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.core.record import AccountId, Aside, Rule, planned
 from timekeeper.core.refusal import BalanceInsufficient, BudgetClosed, KeyReused, ReservationOfPod, ReservationUnknown
-from timekeeper.core.reservation import Gap, Hold
+from timekeeper.core.reservation import Gap, Need
 from timekeeper.ledger import coverage, settlement
 from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts, budget_rules, memberships
 from timekeeper.store import reservations as store
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import Reservation
 
 CONTROLLER: Final = "controller"
@@ -50,19 +50,19 @@ def free_of(session: Session, position: Position, now: Instant) -> Free:
     """Return what is free by what this process knows; whether it really is, is decided in `open_for_pod`."""
     together, states = position.together, position.together.at(now)
     tree = Tree(frozenset(states), tuple(together.forest.links))
-    rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.known.id)}
-    asides = store.asides(session, tree.keys, max(now, states[position.known.id].at))
-    held = sum(one.rest(now) for one in asides if one.budget == position.known.id)
+    rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.account.id)}
+    asides = store.asides(session, tree.keys, max(now, states[position.account.id].at))
+    held = sum(one.rest(now) for one in asides if one.budget == position.account.id)
     amount, tightest = _least(asides, tree, states, rules, now)
     return Free(amount, held, tightest, asides)
 
 
-def gap_of(position: Position, free: Free, hold: Hold, now: Instant, *, alone: bool = False) -> Gap | None:
-    """Return where a hold, with all that is set aside or `alone`, would not be covered until its end; None: it is."""
-    more = planned("new", position.known.id, hold.amount, hold.span, now)
+def gap_of(position: Position, free: Free, need: Need, now: Instant, *, alone: bool = False) -> Gap | None:
+    """Return the gap in covering a need until its end, beside all that is set aside or `alone`; None: it is covered."""
+    more = planned("new", position.account.id, need.amount, need.span, now)
     together = position.together
     asides = [*([] if alone else free.asides), more]
-    budgets = [known.id for known in (position.known, *position.above)]
+    budgets = [account.id for account in (position.account, *position.above)]
     return reservation.gap(together.at(now), together.forest, asides, budgets, now)
 
 
@@ -70,8 +70,8 @@ def most_of(position: Position, now: Instant) -> int:
     """Return what could be set aside with nothing else set aside, now or in the next period; the least of the chain."""
     states, records = position.together.at(now), position.together.forest.records
     most = []
-    for known in (position.known, *position.above):
-        state, rule = states[known.id], records[known.id].rules[-1]
+    for account in (position.account, *position.above):
+        state, rule = states[account.id], records[account.id].rules[-1]
         granted = sum(bucket.left for bucket in state.grants)
         # A budget that is granted once has what is left of it.
         most.append((state.balance if rule.period == "none" else rule.amount + rule.rollover + granted) + rule.credit)
@@ -90,24 +90,24 @@ def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dic
     found = {}
     for position in positions:
         tree = Tree(frozenset(position.together.forest.records), tuple(position.together.forest.links))
-        found[position.known.id] = sum(everywhere[key] for key in tree.below(position.known.id))
+        found[position.account.id] = sum(everywhere[key] for key in tree.below(position.account.id))
     return found
 
 
-def open_for_pod(books: Books, place: Place, uid: str, name: str, hold: Hold, now: Instant) -> bool:
+def open_for_pod(books: Books, place: NamespaceRef, uid: str, name: str, need: Need, now: Instant) -> bool:
     """Set GPU time aside for a pod; return whether it is. A pod has one reservation, however often this is asked."""
 
     def change(session: Session) -> bool:
-        known = ensure(books, session, place.uid, place.name, place.policy, now)
+        account = ensure(books, session, place.uid, place.name, place.policy, now)
         key = f"pod:{uid}"
-        if store.under(session, known.id, key) is not None:
+        if store.under(session, account.id, key) is not None:
             return True
-        more = planned("new", known.id, hold.amount, hold.span, now)
+        more = planned("new", account.id, need.amount, need.span, now)
         free, gap = _check(books, session, more, now)
-        if hold.amount > free or gap is not None:
+        if need.amount > free or gap is not None:
             return False
-        values = {"pod_uid": uid, "pod_name": name, "amount_ms": hold.amount, "span_ms": hold.span, "expires_at": None}
-        store.add(session, _values(known.id, values, key=key, reason="", digest="", actor=CONTROLLER, now=now))
+        values = {"pod_uid": uid, "pod_name": name, "amount_ms": need.amount, "span_ms": need.span, "expires_at": None}
+        store.add(session, _values(account.id, values, key=key, reason="", digest="", actor=CONTROLLER, now=now))
         return True
 
     return books.database.write(change)
@@ -118,37 +118,37 @@ def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: Instant) ->
 
     def change(session: Session) -> None:
         for row, paid in store.exceeded(session, pods):
-            known = accounts.named(session, [row.namespace_id])[row.namespace_id]
+            account = accounts.named(session, [row.namespace_id])[row.namespace_id]
             _, name = pods[str(row.pod_uid)]
             detail = {"podUid": row.pod_uid, "podName": name, "amountMs": row.amount_ms, "paidMs": paid}
-            books.note(session, actor=CONTROLLER, action="reservation-exceeded", about=known, detail=detail, now=now)
+            books.note(session, actor=CONTROLLER, action="reservation-exceeded", about=account, detail=detail, now=now)
         store.end_pods(session, pods, now)
 
     books.database.write(change)
 
 
-def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: Instant) -> tuple[Reservation, bool]:
+def open_by_hand(books: Books, place: NamespaceRef, order: Order, *, expires_at: Instant) -> tuple[Reservation, bool]:
     """Set GPU time aside until an instant; return the reservation, and False if it was made before under its key.
 
     Raises Conflicting if less is free, the budget may not be spent, or the key was already used for another request.
     """
 
     def change(session: Session) -> tuple[int, bool]:
-        known = ensure(books, session, place.uid, place.name, place.policy, order.now)
+        account = ensure(books, session, place.uid, place.name, place.policy, order.now)
         key = key_of(order.key)
         digest = hashlib.sha256(order.body).hexdigest()
-        before = store.under(session, known.id, key)
+        before = store.under(session, account.id, key)
         if before is not None:
             if before.request_hash != digest:
                 raise KeyReused(f"Idempotency-Key {order.key!r} was already used for another request")
             return before.id, False
-        status = budget_rules.rules(session, known.id)[-1].status
+        status = budget_rules.rules(session, account.id)[-1].status
         if status != "active":
-            raise BudgetClosed(f"the budget of {known.name} is {status}")
-        free, gap = _check(books, session, Aside(known.id, order.amount, until=expires_at), order.now)
+            raise BudgetClosed(f"the budget of {account.name} is {status}")
+        free, gap = _check(books, session, Aside(account.id, order.amount, until=expires_at), order.now)
         if order.amount > free:
             raise BalanceInsufficient(
-                f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {known.name} has free"
+                f"amountMs: {order.amount} GPU-ms are more than the {max(free, 0)} that {account.name} has free"
             )
         if gap is not None:
             raise BalanceInsufficient(
@@ -161,11 +161,11 @@ def open_by_hand(books: Books, place: Place, order: Order, *, expires_at: Instan
         row = store.add(
             session,
             _values(
-                known.id, values, key=key, reason=order.reason, digest=digest, actor=order.actor, now=order.now
+                account.id, values, key=key, reason=order.reason, digest=digest, actor=order.actor, now=order.now
             ),
         )  # fmt: skip
         detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}
-        books.note(session, actor=order.actor, action="reservation", about=known, detail=detail, now=order.now)
+        books.note(session, actor=order.actor, action="reservation", about=account, detail=detail, now=order.now)
         return row, True
 
     row, made = books.database.write(change)
@@ -178,7 +178,7 @@ def key_of(idempotency_key: str) -> str:
 
 
 def release(
-    books: Books, find: Callable[[Session], Known | None], name: str, key: int, *, actor: str, now: Instant
+    books: Books, find: Callable[[Session], BudgetAccount | None], name: str, key: int, *, actor: str, now: Instant
 ) -> Reservation:  # fmt: skip
     """Give back what was set aside by hand; again is harmless. `find` gives whose it is.
 
@@ -186,16 +186,16 @@ def release(
     """
 
     def change(session: Session) -> None:
-        known = find(session)
-        row = None if known is None else store.by_id(session, known.id, key)
-        if known is None or row is None:
+        account = find(session)
+        row = None if account is None else store.by_id(session, account.id, key)
+        if account is None or row is None:
             raise ReservationUnknown(f"namespace {name} has no reservation {key}")
         if row.pod_uid is not None:
             raise ReservationOfPod(f"reservation {key} belongs to pod {row.pod_name} and ends with it; delete the pod")
         if row.ended_at is None and row.expires_at is not None and now < row.expires_at:
             store.release(session, key, now)
             detail = {"id": key, "amountMs": row.amount_ms}
-            books.note(session, actor=actor, action="release", about=known, detail=detail, now=now)
+            books.note(session, actor=actor, action="release", about=account, detail=detail, now=now)
 
     books.database.write(change)
     return _read(books, key)
@@ -232,7 +232,7 @@ def _check(books: Books, session: Session, more: Aside, now: Instant) -> tuple[i
 def _least(
     asides: Sequence[Aside],
     tree: Tree,
-    states: Mapping[AccountId, State],
+    states: Mapping[AccountId, BudgetState],
     rules: Mapping[AccountId, Rule],
     now: Instant,
 ) -> tuple[int, AccountId]:

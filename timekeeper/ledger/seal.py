@@ -22,7 +22,7 @@ from timekeeper.core.refusal import PeriodNotOver
 from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.store import accounts, budget_rules, seals
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 
 _TOGETHER = 50
 """Namespaces in one transaction: others that write wait for it."""
@@ -48,7 +48,7 @@ def _seal_together(books: Books, wanted: Sequence[tuple[AccountId, Instant]], no
     books.database.write(change)
 
 
-def seal(books: Books, place: Known, until: Instant, *, reason: str, actor: str, now: Instant) -> None:
+def seal(books: Books, place: BudgetAccount, until: Instant, *, reason: str, actor: str, now: Instant) -> None:
     """Seal a budget's periods up to the end of one, by an operator's request; again changes nothing.
 
     Raises Conflicting if no period that is over ends there.

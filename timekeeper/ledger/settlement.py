@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant
 from timekeeper.core import timeline
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
 from timekeeper.core.posting import difference
 from timekeeper.core.record import AccountId, Forest
@@ -31,7 +31,7 @@ ANCHOR_LAG_MS: Final = 600_000
 ANCHORS_KEPT: Final = 64
 
 
-def settle_in(books: Books, session: Session, namespace: AccountId, since: Instant | None, now: Instant) -> State:
+def settle_in(books: Books, session: Session, namespace: AccountId, since: Instant | None, now: Instant) -> BudgetState:
     """Make the ledger equal to the records, and return the namespace's state then.
 
     `since` is the earliest instant at which the records changed; None: they have not.
@@ -41,7 +41,7 @@ def settle_in(books: Books, session: Session, namespace: AccountId, since: Insta
 
 def settle_all(
     books: Books, session: Session, dirty: Mapping[AccountId, Instant | None], now: Instant
-) -> dict[AccountId, State]:
+) -> dict[AccountId, BudgetState]:
     """Settle some namespaces, each with all that depend on it; what is under the same root, once."""
     trees: dict[frozenset[AccountId], tuple[Tree, list[Instant]]] = {}
     for namespace in sorted(dirty):
@@ -49,13 +49,15 @@ def settle_all(
         tree = memberships.tree(session, [namespace], IN_FORCE) if known is None else trees[known][0]
         since = dirty[namespace]
         trees.setdefault(tree.keys, (tree, []))[1].extend([] if since is None else [since])
-    states: dict[AccountId, State] = {}
+    states: dict[AccountId, BudgetState] = {}
     for tree, instants in trees.values():
         states |= _settle(books, session, tree, min(instants, default=None), now)
     return states
 
 
-def _settle(books: Books, session: Session, tree: Tree, since: Instant | None, now: Instant) -> dict[AccountId, State]:
+def _settle(
+    books: Books, session: Session, tree: Tree, since: Instant | None, now: Instant
+) -> dict[AccountId, BudgetState]:
     if since is not None:
         # A link that ends just then is among what changed: what it left behind has anchors that count on it.
         tree = memberships.tree(session, tree.keys, Instant(since - 1))
@@ -149,9 +151,9 @@ def come_back(books: Books, now: Instant) -> None:
     def change(session: Session) -> None:
         dirty: dict[AccountId, Instant | None] = dict.fromkeys(accounts.settled_after(session, books.cluster, latest))
         for workload in workloads.ended_after(session, books.cluster, latest):
-            known = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
+            account = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
             detail = {"podUid": workload.pod_uid, "toldMs": workload.ended_at, "endMs": latest}
-            books.note(session, actor="timekeeper", action="end-held", about=known, detail=detail, now=now)
+            books.note(session, actor="timekeeper", action="end-held", about=account, detail=detail, now=now)
             workloads.hold_end(session, workload, latest)
             dirty[workload.namespace_id] = latest
         settle_all(books, session, dirty, now)

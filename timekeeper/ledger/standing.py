@@ -8,17 +8,17 @@ from collections import Counter
 
 from slicekeeper.units import Instant
 from timekeeper.core import hierarchy, timeline
-from timekeeper.core.budget import State, rule_at
+from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.core.timeline import CHILD
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.budget_rules import RuleRow
 
 
 class Together:
     """The standings of budgets that depend on each other, good until their records change."""
 
-    def __init__(self, states: dict[AccountId, State], forest: Forest) -> None:
+    def __init__(self, states: dict[AccountId, BudgetState], forest: Forest) -> None:
         self.forest = forest
         self._lock = threading.Lock()
         self._states = states
@@ -32,13 +32,13 @@ class Together:
         self._run_outs: dict[AccountId, Instant] = {}
         self._forecast_for: list[Instant] = []
 
-    def at(self, now: Instant) -> dict[AccountId, State]:
+    def at(self, now: Instant) -> dict[AccountId, BudgetState]:
         """Return the states at an instant, at least that at which the budgets were settled."""
         with self._lock:
             self._advance(now)
             return self._states
 
-    def charges_due(self, now: Instant) -> tuple[dict[AccountId, State], Counter[tuple[str, str]]]:
+    def charges_due(self, now: Instant) -> tuple[dict[AccountId, BudgetState], Counter[tuple[str, str]]]:
         """Return the states, and what is due but not booked yet, by pod and kind of posting."""
         with self._lock:
             self._advance(now)
@@ -76,35 +76,35 @@ class Together:
 class Position:
     """The standing of a namespace, a team or an organisation, alone or under others."""
 
-    def __init__(self, chain: list[Known], together: Together, rules: list[RuleRow]) -> None:
-        self.known = chain[0]
+    def __init__(self, chain: list[BudgetAccount], together: Together, rules: list[RuleRow]) -> None:
+        self.account = chain[0]
         self.above = chain[1:]
         """What it is under, nearest first."""
         self.together = together
         self.rule = rules[-1]
 
-    def at(self, now: Instant) -> State:
+    def at(self, now: Instant) -> BudgetState:
         """Return the state at an instant, at least that at which the namespace was settled."""
-        return self.together.at(now)[self.known.id]
+        return self.together.at(now)[self.account.id]
 
     def run_out(self, now: Instant) -> Instant | None:
         """Return when the namespace will be over budget if the pods that run now go on, in others too."""
-        return self.together.run_outs(now).get(self.known.id)
+        return self.together.run_outs(now).get(self.account.id)
 
-    def binding(self, now: Instant) -> tuple[Known, State]:
+    def binding(self, now: Instant) -> tuple[BudgetAccount, BudgetState]:
         """Return the budget that binds, its own or one above: the nearest of which nothing, or of which least is left.
 
         What may be spent on credit counts as left.
         """
-        states, chain = self.together.at(now), [self.known, *self.above]
-        state = states[self.known.id]
+        states, chain = self.together.at(now), [self.account, *self.above]
+        state = states[self.account.id]
         if state.over_budget:
-            key = self.known.id if state.barred is None else state.barred
-            return next((known, states[known.id]) for known in chain if known.id == key)
+            key = self.account.id if state.barred is None else state.barred
+            return next((account, states[account.id]) for account in chain if account.id == key)
 
-        def left(known: Known) -> int:
-            rules = self.together.forest.records[known.id].rules
-            return states[known.id].balance + rule_at(rules, state.at).credit
+        def left(account: BudgetAccount) -> int:
+            rules = self.together.forest.records[account.id].rules
+            return states[account.id].balance + rule_at(rules, state.at).credit
 
         tightest = min(chain, key=left)
         return tightest, states[tightest.id]
@@ -115,12 +115,12 @@ class Position:
 
     def running_below(self, now: Instant) -> Counter[AccountId]:
         """Return what was charged in this period and is not booked yet, by the budget directly below."""
-        found = self.together.due_below(self.known.id, self.counts_since(now), now)
+        found = self.together.due_below(self.account.id, self.counts_since(now), now)
         states, forest = self.together.at(now), self.together.forest
         for key, state in states.items():
             chain = hierarchy.chain(forest.links, key, state.at)
-            if self.known.id in chain[1:] and not state.over_budget:
-                child = chain[chain.index(self.known.id) - 1]
+            if self.account.id in chain[1:] and not state.over_budget:
+                child = chain[chain.index(self.account.id) - 1]
                 for claim in forest.records[key].claims:
                     if claim.goes_on(state.at):
                         found[child] += claim.gross(state.at) - claim.gross(max(claim.start, state.cut))
@@ -128,6 +128,6 @@ class Position:
 
     def due(self, now: Instant) -> Instant | None:
         """Return the next instant at which the namespace's state may change by itself."""
-        turn = timeline.next_turn(self.together.at(now), self.together.forest, self.known.id)
+        turn = timeline.next_turn(self.together.at(now), self.together.forest, self.account.id)
         dues = self.run_out(now), turn, self.together.next_end
         return min((instant for instant in dues if instant is not None), default=None)

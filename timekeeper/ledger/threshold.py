@@ -10,19 +10,25 @@ from sqlalchemy.orm import Session
 from slicekeeper.units import Instant
 from timekeeper.ledger.books import Books
 from timekeeper.store import thresholds
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 
 
 def note_thresholds(
-    books: Books, known: Known, period: Instant, used: int, limit: int, percents: Collection[int], now: Instant
+    books: Books,
+    account: BudgetAccount,
+    period: Instant,
+    used: int,
+    limit: int,
+    percents: Collection[int],
+    now: Instant,
 ) -> None:
     """Note which thresholds of a budget were announced in a period, and put them into the audit log, once."""
 
     def change(session: Session) -> None:
-        news = sorted(set(percents) - thresholds.announced(session, known.id, period))
-        thresholds.note(session, known.id, period, news, now)
+        news = sorted(set(percents) - thresholds.announced(session, account.id, period))
+        thresholds.note(session, account.id, period, news, now)
         for percent in news:
             detail = {"percent": percent, "usedMs": used, "limitMs": limit, "periodStartMs": period}
-            books.note(session, actor="timekeeper", action="threshold", about=known, detail=detail, now=now)
+            books.note(session, actor="timekeeper", action="threshold", about=account, detail=detail, now=now)
 
     books.database.write(change)

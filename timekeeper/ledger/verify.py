@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core import timeline
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.posting import Booked, difference
 from timekeeper.core.record import AccountId, Claim, Forest, Posting
@@ -28,7 +28,7 @@ from timekeeper.store import (
     second_opinion,
     timelines,
 )
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import Account, Entry, Transaction
 
 
@@ -118,7 +118,7 @@ def _transfers(session: Session) -> Iterator[str]:
         yield f"transfer {row.id}: the {-row.amount_ms} that it takes came to no taker"
 
 
-def _refunds(session: Session, place: Known) -> Iterator[str]:
+def _refunds(session: Session, place: BudgetAccount) -> Iterator[str]:
     """Yield the pods that were refunded more than what the ledger charges them, reversals and corrections taken off."""
     found = movements.refunds(session, [place.id])
     charged = bookings.booked_by_pod(session, sorted(found))
@@ -131,7 +131,7 @@ def _refunds(session: Session, place: Known) -> Iterator[str]:
             yield f"{_where(place)}: of {wanted} for pod {uid}, refunds of {given} count, and {min(wanted, net)} should"
 
 
-def _balances(session: Session, place: Known) -> Iterator[str]:
+def _balances(session: Session, place: BudgetAccount) -> Iterator[str]:
     query = (
         select(Account.kind, Account.balance_ms, func.coalesce(func.sum(Entry.amount_ms), 0))
         .outerjoin(Entry, Entry.account_id == Account.id)
@@ -143,12 +143,12 @@ def _balances(session: Session, place: Known) -> Iterator[str]:
             yield f"namespace {place.name} ({place.uid}): account {kind} holds {cached}, its entries sum to {rebuilt}"
 
 
-def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, Known], *, carry: bool) -> Iterator[str]:
+def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, BudgetAccount], *, carry: bool) -> Iterator[str]:
     """Yield where what is booked, or an anchor, does not follow from the records of what was ever settled together."""
     settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
     kept = _anchors(session, tree)
     booked = _InOrder(bookings.standing_in_order(session, tree.keys))
-    states: dict[AccountId, State] = {}
+    states: dict[AccountId, BudgetState] = {}
     begun = last = EPOCH
     for end, records in timelines.stretches(session, tree.keys, carry=carry):
         forest = Forest(records, tree.links)
@@ -175,8 +175,8 @@ def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, Known], *
             yield f"{_where(places[key])}: the anchor at {at} is older than all records"
 
 
-def _anchors(session: Session, tree: Tree) -> dict[Instant, list[tuple[AccountId, State]]]:
-    found: dict[Instant, list[tuple[AccountId, State]]] = {}
+def _anchors(session: Session, tree: Tree) -> dict[Instant, list[tuple[AccountId, BudgetState]]]:
+    found: dict[Instant, list[tuple[AccountId, BudgetState]]] = {}
     for key in tree.keys:
         for anchor in timelines.anchors(session, key):
             found.setdefault(anchor.at, []).append((key, anchor))
@@ -206,7 +206,7 @@ def _beginnings(session: Session, forest: Forest) -> Forest:
     return replace(forest, records={key: replace(r, claims=first.get(key, [])) for key, r in forest.records.items()})
 
 
-def _compared(booked: list[Booked], wanted: list[Posting], place: Known) -> Iterator[str]:
+def _compared(booked: list[Booked], wanted: list[Posting], place: BudgetAccount) -> Iterator[str]:
     wrong, missing = difference(booked, wanted)
     for one in wrong:
         yield f"{_where(place)}: transaction {one.transaction} does not follow from the records: {one.posting}"
@@ -214,5 +214,5 @@ def _compared(booked: list[Booked], wanted: list[Posting], place: Known) -> Iter
         yield f"{_where(place)}: missing: {posting}"
 
 
-def _where(place: Known) -> str:
+def _where(place: BudgetAccount) -> str:
     return f"{place.kind} {place.name} ({place.uid})"

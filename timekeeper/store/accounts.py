@@ -21,7 +21,7 @@ Kind = Literal["namespace", "team", "organisation"]
 
 
 @dataclass(frozen=True)
-class Known:
+class BudgetAccount:
     """A namespace that has an account, or a team or an organisation."""
 
     id: AccountId
@@ -54,21 +54,21 @@ def parent_uid(name: str) -> str:
     return f":{name}"
 
 
-def find(session: Session, cluster: str, uid: str) -> Known | None:
+def find(session: Session, cluster: str, uid: str) -> BudgetAccount | None:
     """Return a namespace by its UID."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.uid == uid)
     row = session.execute(query).one_or_none()
-    return Known(*row) if row else None
+    return BudgetAccount(*row) if row else None
 
 
-def find_name(session: Session, cluster: str, name: str) -> Known | None:
+def find_name(session: Session, cluster: str, name: str) -> BudgetAccount | None:
     """Return the newest namespace of a name; older ones were deleted."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.name == name, Namespace.kind == "namespace")
     row = session.execute(query.order_by(Namespace.id.desc()).limit(1)).one_or_none()
-    return Known(*row) if row else None
+    return BudgetAccount(*row) if row else None
 
 
-def require_name(session: Session, cluster: str, name: str) -> Known:
+def require_name(session: Session, cluster: str, name: str) -> BudgetAccount:
     """Return the newest namespace of a name.
 
     Raises Unknown if it has no account.
@@ -79,7 +79,7 @@ def require_name(session: Session, cluster: str, name: str) -> Known:
     return found
 
 
-def require_parent(session: Session, cluster: str, name: str) -> Known:
+def require_parent(session: Session, cluster: str, name: str) -> BudgetAccount:
     """Return a team or an organisation.
 
     Raises Unknown if there is none of that name.
@@ -90,54 +90,54 @@ def require_parent(session: Session, cluster: str, name: str) -> Known:
     return found
 
 
-def newest(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[Known]:
+def newest(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[BudgetAccount]:
     """Return the newest namespace of each name, in the order of names."""
     latest = select(func.max(Namespace.id)).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
     latest = latest.group_by(Namespace.name)
     query = select(*_COLUMNS).where(Namespace.id.in_(latest), Namespace.name > after).order_by(Namespace.name)
-    return [Known(*row) for row in session.execute(query.limit(limit))]
+    return [BudgetAccount(*row) for row in session.execute(query.limit(limit))]
 
 
-def accounts(session: Session, cluster: str, after: tuple[str, int], limit: int) -> list[Known]:
+def accounts(session: Session, cluster: str, after: tuple[str, int], limit: int) -> list[BudgetAccount]:
     """Return all namespaces that ever had an account, by name and age, from the one after a place on."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind == "namespace")
     query = query.where(tuple_(Namespace.name, Namespace.id) > tuple_(literal(after[0]), literal(after[1])))
-    return [Known(*row) for row in session.execute(query.order_by(Namespace.name, Namespace.id).limit(limit))]
+    return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.name, Namespace.id).limit(limit))]
 
 
-def parents(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[Known]:
+def parents(session: Session, cluster: str, after: str = "", limit: int | None = None) -> list[BudgetAccount]:
     """Return a cluster's teams and organisations, in the order of names."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster, Namespace.kind != "namespace", Namespace.name > after)
-    return [Known(*row) for row in session.execute(query.order_by(Namespace.name).limit(limit))]
+    return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.name).limit(limit))]
 
 
-def named(session: Session, ids: Collection[AccountId]) -> dict[AccountId, Known]:
+def named(session: Session, ids: Collection[AccountId]) -> dict[AccountId, BudgetAccount]:
     """Return namespaces, teams and organisations by id."""
-    return {row.id: Known(*row) for row in session.execute(select(*_COLUMNS).where(Namespace.id.in_(ids)))}
+    return {row.id: BudgetAccount(*row) for row in session.execute(select(*_COLUMNS).where(Namespace.id.in_(ids)))}
 
 
-def everyone(session: Session) -> list[Known]:
+def everyone(session: Session) -> list[BudgetAccount]:
     """Return all namespaces that ever were."""
-    return [Known(*row) for row in session.execute(select(*_COLUMNS).order_by(Namespace.id))]
+    return [BudgetAccount(*row) for row in session.execute(select(*_COLUMNS).order_by(Namespace.id))]
 
 
-def of_cluster(session: Session, cluster: str) -> list[Known]:
+def of_cluster(session: Session, cluster: str) -> list[BudgetAccount]:
     """Return all namespaces of a cluster that ever were."""
     query = select(*_COLUMNS).where(Namespace.cluster == cluster)
-    return [Known(*row) for row in session.execute(query.order_by(Namespace.id))]
+    return [BudgetAccount(*row) for row in session.execute(query.order_by(Namespace.id))]
 
 
 def open_account(
     session: Session, cluster: str, uid: str, name: str, rule: Rule, now: Instant,
     *, kind: Kind = "namespace", actor: str = "policy",
-) -> Known:  # fmt: skip
+) -> BudgetAccount:  # fmt: skip
     """Make a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
     values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": now, "version": 1}
     values["kind"] = kind
     key = session.execute(insert(Namespace).values(values).returning(Namespace.id)).scalar_one()
     session.execute(insert(Account), [{"namespace_id": key, "kind": kind, "balance_ms": 0} for kind in ACCOUNTS])
     add_rule(session, key, rule, source="policy" if kind == "namespace" else "own", actor=actor, now=now)
-    return Known(key, uid, name, now, Revision(1), EPOCH, kind)
+    return BudgetAccount(key, uid, name, now, Revision(1), EPOCH, kind)
 
 
 def settled_until(session: Session, keys: Collection[AccountId]) -> Instant:

@@ -200,7 +200,7 @@ def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, tuple[int,
 
 
 @dataclass(frozen=True)
-class Line:
+class StatementEntry:
     """An entry as a statement shows it."""
 
     id: int
@@ -209,7 +209,7 @@ class Line:
     transaction: Transaction
 
 
-def lines(session: Session, namespace: AccountId, after: int, limit: int) -> list[Line]:
+def lines(session: Session, namespace: AccountId, after: int, limit: int) -> list[StatementEntry]:
     """Return a namespace's entries in the order of booking, from the one after an id on."""
     kinds = {key: kind for kind, key in account_ids(session, namespace).items()}
     # Account by account, so that the index gives the next ones of each, however many entries there are.
@@ -224,7 +224,7 @@ def lines(session: Session, namespace: AccountId, after: int, limit: int) -> lis
         .order_by(found.c.id)
         .limit(limit)
     )
-    return [Line(key, kinds[account], amount, txn) for key, account, amount, txn in session.execute(query)]
+    return [StatementEntry(key, kinds[account], amount, txn) for key, account, amount, txn in session.execute(query)]
 
 
 def charged_below(session: Session, key: AccountId, since: Instant | None) -> Counter[AccountId]:

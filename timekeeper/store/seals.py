@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.record import AccountId
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import Account, Entry, Namespace, Seal, Transaction
 
 BY_ITSELF: Final = "timekeeper"
@@ -74,7 +74,7 @@ def _moved(session: Session, namespace: AccountId, after: Instant, at: Instant) 
     return {kind: int(total) for kind, total in session.execute(query)}
 
 
-def broken(session: Session, place: Known) -> Iterator[str]:
+def broken(session: Session, place: BudgetAccount) -> Iterator[str]:
     """Yield what has changed in a namespace's sealed periods since they were sealed."""
     where = f"namespace {place.name} ({place.uid})"
     after, sums = EPOCH, Counter[str]()

@@ -11,7 +11,7 @@ from sqlalchemy import Select, delete, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import AccountId, Claim, Debt, Grant, PostingKind, Records, Withdrawal
 from timekeeper.store import debts, memberships, rates
 from timekeeper.store.budget_rules import ruling_of_each
@@ -131,7 +131,7 @@ def touched_by(session: Session, since: Instant) -> list[AccountId]:
     return sorted(session.scalars(query.distinct()))
 
 
-def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | None) -> dict[AccountId, State]:
+def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | None) -> dict[AccountId, BudgetState]:
     """Return the latest states of one instant before another (None: the latest of all); empty if there are none.
 
     All have one that have begun then: the others begin later, with all their records.
@@ -146,7 +146,7 @@ def anchor_before(session: Session, keys: Collection[AccountId], at: Instant | N
             if count < sum(born <= found for born in births.values()):
                 continue
         rows = select(Anchor.namespace_id, Anchor.state).where(Anchor.namespace_id.in_(keys), Anchor.at == found)
-        states = {key: msgspec.json.decode(text, type=State) for key, text in session.execute(rows)}
+        states = {key: msgspec.json.decode(text, type=BudgetState) for key, text in session.execute(rows)}
         if births is None or all(born > found for key, born in births.items() if key not in states):
             return states
     return {}
@@ -173,10 +173,10 @@ def _births(session: Session, keys: Collection[AccountId]) -> dict[AccountId, In
     return found
 
 
-def anchors(session: Session, namespace: AccountId) -> list[State]:
+def anchors(session: Session, namespace: AccountId) -> list[BudgetState]:
     """Return a namespace's anchors, oldest first."""
     query = select(Anchor.state).where(Anchor.namespace_id == namespace).order_by(Anchor.at)
-    return [msgspec.json.decode(text, type=State) for text in session.scalars(query)]
+    return [msgspec.json.decode(text, type=BudgetState) for text in session.scalars(query)]
 
 
 def drop_anchors(session: Session, keys: Collection[AccountId], since: Instant) -> None:
@@ -184,7 +184,7 @@ def drop_anchors(session: Session, keys: Collection[AccountId], since: Instant) 
     session.execute(delete(Anchor).where(Anchor.namespace_id.in_(keys), Anchor.at >= since))
 
 
-def keep_anchors(session: Session, namespace: AccountId, states: list[State], most: int) -> None:
+def keep_anchors(session: Session, namespace: AccountId, states: list[BudgetState], most: int) -> None:
     """Keep new anchors, the newest `most` of all, and of those before them the first of each day, later each month's.
 
     So late knowledge is settled from where it belongs, not from the start.

@@ -54,7 +54,7 @@ def add(session: Session, over: Sequence[tuple[str, str, HourUsed]]) -> None:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class UsageQuery:
     """What usage is asked for; empty texts name no one. `now` is where pods that run are cut off."""
 
     cluster: str
@@ -67,7 +67,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Used:
+class GroupUsage:
     """GPU-milliseconds of one group in one interval. `used` None: nothing is known."""
 
     span: int
@@ -79,7 +79,7 @@ class Used:
     unobserved: int
 
 
-def by_time(session: Session, wanted: Wanted, after: tuple[int, str], limit: int) -> list[Used]:
+def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit: int) -> list[GroupUsage]:
     """Return usage by interval and group, in that order, from the one after a place on.
 
     A pod's observed time is that of its best observed container.
@@ -127,7 +127,9 @@ def by_time(session: Session, wanted: Wanted, after: tuple[int, str], limit: int
         .limit(limit)
     )  # fmt: skip
     return [
-        Used(index, name, count, count - known, int(allocated), None if used is None else int(used), int(unobserved))
+        GroupUsage(
+            index, name, count, count - known, int(allocated), None if used is None else int(used), int(unobserved)
+        )
         for index, name, count, known, allocated, used, unobserved in session.execute(query)
     ]
 

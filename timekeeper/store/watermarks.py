@@ -92,7 +92,7 @@ class Held(NamedTuple):
     archived_at: Instant | None
 
 
-class Known(NamedTuple):
+class KnownMarks(NamedTuple):
     """What is known of pods and their watermarks; `places` of rows hold until the transaction ends."""
 
     pods: dict[str, Held]
@@ -100,11 +100,11 @@ class Known(NamedTuple):
     places: dict[Key, Any]
 
 
-def read(session: Session, uids: Collection[str]) -> Known:
+def read(session: Session, uids: Collection[str]) -> KnownMarks:
     """Return what is known of pods. Nearly all that report run: a small index finds them among all that ever did."""
     connection = session.connection()
     of = _OF[connection.dialect.name]
-    known = Known({}, {}, {})
+    known = KnownMarks({}, {}, {})
     _read(connection, of.read_running, uids, known)
     rest = [uid for uid in uids if uid not in known.pods]
     if rest:
@@ -112,7 +112,7 @@ def read(session: Session, uids: Collection[str]) -> Known:
     return known
 
 
-def _read(connection: Connection, statement: str, uids: Collection[str], known: Known) -> None:
+def _read(connection: Connection, statement: str, uids: Collection[str], known: KnownMarks) -> None:
     among = _json(sorted(uids))  # in the order of the index
     if connection.dialect.name == "postgresql":
         among = f"{{{among[1:-1]}}}"  # an array's literal quotes as JSON does

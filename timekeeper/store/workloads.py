@@ -123,7 +123,7 @@ def _page(before: tuple[Instant, str] | None, limit: int) -> Select[Workload]:
 
 
 @dataclass(frozen=True)
-class Used:
+class UsageSum:
     """How many pods there were, of how many it is known what they used, and the sum of it in GPU-milliseconds."""
 
     pods: int
@@ -131,7 +131,7 @@ class Used:
     total: int
 
 
-def used(session: Session, namespace: AccountId, since: Instant) -> Used:
+def used(session: Session, namespace: AccountId, since: Instant) -> UsageSum:
     """Return what the pods of a namespace used that were open at an instant or later, each over its whole life."""
     reported = select(func.sum(WatermarkRow.used_ms)).where(WatermarkRow.pod_uid == Workload.pod_uid).scalar_subquery()
     pods = (
@@ -141,7 +141,7 @@ def used(session: Session, namespace: AccountId, since: Instant) -> Used:
     )
     query = select(func.count(), func.count(pods.c.ms), func.coalesce(func.sum(pods.c.ms), 0)).select_from(pods)
     count, known, total = session.execute(query).one()
-    return Used(count, known, int(total))
+    return UsageSum(count, known, int(total))
 
 
 # Signs of life

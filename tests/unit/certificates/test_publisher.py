@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.small_cluster import NAMESPACE, FailingApi, SmallCluster
 
-from certificates.publisher import Publisher
+from certificates.publisher import BundlePublisher
 from simulator.api import Call
 from simulator.errors import ApiError
 from slicekeeper import names
@@ -28,7 +28,7 @@ class World(SmallCluster):
     def __init__(self) -> None:
         super().__init__(SystemClock())
         self._wake, self._stop = threading.Event(), threading.Event()
-        self.publisher = Publisher(self.client, HOME, self._wake)
+        self.publisher = BundlePublisher(self.client, HOME, self._wake)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self.publisher.start()
         self._thread.start()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from certificates.authority import KeyPair, expires_at, is_for, make_ca, signed_by, split
-from certificates.rotation import Schedule, State, advance
+from certificates.rotation import PkiState, Schedule, advance
 
 HOSTS = {
     "webhook": ("webhook.slicekeeper-system.svc", "webhook.slicekeeper-system"),
@@ -20,7 +20,7 @@ SCHEDULE = Schedule(ca_life=timedelta(days=90), server_life=timedelta(days=9), o
 
 
 def test_the_first_run_makes_a_ca_and_a_certificate_for_every_service() -> None:
-    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    state = advance(PkiState(), HOSTS, BEGIN, SCHEDULE)
     assert len(state.authorities) == 1
     assert set(state.servers) == set(HOSTS)
     for service, server in state.servers.items():
@@ -30,12 +30,12 @@ def test_the_first_run_makes_a_ca_and_a_certificate_for_every_service() -> None:
 
 
 def test_nothing_changes_while_nothing_is_due() -> None:
-    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    state = advance(PkiState(), HOSTS, BEGIN, SCHEDULE)
     assert advance(state, HOSTS, BEGIN + timedelta(days=5), SCHEDULE) == state
 
 
 def test_a_certificate_for_other_hosts_is_made_anew() -> None:
-    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    state = advance(PkiState(), HOSTS, BEGIN, SCHEDULE)
     moved = advance(state, {**HOSTS, "webhook": ("webhook.elsewhere.svc",)}, BEGIN, SCHEDULE)
     assert moved.authorities == state.authorities
     assert moved.servers["timekeeper"] == state.servers["timekeeper"]
@@ -44,7 +44,7 @@ def test_a_certificate_for_other_hosts_is_made_anew() -> None:
 
 @pytest.mark.parametrize("step", [timedelta(hours=2), timedelta(hours=5)])
 def test_over_a_year_old_and_new_are_always_trusted_by_all(step: timedelta) -> None:
-    state, now, seen_bundle = State(), BEGIN, b""
+    state, now, seen_bundle = PkiState(), BEGIN, b""
     authorities: set[bytes] = set()
     while now < BEGIN + timedelta(days=365):
         before = state.servers
@@ -63,8 +63,8 @@ def test_over_a_year_old_and_new_are_always_trusted_by_all(step: timedelta) -> N
 
 
 def test_a_lost_ca_key_starts_a_new_ca_and_trusts_the_old_one_on() -> None:
-    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
-    broken = State(state.authorities, b"", b"", state.servers)
+    state = advance(PkiState(), HOSTS, BEGIN, SCHEDULE)
+    broken = PkiState(state.authorities, b"", b"", state.servers)
     healed = advance(broken, HOSTS, BEGIN + timedelta(days=1), SCHEDULE)
     assert healed.ca_key
     assert state.authorities[0] in healed.authorities
@@ -79,7 +79,7 @@ def other_key() -> bytes:
 
 @pytest.mark.parametrize("key", [b"garbage", GARBAGE, other_key()])
 def test_a_ca_key_that_is_not_the_cas_counts_as_lost(key: bytes) -> None:
-    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    state = advance(PkiState(), HOSTS, BEGIN, SCHEDULE)
     later = BEGIN + timedelta(days=1)
     healed = advance(replace(state, ca_key=key), HOSTS, later, SCHEDULE)
     assert healed.authorities[1:] == state.authorities
@@ -90,7 +90,7 @@ def test_a_ca_key_that_is_not_the_cas_counts_as_lost(key: bytes) -> None:
 
 @pytest.mark.parametrize("key", [b"garbage", other_key()])
 def test_an_old_ca_key_that_is_damaged_lets_the_new_one_sign_at_once(key: bytes) -> None:
-    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    state = advance(PkiState(), HOSTS, BEGIN, SCHEDULE)
     turn = BEGIN + timedelta(days=61)
     rotated = advance(advance(state, HOSTS, turn - timedelta(days=2), SCHEDULE), HOSTS, turn, SCHEDULE)
     assert rotated.old_key
@@ -101,7 +101,7 @@ def test_an_old_ca_key_that_is_damaged_lets_the_new_one_sign_at_once(key: bytes)
 
 @pytest.mark.parametrize("key", [b"garbage", GARBAGE, other_key()])
 def test_a_server_whose_key_is_not_its_certificates_gets_both_anew(key: bytes) -> None:
-    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    state = advance(PkiState(), HOSTS, BEGIN, SCHEDULE)
     broken = {**state.servers, "webhook": KeyPair(state.servers["webhook"].certificate, key)}
     healed = advance(replace(state, servers=broken), HOSTS, BEGIN, SCHEDULE)
     assert healed.servers["webhook"].certificate != state.servers["webhook"].certificate
@@ -110,7 +110,7 @@ def test_a_server_whose_key_is_not_its_certificates_gets_both_anew(key: bytes) -
 
 
 def test_a_certificate_that_names_no_host_is_made_anew() -> None:
-    state = advance(State(), HOSTS, BEGIN, SCHEDULE)
+    state = advance(PkiState(), HOSTS, BEGIN, SCHEDULE)
     nameless = KeyPair(state.authorities[0], state.ca_key)
     healed = advance(replace(state, servers={**state.servers, "webhook": nameless}), HOSTS, BEGIN, SCHEDULE)
     assert is_for(healed.servers["webhook"].certificate, HOSTS["webhook"])

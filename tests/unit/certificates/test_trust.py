@@ -16,7 +16,7 @@ from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from certificates.authority import make_ca
 from certificates.follower import Follower
-from certificates.publisher import Publisher
+from certificates.publisher import BundlePublisher
 from certificates.trust import configurations, trust, trusted
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
@@ -92,7 +92,7 @@ def test_who_follows_trusts_all_that_is_named_and_what_was_before_until_it_expir
     files = tmp_path / "ca.crt", tmp_path / "webhook.crt"
     client, before, expired, first, second = Client(1, 1), ca(), ca(-1), ca(), ca()
     trust(client, configurations(client, NAME), expired + before)
-    publisher = Publisher(small.client, "slicekeeper-system", threading.Event())
+    publisher = BundlePublisher(small.client, "slicekeeper-system", threading.Event())
     settings = CertificateSettings(ca_files=tuple(map(str, files)))
     follower = Follower(client, SystemClock(), settings, publisher)
     publisher.start()

@@ -14,7 +14,7 @@ from support.small_cluster import NAMESPACE, SmallCluster, protected, small_clus
 from support.vcuda_programs import built
 
 from nodeagent import audit as module
-from nodeagent.arbiter import ArbiterAway, ArbiterGpu, Finding, Telemetry
+from nodeagent.arbiter import ArbiterAway, ArbiterGpu, StrayProcess, Telemetry
 from nodeagent.audit import Audit, owner
 from nodeagent.host_cdi import HostCdi
 from nodeagent.metrics import StrayMetrics
@@ -36,7 +36,7 @@ class Bench:
     def __init__(self, small: SmallCluster, made: Any) -> None:
         self.small = small
         self.source = made(2)
-        self.findings: list[Finding] = []
+        self.findings: list[StrayProcess] = []
         self.away = False
         self.policy = NamespacePolicy()
         self.watched: list[Object] = []
@@ -81,7 +81,7 @@ class Bench:
     def finds(self, pod: Object | None, memory: int = 100, gpu: int = 0, cgroup: str = "", **more: Any) -> None:
         if pod is not None:
             cgroup = f"0::/kubepods/burstable/pod{pod['metadata']['uid']}/x"
-        self.findings.append(Finding(len(self.findings) + 1, gpu, memory * MIB, cgroup, **more))
+        self.findings.append(StrayProcess(len(self.findings) + 1, gpu, memory * MIB, cgroup, **more))
 
     def looks(self, times: int = 2) -> list[str]:
         for _ in range(times):

@@ -17,7 +17,7 @@ from nodeagent.gpu_watch import GpuWatch
 from nodeagent.health import Told, judge, judge_xid
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml import NvmlGpus
-from nodeagent.publisher import Publisher
+from nodeagent.publisher import GpuPublisher
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SettingsError
@@ -153,7 +153,7 @@ def test_a_failing_gpu_leaves_the_node_and_its_pods_are_told(gpus: NvmlGpus, dri
     told = []
     with small_cluster() as small:
         small.client.create(NODES, {"metadata": {"name": "node-1"}, "status": {}})
-        publisher = Publisher(small.client, "node-1", gpus, Resources(), 600.0)
+        publisher = GpuPublisher(small.client, "node-1", gpus, Resources(), 600.0)
         watch = GpuWatch(
             gpus, Pods(), Resources(), 600.0, publisher.changed,  # type: ignore[arg-type]
             lambda pod, why: told.append((pod["metadata"]["name"], why)),

@@ -13,7 +13,7 @@ from support.small_cluster import SmallCluster, small_cluster
 from nodeagent import offer as module
 from nodeagent.offer import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources
-from nodeagent.publisher import Publisher
+from nodeagent.publisher import GpuPublisher
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES
@@ -34,7 +34,7 @@ class Bench:
         self.own = OwnGpus(
             self.source, listed, devices, lambda: {gpu_of(device) for device in kubelet.devices(devices)}
         )
-        self.publisher = Publisher(self.small.client, "node-1", self.own, Resources(), 1.0, seen=self.own.look_at)
+        self.publisher = GpuPublisher(self.small.client, "node-1", self.own, Resources(), 1.0, seen=self.own.look_at)
 
     def plugin(self, amount: str, resource: str = NVIDIA) -> None:
         status = {"status": {"capacity": {resource: amount}, "allocatable": {resource: amount}}}

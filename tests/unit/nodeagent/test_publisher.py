@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.publisher import Publisher, wanted
+from nodeagent.publisher import GpuPublisher, wanted
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Unavailable
@@ -45,7 +45,7 @@ class _Api:
 
 def test_it_publishes_once_and_again_when_the_node_is_created_anew(made: Any) -> None:
     api, source = _Api(), made(2)
-    publisher = Publisher(api, "node-1", source, Resources(), 1.0)  # type: ignore[arg-type]
+    publisher = GpuPublisher(api, "node-1", source, Resources(), 1.0)  # type: ignore[arg-type]
     assert publisher.reconcile()
     assert not publisher.reconcile()
     assert inventory.of_node(api.node) == source.gpus()
@@ -56,7 +56,7 @@ def test_it_publishes_once_and_again_when_the_node_is_created_anew(made: Any) ->
 
 def test_it_says_where_it_is_asked_and_that_it_stops(made: Any) -> None:
     api = _Api()
-    publisher = Publisher(api, "node-1", made(1), Resources(), 1.0, "[fd00::1]:8446")  # type: ignore[arg-type]
+    publisher = GpuPublisher(api, "node-1", made(1), Resources(), 1.0, "[fd00::1]:8446")  # type: ignore[arg-type]
     publisher.reconcile()
     assert agent_address.of_node(api.node) == "[fd00::1]:8446"
     assert not publisher.reconcile()
@@ -84,7 +84,7 @@ def test_what_no_agent_writes_is_not_read() -> None:
 def test_one_that_is_not_asked_takes_an_address_away_and_leaves_nothing_when_it_stops(made: Any) -> None:
     api = _Api()
     api.node["metadata"]["annotations"] = {names.NODE_AGENT: "10.0.0.1:8446"}
-    publisher = Publisher(api, "node-1", made(1), Resources(), 1.0)  # type: ignore[arg-type]
+    publisher = GpuPublisher(api, "node-1", made(1), Resources(), 1.0)  # type: ignore[arg-type]
     assert publisher.reconcile()
     assert not agent_address.of_node(api.node)
     publisher.stop()
@@ -93,7 +93,7 @@ def test_one_that_is_not_asked_takes_an_address_away_and_leaves_nothing_when_it_
 
 def test_it_stops_without_an_api_server_too(made: Any) -> None:
     api = _Api()
-    publisher = Publisher(api, "node-1", made(1), Resources(), 1.0, "10.0.0.1:8446")  # type: ignore[arg-type]
+    publisher = GpuPublisher(api, "node-1", made(1), Resources(), 1.0, "10.0.0.1:8446")  # type: ignore[arg-type]
     publisher.reconcile()
     api.down = True
     publisher.stop()

@@ -26,12 +26,12 @@ from nodeagent.shares import Shares
 from nodeagent.store import Seat, SeatStore
 from nodeagent.usage import UsageFiles
 from nodeagent.whole import WholeGpus
-from sidecar.epoch import Counter
-from sidecar.usage import FileUsage, Reading
+from sidecar.epoch import EpochCounter
+from sidecar.usage import FileUsage, UsageReading
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 
-UNKNOWN = Reading(None, "unknown")
+UNKNOWN = UsageReading(None, "unknown")
 
 
 class Bench:
@@ -87,7 +87,7 @@ class Bench:
         self.processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL))
         return self.processes[-1]
 
-    def read(self, folder: Path) -> Reading:
+    def read(self, folder: Path) -> UsageReading:
         """Return what the sidecar reads now."""
         self.usage.write()
         return FileUsage(folder / "usage.json").read("train")
@@ -191,9 +191,9 @@ def test_pods_that_are_gone_are_unknown(bench: Bench) -> None:
 
 def test_another_arbiter_counts_on_and_nothing_twice(bench: Bench, tmp_path: Path) -> None:
     folder = bench.pod(1)
-    counter, newest = Counter(tmp_path / "spool", "train"), dict[int, int]()
+    counter, newest = EpochCounter(tmp_path / "spool", "train"), dict[int, int]()
 
-    def report() -> Reading:
+    def report() -> UsageReading:
         reading = bench.read(folder)
         epoch, _, used = counter.next(reading.used_ms, reading.life)
         if used is not None:

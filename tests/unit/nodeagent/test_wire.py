@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from nodeagent.arbiter import Arbiter, ArbiterRefused, Policy
+from nodeagent.arbiter import Arbiter, ArbiterRefused, SeatPolicy
 from nodeagent.plugin import SOCKET, PodResources, call
 from nodeagent.protocol import REGISTER, VERSION, plugin
 
@@ -180,7 +180,7 @@ class Played:
 def test_the_arbiter_is_spoken_to_as_it_was_recorded(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("w")
     played, arbiter = Played(folder), Arbiter(folder)
-    policy = Policy(uuid="", core=40, limit=70, memory=2 << 30, background=False, cgroup="0123456789ab")
+    policy = SeatPolicy(uuid="", core=40, limit=70, memory=2 << 30, background=False, cgroup="0123456789ab")
     arbiter.set("seat-0003-ab", 1, policy)
     arbiter.follow("gemini")
     told = arbiter.read()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nodeagent.booking import may_start
 from scheduler.placement.policies import Learner
-from scheduler.state import Kind, State
+from scheduler.state import HoldKind, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -116,7 +116,7 @@ class Life:
 def test_scheduler_node_agent_and_ledger_agree_at_every_write(told: dict[str, Any]) -> None:
     life = Life(told)
     clock = ManualClock(T0)
-    scheduler = State(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
+    scheduler = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
     scheduler.set_nodes([{"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode([GPU])}}}])
     closed: list[int] = []
     instants = {0, life.apps_end, life.end, *(seconds for seconds, _, _ in life.apps.values())}
@@ -130,7 +130,7 @@ def test_scheduler_node_agent_and_ledger_agree_at_every_write(told: dict[str, An
         held = now < life.end
         assert holds_gpus(pod) == held
         assert (end is None) == held
-        assert (scheduler.counts()[Kind.BOUND] == 1) == (held and bool(life.holders))
+        assert (scheduler.counts()[HoldKind.BOUND] == 1) == (held and bool(life.holders))
         assert may_start(pod) == (held and (life.deleted is None or now < life.deleted))
         closed += [] if end is None else [end.at]
     assert closed == [T0 + life.end * SECOND]

@@ -21,12 +21,12 @@ from unittest import mock
 import pytest
 import yaml
 
-from certificates.keeper import Keeper
-from certificates.publisher import Publisher as TrustPublisher
+from certificates.keeper import CertificateKeeper
+from certificates.publisher import BundlePublisher
 from nodeagent.audit import Audit
 from nodeagent.node_pods import NodePods
-from nodeagent.publisher import Publisher as GpuPublisher
-from objects.keeper import Keeper as ObjectKeeper
+from nodeagent.publisher import GpuPublisher
+from objects.keeper import Keeper
 from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
 from scheduler.app import Scheduler
 from scheduler.pods import read_pod
@@ -324,11 +324,11 @@ def run_nodeagent(server: Server) -> None:
 def run_certificates(server: Server) -> None:
     client: Any = server
     clock, settings = ManualClock(NOW), Settings().certificates
-    publisher = TrustPublisher(client, HOME, mock.Mock())
+    publisher = BundlePublisher(client, HOME, mock.Mock())
     for watch in publisher._watches:
         attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
         watch.synced.set()
-    keeper = Keeper(client, clock, settings, publisher)
+    keeper = CertificateKeeper(client, clock, settings, publisher)
     attempt(keeper.keep)  # makes all
     for name in (settings.ca_secret, "webhook-tls", "timekeeper-tls"):
         # What was there before: a right that is missed at the first step must not hide the others.
@@ -378,7 +378,7 @@ def run_objects(server: Server) -> None:
         metadata = {"name": name, "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
         metadata |= {"namespace": where} if where else {}
         server.put(plural, {"metadata": metadata, "spec": {"amount": "1h", "period": "none"}})
-    attempt(ObjectKeeper(client, told, ManualClock(NOW), lambda: True).keep)
+    attempt(Keeper(client, told, ManualClock(NOW), lambda: True).keep)
     elect(server, "slicekeeper-objects")
     # What kopf itself follows: both kinds in all namespaces, and which kinds there are.
     for kind in (CLUSTER_GPU_BUDGETS, GPU_BUDGETS):

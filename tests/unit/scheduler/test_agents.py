@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from scheduler.agents import BELIEVED_SECONDS, LONGEST_PAUSE_SECONDS, Agents, ask
+from scheduler.agents import BELIEVED_SECONDS, LONGEST_PAUSE_SECONDS, NodeAgents, ask
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import ServingSettings
 from slicekeeper.kube.agent_address import STOPPING, encode
@@ -61,7 +61,7 @@ class Met:
     def __init__(self):
         self.clock = ManualClock()
         self.counted = Counter()
-        self.agents = Agents(self.clock, lambda answer: self.counted.update([answer]))
+        self.agents = NodeAgents(self.clock, lambda answer: self.counted.update([answer]))
 
     def why_not(self, value, node="n0"):
         """What a bind is told; the answer that it does not wait for is there when the next one comes."""

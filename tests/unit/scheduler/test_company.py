@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.placement.policies import Learner
 from scheduler.pods import read_pod
-from scheduler.state import NoPlace, State
+from scheduler.state import NoPlace, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -48,7 +48,7 @@ def share(core, namespace="team-a", **wishes):
 
 def placed(here, asked, wishes, models=(), unhealthy=()):
     """Return the GPUs that a new pod's containers get, or why it waits."""
-    state = State(Resources(), Learner("best-fit"), ManualClock(), hold_seconds=30, lost_seconds=60)
+    state = SchedulerState(Resources(), Learner("best-fit"), ManualClock(), hold_seconds=30, lost_seconds=60)
     listed = [
         inventory.Gpu(f"g{i}", models[i] if models else "A100", 8192, healthy=i not in unhealthy)
         for i in range(len(here))

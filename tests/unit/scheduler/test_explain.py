@@ -11,7 +11,7 @@ from support.small_cluster import NAMESPACE, small_cluster
 from scheduler.explain import deadlines, outlook
 from scheduler.placement.policies import Learner
 from scheduler.placement.policy import BestFit
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.cli.main import cli
 from slicekeeper.clock import ManualClock
@@ -29,7 +29,7 @@ class Cluster:
     """A state that is told of nodes and pods, and the deadlines of its pods."""
 
     def __init__(self):
-        self.state = State(Resources(), Learner("best-fit"), ManualClock(NOW), hold_seconds=0, lost_seconds=0)
+        self.state = SchedulerState(Resources(), Learner("best-fit"), ManualClock(NOW), hold_seconds=0, lost_seconds=0)
         self.objects = []
         self.jobs = []
 

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
 
 from scheduler.app import Scheduler, make_app
-from scheduler.state import Kind
+from scheduler.state import HoldKind
 from simulator.errors import ApiError
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
@@ -316,7 +316,7 @@ def test_a_pod_that_another_scheduler_took_meanwhile(cluster, extender):
     extender.scheduler.watches.stop()
     cluster.client.create(PODS, {"metadata": {}, "target": {"name": "n1"}}, NAMESPACE, name="a", subresource="binding")
     assert "n1 already" in extender.bind(pod, "n0")
-    assert extender.state.counts()[Kind.BINDING] == 0
+    assert extender.state.counts()[HoldKind.BINDING] == 0
 
 
 # A node's agent is asked first.

@@ -15,7 +15,7 @@ from scheduler.extender import filter_nodes, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.policies import Learner
 from scheduler.pods import read_pod
-from scheduler.state import Kind, NoPlace, State
+from scheduler.state import HoldKind, NoPlace, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -68,7 +68,7 @@ class World:
 
     def __init__(self, *nodes, barrier_seconds=0.0, clock=None):
         self.clock = clock or ManualClock()
-        self.state = State(Resources(), Learner("best-fit"), self.clock, hold_seconds=HOLD, lost_seconds=60)
+        self.state = SchedulerState(Resources(), Learner("best-fit"), self.clock, hold_seconds=HOLD, lost_seconds=60)
         self.state.set_nodes(list(nodes))
         self.state.set_pods([])
         self.nodes = [n["metadata"]["name"] for n in nodes]
@@ -131,7 +131,7 @@ def test_nothing_is_held_until_all_are_there_and_then_all_have_a_place():
     assert not world.held()
     world.waits(pods[3])
     [where] = world.fits(pods[3])
-    assert world.held() == {Kind.RESERVED: 4}
+    assert world.held() == {HoldKind.RESERVED: 4}
     world.gangs.look()
     assert set(world.calls.called) == {"p0", "p1", "p2", "p3"}
     theirs = [world.fits(p) for p in pods]
@@ -147,10 +147,10 @@ def test_no_pod_is_bound_before_as_many_have_come_as_the_gang_needs():
     places = [world.fits(p)[0] for p in pods]
     for obj, on in list(zip(pods, places, strict=True))[:3]:
         assert world.bind(obj, on) is None
-    assert world.held() == {Kind.RESERVED: 4}
+    assert world.held() == {HoldKind.RESERVED: 4}
     for obj, on in reversed(list(zip(pods, places, strict=True))):
         assert world.bind(obj, on) is not None, "the last has come: now all may"
-    assert world.held()[Kind.BINDING] == 4
+    assert world.held()[HoldKind.BINDING] == 4
 
 
 def test_binds_wait_for_each_other_and_go_together():
@@ -207,7 +207,7 @@ def test_what_does_not_fit_holds_nothing_and_what_never_can_is_told():
     world.state.set_pod(pod("x", gang="", size=0, on="n0", gpus="n0-0", phase="Running"))
     pods = world.waits(*[pod(f"p{i}") for i in range(4)])
     assert world.why(pods[0]) == "gang g waits for room for all: 1 of 4 pods have none"
-    assert not world.held()[Kind.RESERVED]
+    assert not world.held()[HoldKind.RESERVED]
     world.state.drop_pod("uid-x")
     assert len(world.starts(*pods)) == 4
     large = world.waits(*[pod(f"q{i}", gang="large", size=5) for i in range(5)])
@@ -222,7 +222,7 @@ def test_two_gangs_take_turns_and_neither_holds_a_part():
     world.waits(*itertools.chain(*zip(one, two, strict=True)))
     for obj in itertools.chain(*zip(one, two, strict=True)):
         world.fits(obj)
-    assert world.held() == {Kind.RESERVED: 4}
+    assert world.held() == {HoldKind.RESERVED: 4}
     assert len(world.starts(*one)) == 4
     assert world.starts(*two) == []
     for obj in one[:2]:
@@ -283,7 +283,7 @@ def test_a_namespace_with_many_gangs_does_not_keep_another_from_its_turn():
     before = len(world.looks)
     world.asks([*crowd, fits], 15)
     assert "fits" in [who for _, who in world.looks[before:]][:2]
-    assert world.held() == {Kind.RESERVED: 2}
+    assert world.held() == {HoldKind.RESERVED: 2}
 
 
 def test_a_gang_that_waits_for_its_turn_is_told_so_and_one_that_is_gone_holds_up_nobody():
@@ -298,7 +298,7 @@ def test_a_gang_that_waits_for_its_turn_is_told_so_and_one_that_is_gone_holds_up
     world.clock.advance(10 * LOOK_MS)
     world.gangs.look()
     assert [who for _, who in world.looks][1:] == ["c", "a"], "what finds places makes nobody rest"
-    assert world.held() == {Kind.RESERVED: 2}
+    assert world.held() == {HoldKind.RESERVED: 2}
 
 
 def test_places_that_are_not_taken_are_let_go_and_the_gang_waits_twice_as_long_each_time():
@@ -341,7 +341,7 @@ def test_a_node_that_kube_scheduler_does_not_offer_makes_all_look_again():
     [third] = set(world.nodes) - {first, other}
     assert world.fits(pods[0], third) == [third], "n with CPU for it"
     assert world.fits(pods[1]) != [third]
-    assert world.held() == {Kind.RESERVED: 2}
+    assert world.held() == {HoldKind.RESERVED: 2}
     assert "waits for room for all" in world.why(pods[1], third), "they cannot both be there"
 
 

@@ -12,7 +12,7 @@ from scheduler.placement import links
 from scheduler.placement.links import closeness
 from scheduler.placement.policies import Learner
 from scheduler.pods import read_pod
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -52,7 +52,7 @@ def pod(name, *asked, on="", model=""):
 
 
 def placed(gpus, *asked, taken=(), shared=(), model="", policy="best-fit"):
-    state = State(Resources(), Learner(policy), ManualClock(), hold_seconds=30, lost_seconds=60)
+    state = SchedulerState(Resources(), Learner(policy), ManualClock(), hold_seconds=30, lost_seconds=60)
     state.set_node({"metadata": {"name": "n", "annotations": {names.NODE_GPUS: inventory.encode(gpus)}}})
     for gpu in taken:
         state.set_pod(pod(f"t{gpu}", 100, on=f"g{gpu}"))

@@ -6,7 +6,7 @@ from support.small_cluster import NAMESPACE, small_cluster
 
 from scheduler.notices import AGAIN_SECONDS, FIRST_SECONDS, SAME_AGAIN_SECONDS, Notices
 from scheduler.placement.policies import Learner
-from scheduler.state import State
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -21,7 +21,7 @@ class World:
 
     def __init__(self, cluster, clock):
         self.cluster, self.clock = cluster, clock
-        self.state = State(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
+        self.state = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=30, lost_seconds=60)
         self.notices = Notices(cluster.client, clock, self.state, lambda: True, reporter="slicekeeper-scheduler")
 
     def look(self, seconds=0):

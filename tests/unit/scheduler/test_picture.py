@@ -8,7 +8,7 @@ from scheduler.placement.policies import Learner
 from scheduler.placement.policy import BestFit
 from scheduler.pods import read_pod
 from scheduler.reclaim.picture import Picture
-from scheduler.state import NoPlace, State
+from scheduler.state import NoPlace, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -55,7 +55,7 @@ def pod(number, core, *, state="in-budget", on="", gpus="", label=""):
 class _Cluster:
     def __init__(self):
         self.clock = ManualClock()
-        self.state = State(Resources(), Learner("best-fit"), self.clock, hold_seconds=30, lost_seconds=60)
+        self.state = SchedulerState(Resources(), Learner("best-fit"), self.clock, hold_seconds=30, lost_seconds=60)
         self.kept = Picture(BestFit())
         self.leaving, self.blocked = set(), set()
         self.pods = {}

@@ -7,7 +7,7 @@ import pytest
 from support.small_cluster import binding, small_cluster, wait_for
 
 from scheduler.app import Scheduler, make_app
-from scheduler.state import Kind
+from scheduler.state import HoldKind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, Settings
@@ -106,7 +106,7 @@ def test_asking_changes_nothing(node):
     before = node.state.totals()
     node.ask(node.cluster.pod("w", 60), low)
     assert node.state.totals() == before
-    assert node.state.counts()[Kind.BOUND] == 1
+    assert node.state.counts()[HoldKind.BOUND] == 1
 
 
 def test_unknown_nodes_and_pods_without_gpus(node):

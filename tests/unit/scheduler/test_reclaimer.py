@@ -7,7 +7,7 @@ from support.small_cluster import binding, protected, small_cluster, wait_for
 
 from scheduler.app import Scheduler
 from scheduler.extender import filter_nodes
-from scheduler.state import Kind
+from scheduler.state import HoldKind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
@@ -75,7 +75,7 @@ class Story:
                 for uid, p in pods.items()
             }  # fmt: skip
             bound = {uid for uid, p in pods.items() if p["spec"].get("nodeName")}
-            return known == there and not self.state.counts()[Kind.BINDING] and self.state._beside.uids() == bound
+            return known == there and not self.state.counts()[HoldKind.BINDING] and self.state._beside.uids() == bound
 
         wait_for(same, "the watches have caught up")
 
@@ -110,7 +110,7 @@ def test_an_over_budget_pod_gives_way_and_the_place_is_kept(story):
     assert "too little is free" in story.scheduler.binder.bind(binding(rival, "n0"))
     assert story.scheduler.binder.bind(binding(waiting, "n0")) == ""
     story.settle()
-    assert story.state.counts() == {Kind.BOUND: 1}
+    assert story.state.counts() == {HoldKind.BOUND: 1}
 
 
 def test_the_fewest_and_the_lowest_class_go(story):
@@ -149,7 +149,7 @@ def test_when_it_would_not_be_enough_nobody_goes(story):
     story.waits(core=60)
     story.look()
     assert story.evicted() == set()
-    assert story.state.counts() == {Kind.BOUND: 2}
+    assert story.state.counts() == {HoldKind.BOUND: 2}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_disruption_budget_on_all_choices_evicts_nobody_and_keeps_nothing(stor
     story.waits()
     story.look()
     assert story.evicted() == set()
-    assert story.state.counts() == {Kind.BOUND: 1}
+    assert story.state.counts() == {HoldKind.BOUND: 1}
     del story.cluster.api.faults["eviction"]
     story.look()
     assert story.evicted() == set()
@@ -244,7 +244,7 @@ def test_a_grant_that_the_watch_has_not_brought_yet_spares_the_pod(story):
     story.scheduler.reclaimer.look()
     assert story.evicted() == set()
     assert story.scheduler.metrics.evictions.labels("spared")._value.get() == 1
-    assert story.state.counts()[Kind.RESERVED] == 0
+    assert story.state.counts()[HoldKind.RESERVED] == 0
 
 
 def test_nobody_else_goes_while_victims_are_on_their_way_out(story):
@@ -256,7 +256,7 @@ def test_nobody_else_goes_while_victims_are_on_their_way_out(story):
         story.look()
         story.clock.advance(20_000)
         assert len(story.evicted()) == 1
-    assert story.state.counts()[Kind.RESERVED] == 1
+    assert story.state.counts()[HoldKind.RESERVED] == 1
 
 
 def test_two_waiting_pods_are_served_by_two_victims_and_a_third_by_none(story):
@@ -267,7 +267,7 @@ def test_two_waiting_pods_are_served_by_two_victims_and_a_third_by_none(story):
         story.waits(name)
     story.look()
     assert story.evicted() == {"first", "second"}
-    assert story.state.counts()[Kind.RESERVED] == 2
+    assert story.state.counts()[HoldKind.RESERVED] == 2
 
 
 def test_a_pod_that_does_not_take_its_place_is_left_alone_for_longer_each_time(story):
@@ -412,7 +412,7 @@ def test_room_is_made_for_a_whole_gang(story):
     pods = [story.waits(name, annotations=GANG) for name in ("w0", "w1")]
     story.look()
     assert story.evicted() == {"v0", "v1"}
-    assert story.state.counts()[Kind.RESERVED] == 2
+    assert story.state.counts()[HoldKind.RESERVED] == 2
     story.cluster.end("v0")
     wait_for(lambda: story.state.totals()[2] == 40, "one victim is gone")
     assert story.fits(pods[0], "n0", "n1") == [], "one place is not enough"
@@ -435,7 +435,7 @@ def test_for_a_part_of_a_gang_nobody_goes(story):
     story.waits("w1", annotations=GANG)
     story.look()
     assert story.evicted() == set()
-    assert not story.state.counts()[Kind.RESERVED]
+    assert not story.state.counts()[HoldKind.RESERVED]
 
 
 def test_a_gang_that_is_not_all_in_budget_takes_from_nobody(story):
@@ -459,7 +459,7 @@ def test_a_disruption_budget_that_protects_one_place_keeps_them_all(story):
         story.look()
         assert story.evicted() == set()
         story.clock.advance(40_000)
-    assert not story.state.counts()[Kind.RESERVED]
+    assert not story.state.counts()[HoldKind.RESERVED]
 
 
 def test_a_pod_that_replaces_one_of_a_running_gang_is_served_alone(story):

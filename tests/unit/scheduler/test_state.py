@@ -13,7 +13,7 @@ from scheduler.extender import filter_nodes, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.policies import Learner
 from scheduler.pods import chosen_hold, read_pod
-from scheduler.state import Kind, NoPlace, State
+from scheduler.state import HoldKind, NoPlace, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -53,7 +53,7 @@ def state(clock):
 
 
 def new_state(clock, *nodes):
-    made = State(Resources(), Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=LOST)
+    made = SchedulerState(Resources(), Learner("best-fit"), clock, hold_seconds=HOLD, lost_seconds=LOST)
     made.set_nodes(list(nodes) or [node("n0"), node("n1")])
     made.set_pods([])
     return made
@@ -88,7 +88,7 @@ def test_two_sixty_percent_pods_never_share_a_gpu(state):
     assert fitting(state, pod("a")) == ["n0", "n1"]
     assert fitting(state, pod("b")) == ["n1"]
     assert fitting(state, pod("c")) == []
-    assert state.counts()[Kind.TENTATIVE] == 2
+    assert state.counts()[HoldKind.TENTATIVE] == 2
 
 
 def test_a_place_says_what_led_there_and_what_was_free(clock):
@@ -117,7 +117,7 @@ def test_a_place_says_what_led_there_and_what_was_free(clock):
 
 def test_pods_that_had_a_place_and_end_are_counted_once(clock):
     learner = Learner("best-fit")
-    state = State(Resources(), learner, clock, hold_seconds=HOLD, lost_seconds=LOST)
+    state = SchedulerState(Resources(), learner, clock, hold_seconds=HOLD, lost_seconds=LOST)
     state.set_nodes([node("n0", 4)])
     running = [pod(name, on="n0", gpus=f"n0-{i}", phase="Running") for i, name in enumerate("abc")]
     state.set_pods([*running, pod("waits"), pod("old", on="n0", gpus="n0-3", phase="Succeeded")])
@@ -148,7 +148,7 @@ def test_a_list_that_tells_nothing_new_stirs_no_node(state):
 def test_a_second_filter_replaces_the_first_hold(state):
     for _ in range(3):
         assert fitting(state, pod("a")) == ["n0", "n1"]
-    assert state.counts()[Kind.TENTATIVE] == 1
+    assert state.counts()[HoldKind.TENTATIVE] == 1
     assert free(state) == 140
 
 
@@ -182,7 +182,7 @@ def test_bind_spares_others_tentative_places_and_takes_them_only_if_it_must(cloc
     assert first.gpus == {"c": ("n0-1",)}
     second = state.choose(read(pod("c")), "n0")
     assert second.gpus == {"c": ("n0-0",)}
-    assert state.counts()[Kind.TENTATIVE] == 0
+    assert state.counts()[HoldKind.TENTATIVE] == 0
     with pytest.raises(NoPlace):
         state.choose(read(pod("a")), "n0")
 
@@ -201,7 +201,7 @@ def test_a_bound_place_waits_for_the_watch_and_is_never_dropped_by_time(state, c
     state.set_pod(a)  # an old event again
     assert state.pod("uid-a").node == "n0"
     assert state.overdue() == []
-    assert state.counts() == {Kind.BOUND: 1}
+    assert state.counts() == {HoldKind.BOUND: 1}
 
 
 def test_a_list_that_is_older_than_a_binding_does_not_free_it(state):
@@ -220,11 +220,11 @@ def test_a_lost_answer_keeps_the_place_and_a_second_try_gets_the_same(clock):
     state.lost("uid-a", "n0")
     assert state.choose(read(pod("a")), "n0").gpus == first.gpus
     state.refused("uid-a", "n0")  # the second try; the first may still come through
-    assert state.counts()[Kind.BINDING] == 1
+    assert state.counts()[HoldKind.BINDING] == 1
     state.choose(read(pod("a")), "n1")
-    assert state.counts()[Kind.BINDING] == 2
+    assert state.counts()[HoldKind.BINDING] == 2
     state.bound("uid-a", "n1")
-    assert state.counts()[Kind.BINDING] == 1
+    assert state.counts()[HoldKind.BINDING] == 1
     assert fitting(state, pod("b", 100, None), "n1") == []
 
 
@@ -253,7 +253,7 @@ def test_an_overdue_place_is_judged_by_the_pod_itself(state, clock, answer, left
     clock.advance(1)
     assert len(state.overdue()) == 1
     state.looked("uid-a", answer)
-    assert state.counts()[Kind.BINDING] == left
+    assert state.counts()[HoldKind.BINDING] == left
     state.looked("uid-a", None)
     assert free(state) == 200
 

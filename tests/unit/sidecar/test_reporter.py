@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from sidecar.commands import build
-from sidecar.epoch import Counter
+from sidecar.epoch import EpochCounter
 from sidecar.reporter import Reporter
 from sidecar.spool import Spool
-from sidecar.usage import STALE_NS, FileUsage, Reading
+from sidecar.usage import STALE_NS, FileUsage, UsageReading
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Settings, SidecarSettings
 from slicekeeper.errors import ServiceError, SettingsError, Unavailable
@@ -39,7 +39,7 @@ def reporter(tmp_path: Path, sink: Timekeeper, usage: object = None) -> Reporter
         sink=sink,
         usage=usage or FileUsage(tmp_path / "none"),  # type: ignore[arg-type]
         spool=Spool(tmp_path, 1 << 20),
-        counters={"c": Counter(tmp_path, "c", now_ns=lambda: 5)},
+        counters={"c": EpochCounter(tmp_path, "c", now_ns=lambda: 5)},
     )
 
 
@@ -90,10 +90,10 @@ def test_batch_that_will_never_be_taken_is_dropped_but_one_refused_for_a_token_w
 class Readings:
     """Says one thing after the other, the last one for ever."""
 
-    def __init__(self, *readings: Reading) -> None:
+    def __init__(self, *readings: UsageReading) -> None:
         self.left = list(readings)
 
-    def read(self, _container: str) -> Reading:
+    def read(self, _container: str) -> UsageReading:
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
 
 
@@ -102,7 +102,7 @@ def test_memory_is_reported_and_the_last_line_of_the_log_tells_the_most(
 ) -> None:
     sink, stop = Timekeeper(), threading.Event()
     stop.set()
-    readings = Readings(Reading(0, "node", "a", 512), Reading(7, "node", "a", 0))
+    readings = Readings(UsageReading(0, "node", "a", 512), UsageReading(7, "node", "a", 0))
     with caplog.at_level("INFO"):
         reporter(tmp_path, sink, readings).run(stop)
     assert [(r.used_ms, r.memory_mib) for r in sink.taken] == [(0, 512), (7, 0)]
@@ -111,7 +111,7 @@ def test_memory_is_reported_and_the_last_line_of_the_log_tells_the_most(
 
 def test_memory_that_nobody_counts_is_unknown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sink = Timekeeper()
-    rep = reporter(tmp_path, sink, Readings(Reading(7, "node", "a")))
+    rep = reporter(tmp_path, sink, Readings(UsageReading(7, "node", "a")))
     with caplog.at_level("INFO"):
         rep.observe(final=True)
     rep.flush()
@@ -131,15 +131,15 @@ def test_stop_does_not_hang_on_a_dead_timekeeper(tmp_path: Path) -> None:
 def test_file_source_is_unknown_while_missing_or_damaged(tmp_path: Path) -> None:
     file = tmp_path / "usage.json"
     source = FileUsage(file)
-    assert source.read("c") == Reading(None, "unknown")
+    assert source.read("c") == UsageReading(None, "unknown")
     for text in ("", "{", '{"source": "node", "containers": {"c": {"usedMs": -1}}}', '{"source": "node"}'):
         file.write_text(text)
-        assert source.read("c") == Reading(None, "unknown")
+        assert source.read("c") == UsageReading(None, "unknown")
     file.write_text('{"source": "node", "containers": {"c": {"usedMs": 7}}}')
-    assert source.read("c") == Reading(7, "node")
+    assert source.read("c") == UsageReading(7, "node")
     file.write_text('{"source": "node", "containers": {"c": {"usedMs": 7, "life": "a", "memoryMib": 512}}}')
-    assert source.read("c") == Reading(7, "node", "a", 512)
-    assert source.read("other") == Reading(None, "unknown")
+    assert source.read("c") == UsageReading(7, "node", "a", 512)
+    assert source.read("other") == UsageReading(None, "unknown")
 
 
 def test_counters_that_nobody_reads_any_more_are_unknown(tmp_path: Path) -> None:

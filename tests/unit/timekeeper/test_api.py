@@ -173,7 +173,7 @@ def test_a_running_pod_shows_the_same_before_and_after_its_split_is_booked(world
     world.clock.advance(HOUR * 3)
     (ahead,) = world.get("/api/v1/workloads")["items"]
     assert (ahead["chargedMs"], ahead["overBudgetMs"]) == (150 * 60_000, 30 * 60_000)
-    place = world.service.books.require("team").known.id
+    place = world.service.books.require("team").account.id
     settlement.settle(world.service.books, [place], world.clock.now_ms())
     assert world.get("/api/v1/workloads")["items"] == [ahead]
 
@@ -1036,7 +1036,7 @@ def test_a_team_has_all_that_a_namespace_has(world: World) -> None:
     assert own.status_code == 422
 
     world.clock.advance(HOUR)
-    settlement.settle(world.service.books, [world.service.books.require("team").known.id], world.clock.now_ms())
+    settlement.settle(world.service.books, [world.service.books.require("team").account.id], world.clock.now_ms())
     span = f"from={format_instant(T0)}&to={format_instant(T0 + HOUR)}"
     statement = world.get(f"/api/v1/parents/physics/statement?{span}")
     assert (statement["parent"], statement["namespace"], statement["workloads"]) == ("physics", None, [])
@@ -1089,7 +1089,7 @@ def test_a_budget_begins_where_its_anchor_says(world: World) -> None:
     assert ends == [
         "2026-01-30T23:00:00.000Z", "2026-02-27T23:00:00.000Z", "2026-03-30T22:00:00.000Z", "2026-04-29T22:00:00.000Z",
     ]  # fmt: skip
-    settlement.settle(world.service.books, [world.service.books.require("team").known.id], world.clock.now_ms())
+    settlement.settle(world.service.books, [world.service.books.require("team").account.id], world.clock.now_ms())
     shown = world.get("/api/v1/budgets/team/periods")["items"]
     assert [(one["start"], one["chargedMs"]) for one in shown[1:4]] == [(end, 9_000) for end in reversed(ends[:3])]
     sealed = world.call("PUT", "/api/v1/budgets/team/seal", {"until": ends[0], "reason": "r"})
@@ -1105,7 +1105,7 @@ def test_children_show_the_same_before_and_after_a_crossing_is_booked(world: Wor
         world.clock.advance(advance)
         unbooked = world.get("/api/v1/parents/physics/children")["items"][0]["consumedMs"]
         assert unbooked == world.get("/api/v1/parents/physics")["usedMs"] == total
-    settlement.settle(world.service.books, [world.service.books.require("team").known.id], world.clock.now_ms())
+    settlement.settle(world.service.books, [world.service.books.require("team").account.id], world.clock.now_ms())
     assert world.get("/api/v1/parents/physics/children")["items"][0]["consumedMs"] == 2_000
 
 

@@ -28,7 +28,7 @@ from timekeeper.ledger import intake, movement, settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget
 from timekeeper.ledger.intake import Closing, Opening
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, timelines
@@ -136,7 +136,7 @@ def test_old_anchors_are_kept_by_day_and_then_by_month(books: Books, monkeypatch
             books, [opening(f"pod-{step}", start, HALF)], [Closing(f"pod-{step}", start + 1, "finished")], start + hour
         )
     with books.database.reading() as session:
-        kept = [state.at for state in timelines.anchors(session, books.require("team").known.id)]
+        kept = [state.at for state in timelines.anchors(session, books.require("team").account.id)]
     by_day = [at // (24 * hour) for at in kept[:-4]]
     newest = by_day[-1]
     assert by_day[-30:] == list(range(newest - 29, newest + 1))
@@ -168,7 +168,7 @@ def test_a_pod_that_ended_before_others_were_charged_takes_back_what_they_were_c
 def test_a_grant_is_booked_once_and_its_key_is_for_that_grant_alone(books: Books) -> None:
     def grant(amount: int, now: int) -> bool:
         order = Order(amount, "why", "k", str(amount).encode(), "me", now)
-        return movement.grant(books, Place("uid-team", "team", POLICY), order, valid_from=now, valid_to=None)
+        return movement.grant(books, NamespaceRef("uid-team", "team", POLICY), order, valid_from=now, valid_to=None)
 
     assert grant(5_000, T0)
     assert not grant(5_000, T0 + 1)

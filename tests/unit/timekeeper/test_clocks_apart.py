@@ -22,7 +22,7 @@ from timekeeper.ledger import hierarchy, intake, settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Place
+from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.rate import follow_settings, set_rate
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, memberships
@@ -32,7 +32,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 SECOND, HOUR = 1_000, 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="1000h", period="none"))
-TEAM = Place("uid-team", "team", POLICY)
+TEAM = NamespaceRef("uid-team", "team", POLICY)
 aparts = pytest.mark.parametrize("apart", [2 * SECOND, HOUR])
 
 
@@ -48,8 +48,8 @@ def parent(books: Books, name: str, at: int = T0, kind: Any = "team") -> None:
     hierarchy.put_parent(books, name, kind, Rule(at, 10**10, "none", "UTC"), actor="me", if_match=None)
 
 
-def under(books: Books, child: Place | str, above: str | None, at: int) -> bool:
-    place = Place(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
+def under(books: Books, child: NamespaceRef | str, above: str | None, at: int) -> bool:
+    place = NamespaceRef(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
     return hierarchy.put_under(books, place, above, reason="r", actor="me", now=at)
 
 
@@ -87,13 +87,13 @@ def test_a_later_move_holds_although_a_clock_ahead_wrote_the_one_before(
     run(books, "pod", T0 + 10 * SECOND)
     assert under(books, TEAM, "lab", T0 + 20 * SECOND)
     now = T0 + 100 * SECOND
-    settlement.settle(books, [books.require("team").known.id], now)
+    settlement.settle(books, [books.require("team").account.id], now)
     before = charges(books)
     for clock, book, to in ((apart, replica, None), (0, books, "shop"), (apart, replica, "lab"), (0, books, None)):
         now += 10 * SECOND
         assert under(book, TEAM, to, now + clock)
         assert not under(book, TEAM, to, now + clock)
-        settlement.settle(replica, [books.require("team").known.id], now + apart)
+        settlement.settle(replica, [books.require("team").account.id], now + apart)
         for one in (books, replica):
             assert above(one) == ([to] if to else [])
     assert set(before) <= set(charges(books)), "nothing that was charged changes"
@@ -141,7 +141,7 @@ def test_the_parent_that_a_clock_ahead_named_is_charged_nothing(books: Books, re
     run(books, "pod", T0)
     now = T0 + 10 * SECOND
     assert under(replica, TEAM, "lab", now + HOUR)
-    settlement.settle(replica, [replica.require("team").known.id], now + HOUR + 30 * SECOND)
+    settlement.settle(replica, [replica.require("team").account.id], now + HOUR + 30 * SECOND)
     assert charged(books, "lab") == 0
     assert under(books, TEAM, None, now)
     last = now + 2 * HOUR
@@ -182,11 +182,11 @@ def test_no_ring_of_parents_ever_comes_to_exist(
                 wanted.pop(child, None)
                 if to is not None:
                     wanted[child] = to
-                settlement.settle(books, [books.require("team").known.id], now + clock)
+                settlement.settle(books, [books.require("team").account.id], now + clock)
             now += SECOND
             for position in [*books.parents(), books.require("team")]:
                 held = [known.name for known in position.above]
-                assert held[:1] == [wanted[position.known.name]][:1] if position.known.name in wanted else not held
+                assert held[:1] == [wanted[position.account.name]][:1] if position.account.name in wanted else not held
             never_a_ring(books)
             intake.apply(books, [], [Closing("pod", now + 3 * HOUR, "finished")], {}, now + 3 * HOUR)
             assert charged(books, "team") == now + 3 * HOUR - T0
@@ -222,12 +222,12 @@ def test_a_rate_is_corrected_although_a_clock_ahead_wrote_the_one_before(
     run(books, "pod", T0, model="A100")
     set_rate(books, "A100", Fraction(2), now=T0 + 10 * SECOND, **price)
     now = T0 + 100 * SECOND
-    settlement.settle(books, [books.require("team").known.id], now)
+    settlement.settle(books, [books.require("team").account.id], now)
     before = charges(books)
     scheduled = now + 2 * HOUR
     set_rate(books, "A100", Fraction(3), now=now, **{**price, "since": scheduled})
     ahead, _ = set_rate(replica, "A100", Fraction(9), now=now + apart, **price)
-    settlement.settle(replica, [books.require("team").known.id], now + apart)
+    settlement.settle(replica, [books.require("team").account.id], now + apart)
     since, made = set_rate(books, "A100", Fraction(4), now=now, **price)
     assert (since, made) == (ahead + 1 if apart <= CLOCK_SKEW_MS else now, True)
     assert set_rate(books, "A100", Fraction(4), now=now, **price) == (since, False)

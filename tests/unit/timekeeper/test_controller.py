@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler.placement.policies import Learner
-from scheduler.state import Kind, State
+from scheduler.state import HoldKind, SchedulerState
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
@@ -175,10 +175,10 @@ def test_the_setting_for_debts_is_followed_once(stage: Stage, monkeypatch: pytes
 def test_months_are_sealed_a_day_after_their_end(stage: Stage) -> None:
     stage.create()
     stage.look()
-    assert stage.books.require("team").known.sealed_until < T0
+    assert stage.books.require("team").account.sealed_until < T0
     stage.clock.advance(24 * 3_600_000)
     stage.look()
-    assert stage.books.require("team").known.sealed_until == T0
+    assert stage.books.require("team").account.sealed_until == T0
 
 
 def test_a_stale_view_of_a_pod_never_removes_another_finalizer(stage: Stage) -> None:
@@ -373,7 +373,7 @@ def test_an_end_in_the_future_is_held_at_the_skew_after_it_was_seen_and_flagged(
     assert (row.ended_at, row.end_source, row.flags) == (latest, "finished", "clock-skew")
     assert stage.finalizers() == [], "the charge follows from the record"
     position = stage.books.require("team")
-    assert position.known.settled_at <= stage.clock.ms
+    assert position.account.settled_at <= stage.clock.ms
     assert position.at(stage.clock.ms).balance == 10_000 - 2 * 500
     stage.look()
     annotations = stage.kube.get(PODS, "b", "team")["metadata"]["annotations"]
@@ -474,9 +474,9 @@ def test_what_fell_due_is_booked_by_the_next_look_if_this_one_could_not(
         patch.setattr(settlement, "settle", raising)
         with pytest.raises(RuntimeError):
             stage.look()
-    assert stage.books.require("team").known.settled_at == T0
+    assert stage.books.require("team").account.settled_at == T0
     stage.look(fresh=False)
-    assert stage.books.require("team").known.settled_at == T0 + 25_000
+    assert stage.books.require("team").account.settled_at == T0 + 25_000
 
 
 def test_one_pod_that_the_books_do_not_take_keeps_no_other_from_its_charge(
@@ -558,12 +558,12 @@ def test_a_controller_whose_looks_always_fail_at_one_step_is_noticed(
 def test_a_container_that_ends_beside_a_plain_one_holds_its_gpus_and_pays_for_them(stage: Stage) -> None:
     """Also over 29 days: kubelet and kube-scheduler free nothing before the whole pod has ended."""
     resources = Settings().resources
-    scheduler = State(resources, Learner("best-fit"), stage.clock, hold_seconds=30, lost_seconds=60)
+    scheduler = SchedulerState(resources, Learner("best-fit"), stage.clock, hold_seconds=30, lost_seconds=60)
     scheduler.set_nodes(stage.kube.list(NODES)[0])
 
     def holds() -> bool:
         scheduler.set_pods(stage.kube.list(PODS)[0])
-        return scheduler.counts()[Kind.BOUND] == 1
+        return scheduler.counts()[HoldKind.BOUND] == 1
 
     pod = stage.create(plain=True)
     uid = pod["metadata"]["uid"]

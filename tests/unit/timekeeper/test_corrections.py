@@ -17,11 +17,11 @@ from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
 from timekeeper.ledger import hierarchy, intake, movement, seal
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.correction import Wanted, correct
+from timekeeper.ledger.correction import RequestedInterval, correct
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, workloads
 from timekeeper.store.db.database import Database
@@ -30,7 +30,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 MINUTE, HOUR = 60_000, 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour"))
-TEAM = Place("uid-team", "team", POLICY)
+TEAM = NamespaceRef("uid-team", "team", POLICY)
 
 
 def run(
@@ -43,14 +43,14 @@ def run(
     intake.apply(books, [begun], closing, {"team": POLICY}, now or end or start)
 
 
-def team(session: Session) -> accounts.Known:
+def team(session: Session) -> accounts.BudgetAccount:
     return accounts.require_name(session, "default", "team")
 
 
 def put_right(
     books: Books, uid: str, start: int | None, end: int | None, now: int, *, key: str = "k", body: bytes = b""
 ) -> bool:
-    return correct(books, team, Wanted(uid, start, end, "the clock was wrong", key, body, "me", now))
+    return correct(books, team, RequestedInterval(uid, start, end, "the clock was wrong", key, body, "me", now))
 
 
 def sums(books: Books, *uids: str) -> list[tuple[int, int]]:

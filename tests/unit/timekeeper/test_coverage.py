@@ -15,12 +15,12 @@ from support.openings import opening
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting
-from timekeeper.core.reservation import Hold
+from timekeeper.core.reservation import Need
 from timekeeper.ledger import hierarchy, intake, movement, reservation
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -28,7 +28,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="hour", enforcement="safe"))
-TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
+TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
 
 
 def order(amount: int, key: str, now: int = T0) -> Order:
@@ -47,15 +47,15 @@ def bind(books: Books, uid: str, at: int, amount: int, span: int) -> None:
 def uncovered(books: Books, now: int) -> int:
     position = books.require("team")
     state = position.at(now)
-    held = reservation.held(books, now)[position.known.id]
+    held = reservation.held(books, now)[position.account.id]
     return held - state.balance - position.rule.rule.credit
 
 
 def test_what_expires_before_a_pods_end_is_not_set_aside_for_what_comes_after(books: Books) -> None:
     grant(books, 100_000, T0 + 60_000)
-    long = Hold(70_000, 120_000)
+    long = Need(70_000, 120_000)
     assert not reservation.open_for_pod(books, TEAM, "p", "p", long, T0), "half of it comes after the grant's end"
-    assert reservation.open_for_pod(books, TEAM, "q", "q", Hold(70_000, 60_000), T0)
+    assert reservation.open_for_pod(books, TEAM, "q", "q", Need(70_000, 60_000), T0)
     with pytest.raises(Conflicting, match=r"amountMs: 20000 GPU-ms would be missing from 2026-01-01T00:01:00.000Z on"):
         reservation.open_by_hand(books, TEAM, order(30_000, "h"), expires_at=T0 + 60_001)
     row, _ = reservation.open_by_hand(books, TEAM, order(40_000, "i"), expires_at=T0 + 60_000)
@@ -65,10 +65,10 @@ def test_what_expires_before_a_pods_end_is_not_set_aside_for_what_comes_after(bo
 def test_the_next_period_covers_what_it_brings_and_not_more(books: Books) -> None:
     grant(books, 20_000, None)
     now = T0 + HOUR - 10_000
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(30_000, 20_000), now), "10 s come with the next hour"
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(30_000, 20_000), now), "10 s come with the next hour"
     grant(books, 20_000, T0 + HOUR, priority=-1, key="g2")
-    assert not reservation.open_for_pod(books, TEAM, "q", "q", Hold(20_000, 80_000), now)
-    assert reservation.open_for_pod(books, TEAM, "q", "q", Hold(20_000, 10_000), now)
+    assert not reservation.open_for_pod(books, TEAM, "q", "q", Need(20_000, 80_000), now)
+    assert reservation.open_for_pod(books, TEAM, "q", "q", Need(20_000, 10_000), now)
 
 
 def test_nothing_is_taken_out_that_is_needed_when_the_rest_has_expired(books: Books) -> None:
@@ -87,10 +87,10 @@ def test_nothing_is_taken_out_that_is_needed_when_the_rest_has_expired(books: Bo
 def test_a_parents_expiring_grant_covers_nothing_later_either(books: Books) -> None:
     hierarchy.put_parent(books, "lab", "team", Rule(T0, 1_000, "none", "UTC"), actor="me", if_match=None)
     hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0)
-    lab = Place(":lab", "lab", POLICY)
+    lab = NamespaceRef(":lab", "lab", POLICY)
     movement.grant(books, lab, order(50_000, "g"), valid_from=T0, valid_to=T0 + 60_000)
-    assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(10_000, 90_000), T0)
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(10_000, 60_000), T0)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", Need(10_000, 90_000), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(10_000, 60_000), T0)
 
 
 @settings(max_examples=8, deadline=None)
@@ -123,7 +123,7 @@ def test_whoever_started_on_a_reservation_finishes_in_budget(databases: Database
                         reservation.open_by_hand(books, TEAM, order(amount, uid, now), expires_at=now + span)
                     elif kind == "take":
                         movement.adjust(books, TEAM, order(-amount, uid, now))
-                    elif reservation.open_for_pod(books, TEAM, uid, uid, Hold(amount, span), now):
+                    elif reservation.open_for_pod(books, TEAM, uid, uid, Need(amount, span), now):
                         bind(books, uid, now, amount, span)
                         ends[uid] = now + (span if kind == "pod" else data.draw(st.integers(1, span)))
                 except Conflicting:

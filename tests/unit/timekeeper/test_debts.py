@@ -15,7 +15,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit, bookings
 from timekeeper.store.db.database import Database
@@ -24,7 +24,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="hour"))
-TEAM = Place("uid-team", "team", POLICY)
+TEAM = NamespaceRef("uid-team", "team", POLICY)
 
 
 def with_debt(books: Books, setting: str) -> Books:
@@ -114,7 +114,7 @@ def test_above_it_is_the_lowest_budget_without_room_that_owes(books: Books) -> N
     follow_debt(carrying, T0 + 6_000)
     end(carrying, "a", T0 + 9_000)
     states = carrying.require("team").together.at(T0 + 10_000)
-    assert {carrying.require("team").known.id: 0, carrying.require_parent("physics").known.id: 3_000} == {
+    assert {carrying.require("team").account.id: 0, carrying.require_parent("physics").account.id: 3_000} == {
         key: state.debt for key, state in states.items()
     }
     begin(carrying, "b", T0 + HOUR)

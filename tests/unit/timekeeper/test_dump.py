@@ -20,7 +20,7 @@ from slicekeeper.units import format_instant
 from timekeeper.ledger import intake, movement, seal
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing, Opening
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.store.db import dump, migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -50,7 +50,7 @@ def fill(url: str) -> None:
     books = Books(Database(make_engine(url)), "default", carry=False)
     tell(books, "a", T0, T0 + HOUR, T0 + HOUR)
     order = Order(HOUR, "a deadline", "k", b"", "ann", T0 + HOUR)
-    movement.grant(books, Place("uid", "team", POLICY), order, valid_from=T0 + HOUR, valid_to=None)
+    movement.grant(books, NamespaceRef("uid", "team", POLICY), order, valid_from=T0 + HOUR, valid_to=None)
     seal.seal_due(books, 0, T0 + 25 * HOUR)
     tell(books, "late", T0, T0 + 60_000, T0 + 26 * HOUR)
     tell(books, "runs", T0 + 26 * HOUR, None, T0 + 26 * HOUR)

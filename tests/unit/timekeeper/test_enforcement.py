@@ -22,7 +22,7 @@ from timekeeper.cluster import eviction, gate, pod_patch
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger import movement, reservation
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.store import reservations as store
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
@@ -114,16 +114,16 @@ class Stage:
 
     def held(self) -> int:
         position = self.books.require(NAMESPACE)
-        return reservation.held(self.books, self.clock.now_ms())[position.known.id]
+        return reservation.held(self.books, self.clock.now_ms())[position.account.id]
 
     def outcomes(self) -> dict[str, str]:
         with self.books.database.reading() as session:
-            rows = store.page(session, self.books.require(NAMESPACE).known.id, None, 100)
+            rows = store.page(session, self.books.require(NAMESPACE).account.id, None, 100)
         return {row.pod_name: reservation.outcome_of(row, self.clock.now_ms()) for row in rows}
 
     def grant(self, amount: int) -> None:
         uid = self.client.get(NAMESPACES, NAMESPACE)["metadata"]["uid"]
-        place = Place(uid, NAMESPACE, self.policy.of(NAMESPACE))
+        place = NamespaceRef(uid, NAMESPACE, self.policy.of(NAMESPACE))
         now = self.clock.now_ms()
         movement.grant(self.books, place, Order(amount, "r", f"k{now}", b"", "me", now), valid_from=now, valid_to=None)
 

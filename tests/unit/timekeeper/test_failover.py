@@ -15,12 +15,12 @@ from support.databases import Postgres, postgres
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.ledger import movement
 from timekeeper.ledger.books import Books
-from timekeeper.ledger.movement import Place
+from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.store.db import migrate, writer
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
-BUSY = Place("uid-busy", "busy", NamespacePolicy(budget=BudgetPolicy(amount="1s", period="none")))
+BUSY = NamespaceRef("uid-busy", "busy", NamespacePolicy(budget=BudgetPolicy(amount="1s", period="none")))
 GRANTS, HALF = 40, len(history.STEPS) // 2
 
 

@@ -15,15 +15,15 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting
-from timekeeper.core.reservation import Hold
+from timekeeper.core.reservation import Need
 from timekeeper.ledger import intake, movement, report, reservation
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, watermarks
 from timekeeper.store import reservations as store
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -31,7 +31,7 @@ T0 = 1_767_225_600_000
 NOW = T0 + 60_000
 END = NOW + 1_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="10s", period="none"))
-TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
+TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
 CLIENTS, EACH = 64, 4
 
 
@@ -81,7 +81,7 @@ def test_sixty_four_clients_never_get_more_than_there_is(database_url: str) -> N
         books.database.close()
 
 
-def find_team(session: Session) -> Known | None:
+def find_team(session: Session) -> BudgetAccount | None:
     return accounts.find(session, "default", "uid-team")
 
 
@@ -103,7 +103,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
     ]
     # The first pod has the budget booked, so that the account's balance is all that is left.
     intake.apply(replicas[0], [opening("first", T0)], [Closing("first", T0 + 1, "finished")], {"team": POLICY}, NOW)
-    team = replicas[0].require("team").known.id
+    team = replicas[0].require("team").account.id
     booked: Counter[str] = Counter({"pod": 1})
     kept: Counter[str] = Counter()
     counting, refusals, broken = threading.Lock(), list[str](), list[str]()
@@ -127,7 +127,7 @@ def test_sixty_four_clients_are_never_promised_more_than_there_is(database_url: 
                     if chance.random() < 0.5:
                         reservation.release(books, find_team, "team", row.id, actor="me", now=NOW)
                         amount = 0
-                elif reservation.open_for_pod(books, TEAM, uid, uid, Hold(amount, amount), NOW):
+                elif reservation.open_for_pod(books, TEAM, uid, uid, Need(amount, amount), NOW):
                     intake.apply(
                         books, [opening(uid, NOW)], [Closing(uid, NOW + spent, "finished")], {"team": POLICY}, END
                     )

@@ -29,7 +29,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_status
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit, bookings
 from timekeeper.store.db.database import Database
@@ -38,7 +38,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none"))
-RED, BLUE = Place("uid-red", "red", POLICY), Place("uid-blue", "blue", POLICY)
+RED, BLUE = NamespaceRef("uid-red", "red", POLICY), NamespaceRef("uid-blue", "blue", POLICY)
 
 
 def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: Any = "none", at: int = T0) -> None:
@@ -46,12 +46,14 @@ def team(books: Books, name: str, amount: int, *, kind: Any = "team", period: An
     assert hierarchy.put_parent(books, name, kind, rule, actor="me", if_match=None)
 
 
-def under(books: Books, child: Place | str, parent: str | None, at: int = T0) -> bool:
-    place = Place(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
+def under(books: Books, child: NamespaceRef | str, parent: str | None, at: int = T0) -> bool:
+    place = NamespaceRef(accounts.parent_uid(child), child, POLICY) if isinstance(child, str) else child
     return hierarchy.put_under(books, place, parent, reason="r", actor="me", now=at)
 
 
-def run(books: Books, uid: str, start: int, end: int | None = None, *, place: Place = RED, share: int = 1) -> None:
+def run(
+    books: Books, uid: str, start: int, end: int | None = None, *, place: NamespaceRef = RED, share: int = 1
+) -> None:
     begun = opening(uid, start, share, place.name, model="A100")
     intake.apply(books, [begun], [Closing(uid, end, "finished")] if end else [], {place.name: POLICY}, end or start)
 
@@ -108,10 +110,10 @@ def test_late_and_reordered_knowledge_ends_in_what_an_independent_oracle_says(
             team(books, "physics", amounts["physics"], at=T0 - 1)
             team(books, "science", amounts["science"], kind="organisation", at=T0 - 1)
             for child in ("physics", *names):
-                place = child if child == "physics" else Place(f"uid-{child}", child, policies[child])
+                place = child if child == "physics" else NamespaceRef(f"uid-{child}", child, policies[child])
                 under(books, place, parents[child], T0 - 1)
             for index, (since, name, amount) in enumerate(sorted(grants)):
-                target = Place(
+                target = NamespaceRef(
                     f"uid-{name}" if name in names else accounts.parent_uid(name), name, policies.get(name, POLICY)
                 )
                 movement.grant(books, target, order(amount, f"{index}", T0), valid_from=T0 + since, valid_to=None)
@@ -159,7 +161,7 @@ def test_a_parents_period_and_grant_bring_running_pods_back_at_their_instant(boo
     assert under(books, RED, "physics")
     run(books, "a", T0 + HOUR - 20_000)
     movement.grant(
-        books, Place(accounts.parent_uid("physics"), "physics", POLICY), order(3_000, "g", T0 + HOUR - 5_000),
+        books, NamespaceRef(accounts.parent_uid("physics"), "physics", POLICY), order(3_000, "g", T0 + HOUR - 5_000),
         valid_from=T0 + HOUR - 5_000, valid_to=None,
     )  # fmt: skip
     end(books, "a", T0 + HOUR + 7_000)
@@ -213,7 +215,7 @@ def test_what_is_set_aside_in_one_namespace_is_not_free_in_another(books: Books)
     reservation.open_by_hand(books, RED, order(5_000, "r", T0 + 2_000), expires_at=T0 + HOUR)
     with pytest.raises(Conflicting, match="more than the 3000 that blue has free"):
         reservation.open_by_hand(books, BLUE, order(3_001, "r", T0 + 2_000), expires_at=T0 + HOUR)
-    parent = Place(accounts.parent_uid("physics"), "physics", POLICY)
+    parent = NamespaceRef(accounts.parent_uid("physics"), "physics", POLICY)
     with pytest.raises(Conflicting, match="more than the 3000 that team physics has left and unreserved"):
         movement.adjust(books, parent, order(-3_001, "w", T0 + 2_000))
     with books.database.reading() as session:
@@ -282,7 +284,7 @@ def test_writers_of_one_tree_wait_for_each_other_and_never_lose(database_url: st
     team(replicas[0], "science", 10**9, kind="organisation")
     team(replicas[0], "physics", 20_000)
     under(replicas[0], "physics", "science")
-    places = [Place(f"uid-space-{i}", f"space-{i}", POLICY) for i in range(4)]
+    places = [NamespaceRef(f"uid-space-{i}", f"space-{i}", POLICY) for i in range(4)]
     failed: list[BaseException] = []
 
     def work(index: int) -> None:

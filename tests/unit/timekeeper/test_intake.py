@@ -90,6 +90,6 @@ def test_what_is_no_device_by_the_settings_is_not_charged(books: Books) -> None:
 def test_a_reservation_is_for_the_dearest_node(books: Books, labels: dict[str, str], amount: int) -> None:
     made = intake(books, Client(labels))
     made._nodes.on_event("ADDED", {"metadata": {"name": "n", "labels": labels}})
-    hold = made.hold(pod(gpu=1), NamespacePolicy(), 10_000, RateBook({}), T0)
-    assert hold is not None
-    assert hold.amount == amount
+    need = made.need(pod(gpu=1), NamespacePolicy(), 10_000, RateBook({}), T0)
+    assert need is not None
+    assert need.amount == amount

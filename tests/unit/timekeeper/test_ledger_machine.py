@@ -34,7 +34,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.rate import set_rate
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings
@@ -47,8 +47,8 @@ STARTS = {
     "a leap day": 1_835_395_200_000 - 90 * MINUTE,  # 2028-02-29T00:00Z
 }
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_zone="Europe/Berlin"))
-PLACES = {name: Place(f"uid-{name}", name, POLICY) for name in ("team", "other")}
-PARENTS = {name: Place(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
+PLACES = {name: NamespaceRef(f"uid-{name}", name, POLICY) for name in ("team", "other")}
+PARENTS = {name: NamespaceRef(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
 places, amounts = st.sampled_from(sorted(PLACES)), st.integers(1, 30 * MINUTE)
 behind = st.sampled_from([0, 0, 0, 2_000, 5 * MINUTE])
 """By how much the clock of the replica lags that takes a request."""
@@ -205,7 +205,12 @@ class Ledger(RuleBasedStateMachine):
     @rule(above=st.sampled_from([None, "school"]))
     def the_lab_is_put_under(self, above: str | None) -> None:
         hierarchy.put_under(
-            self.books, Place(accounts.parent_uid("lab"), "lab", POLICY), above, reason="r", actor="me", now=self.now
+            self.books,
+            NamespaceRef(accounts.parent_uid("lab"), "lab", POLICY),
+            above,
+            reason="r",
+            actor="me",
+            now=self.now,
         )
         self.links.append((self.now, "lab", above))
 
@@ -265,9 +270,9 @@ class Ledger(RuleBasedStateMachine):
     def balances_hold(self) -> None:
         for position in self.books.positions():
             with self.books.database.reading() as session:
-                known = accounts.find_name(session, "default", position.known.name)
-                booked = bookings.balances(session, position.known.id)
-            assert known == position.known
+                known = accounts.find_name(session, "default", position.account.name)
+                booked = bookings.balances(session, position.account.id)
+            assert known == position.account
             assert booked["charged"] + booked["over-budget"] >= 0
 
     def teardown(self) -> None:

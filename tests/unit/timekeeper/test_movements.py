@@ -20,7 +20,7 @@ from timekeeper.ledger import hierarchy, intake, movement, rate, reservation, se
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit, bookings, budget_rules
 from timekeeper.store.db.database import Database
@@ -32,7 +32,7 @@ T0 = 1_767_225_600_000
 HOUR = 3_600_000
 DAY_END = T0 + 24 * HOUR
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour"))
-TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
+TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
 
 
 def run(books: Books, uid: str, start: int, end: int | None = None, *, share: Fraction = Fraction(1)) -> None:
@@ -191,7 +191,7 @@ def test_grants_of_low_priority_are_used_first(books: Books) -> None:
     assert left == {5: 1_000}  # what is used up is no longer there
 
 
-def later(books: Books, key: str, place: Place = TEAM, begins: int = T0 + 5_000) -> int:
+def later(books: Books, key: str, place: NamespaceRef = TEAM, begins: int = T0 + 5_000) -> int:
     """Book a grant that begins later; return its id."""
     movement.grant(books, place, order(9_000, key, T0), valid_from=begins, valid_to=None)
     with books.database.reading() as session:
@@ -202,8 +202,8 @@ def later(books: Books, key: str, place: Place = TEAM, begins: int = T0 + 5_000)
         return row.id
 
 
-def withdraw(books: Books, key: int, now: int, place: Place = TEAM) -> int | None:
-    def find(session: Session) -> accounts.Known:
+def withdraw(books: Books, key: int, now: int, place: NamespaceRef = TEAM) -> int | None:
+    def find(session: Session) -> accounts.BudgetAccount:
         found = accounts.find(session, "default", place.uid)
         assert found is not None
         return found
@@ -227,7 +227,7 @@ def test_a_grant_that_has_not_begun_is_withdrawn_once_and_brings_nothing(books: 
 
 
 def test_a_grant_is_withdrawn_from_its_own_budget_alone_a_teams_too(books: Books) -> None:
-    lab = Place(accounts.parent_uid("lab"), "lab", POLICY)
+    lab = NamespaceRef(accounts.parent_uid("lab"), "lab", POLICY)
     hierarchy.put_parent(books, "lab", "team", Rule(T0, 5_000, "day", "UTC"), actor="me", if_match=None)
     key = later(books, "k", lab)
     later(books, "other")
@@ -239,7 +239,7 @@ def test_a_grant_is_withdrawn_from_its_own_budget_alone_a_teams_too(books: Books
 
 def test_a_grant_on_which_time_set_aside_depends_is_not_withdrawn(books: Books) -> None:
     safe = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="none", enforcement="safe"))
-    place = Place("uid-safe", "safe", safe)
+    place = NamespaceRef("uid-safe", "safe", safe)
     passing = order(10_000, "passing", T0)
     movement.grant(books, place, passing, valid_from=T0, valid_to=T0 + 6_000)
     key = later(books, "k", place)
@@ -320,7 +320,7 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
         lambda: hierarchy.put_parent(books, "lab", "team", replace(rule, since=T0 + 3), actor="me", if_match=None),
         lambda: hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0 + 4),
         lambda: movement.grant(books, TEAM, order(1, "k", T0 + 6), valid_from=T0 + 6, valid_to=None),
-        lambda: seal.seal(books, books.require("team").known, DAY_END, reason="r", actor="me", now=DAY_END + 5),
+        lambda: seal.seal(books, books.require("team").account, DAY_END, reason="r", actor="me", now=DAY_END + 5),
     )  # fmt: skip
     for number, act in enumerate(acts, 1):
         act()
@@ -333,7 +333,7 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
         books.database.write(lambda s, number=number: s.execute(delete(AuditRecord).where(AuditRecord.id == number)))
         assert "not in the audit log" in "\n".join(verify(books.database.engine, carry=False).differences)
         books.database.write(lambda s, cut=cut: s.execute(insert(AuditRecord).values(**cut)))
-    team = books.require("team").known
+    team = books.require("team").account
     forged = {"amountMs": 1, "counterpart": "", "id": 77, "reason": "r"}
     books.database.write(lambda s: books.note(s, actor="me", action="grant", about=team, detail=forged, now=T0))
     (told,) = verify(books.database.engine, carry=False).differences

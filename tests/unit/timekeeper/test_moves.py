@@ -13,13 +13,13 @@ from support.databases import Databases
 from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, intake, movement, settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings
 from timekeeper.store.db.database import Database
@@ -28,8 +28,8 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_835_388_000_000
 HOUR, MINUTE = 3_600_000, 60_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour"))
-PLACES = {name: Place(f"uid-{name}", name, POLICY) for name in ("red", "blue")}
-PLACES |= {name: Place(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
+PLACES = {name: NamespaceRef(f"uid-{name}", name, POLICY) for name in ("red", "blue")}
+PLACES |= {name: NamespaceRef(accounts.parent_uid(name), name, POLICY) for name in ("lab", "school")}
 
 
 def parent(books: Books, name: str, amount: int, *, period: Any = "none", at: int = T0) -> None:
@@ -102,15 +102,15 @@ def test_a_move_by_a_clock_that_lags_behind_leaves_no_anchor_of_before(
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
     run(books, "b", T0 + 1_000, None, T0 + 1_000, name="blue")
     move(books, "blue", "lab", T0 + 2_000)
-    settlement.settle(books, [place.known.id for place in books.positions()], T0 + 3 * HOUR)
+    settlement.settle(books, [place.account.id for place in books.positions()], T0 + 3 * HOUR)
     move(books, "red", None, T0 + HOUR + 5)
     assert verify(books.database.engine, carry=False).differences == []
     run(books, "late", T0 + 2 * HOUR, T0 + 2 * HOUR + 60_000, T0 + 4 * HOUR, name="blue")
     assert verify(books.database.engine, carry=False).differences == []
 
 
-def states(books: Books, now: int) -> dict[str, State]:
-    return {p.known.name: p.at(now) for p in (*books.positions(), *books.parents())}
+def states(books: Books, now: int) -> dict[str, BudgetState]:
+    return {p.account.name: p.at(now) for p in (*books.positions(), *books.parents())}
 
 
 steps = st.lists(
@@ -194,7 +194,7 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
     """A team is put under another one by a fast clock, taken out, and the other one put under it by a slow clock."""
     for name in ("one", "two"):
         hierarchy.put_parent(books, name, "team", Rule(T0, HOUR, "none", "UTC"), actor="me", if_match=None)
-    teams = {name: Place(accounts.parent_uid(name), name, POLICY) for name in ("one", "two")}
+    teams = {name: NamespaceRef(accounts.parent_uid(name), name, POLICY) for name in ("one", "two")}
     move(books, "red", "two", T0 + 1)
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
     for child, above, at in (

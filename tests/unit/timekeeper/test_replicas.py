@@ -23,7 +23,7 @@ from slicekeeper.errors import Conflict
 from timekeeper.ledger import intake, movement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store.db import migrate, writer
 from timekeeper.store.db.database import Database
@@ -85,7 +85,7 @@ def life(books: Books, index: int) -> None:
 
 def grant(books: Books, key: str, amount: int = 1_000) -> bool:
     order = Order(amount, "why", key, str(amount).encode(), "me", T0 + 50_000)
-    return movement.grant(books, Place("uid-team", "team", POLICY), order, valid_from=T0 + 50_000, valid_to=None)
+    return movement.grant(books, NamespaceRef("uid-team", "team", POLICY), order, valid_from=T0 + 50_000, valid_to=None)
 
 
 def undisturbed(tmp_path: Path) -> tuple[int, int, int]:

@@ -18,22 +18,22 @@ from slicekeeper.gpu.request import GpuRequest, PodRequest
 from timekeeper.core.rate import RateBook
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import Conflicting, Unknown
-from timekeeper.core.reservation import Hold, hold_of, span_of
+from timekeeper.core.reservation import Need, need_of, span_of
 from timekeeper.ledger import hierarchy, intake, movement, reservation
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.store import accounts, audit
 from timekeeper.store import reservations as store
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import Reservation
 
 T0 = 1_767_225_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none", enforcement="safe"))
-TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
+TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def order(amount: int, key: str = "k", now: int = T0) -> Order:
     return Order(amount, "why", key, str(amount).encode(), "me", now)
 
 
-def find_team(session: Session) -> Known | None:
+def find_team(session: Session) -> BudgetAccount | None:
     return accounts.find(session, "default", "uid-team")
 
 
 def held(books: Books, now: int) -> int:
-    return reservation.held(books, now)[books.require("team").known.id]
+    return reservation.held(books, now)[books.require("team").account.id]
 
 
 def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int, rate: Fraction = Fraction(1)) -> None:
@@ -62,7 +62,7 @@ def run(books: Books, uid: str, start: int, *, end: int | None = None, now: int,
 
 def outcomes(books: Books, now: int) -> dict[str, str]:
     with books.database.reading() as session:
-        rows = store.page(session, books.require("team").known.id, None, 100)
+        rows = store.page(session, books.require("team").account.id, None, 100)
     return {row.pod_uid or row.reason: reservation.outcome_of(row, now) for row in rows}
 
 
@@ -95,19 +95,19 @@ RATES = RateBook([("A100", 0, Fraction(3, 2)), ("A100", T0 + 1, Fraction(2)), ("
     ],
 )  # fmt: skip
 def test_a_hold_is_what_the_dearest_place_would_cost(request_: PodRequest, rate: Fraction | None) -> None:
-    found = hold_of(request_, 1_001, gpus=GPUS, book=RATES, weight="max", background=Fraction(1, 2), quota=None, now=T0)
-    assert found == (None if rate is None else Hold(-(-1_001 * rate.numerator // rate.denominator), 1_001))
+    found = need_of(request_, 1_001, gpus=GPUS, book=RATES, weight="max", background=Fraction(1, 2), quota=None, now=T0)
+    assert found == (None if rate is None else Need(-(-1_001 * rate.numerator // rate.denominator), 1_001))
 
 
 # Holds
 
 
 def test_a_pods_reservation_shrinks_as_it_is_charged_and_its_rest_comes_back_at_once(books: Books) -> None:
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(60_000, 60_000), T0)
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(60_000, 60_000), T0), "asked again, the same one"
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(60_000, 60_000), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(60_000, 60_000), T0), "asked again, the same one"
     assert held(books, T0) == 60_000
-    assert not reservation.open_for_pod(books, TEAM, "q", "q", Hold(40_001, 1), T0)
-    assert reservation.open_for_pod(books, TEAM, "q", "q", Hold(40_000, 1), T0)
+    assert not reservation.open_for_pod(books, TEAM, "q", "q", Need(40_001, 1), T0)
+    assert reservation.open_for_pod(books, TEAM, "q", "q", Need(40_000, 1), T0)
     run(books, "p", T0 + 1_000, now=T0 + 11_000)
     for now, left in ((T0 + 11_000, 50_000), (T0 + 31_000, 30_000), (T0 + 61_000, 0)):
         assert held(books, now) == left + 40_000
@@ -115,14 +115,14 @@ def test_a_pods_reservation_shrinks_as_it_is_charged_and_its_rest_comes_back_at_
     intake.apply(books, [], [Closing("p", T0 + 41_000, "finished")], {}, T0 + 50_000)
     assert held(books, T0 + 50_000) == 40_000
     assert books.require("team").at(T0 + 50_000).balance == 60_000
-    assert reservation.open_for_pod(books, TEAM, "r", "r", Hold(20_000, 1), T0 + 50_000)
+    assert reservation.open_for_pod(books, TEAM, "r", "r", Need(20_000, 1), T0 + 50_000)
     books.database.write(lambda session: store.end_pods(session, ["p", "q"], T0 + 50_000))
     assert outcomes(books, T0 + 50_000) == {"p": "settled", "q": "expired", "r": "open"}
     assert held(books, T0 + 50_000) == 20_000
 
 
 def test_a_pod_on_a_cheaper_gpu_than_feared_keeps_only_what_it_needs_there(books: Books) -> None:
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(80_000, 40_000), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(80_000, 40_000), T0)
     run(books, "p", T0, now=T0, rate=Fraction(1, 2))
     assert held(books, T0) == 20_000
     assert held(books, T0 + 10_000) == 15_000
@@ -136,9 +136,9 @@ def test_what_is_set_aside_cannot_be_taken_out_and_a_grant_makes_room(books: Boo
     with pytest.raises(Conflicting, match="more than the 30000"):
         movement.adjust(books, TEAM, order(-30_001, "a"))
     movement.transfer(books, TEAM, OTHER, order(30_000, "t"), valid_to=None)
-    assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0)
     movement.grant(books, TEAM, order(1, "g"), valid_from=T0, valid_to=None)
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0)
 
 
 def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
@@ -158,9 +158,9 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
     assert reservation.outcome_of(short, T0 + 10_000) == "expired"
     with pytest.raises(Unknown):
         reservation.release(books, find_team, "team", 999, actor="me", now=T0)
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0 + 20_000)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0 + 20_000)
     with books.database.reading() as session:
-        row: Reservation = store.page(session, books.require("team").known.id, None, 1)[0]
+        row: Reservation = store.page(session, books.require("team").account.id, None, 1)[0]
     with pytest.raises(Conflicting, match="ends with it"):
         reservation.release(books, find_team, "team", row.id, actor="me", now=T0)
 
@@ -170,14 +170,14 @@ def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Boo
     for place in (TEAM, OTHER):
         hierarchy.put_under(books, place, "lab", reason="r", actor="me", now=T0)
     now = T0 + 1
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(30_000, 30_000), now)
-    assert not reservation.open_for_pod(books, OTHER, "q", "q", Hold(20_001, 1), now)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(30_000, 30_000), now)
+    assert not reservation.open_for_pod(books, OTHER, "q", "q", Need(20_001, 1), now)
     position = books.require("other")
     with books.database.reading() as session:
         free = reservation.free_of(session, position, now)
     assert (free.amount, free.tightest) == (20_000, position.above[0].id)
     assert reservation.most_of(position, now) == 50_000
-    assert reservation.open_for_pod(books, OTHER, "q", "q", Hold(20_000, 20_000), now)
+    assert reservation.open_for_pod(books, OTHER, "q", "q", Need(20_000, 20_000), now)
     with pytest.raises(Conflicting, match="the 0 that other has free"):
         reservation.open_by_hand(books, OTHER, order(1, now=now), expires_at=T0 + 9)
     run(books, "p", now, end=now + 10_000, now=now + 10_000)
@@ -188,7 +188,7 @@ def test_the_tightest_budget_above_limits_what_all_under_it_set_aside(books: Boo
 
 def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
     for uid in ("p", "q"):
-        assert reservation.open_for_pod(books, TEAM, uid, uid, Hold(20_000, 20_000), T0)
+        assert reservation.open_for_pod(books, TEAM, uid, uid, Need(20_000, 20_000), T0)
     run(books, "p", T0, end=T0 + 20_000, now=T0 + 20_000)
     run(books, "q", T0, end=T0 + 25_000, now=T0 + 25_000)
     reservation.end_pods(books, {"p": ("team", "p"), "q": ("team", "q")}, T0 + 26_000)
@@ -202,7 +202,7 @@ def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
 
 def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
     set_status(books, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0)
-    assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(1, 1), T0)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0)
     with pytest.raises(Conflicting, match="suspended"):
         reservation.open_by_hand(books, TEAM, order(1), expires_at=T0 + 1)
 
@@ -210,8 +210,8 @@ def test_a_suspended_budget_sets_nothing_aside(books: Books) -> None:
 def test_credit_may_be_set_aside_but_not_more(books: Books) -> None:
     rule = Rule(T0, 10_000, "none", "UTC", credit=5_000)
     set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
-    assert not reservation.open_for_pod(books, TEAM, "p", "p", Hold(15_001, 1), T0)
-    assert reservation.open_for_pod(books, TEAM, "p", "p", Hold(15_000, 15_000), T0)
+    assert not reservation.open_for_pod(books, TEAM, "p", "p", Need(15_001, 1), T0)
+    assert reservation.open_for_pod(books, TEAM, "p", "p", Need(15_000, 15_000), T0)
     run(books, "p", T0, end=T0 + 15_000, now=T0 + 15_000)
     state = books.require("team").at(T0 + 15_000)
     assert (state.balance, state.over) == (-5_000, 0)

@@ -13,7 +13,7 @@ from support.openings import opening
 
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.core.accounting_period import period_around
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.record import Posting, Rule
 from timekeeper.core.refusal import Conflicting
 from timekeeper.ledger import hierarchy, intake, movement, rate
@@ -22,7 +22,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, bookings, budget_rules, timelines
@@ -32,8 +32,8 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000  # 2026-01-01T00:00Z, a Thursday
 SECOND, HOUR, DAY = 1_000, 3_600_000, 86_400_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="month"))
-TEAM = Place("uid-team", "team", POLICY)
-LAB = Place(accounts.parent_uid("lab"), "lab", POLICY)
+TEAM = NamespaceRef("uid-team", "team", POLICY)
+LAB = NamespaceRef(accounts.parent_uid("lab"), "lab", POLICY)
 MONTH = Rule(0, 100 * SECOND, "month", "UTC")
 
 
@@ -42,7 +42,7 @@ def use(books: Books, uid: str, start: int, seconds: int, *, policy: NamespacePo
     intake.apply(books, [opening(uid, start, Fraction(1))], [Closing(uid, end, "finished")], {"team": policy}, end)
 
 
-def set_to(books: Books, at: int, seconds: int, **changed: Any) -> State:
+def set_to(books: Books, at: int, seconds: int, **changed: Any) -> BudgetState:
     """Give team a budget; return where it stands then."""
     rule = replace(MONTH, since=at, amount=seconds * SECOND, **changed)
     set_budget(books, "uid-team", "team", POLICY, rule, actor="me", if_match=None)
@@ -210,7 +210,7 @@ def test_the_period_that_runs_ends_where_the_new_calendar_says(books: Books) -> 
     assert (state.balance, state.period.expires) == (20 * SECOND, T0 + DAY)
     assert books.require("team").at(T0 + DAY).balance == 100 * SECOND
     with books.database.reading() as session:
-        rules = [row.rule for row in budget_rules.rules(session, books.require("team").known.id)]
+        rules = [row.rule for row in budget_rules.rules(session, books.require("team").account.id)]
     assert period_around(rules, T0 + 3 * HOUR) == period_around(rules, T0 + 1) == (T0, T0 + DAY)
     assert period_around(rules, T0 + DAY + HOUR) == (T0 + DAY, T0 + 2 * DAY)
 
@@ -223,7 +223,7 @@ def test_a_period_begins_there_and_then_where_that_is_asked_for(books: Books) ->
         state = set_to(books, at, 100, used="reset", **changed)
         assert (state.used, state.balance) == (0, 100 * SECOND)
     with books.database.reading() as session:
-        rules = [row.rule for row in budget_rules.rules(session, books.require("team").known.id)]
+        rules = [row.rule for row in budget_rules.rules(session, books.require("team").account.id)]
     assert period_around(rules, at + 1) == (at, T0 + DAY)
     assert period_around(rules, at - 2) == (T0, at - 2) or period_around(rules, at - 3) == (T0, at - 2)
 
@@ -285,7 +285,7 @@ def test_what_a_clock_far_ahead_wrote_never_holds_once_another_rule_is_written(b
 
 def rules_of(books: Books) -> list[budget_rules.RuleRow]:
     with books.database.reading() as session:
-        return budget_rules.rules(session, books.require("team").known.id)
+        return budget_rules.rules(session, books.require("team").account.id)
 
 
 def test_the_policy_and_parents_follow_the_later_write_too(books: Books) -> None:
@@ -326,7 +326,7 @@ def test_a_price_for_at_once_is_not_overtaken_by_an_earlier_one_of_a_clock_ahead
 @pytest.mark.parametrize("act", ["move", "status", "movement"])
 def test_an_account_that_a_no_op_opened_is_settled_from_its_opening(books: Books, act: str) -> None:
     policy = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour", rollover="1h"))
-    place = Place("uid-team", "team", policy)
+    place = NamespaceRef("uid-team", "team", policy)
     if act == "move":
         assert not hierarchy.put_under(books, place, None, reason="r", actor="me", now=T0)
     elif act == "status":
@@ -350,7 +350,7 @@ def test_grants_that_are_used_up_leave_the_state_and_its_anchors(books: Books, m
     state = books.require("team").at(T0 + 30 * HOUR)
     assert (state.grants, state.balance, state.granted) == ([], 0, 60 * SECOND)
     with books.database.reading() as session:
-        kept = timelines.anchors(session, books.require("team").known.id)
+        kept = timelines.anchors(session, books.require("team").account.id)
     assert kept
     assert max(len(anchor.grants) for anchor in kept) <= 1
     assert booked(books)["charged"] == 60 * SECOND

@@ -27,7 +27,7 @@ from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import bookings, statements
 from timekeeper.store.db.database import Database
@@ -38,7 +38,7 @@ HOUR = 60 * MINUTE
 T0 = 1_774_746_000_000 - 30 * HOUR
 """30 hours before daylight saving begins in Berlin."""
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20m", period="hour", time_zone="Europe/Berlin"))
-PLACE = Place("uid-team", "team", POLICY)
+PLACE = NamespaceRef("uid-team", "team", POLICY)
 
 
 def tell(books: Books, uid: str, start: int, end: int | None, now: int, share: Fraction = Fraction(1)) -> None:
@@ -48,7 +48,7 @@ def tell(books: Books, uid: str, start: int, end: int | None, now: int, share: F
 
 def balances(books: Books) -> dict[Any, int]:
     with books.database.reading() as session:
-        return bookings.balances(session, books.require("team").known.id)
+        return bookings.balances(session, books.require("team").account.id)
 
 
 def held(books: Books, until: int) -> list[Any]:
@@ -137,7 +137,7 @@ class Sealed(RuleBasedStateMachine):
     def what_is_sealed_stays(self) -> None:
         until, before = self.frozen
         assert held(self.books, until) == before
-        until = self.books.require("team").known.sealed_until
+        until = self.books.require("team").account.sealed_until
         self.frozen = until, held(self.books, until)
 
     def teardown(self) -> None:
@@ -145,7 +145,7 @@ class Sealed(RuleBasedStateMachine):
             for uid, (start, end, share) in self.pods.items():
                 self.tell(uid, start, end or self.now, share)
             self.what_is_sealed_stays()
-            settlement.settle(self.books, [self.books.require("team").known.id], self.now)
+            settlement.settle(self.books, [self.books.require("team").account.id], self.now)
             assert verify(self.books.database.engine, carry=False).differences == []
             self.statements_add_up()
             with self.databases.migrated() as url:
@@ -165,7 +165,7 @@ class Sealed(RuleBasedStateMachine):
         edges = [0, *range(T0 - 60 * HOUR, self.now + 25 * HOUR, 12 * HOUR), self.now + 500 * HOUR]
         spans = list(pairwise(edges))
         with self.books.database.reading() as session:
-            team = self.books.require("team").known.id
+            team = self.books.require("team").account.id
             openings = [statements.opening(session, team, at) for at in edges]
             parts = statements.totals(session, team, spans)
             (whole,) = statements.totals(session, team, [(edges[0], edges[-1])])
@@ -204,7 +204,7 @@ class Sealed(RuleBasedStateMachine):
                 )
         for at, act in sorted(history, key=lambda one: one[0]):
             act(books, at)
-        settlement.settle(books, [books.require("team").known.id], self.now)
+        settlement.settle(books, [books.require("team").account.id], self.now)
 
 
 def test_a_sealed_period_never_changes_and_the_sums_are_those_of_an_undisturbed_run(databases: Databases) -> None:
@@ -271,10 +271,10 @@ def test_a_request_seals_at_the_end_of_a_period_that_is_over_and_nowhere_else(bo
     tell(books, "a", T0, None, T0)
     for until in (T0 + HOUR, T0 + 30 * MINUTE):
         with pytest.raises(Conflicting):
-            seal.seal(books, books.require("team").known, until, reason="r", actor="me", now=T0 + 59 * MINUTE)
+            seal.seal(books, books.require("team").account, until, reason="r", actor="me", now=T0 + 59 * MINUTE)
     for _ in range(2):
-        seal.seal(books, books.require("team").known, T0 + HOUR, reason="r", actor="me", now=T0 + HOUR)
-    assert books.require("team").known.sealed_until == T0 + HOUR
+        seal.seal(books, books.require("team").account, T0 + HOUR, reason="r", actor="me", now=T0 + HOUR)
+    assert books.require("team").account.sealed_until == T0 + HOUR
     with books.database.reading() as session:
         assert session.execute(text("SELECT count(*) FROM audit WHERE action = 'seal'")).scalar_one() == 1
         assert session.execute(text("SELECT count(*) FROM seal")).scalar_one() == 1
@@ -285,9 +285,9 @@ def test_without_periods_months_are_sealed(books: Books) -> None:
     set_budget(books, "uid-team", "team", POLICY, whole, actor="me", if_match=None)
     april = 1_774_994_400_000  # 2026-03-31T22:00Z
     seal.seal_due(books, 24 * HOUR, april + 24 * HOUR - 1)
-    assert books.require("team").known.sealed_until < april
+    assert books.require("team").account.sealed_until < april
     seal.seal_due(books, 24 * HOUR, april + 24 * HOUR)
-    assert books.require("team").known.sealed_until == april
+    assert books.require("team").account.sealed_until == april
 
 
 @pytest.mark.parametrize(

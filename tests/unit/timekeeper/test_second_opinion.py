@@ -17,7 +17,7 @@ from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, intake, movement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import second_opinion
 from timekeeper.store.db.database import Database
@@ -26,7 +26,7 @@ from timekeeper.store.db.engine import make_engine
 T0 = 1_767_225_600_000
 HOUR = 3_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="20s", period="hour", credit="3s", rollover="4s"))
-TEAM, OTHER = Place("uid-team", "team", POLICY), Place("uid-other", "other", POLICY)
+TEAM, OTHER = NamespaceRef("uid-team", "team", POLICY), NamespaceRef("uid-other", "other", POLICY)
 
 
 @pytest.fixture

@@ -136,6 +136,6 @@ def test_without_a_free_connection_a_request_is_refused_in_time_and_nothing_is_l
         for connection in held:
             connection.close()
         waits.result(60)
-    assert [position.known.name for position in books.positions()] == ["team"]
+    assert [position.account.name for position in books.positions()] == ["team"]
     books.database.close()
     history.checked(database_url)

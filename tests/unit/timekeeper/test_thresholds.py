@@ -25,7 +25,7 @@ from timekeeper.ledger import hierarchy, intake, movement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.intake import Closing
-from timekeeper.ledger.movement import Order, Place
+from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
 from timekeeper.store import audit
 from timekeeper.store.db.database import Database
@@ -55,8 +55,8 @@ class Stage:
         return self.all_books[0]
 
     @property
-    def place(self) -> Place:
-        return Place(self.uid, NAMESPACE, PolicyFile(self.settings.policy).of(NAMESPACE))
+    def place(self) -> NamespaceRef:
+        return NamespaceRef(self.uid, NAMESPACE, PolicyFile(self.settings.policy).of(NAMESPACE))
 
     def begin(self) -> Controller:
         books = Books(Database(make_engine(self.url)), "default", carry=False)

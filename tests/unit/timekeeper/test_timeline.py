@@ -15,7 +15,7 @@ from support.timeline_oracle import Oracle, histories, rounded, short_bounds
 
 from timekeeper.core import budget as budget_core
 from timekeeper.core import timeline
-from timekeeper.core.budget import State
+from timekeeper.core.budget import BudgetState
 from timekeeper.core.posting import entries
 from timekeeper.core.record import Claim, Debt, Forest, Grant, Posting, Records, Rule
 from timekeeper.core.timeline import begin
@@ -30,17 +30,17 @@ def _short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
 class Outcome:
     """What becomes of a budget without a parent."""
 
-    state: State
+    state: BudgetState
     postings: list[Posting]
-    anchors: list[State]
+    anchors: list[BudgetState]
 
 
-def advance(state: State, records: Records, until: int, *, every: int = 0, settled: int = 0) -> Outcome:
+def advance(state: BudgetState, records: Records, until: int, *, every: int = 0, settled: int = 0) -> Outcome:
     found = timeline.advance({1: state}, Forest({1: records}), until, every=every, settled=settled)
     return Outcome(found.states[1], found.postings[1], [anchor[1] for anchor in found.anchors])
 
 
-def run_out(state: State, records: Records) -> int | None:
+def run_out(state: BudgetState, records: Records) -> int | None:
     return timeline.run_outs({1: state}, Forest({1: records})).get(1)
 
 

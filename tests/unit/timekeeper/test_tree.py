@@ -13,7 +13,7 @@ from support.timeline_oracle import ForestOracle, forests, short_bounds
 from timekeeper.core import budget as budget_core
 from timekeeper.core.hierarchy import chain
 from timekeeper.core.record import Claim, Debt, Forest, Link, Posting, Records, Rule
-from timekeeper.core.timeline import Outcome, advance, begin_all, run_outs
+from timekeeper.core.timeline import TimelineOutcome, advance, begin_all, run_outs
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +21,11 @@ def _short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget_core, "bounds", short_bounds)
 
 
-def whole(forest: Forest, until: int) -> Outcome:
+def whole(forest: Forest, until: int) -> TimelineOutcome:
     return advance(begin_all(forest, until), forest, until)
 
 
-def charged(forest: Forest, outcome: Outcome, kind: str) -> Counter[str]:
+def charged(forest: Forest, outcome: TimelineOutcome, kind: str) -> Counter[str]:
     """Return each pod's charges of a kind: posted, and of the stretch that is still open."""
     found: Counter[str] = Counter()
     for key, records in forest.records.items():

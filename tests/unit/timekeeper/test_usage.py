@@ -27,7 +27,7 @@ from timekeeper.ledger.verify import verify
 from timekeeper.store import usage, watermarks, workloads
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
-from timekeeper.store.usage import Wanted
+from timekeeper.store.usage import UsageQuery
 
 T0 = 1_767_225_600_000
 MINUTE, HOUR = 60_000, 3_600_000
@@ -87,7 +87,7 @@ def tell(books: Books, uid: str, begun: int, until: int, *, every: int = MINUTE)
 
 def told(books: Books, now: int, spans: list[tuple[int, int]], group_by: Any = "namespace", **only: str) -> list[Any]:
     with books.database.reading() as session:
-        rows = usage.by_time(session, Wanted("default", spans, group_by, now, **only), (-1, ""), 100)
+        rows = usage.by_time(session, UsageQuery("default", spans, group_by, now, **only), (-1, ""), 100)
     return [(r.span, r.group, r.pods, r.unknown_pods, r.allocated, r.used, r.unobserved) for r in rows]
 
 
@@ -116,7 +116,7 @@ def test_usage_by_hour_shows_what_was_held_used_and_not_observed(books: Books) -
     ]  # fmt: skip
     assert told(books, now, by_hour(2), model="H100") == [(0, "team", 1, 1, HOUR // 2, None, HOUR // 2)]
     with books.database.reading() as session:
-        rest = usage.by_time(session, Wanted("default", by_hour(2), "namespace", now), (0, "other"), 1)
+        rest = usage.by_time(session, UsageQuery("default", by_hour(2), "namespace", now), (0, "other"), 1)
     assert [(row.span, row.group) for row in rest] == [(0, "team")]
 
 

@@ -18,7 +18,7 @@ from timekeeper.core.record import Posting, Rule
 from timekeeper.ledger import hierarchy, intake, settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing, Opening
-from timekeeper.ledger.movement import Place
+from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.verify import verify
 from timekeeper.store import accounts, audit, bookings, workloads
 from timekeeper.store.db.database import Database
@@ -53,7 +53,7 @@ def two_under_one(books: Books) -> None:
     rule = Rule(T0, 150_000, "none", "UTC")
     hierarchy.put_parent(books, "lab", "team", rule, actor="me", if_match=None)
     for name in ("red", "blue"):
-        hierarchy.put_under(books, Place(f"uid-{name}", name, POLICY), "lab", reason="r", actor="me", now=T0)
+        hierarchy.put_under(books, NamespaceRef(f"uid-{name}", name, POLICY), "lab", reason="r", actor="me", now=T0)
 
 
 @pytest.mark.parametrize("ahead", [1_000, 20 * MINUTE, 10 * 365 * 24 * 60 * MINUTE])
@@ -81,7 +81,7 @@ def test_what_is_charged_of_an_end_in_the_future_grows_until_then_and_is_booked(
     assert [charged(T0 + at) for at in (10_000, 20_000, 30_000, 40_000)] == [10_000, 20_000, 30_000, 30_000]
     position = books.require("team")
     assert position.due(T0 + 10_000) == T0 + 30_000, "so that the controller books it then"
-    settlement.settle(books, [position.known.id], T0 + 30_000)
+    settlement.settle(books, [position.account.id], T0 + 30_000)
     assert [(p.at, p.amount) for p in standing(books, "team") if p.kind == "charge"] == [(T0 + 30_000, 30_000)]
 
 
@@ -112,14 +112,14 @@ def test_ends_told_ahead_of_time_end_in_the_ledger_of_ends_told_in_time(
             news += [(T0 + at, "", 2) for at in looks]
             for now, uid, kind in sorted(news, key=lambda one: (one[0], one[2])):
                 if kind == 2:
-                    settlement.settle(books, [p.known.id for p in books.positions()], now)
+                    settlement.settle(books, [p.account.id for p in books.positions()], now)
                 elif kind == 0:
                     apply(books, [opening(uid, now, spans[uid][2])], [], now)
                 else:
                     apply(books, [], [Closing(uid, spans[uid][1], "finished")], now)
                 assert settled_until(books) <= now
             last = T0 + 200_000
-            settlement.settle(books, [p.known.id for p in books.positions()], last)
+            settlement.settle(books, [p.account.id for p in books.positions()], last)
             found.append((standing(books, "team"), books.require("team").at(last)))
             assert verify(database.engine, carry=False).differences == []
             database.close()
@@ -130,7 +130,7 @@ def test_ends_told_ahead_of_time_end_in_the_ledger_of_ends_told_in_time(
 def test_a_ledger_that_was_settled_into_the_future_comes_back(books: Books, ahead: int) -> None:
     two_under_one(books)
     apply(books, [opening("a", T0, 1, "red"), opening("b", T0, 1, "blue")], [], T0 + 1_000)
-    settlement.settle(books, [books.require("red").known.id], T0 + ahead)
+    settlement.settle(books, [books.require("red").account.id], T0 + ahead)
     assert books.require("blue").at(T0 + 10_000).over_budget, "as an older release left it"
     settlement.come_back(books, T0 + 10_000)
     assert settled_until(books) == T0 + 10_000
@@ -145,7 +145,7 @@ def test_a_ledger_that_was_settled_into_the_future_comes_back(books: Books, ahea
 
 def test_any_change_brings_a_ledger_back(books: Books) -> None:
     apply(books, [opening("a", T0)], [], T0)
-    settlement.settle(books, [books.require("team").known.id], T0 + 50 * MINUTE)
+    settlement.settle(books, [books.require("team").account.id], T0 + 50 * MINUTE)
     apply(books, [], [Closing("a", T0 + 20_000, "finished")], T0 + 20_000)
     assert settled_until(books) == T0 + 20_000
     assert books.require("team").at(T0 + 20_000).balance == 80_000
@@ -153,7 +153,7 @@ def test_any_change_brings_a_ledger_back(books: Books) -> None:
 
 def test_a_budget_that_was_settled_into_the_future_before_it_got_a_parent_comes_back_for_good(books: Books) -> None:
     apply(books, [opening("a", T0, 1, "red")], [], T0)
-    settlement.settle(books, [books.require("red").known.id], T0 + 50 * MINUTE)
+    settlement.settle(books, [books.require("red").account.id], T0 + 50 * MINUTE)
     two_under_one(books)
     apply(books, [], [Closing("a", T0 + 20_000, "finished")], T0 + 20_000)
     settlement.come_back(books, T0 + 20_000)
@@ -163,7 +163,7 @@ def test_a_budget_that_was_settled_into_the_future_before_it_got_a_parent_comes_
 
 def test_what_another_replica_settled_a_moment_ahead_stays(books: Books) -> None:
     apply(books, [opening("a", T0)], [], T0)
-    known = books.require("team").known
+    known = books.require("team").account
     settlement.settle(books, [known.id], T0 + CLOCK_SKEW_MS)
     settlement.settle(books, [known.id], T0 + 1)
     settlement.come_back(books, T0 + 1)
@@ -181,5 +181,5 @@ def test_ends_that_an_older_release_took_from_the_future_are_held(books: Books) 
         assert workloads.by_uid(session, ["a"])["a"].flags == "clock-skew"
         (told,) = audit.page(session, "default", "team", 0, 10)
     assert told.action == "end-held"
-    settlement.settle(books, [books.require("team").known.id], latest + 1)
+    settlement.settle(books, [books.require("team").account.id], latest + 1)
     assert sum(p.amount for p in standing(books, "team") if p.key == "a") == latest - T0

@@ -43,7 +43,7 @@ class Input:
             self.documents = offline.read(stream, file.name)
         self.golden = file.with_name(file.name.replace(".input.", ".golden."))
 
-    def outcomes(self) -> list[offline.Outcome]:
+    def outcomes(self) -> list[offline.ReviewOutcome]:
         return offline.review(self.documents, self.namespace, self.settings, self.book, over_budget=self.over_budget)
 
     def compare(self, text: str) -> None:

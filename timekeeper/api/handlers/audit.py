@@ -31,8 +31,8 @@ def listed() -> Response:
         if whose is None:
             parent = accounts.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
             rows = audit.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
-        elif known := whose.find(session):
-            rows = audit.page(session, it.books.cluster, known.title, after, limit + 1, uid=known.uid)
+        elif account := whose.find(session):
+            rows = audit.page(session, it.books.cluster, account.title, after, limit + 1, uid=account.uid)
     items = [
         AuditEntry(
             id=row.id, at=format_instant(row.at), actor=row.actor, action=row.action, namespace=row.namespace,

@@ -31,13 +31,13 @@ def listed() -> Response:
     held, kept = reservation.held(it.books, now), keeping(it.books, positions)
     items = [
         budget.budget(
-            p.known.name, p, it.policy.of(p.known.name), now, held[p.known.id], kept.get(p.known.id),
-            uid=p.known.uid,
-            gone=it.controller.namespaces.is_gone(p.known.name, p.known.uid),
+            p.account.name, p, it.policy.of(p.account.name), now, held[p.account.id], kept.get(p.account.id),
+            uid=p.account.uid,
+            gone=it.controller.namespaces.is_gone(p.account.name, p.account.uid),
         )
         for p in positions[:limit]
     ]  # fmt: skip
-    last = positions[limit - 1].known if len(positions) > limit else None
+    last = positions[limit - 1].account if len(positions) > limit else None
     more = None if last is None else requests.next_cursor((last.name, last.id))
     return requests.answer(BudgetList(items=items, next_cursor=more))
 

@@ -26,7 +26,7 @@ def listed() -> Response:
     now = it.clock.now_ms()
     held = reservation.held(it.books, now)
     items = [
-        decision_views.decision(p, it.policy.of(p.known.name), it.settings, now, held[p.known.id])
+        decision_views.decision(p, it.policy.of(p.account.name), it.settings, now, held[p.account.id])
         for p in it.books.positions()
         if _is_there(it, p)
     ]
@@ -44,11 +44,11 @@ def shown(namespace: str) -> Response:
     if position is None or not _is_there(it, position):
         raise NamespaceUnknown(f"namespace {name} has no account yet: it is in budget")
     now = it.clock.now_ms()
-    held = reservation.held(it.books, now, position.known.id)[position.known.id]
+    held = reservation.held(it.books, now, position.account.id)[position.account.id]
     decision = decision_views.decision(position, it.policy.of(name), it.settings, now, held)
     etag = decision_views.decisions_tag([decision])
     return requests.not_modified(etag) or requests.answer(decision, etag=etag)
 
 
 def _is_there(it: Service, position: Position) -> bool:
-    return not it.controller.namespaces.is_gone(position.known.name, position.known.uid)
+    return not it.controller.namespaces.is_gone(position.account.name, position.account.uid)

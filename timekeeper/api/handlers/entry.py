@@ -16,7 +16,7 @@ from timekeeper.api.service import service
 from timekeeper.core.record import AccountId
 from timekeeper.core.timeline import CHILD
 from timekeeper.store import accounts, bookings
-from timekeeper.store.bookings import Line
+from timekeeper.store.bookings import StatementEntry
 
 
 def listed(**path: str) -> Response:
@@ -26,8 +26,8 @@ def listed(**path: str) -> Response:
     whose.allow("get", "statement")
     limit, after = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
-        known = whose.require(session)
-        lines = bookings.lines(session, known.id, after or 0, limit + 1)
+        account = whose.require(session)
+        lines = bookings.lines(session, account.id, after or 0, limit + 1)
         subjects = _subjects(session, lines)
         items = [
             LedgerEntry(
@@ -51,7 +51,7 @@ def listed(**path: str) -> Response:
     return requests.answer(EntryList(items=items, next_cursor=more))
 
 
-def _subjects(session: Session, lines: list[Line]) -> dict[str, str]:
+def _subjects(session: Session, lines: list[StatementEntry]) -> dict[str, str]:
     """Return how people know the budgets below that a parent's charges are of."""
     found = {line.transaction.subject: re.fullmatch(f"{CHILD}([0-9]+)", line.transaction.subject) for line in lines}
     keys = {subject: AccountId(int(match[1])) for subject, match in found.items() if match}

@@ -14,7 +14,7 @@ from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.interval import IntervalBody
 from timekeeper.api.service import service
 from timekeeper.ledger import correction
-from timekeeper.ledger.correction import Wanted
+from timekeeper.ledger.correction import RequestedInterval
 from timekeeper.store import corrections as store
 
 
@@ -25,8 +25,8 @@ def listed(namespace: str) -> Response:
     whose.allow("get", "intervals")
     limit, before = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
-        known = whose.find(session)
-        rows = store.page(session, known.id, before, limit + 1) if known else []
+        account = whose.find(session)
+        rows = store.page(session, account.id, before, limit + 1) if account else []
     items = [
         IntervalCorrection(
             id=row.id,
@@ -60,5 +60,5 @@ def correct(namespace: str) -> Response:
         None if value is None else requests.instant(value, field)
         for field, value in (("start", given.start), ("end", given.end))
     )
-    wanted = Wanted(given.pod_uid, start, end, given.reason, order.key, order.body, order.actor, order.now)
+    wanted = RequestedInterval(given.pod_uid, start, end, given.reason, order.key, order.body, order.actor, order.now)
     return budget_answer.changed(whose, made=correction.correct(it.books, whose.require, wanted))

@@ -80,8 +80,8 @@ def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant
     whose.allow("get", right)
     limit, before = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
-        known = whose.find(session)
-        rows = movements_store.grants(session, known.id, kind, before, limit + 1) if known else []
+        account = whose.find(session)
+        rows = movements_store.grants(session, account.id, kind, before, limit + 1) if account else []
     return rows[:limit], requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
 
 
@@ -186,5 +186,5 @@ def _target(whose: Holder, given: TransferBody) -> Holder:
 
 def _booked(whose: Holder, key: str) -> bool:
     with whose.it.books.database.reading() as session:
-        known = whose.find(session)
-        return known is not None and movements_store.grant_under(session, known.id, key) is not None
+        account = whose.find(session)
+        return account is not None and movements_store.grant_under(session, account.id, key) is not None

@@ -29,7 +29,7 @@ def listed() -> Response:
     limit, after = requests.limit(), requests.cursor(str)
     positions, now = it.books.parents(after or "", limit + 1), it.clock.now_ms()
     held, kept = reservation.held_below(it.books, positions, now), keeping(it.books, positions)
-    items = [budget.parent(p, now, held[p.known.id], kept.get(p.known.id)) for p in positions[:limit]]
+    items = [budget.parent(p, now, held[p.account.id], kept.get(p.account.id)) for p in positions[:limit]]
     more = requests.next_cursor(items[-1].name) if len(positions) > limit else None
     return requests.answer(ParentList(items=items, next_cursor=more))
 
@@ -79,18 +79,18 @@ def children(parent: str) -> Response:
     state, below = position.at(now), it.books.children(position)
     for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
         with it.books.database.reading() as session:
-            booked = bookings.charged_below(session, position.known.id, position.counts_since(now))
+            booked = bookings.charged_below(session, position.account.id, position.counts_since(now))
         before, position = position, whose.position()
         if position == before:
             break
     running = position.running_below(now)
     items = [
         Child(
-            name=child.known.name,
-            kind=child.known.kind,
+            name=child.account.name,
+            kind=child.account.kind,
             state=state_name(child, child.at(now), NamespacePolicy()),
             balance_ms=child.at(now).balance,
-            consumed_ms=booked[child.known.id] + running[child.known.id],
+            consumed_ms=booked[child.account.id] + running[child.account.id],
         )
         for child in below
     ]

@@ -29,8 +29,8 @@ def listed(namespace: str) -> Response:
     it.allow("get", name, "reservations")
     limit, before = requests.limit(), requests.cursor(int)
     with it.books.database.reading() as session:
-        known = NamespaceHolder(it, name).find(session)
-        rows = store.page(session, known.id, before, limit + 1) if known else []
+        account = NamespaceHolder(it, name).find(session)
+        rows = store.page(session, account.id, before, limit + 1) if account else []
     more = requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
     return requests.answer(ReservationList(items=_views(it, rows[:limit]), next_cursor=more))
 
@@ -61,8 +61,8 @@ def shown(namespace: str, reservation: str) -> Response:
     it.allow("get", name, "reservations")
     key = _key(name, reservation)
     with it.books.database.reading() as session:
-        known = NamespaceHolder(it, name).find(session)
-        row = store.by_id(session, known.id, key) if known else None
+        account = NamespaceHolder(it, name).find(session)
+        row = store.by_id(session, account.id, key) if account else None
     if row is None:
         raise _unknown(name)
     return requests.answer(_views(it, [row])[0])
@@ -90,8 +90,8 @@ def released(namespace: str, reservation: str) -> Response:
 
 def _made(it: Service, name: str, key: str) -> bool:
     with it.books.database.reading() as session:
-        known = NamespaceHolder(it, name).find(session)
-        return known is not None and store.under(session, known.id, key_of(key)) is not None
+        account = NamespaceHolder(it, name).find(session)
+        return account is not None and store.under(session, account.id, key_of(key)) is not None
 
 
 def _views(it: Service, rows: Sequence[Row]) -> list[Reservation]:

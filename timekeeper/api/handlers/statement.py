@@ -24,7 +24,7 @@ from timekeeper.core.record import AccountId, Rule
 from timekeeper.core.timeline import CHILD
 from timekeeper.ledger.seal import seal as seal_up
 from timekeeper.store import accounts, budget_rules, statements
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.statements import Charged, Total
 
 _GIVES: Final = ("allowance", "adjustment", "refund", "transfer-in")
@@ -47,23 +47,25 @@ def seal(**path: str) -> Response:
     given = requests.body(SealBody)
     until = requests.instant(given.until, "until")
     with it.books.database.reading() as session:
-        known = whose.require(session)
-    seal_up(it.books, known, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
+        account = whose.require(session)
+    seal_up(it.books, account, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
     return _periods(whose, 1, until)
 
 
 def _periods(whose: Holder, limit: int, before: Instant | None) -> Response:
     now = whose.it.clock.now_ms()
     with whose.it.books.database.reading() as session:
-        known = whose.require(session)
-        rules = [row.rule for row in budget_rules.rules(session, known.id)]
+        account = whose.require(session)
+        rules = [row.rule for row in budget_rules.rules(session, account.id)]
         found = _newest(
-            rules, now if before is None else min(Instant(before - 1), now), statements.first_instant(session, known.id)
+            rules,
+            now if before is None else min(Instant(before - 1), now),
+            statements.first_instant(session, account.id),
         )
         spans = [span for span, _ in zip(found, range(limit + 1), strict=False)]
-        items = _booked(session, known, rules, spans[:limit], now)
+        items = _booked(session, account, rules, spans[:limit], now)
     more = requests.next_cursor(spans[limit - 1][0]) if len(spans) > limit else None
-    sealed = format_instant(known.sealed_until) if known.sealed_until else None
+    sealed = format_instant(account.sealed_until) if account.sealed_until else None
     return requests.answer(PeriodList(items=items, sealed_until=sealed, next_cursor=more))
 
 
@@ -76,16 +78,20 @@ def _newest(rules: Sequence[Rule], at: Instant, first: Instant) -> Iterator[tupl
 
 
 def _booked(
-    session: Session, known: Known, rules: Sequence[Rule], spans: Sequence[tuple[Instant, Instant]], now: Instant
+    session: Session,
+    account: BudgetAccount,
+    rules: Sequence[Rule],
+    spans: Sequence[tuple[Instant, Instant]],
+    now: Instant,
 ) -> list[Period]:
-    all_totals = statements.totals(session, known.id, spans)
+    all_totals = statements.totals(session, account.id, spans)
     named = {key for start, end in spans for key in _names(rules, start, end)}
-    begun = statements.begun(session, known.id, named)
+    begun = statements.begun(session, account.id, named)
     return [
         Period(
             start=format_instant(start),
             end=format_instant(end),
-            state="sealed" if end <= known.sealed_until else "grace" if end <= now else "open",
+            state="sealed" if end <= account.sealed_until else "grace" if end <= now else "open",
             granted_ms=_sum(totals, _GIVES) - _sum(totals, _TAKES),
             charged_ms=_sum(totals, ("charge",)),
             over_budget_ms=_sum(totals, ("over-budget",)),
@@ -120,18 +126,18 @@ def statement(**path: str) -> Response:
     limit, after = requests.limit(), requests.cursor(str) or ""
     wanted = requests.choice("format", ("json", "csv"))
     with it.books.database.reading() as session:
-        known = whose.require(session)
-        rules = [row.rule for row in budget_rules.rules(session, known.id)]
+        account = whose.require(session)
+        rules = [row.rule for row in budget_rules.rules(session, account.id)]
         span = requests.interval(period_around(rules, it.clock.now_ms()))
         if wanted == "csv":
-            return _csv(it, known, span)
-        opening, totals = (None, []) if after else _summed(session, known, span)
-        rows = list(statements.charged(session, known.id, *span, after=after, limit=limit + 1))
-        children = _children(session, known, rows[:limit])
+            return _csv(it, account, span)
+        opening, totals = (None, []) if after else _summed(session, account, span)
+        rows = list(statements.charged(session, account.id, *span, after=after, limit=limit + 1))
+        children = _children(session, account, rows[:limit])
     return requests.answer(
         Statement(
-            namespace=known.name if known.kind == "namespace" else None,
-            parent=None if known.kind == "namespace" else known.name,
+            namespace=account.name if account.kind == "namespace" else None,
+            parent=None if account.kind == "namespace" else account.name,
             start=format_instant(span[0]),
             end=format_instant(span[1]),
             opening_ms=opening,
@@ -155,9 +161,9 @@ def statement(**path: str) -> Response:
     )
 
 
-def _children(session: Session, known: Known, rows: Sequence[Charged]) -> list[StatementChild]:
+def _children(session: Session, account: BudgetAccount, rows: Sequence[Charged]) -> list[StatementChild]:
     """Return what budgets directly below were charged: a parent's ledger has their sums, and no pods."""
-    if known.kind == "namespace":
+    if account.kind == "namespace":
         return []
     keys = [AccountId(int(row.pod_uid.removeprefix(CHILD))) for row in rows]
     named = accounts.named(session, keys)
@@ -173,8 +179,10 @@ def _children(session: Session, known: Known, rows: Sequence[Charged]) -> list[S
     ]
 
 
-def _summed(session: Session, known: Known, span: tuple[Instant, Instant]) -> tuple[int, list[StatementTotal]]:
-    (totals,) = statements.totals(session, known.id, [span])
+def _summed(
+    session: Session, account: BudgetAccount, span: tuple[Instant, Instant]
+) -> tuple[int, list[StatementTotal]]:
+    (totals,) = statements.totals(session, account.id, [span])
     sums = [
         StatementTotal(
             kind=total.kind,
@@ -185,25 +193,25 @@ def _summed(session: Session, known: Known, span: tuple[Instant, Instant]) -> tu
         )
         for total in totals
     ]
-    return statements.opening(session, known.id, span[0]), sums
+    return statements.opening(session, account.id, span[0]), sums
 
 
-def _csv(it: Service, known: Known, span: tuple[Instant, Instant]) -> Response:
+def _csv(it: Service, account: BudgetAccount, span: tuple[Instant, Instant]) -> Response:
     """Return a whole statement line by line; however many pods it has, they are never all in memory."""
 
     def lines() -> Iterator[tuple[object, ...]]:
         with it.books.database.reading() as session:
-            opening, totals = _summed(session, known, span)
+            opening, totals = _summed(session, account, span)
             closing = opening + sum(total.balance_ms for total in totals)
             yield _COLUMNS
-            yield ("opening", format_instant(span[0]), known.name, "", "", "", "", opening)
+            yield ("opening", format_instant(span[0]), account.name, "", "", "", "", opening)
             for kind in totals:
                 cells = (kind.kind, "", str(kind.correction).lower(), kind.count, kind.amount_ms, "", kind.balance_ms)
                 yield ("total", *cells)
-            yield ("closing", format_instant(span[1]), known.name, "", "", "", "", closing)
-            rows = statements.charged(session, known.id, *span)
-            if known.kind != "namespace":
-                for one in _children(session, known, list(rows)):
+            yield ("closing", format_instant(span[1]), account.name, "", "", "", "", closing)
+            rows = statements.charged(session, account.id, *span)
+            if account.kind != "namespace":
+                for one in _children(session, account, list(rows)):
                     yield (one.kind, one.name, "", "", "", one.charged_ms, one.over_budget_ms, "")
                 return
             for pod in rows:
@@ -216,5 +224,5 @@ def _csv(it: Service, known: Known, span: tuple[Instant, Instant]) -> Response:
             yield buffer.getvalue()
 
     answer = Response(text(), content_type="text/csv; charset=utf-8")
-    answer.headers["Content-Disposition"] = f'attachment; filename="statement-{known.name}.csv"'
+    answer.headers["Content-Disposition"] = f'attachment; filename="statement-{account.name}.csv"'
     return answer

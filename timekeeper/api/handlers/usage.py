@@ -16,7 +16,7 @@ from timekeeper.api.service import service
 from timekeeper.api.views.state import standing
 from timekeeper.core.period import PeriodName, bounds
 from timekeeper.store import usage, workloads
-from timekeeper.store.usage import GroupBy, Wanted
+from timekeeper.store.usage import GroupBy, UsageQuery
 
 _BUCKETS: Final[tuple[PeriodName, ...]] = ("hour", "day", "month")
 _MOST_BUCKETS: Final = 1_000
@@ -33,7 +33,7 @@ def listed() -> Response:
     start, end = requests.interval(bounds(now, "day", zone) or (EPOCH, now))
     limit, (after, group) = requests.limit(), requests.cursor(tuple[int, str]) or (-1, "")
     spans = _spans(start, end, bucket, zone)
-    wanted = Wanted(
+    wanted = UsageQuery(
         cluster=it.books.cluster, spans=spans, group_by=group_by, now=now, namespace=name,
         pod_uid=requests.plain("podUid", 64), model=requests.plain("model"),
     )  # fmt: skip
@@ -80,10 +80,10 @@ def of_namespace(namespace: str) -> Response:
     now = it.clock.now_ms()
     position = NamespaceHolder(it, name).position()
     state = standing(position, it.policy.of(name), now)
-    used = workloads.Used(0, 0, 0)
+    used = workloads.UsageSum(0, 0, 0)
     if position is not None:
         with it.books.database.reading() as session:
-            used = workloads.used(session, position.known.id, state.period_start or EPOCH)
+            used = workloads.used(session, position.account.id, state.period_start or EPOCH)
     return requests.answer(
         Usage(
             namespace=name,

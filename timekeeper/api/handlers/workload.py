@@ -24,10 +24,10 @@ def listed() -> Response:
         whose.allow("list")
     limit, before = requests.limit(), requests.cursor(tuple[Instant, str])
     with it.books.database.reading() as session:
-        known = None if whose is None else whose.find(session)
+        account = None if whose is None else whose.find(session)
         rows = []
-        if whose is None or known is not None:
-            key = None if known is None else known.id
+        if whose is None or account is not None:
+            key = None if account is None else account.id
             rows = workloads.page(session, it.books.cluster, key, before, limit + 1)
     now = it.clock.now_ms()
     items = workload.workload_views(it.books, rows[:limit], now)

@@ -41,10 +41,10 @@ def budget(
 
 def parent(position: Position, now: Instant, reserved: int, kept: Kept | None) -> Parent:
     """Return a team's or an organisation's budget as it is; `reserved` is what is set aside below it."""
-    known = position.known
+    account = position.account
     return Parent(
-        name=known.name,
-        kind="team" if known.kind == "team" else "organisation",
+        name=account.name,
+        kind="team" if account.kind == "team" else "organisation",
         **_figures(position, NamespacePolicy(), now, reserved, kept),
     )
 
@@ -75,7 +75,7 @@ def _figures(
         status=position.rule.status if position else "active",
         reserved_ms=reserved,
         parent=position.above[0].name if position and position.above else None,
-        bound_by="" if position is None or bound is None or bound == position.known else bound.name,
+        bound_by="" if position is None or bound is None or bound == position.account else bound.name,
         kept_by=None if kept is None else KeptBy(uid=kept.uid, generation=kept.generation),
     )
     return asdict(figures)

@@ -12,9 +12,9 @@ from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Decision, State
 from timekeeper.api.views.state import state_name
 from timekeeper.core import threshold
-from timekeeper.core.budget import State as Standing
+from timekeeper.core.budget import BudgetState
 from timekeeper.ledger.standing import Position
-from timekeeper.store.accounts import Known
+from timekeeper.store.accounts import BudgetAccount
 
 STALE_MS = 60_000
 """How long a decision may be believed after `asOf`."""
@@ -31,7 +31,7 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
         chosen = policy.in_budget_class or settings.classes.in_budget.name
     bound, binding = position.binding(now)
     return Decision(
-        namespace=position.known.name,
+        namespace=position.account.name,
         state=name,
         balance_ms=binding.balance,
         used_ms=state.used,
@@ -44,11 +44,11 @@ def decision(position: Position, policy: NamespacePolicy, settings: Settings, no
         stale_after=format_instant(Instant(now + STALE_MS)),
         run_out_at=None if run_out is None else format_instant(run_out),
         reason=_reason(name, position, state, policy, bound),
-        bound_by=bound.name if bound != position.known else "",
+        bound_by=bound.name if bound != position.account else "",
     )
 
 
-def _reason(name: State, position: Position, state: Standing, policy: NamespacePolicy, bound: Known) -> str:
+def _reason(name: State, position: Position, state: BudgetState, policy: NamespacePolicy, bound: BudgetAccount) -> str:
     since = format_instant(state.since)
     if state.barred is not None and name == "suspended" and position.rule.status == "active":
         return f"the budget of {bound.title} is not active since {since}"

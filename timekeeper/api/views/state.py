@@ -7,8 +7,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import EPOCH, Instant
 from slicekeeper.wire.timekeeper import State
 from timekeeper.core import timeline
-from timekeeper.core.budget import State as Standing
-from timekeeper.core.budget import rule_at
+from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import Records
 from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
@@ -17,14 +16,14 @@ TRIES = 5
 """Looks at pods and their namespaces until nothing was settled meanwhile."""
 
 
-def standing(position: Position | None, policy: NamespacePolicy, now: Instant) -> Standing:
+def standing(position: Position | None, policy: NamespacePolicy, now: Instant) -> BudgetState:
     """Return a namespace's state; one without an account is at the beginning of its policy's budget."""
     if position is not None:
         return position.at(now)
     return timeline.begin(Records([], [policy_rule(policy.budget, EPOCH)]), now)
 
 
-def state_name(position: Position | None, state: Standing, policy: NamespacePolicy) -> State:
+def state_name(position: Position | None, state: BudgetState, policy: NamespacePolicy) -> State:
     """Return the state's name on the wire."""
     if position is not None and position.rule.status != "active":
         return "suspended"

@@ -46,7 +46,7 @@ def _workload(
     claim = None if position is None else position.together.running.get(row.pod_uid)
     if position is not None and claim is not None:
         states, due = position.together.charges_due(now)
-        state = states[position.known.id]
+        state = states[position.account.id]
         running = 0
         if claim.goes_on(state.at):
             running = claim.gross(max(now, state.at)) - claim.gross(max(state.cut, claim.start))

@@ -10,7 +10,7 @@ import pytest
 from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.config.settings import Resources, Settings, load
 from slicekeeper.errors import RequestRefused, SettingsError
-from slicekeeper.gpu.devices import Part, model_of, part_of
+from slicekeeper.gpu.devices import DevicePart, model_of, part_of
 from slicekeeper.gpu.request import asks_for, parse_pod
 
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.memory": "81920"}
@@ -51,7 +51,7 @@ SMALL = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.memo
     ],
 )  # fmt: skip
 def test_a_devices_part_of_a_gpu(resource: str, labels: dict[str, str], core: Fraction, memory: Fraction) -> None:
-    assert part_of(resource, labels) == Part(core, memory)
+    assert part_of(resource, labels) == DevicePart(core, memory)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_devices_part_of_a_gpu(resource: str, labels: dict[str, str], core: Fr
 def test_what_nobody_tells_counts_whole_or_by_compute_and_is_flagged(
     resource: str, labels: dict[str, str], core: Fraction, memory: Fraction | None
 ) -> None:
-    assert part_of(resource, labels) == Part(core, memory, known=False)
+    assert part_of(resource, labels) == DevicePart(core, memory, known=False)
 
 
 def test_a_model_is_one_however_it_is_divided() -> None:
