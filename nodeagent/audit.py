@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
 from nodeagent.booking import holds, may_start
 from nodeagent.gpus import GpuSource
+from nodeagent.node_pods import KnownPods
 from slicekeeper import threads
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
@@ -48,13 +49,6 @@ _UNKNOWN: Final = 2**64 - 1
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})")
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
-
-
-class KnownPods(Protocol):
-    """The node's GPU pods."""
-
-    def all(self) -> list[Object]:
-        """Return every one that is known."""
 
 
 Say = Callable[[Object, str, str, str], None]

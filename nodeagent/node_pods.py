@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from nodeagent.booking import may_start
 from slicekeeper import names
@@ -12,6 +13,13 @@ from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
 
 Key = tuple[str, str]
+
+
+class KnownPods(Protocol):
+    """The node's GPU pods."""
+
+    def all(self) -> list[Object]:
+        """Return every pod that is known."""
 
 
 class NodePods:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
+from nodeagent.node_pods import KnownPods
 from nodeagent.store import Seat, SeatStore
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Resources, Rule
@@ -32,13 +33,6 @@ AWAY_SECONDS: Final = 0.1
 """How often one that does not answer is asked."""
 
 _MIB: Final = 1 << 20
-
-
-class KnownPods(Protocol):
-    """The node's pods."""
-
-    def all(self) -> list[Object]:
-        """Return every pod that is known."""
 
 
 class Shares:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -19,53 +20,29 @@ NEEDED: Final = ("nodes", "pods")
 BOUND: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
-class _Nodes:
-    def __init__(self, state: SchedulerState) -> None:
-        self._state = state
+@dataclass
+class _Handler:
+    """Takes what one watch brings into the state. `key` is the field of the metadata by which objects are dropped.
+
+    One thread at a time reads and takes objects: an older list must not come after a newer one, and undo it.
+    """
+
+    replace: Callable[[Iterable[Object]], None]
+    put: Callable[[Object], None]
+    drop: Callable[[str], None]
+    key: str = "uid"
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_list(self, objects: Iterable[Object]) -> None:
-        self._state.set_nodes(objects)
+        with self.lock:  # the iterator begins to read now
+            self.replace(objects)
 
     def on_event(self, kind: str, obj: Object) -> None:
-        if kind == "DELETED":
-            self._state.drop_node(obj["metadata"]["name"])
-        else:
-            self._state.set_node(obj)
-
-
-class _Pods:
-    """One at a time reads and takes pods: an older list must not come after a newer one, and undo it."""
-
-    def __init__(self, state: SchedulerState) -> None:
-        self._state = state
-        self._lock = threading.Lock()
-
-    def on_list(self, objects: Iterable[Object]) -> None:
-        with self._lock:  # the iterator begins to read now
-            self._state.set_pods(objects)
-
-    def on_event(self, kind: str, obj: Object) -> None:
-        with self._lock:
+        with self.lock:
             if kind == "DELETED":
-                self._state.drop_pod(obj["metadata"]["uid"])
+                self.drop(obj["metadata"][self.key])
             else:
-                self._state.set_pod(obj)
-
-
-class _Bound:
-    """What all pods on nodes take beside GPUs; prices rest on it, nothing else does, so nothing waits for it."""
-
-    def __init__(self, state: SchedulerState) -> None:
-        self._state = state
-
-    def on_list(self, objects: Iterable[Object]) -> None:
-        self._state.set_bound(objects)
-
-    def on_event(self, kind: str, obj: Object) -> None:
-        if kind == "DELETED":
-            self._state.drop_bound_pod(obj["metadata"]["uid"])
-        else:
-            self._state.set_bound_pod(obj)
+                self.put(obj)
 
 
 def _told(on_error: Callable[[str], None], name: str, _error: Exception) -> None:
@@ -77,7 +54,10 @@ class Watches:
 
     def __init__(self, client: KubeClient, state: SchedulerState, on_error: Callable[[str], None]) -> None:
         self._client = client
-        self._pods = _Pods(state)
+        nodes = _Handler(state.set_nodes, state.set_node, state.drop_node, "name")
+        # What all pods on nodes take beside GPUs: only prices depend on it, so nothing waits for this list.
+        bound = _Handler(state.set_bound, state.set_bound_pod, state.drop_bound_pod)
+        self._pods = _Handler(state.set_pods, state.set_pod, state.drop_pod)
         self._watches = {
             name: Watch(
                 client,
@@ -89,9 +69,9 @@ class Watches:
                 by_page=True,
             )
             for name, resource, handler, labels, fields in (
-                ("nodes", NODES, _Nodes(state), "", ""),
+                ("nodes", NODES, nodes, "", ""),
                 ("pods", PODS, self._pods, names.MANAGED_SELECTOR, ""),
-                ("bound-pods", PODS, _Bound(state), "", BOUND),
+                ("bound-pods", PODS, bound, "", BOUND),
             )
         }
 

@@ -23,7 +23,7 @@ import numpy as np
 from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.fleet import Bools, Floats, GpuModel, Ints
 from scheduler.placement.policy import Gpus, Piece
-from slicekeeper.gpu.inventory import model_matches
+from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
 HORIZON: Final = 100
@@ -91,7 +91,7 @@ class ExpectedFill:
         free = gpus.free()
         if piece.whole:
             rows = np.flatnonzero(possible.any(axis=1))
-            after = _whole(gpus, free, piece)[rows]
+            after = np.where(gpus.taken_whole(piece), 0, free)[rows]
         else:
             rows, columns = np.nonzero(possible)
             after = free[rows]
@@ -129,13 +129,6 @@ def _room(tables: _Tables, idle: Ints, cores: Floats) -> Floats:
     return worth
 
 
-def _whole(gpus: Gpus, free: Ints, piece: Piece) -> Ints:
-    """Return what is free when the first idle GPUs that suffice are taken whole."""
-    able = gpus.idle & (gpus.capacity >= max(piece.memory_mib, 1))
-    taken = able & (np.cumsum(able, axis=1) <= piece.count)
-    return np.where(taken, 0, free)
-
-
 def _cores(tables: _Tables, cpu: Floats, ram: Floats) -> Floats:
     """Return the cores that pods can use: memory may run out before them."""
     return np.maximum(np.minimum(cpu, ram / tables.ram_per_core if tables.ram_per_core else np.inf), 0.0)
@@ -158,7 +151,7 @@ def _table(kinds: Sequence[Arrival], model: GpuModel) -> tuple[Floats, Floats]:
     """Return for one model what is filled (thousandths, by percent free and cores), and the cores used by that."""
     classes: dict[tuple[int, float], float] = {}
     for arrival in kinds:
-        if arrival.models and not any(model_matches(asked, model.name) for asked in arrival.models):
+        if not is_wanted(model.name, arrival.models):
             continue
         wants = max(arrival.core, -(-arrival.memory_mib * CORES_PER_GPU // max(model.capacity, 1)))
         if 0 < wants <= CORES_PER_GPU and arrival.cpu <= MOST_CORES:

@@ -16,7 +16,7 @@ import numpy as np
 from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.fleet import Bools, Floats, GpuModel, Ints
 from scheduler.placement.policy import BestFit, Gpus, Piece
-from slicekeeper.gpu.inventory import model_matches
+from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
 COVERED: Final = 0.95
@@ -55,12 +55,7 @@ class FragmentationGradient:
             np.array([min(arrival.core, CORES_PER_GPU) for arrival in kinds]),
             np.array([arrival.gpus for arrival in kinds]),
             np.array([arrival.cpu * arrival.gpus for arrival in kinds]),
-            np.array(
-                [
-                    [not k.models or any(model_matches(m, model.name) for m in k.models) for model in models]
-                    for k in kinds
-                ]
-            ),
+            np.array([[is_wanted(model.name, kind.models) for model in models] for kind in kinds]),
         )
 
     def prices(self, gpus: Gpus, piece: Piece, possible: Bools) -> Ints:
@@ -68,8 +63,7 @@ class FragmentationGradient:
         kinds = self._kinds
         if piece.whole:
             rows = np.flatnonzero(possible.any(axis=1))
-            able = gpus.idle & (gpus.capacity >= max(piece.memory_mib, 1))
-            after = np.where(able & (np.cumsum(able, axis=1) <= piece.count), 0, gpus.core)[rows]
+            after = np.where(gpus.taken_whole(piece), 0, gpus.core)[rows]
         else:
             rows, columns = np.nonzero(possible)
             at, after = np.arange(len(rows)), gpus.core[rows]
@@ -97,7 +91,3 @@ def _fragments(kinds: _Kinds, core: Ints, model: Ints, cpu: Floats) -> Floats:
     wasted = free[:, None] - np.where(runs, (core[:, None, :] * usable).sum(axis=2), 0)
     fragments: Floats = (wasted * kinds.weight).sum(axis=1)
     return fragments
-
-
-def _takes(asked: Sequence[str], name: str) -> bool:
-    return not asked or any(model_matches(one, name) for one in asked)

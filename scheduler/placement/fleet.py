@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.placement.demand import Demand
-from slicekeeper.gpu.inventory import model_matches
+from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
 Ints = NDArray[np.int64]
@@ -253,7 +253,7 @@ class Fleet:
         code = self._model[rows]
         if not asked:
             return np.ones(code.shape, np.bool_)
-        codes = [code for model, code in self._models.items() if any(model_matches(a, model.name) for a in asked)]
+        codes = [code for model, code in self._models.items() if is_wanted(model.name, asked)]
         return np.isin(code, np.array(codes, np.int64))
 
     def _named(self, uuid: str, rows: Ints) -> Bools:

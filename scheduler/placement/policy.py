@@ -35,6 +35,12 @@ class Gpus:
         """Return what of each GPU is free, in percent: the smaller of compute and memory."""
         return np.minimum(self.core, self.memory * CORES_PER_GPU // np.maximum(self.capacity, 1))
 
+    def taken_whole(self, piece: Piece) -> Bools:
+        """Return which GPUs of each node a piece of whole GPUs takes: the first idle ones with enough memory."""
+        able = self.idle & (self.capacity >= max(piece.memory_mib, 1))
+        taken: Bools = able & (np.cumsum(able, axis=1) <= piece.count)
+        return taken
+
 
 @dataclass(frozen=True)
 class Piece:

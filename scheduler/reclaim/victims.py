@@ -17,7 +17,7 @@ from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.search import StepBudget
 from scheduler.pods import Hold
 from scheduler.reclaim.cover import fewest
-from slicekeeper.gpu.inventory import Gpu, model_matches
+from slicekeeper.gpu.inventory import Gpu, is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
 SEARCH_STEPS: Final = 200_000
@@ -241,11 +241,7 @@ class _Node:
 
 
 def _suits(gpu: Gpu, demand: Demand) -> bool:
-    return (
-        gpu.healthy
-        and demand.gpu_uuid in ("", gpu.uuid)
-        and (not demand.models or any(model_matches(asked, gpu.model) for asked in demand.models))
-    )
+    return gpu.healthy and demand.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, demand.models)
 
 
 def _company(hold: Hold, uuid: str, demand: Demand) -> bool:

@@ -2,7 +2,7 @@
 """The GPUs of a node as its agent publishes them: the annotation `slicekeeper.io/gpus`, a JSON list."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -62,3 +62,8 @@ def model_matches(asked: str, model: str) -> bool:
     """
     wanted, there = _WORD.findall(asked.lower()), _WORD.findall(model.lower())
     return bool(wanted) and any(there[i : i + len(wanted)] == wanted for i in range(len(there)))
+
+
+def is_wanted(model: str, asked: Collection[str]) -> bool:
+    """Whether a GPU of `model` is one of those asked for; every one is if no model is asked for."""
+    return not asked or any(model_matches(one, model) for one in asked)

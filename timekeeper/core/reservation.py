@@ -24,7 +24,7 @@ from math import ceil
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.inventory import Gpu, model_matches
+from slicekeeper.gpu.inventory import Gpu, is_wanted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped import as_map
@@ -93,9 +93,7 @@ def _shares_by_model(
     """Return for each model that the pod might get what it would be charged there per millisecond, by model."""
     smallest: dict[str, Gpu] = {}
     for gpu in gpus:
-        fits = request.gpu_uuid in ("", gpu.uuid) and (
-            not request.gpu_models or any(model_matches(asked, gpu.model) for asked in request.gpu_models)
-        )
+        fits = request.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, request.gpu_models)
         if fits and gpu.memory_mib < smallest.get(gpu.model, gpu).memory_mib + 1:
             smallest[gpu.model] = gpu
     if not request.requests:  # NVIDIA's plugin hands out the GPUs, of any model

@@ -142,11 +142,11 @@ def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str,
     """Append a link, and tell the audit log of it."""
     memberships.put(session, link, actor=actor)
     accounts.touch(session, link.child)
-    account = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
+    named = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
     detail = {
-        "parent": "" if link.parent is None else account[link.parent].name, "effectiveAt": link.since, "reason": reason,
+        "parent": "" if link.parent is None else named[link.parent].name, "effectiveAt": link.since, "reason": reason,
     }  # fmt: skip
-    books.note(session, actor=actor, action="parent", about=account[link.child], detail=detail, now=now)
+    books.note(session, actor=actor, action="parent", about=named[link.child], detail=detail, now=now)
 
 
 def _check(session: Session, child: BudgetAccount, target: BudgetAccount, tree: Tree) -> None:

@@ -90,31 +90,45 @@ def apply(
     now: Instant,
 ) -> None:
     """Append intervals that opened and ended, and settle their namespaces, in one transaction."""
-    books.database.write(lambda session: _apply(books, session, openings, closings, policies, now))
+
+    def change(session: Session) -> None:
+        changes = [
+            *_open(books, session, openings, policies, now),
+            *_close(books, session, closings, now),
+        ]
+        since: dict[AccountId, Instant] = {}
+        for account, at in changes:
+            since[account] = min(at, since.get(account, at))
+        settle_all(books, session, since, now)
+
+    books.database.write(change)
 
 
-def _apply(
-    books: Books,
-    session: Session,
-    openings: Collection[Opening],
-    closings: Collection[Closing],
-    policies: dict[str, NamespacePolicy],
-    now: Instant,
-) -> None:
-    dirty: dict[AccountId, Instant] = {}
-    known = workloads.by_uid(session, {o.pod_uid for o in openings})
-    rows = []
+Changes = list[tuple[AccountId, Instant]]
+"""Accounts of which something changes, each with the instant from which on it does."""
+
+
+def _open(
+    books: Books, session: Session, openings: Collection[Opening], policies: dict[str, NamespacePolicy], now: Instant
+) -> Changes:
+    there = workloads.by_uid(session, {o.pod_uid for o in openings})
+    rows, changes = [], []
     for opening in openings:
-        if opening.pod_uid in known:
+        if opening.pod_uid in there:
             continue
-        place = ensure(books, session, opening.namespace_uid, opening.namespace, policies[opening.namespace], now)
-        rows.append(_row_of(opening, place.id, now))
-        dirty[place.id] = min(opening.start, dirty.get(place.id, opening.start))
+        account = ensure(books, session, opening.namespace_uid, opening.namespace, policies[opening.namespace], now)
+        rows.append(_row_of(opening, account.id, now))
+        changes.append((account.id, opening.start))
     workloads.add(session, rows)
+    return changes
+
+
+def _close(books: Books, session: Session, closings: Collection[Closing], now: Instant) -> Changes:
+    there = workloads.by_uid(session, {c.pod_uid for c in closings})
     ends: list[dict[str, Any]] = []
-    ending = workloads.by_uid(session, {c.pod_uid for c in closings})
+    changes = []
     for closing in closings:
-        workload = ending.get(closing.pod_uid)
+        workload = there.get(closing.pod_uid)
         if workload is None or workload.ended_at is not None:
             continue
         end = max(closing.end, workload.started_at)
@@ -123,11 +137,11 @@ def _apply(
         ends.append(
             {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "seen": seen}
         )
-        dirty[workload.namespace_id] = min(end, dirty.get(workload.namespace_id, end))
+        changes.append((workload.namespace_id, end))
         if closing.source == ORPHAN:
             _note_orphan(books, session, workload, end, now)
     workloads.close(session, ends)
-    settle_all(books, session, dirty, now)
+    return changes
 
 
 def _note_orphan(books: Books, session: Session, workload: Workload, end: Instant, now: Instant) -> None:

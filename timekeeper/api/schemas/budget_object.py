@@ -29,6 +29,7 @@ class ObjectBody(BudgetBody, frozen=True, kw_only=True):
 class ParentObjectBody(ParentBudgetBody, frozen=True, kw_only=True):
     """A team or an organisation as its object says."""
 
+    # Written twice: msgspec lets a struct have only one base that has fields.
     uid: Uid
     created_at: Instant
     generation: Generation
