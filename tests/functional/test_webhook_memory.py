@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.control_group import ControlGroup, control_group
-from support.webhook_process import Authority, FakeTimekeeper, Webhook, eventually, pod
+from support.webhook_process import Authority, FakeTimekeeper, Webhook, pod
 
 MEMORY_BYTES = 384 << 20
 CONNECTIONS = 1200
@@ -51,15 +51,8 @@ def webhook(tmp_path: Path, group: ControlGroup, many_files: None) -> Iterator[W
     (tmp_path / "policy.yaml").write_text("default: {}\n", "utf-8")
     server = Webhook(tmp_path, timekeeper.client)
     group.add(server.process.pid)  # at once: what it starts belongs to the group, too, and ends with it
-
-    def up() -> bool:
-        assert server.process.poll() is None, (tmp_path / "log").read_text("utf-8")
-        with contextlib.suppress(OSError):
-            return "fresh" in server.get("/readyz") and len(server.workers()) == 2
-        return False
-
     try:
-        eventually(up, 120)
+        server.wait_until_ready()
         yield server
     finally:
         server.stop()

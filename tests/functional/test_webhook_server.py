@@ -36,15 +36,8 @@ def authority(tmp_path: Path) -> Authority:
 def webhook(tmp_path: Path, timekeeper: FakeTimekeeper, authority: Authority) -> Iterator[Webhook]:
     (tmp_path / "policy.yaml").write_text("default: {}\n", "utf-8")
     server = Webhook(tmp_path, timekeeper.client)
-
-    def up() -> bool:
-        assert server.process.poll() is None, (tmp_path / "log").read_text("utf-8")
-        with contextlib.suppress(OSError):
-            return "fresh" in server.get("/readyz") and len(server.workers()) == 2
-        return False
-
     try:
-        eventually(up, 120)
+        server.wait_until_ready()
         yield server
     finally:
         if server.process.poll() is None:

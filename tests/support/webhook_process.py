@@ -162,6 +162,17 @@ class Webhook:
                 [*command, "--config", str(folder / "config.yaml"), "webhook", "serve"], stderr=log, env=environ
             )
 
+    def wait_until_ready(self) -> None:
+        """Wait until both workers serve with fresh decisions."""
+
+        def ready() -> bool:
+            assert self.process.poll() is None, (self.folder / "log").read_text("utf-8")
+            with contextlib.suppress(OSError):
+                return "fresh" in self.get("/readyz") and len(self.workers()) == 2
+            return False
+
+        eventually(ready, 120)
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)

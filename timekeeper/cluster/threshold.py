@@ -121,7 +121,7 @@ class Thresholds:
                 return False
             except ServiceError as error:  # that will not change: the audit log has it all the same
                 log.warning("threshold %d %% of %s: no event: %s", percent, account.title, error)
-        note_thresholds(self._books, account, period, state.used, limit_of(state), news, now)
+        note_thresholds(self._books, account, period, news, now, used=state.used, limit=limit_of(state))
         return True
 
     def _namespaces_of(self, position: Position) -> list[str]:

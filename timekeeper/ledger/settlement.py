@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.units import Instant
+from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
@@ -106,7 +106,7 @@ def _limit_refunds(session: Session, keys: Collection[AccountId], since: Instant
             beyond = max(row.amount_ms - left, 0)
             left = max(left - row.amount_ms, 0)
             if beyond != row.taken_back_ms:
-                movements.take_back(session, row.id, beyond)
+                movements.take_back(session, row.id, GpuMilliseconds(beyond))
                 changed.append(row.valid_from)
     return min(changed, default=None)
 

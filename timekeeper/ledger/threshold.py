@@ -17,12 +17,16 @@ def note_thresholds(
     books: Books,
     account: BudgetAccount,
     period: Instant,
-    used: int,
-    limit: int,
     percents: Collection[int],
     now: Instant,
+    *,
+    used: int,
+    limit: int,
 ) -> None:
-    """Note which thresholds of a budget were announced in a period, and put them into the audit log, once."""
+    """Note which thresholds of a budget were announced in a period, and put them into the audit log, once.
+
+    `used` and `limit` are GPU-milliseconds.
+    """
 
     def change(session: Session) -> None:
         news = sorted(set(percents) - thresholds.announced(session, account.id, period))

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import Instant
+from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import BudgetGrant, Workload
 
@@ -83,7 +83,7 @@ def refunds(
     return found
 
 
-def take_back(session: Session, key: int, amount: int) -> None:
+def take_back(session: Session, key: int, amount: GpuMilliseconds) -> None:
     """Have a part of a refund bring nothing."""
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(taken_back_ms=amount))
 

@@ -56,14 +56,6 @@ class Extender:
 
 
 @pytest.fixture
-def cluster():
-    with small_cluster() as made:
-        made.node("n0")
-        made.node("n1")
-        yield made
-
-
-@pytest.fixture
 def extender(cluster):
     made = Extender(cluster).start()
     yield made

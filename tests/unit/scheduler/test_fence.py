@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from support.small_cluster import SmallCluster, binding, lost_after, lost_before, small_cluster
+from support.small_cluster import SmallCluster, binding, lost_after, lost_before
 
 from scheduler.app import Scheduler
 from scheduler.fence import BINDER_LEASE
@@ -66,14 +66,6 @@ class Extender:
 
     def bind(self, pod, node):
         return self.scheduler.binder.bind(binding(pod, node))
-
-
-@pytest.fixture
-def cluster():
-    with small_cluster() as made:
-        made.node("n0")
-        made.node("n1")
-        yield made
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from support.tls_server import LIFE, NOW, TlsServer
 
 from certificates.authority import KeyPair, make_ca, sign_server
 from slicekeeper.cli.main import cli
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube import kubeconfig
-
-NOW = datetime.now(UTC)
-LIFE = timedelta(hours=2)
 
 
 def certificate(name: str) -> KeyPair:
@@ -43,11 +39,6 @@ def certificate(name: str) -> KeyPair:
     pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     kinds = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return KeyPair(pem, key.private_bytes(*kinds))
-
-
-class Quiet(ThreadingHTTPServer):
-    def handle_error(self, *_: Any) -> None:
-        """A client that does not trust the server hangs up."""
 
 
 class ApiServer:
@@ -62,40 +53,14 @@ class ApiServer:
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
         context.verify_mode = ssl.CERT_OPTIONAL
         self.asked: list[tuple[str, str]] = []
-        asked = self.asked
-
-        class Handler(BaseHTTPRequestHandler):
-            connection: ssl.SSLSocket
-
-            def setup(self) -> None:
-                self.request = context.wrap_socket(self.request, server_side=True)
-                super().setup()
-
-            def finish(self) -> None:
-                super().finish()
-                self.request.close()
-
-            def do_GET(self) -> None:
-                subject = dict(part[0] for part in (self.connection.getpeercert() or {}).get("subject", ()))
-                asked.append((self.headers.get("Authorization", ""), str(subject.get("commonName", ""))))
-                body = b'{"items": [], "metadata": {"resourceVersion": "1"}}'
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._http = Quiet(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
-        self.port = self._http.server_port
+        body = b'{"items": [], "metadata": {"resourceVersion": "1"}}'
+        self._server = TlsServer(context, body, lambda *asked: self.asked.append(asked))
+        self.port = self._server.port
         self.url = f"https://127.0.0.1:{self.port}"
         self.cluster = {"server": self.url, "certificate-authority-data": encoded(self.ca.certificate)}
 
     def stop(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        self._server.stop()
 
 
 def encoded(data: bytes) -> str:

@@ -6,14 +6,11 @@ from __future__ import annotations
 import http.client
 import os
 import ssl
-import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.tls_server import LIFE, NOW, TlsServer
 
 from certificates.authority import KeyPair, make_ca, sign_server
 from slicekeeper.config.settings import TimekeeperClientSettings, TlsSettings
@@ -21,8 +18,6 @@ from slicekeeper.errors import Unavailable
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.net.tls import ReloadingContext
 
-NOW = datetime.now(UTC)
-LIFE = timedelta(hours=2)
 EMPTY = b'{"items": [], "asOf": "2026-01-01T00:00:00Z", "nextCursor": null}'
 
 
@@ -35,32 +30,8 @@ class Server:
         self.show(self.ca)
         self.trust(self.ca)
         tls = TlsSettings(certificate_file=str(folder / "tls.crt"), key_file=str(folder / "tls.key"))
-        context = self.context = ReloadingContext(tls).context
-
-        class Handler(BaseHTTPRequestHandler):
-            def setup(self) -> None:
-                self.request = context.wrap_socket(self.request, server_side=True)
-                super().setup()
-
-            def finish(self) -> None:
-                super().finish()
-                self.request.close()
-
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(EMPTY)))
-                self.end_headers()
-                self.wfile.write(EMPTY)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        class Quiet(ThreadingHTTPServer):
-            def handle_error(self, *_: Any) -> None:
-                """A client that hangs up is what these tests are about."""
-
-        self.http = Quiet(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        self.context = ReloadingContext(tls).context
+        self.http = TlsServer(self.context, EMPTY, lambda *_: None)
 
     def show(self, ca: KeyPair, *hosts: str) -> None:
         """Have the server's certificate signed by a CA, for loopback or for other hosts."""
@@ -77,7 +48,7 @@ class Server:
         fresh.rename(self.folder / name)
 
     def client(self, host: str = "localhost") -> TimekeeperClient:
-        url = f"https://{host}:{self.http.server_port}"
+        url = f"https://{host}:{self.http.port}"
         return TimekeeperClient(TimekeeperClientSettings(url=url, ca_file=str(self.folder / "ca.crt")))
 
 
@@ -85,8 +56,7 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path)
     yield server
-    server.http.shutdown()
-    server.http.server_close()
+    server.http.stop()
 
 
 def test_a_server_of_the_trusted_ca_is_spoken_to(server: Server) -> None:
@@ -113,7 +83,7 @@ def test_without_the_ca_file_nobody_is_spoken_to(server: Server) -> None:
 
 
 def test_plain_text_gets_no_answer(server: Server) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http.port, timeout=60)
     connection.request("GET", "/")
     with pytest.raises((OSError, http.client.HTTPException)):
         connection.getresponse()
@@ -144,9 +114,9 @@ def test_a_client_that_did_not_know_the_new_ca_takes_it_up_from_its_file(server:
 
 
 def test_a_certificate_without_its_key_leaves_the_old_one(server: Server) -> None:
-    before = ssl.get_server_certificate(("127.0.0.1", server.http.server_port))
+    before = ssl.get_server_certificate(("127.0.0.1", server.http.port))
     other = sign_server(server.ca, ("localhost",), NOW, LIFE)
     (server.folder / "tls.crt").write_bytes(other.certificate)
     os.utime(server.folder / "tls.crt", ns=(1, 1))
-    assert ssl.get_server_certificate(("127.0.0.1", server.http.server_port)) == before
+    assert ssl.get_server_certificate(("127.0.0.1", server.http.port)) == before
     assert list(server.client().workloads()) == []
