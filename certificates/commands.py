@@ -99,7 +99,7 @@ class _Health:
 
 
 def _attempt(work: Callable[[], object]) -> str:
-    """Do what the next look makes good where it fails now; return why it failed."""
+    """Do what the next look repeats if it fails now; return why it failed."""
     try:
         work()
     except ServiceError as error:

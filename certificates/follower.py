@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trusts the CAs that another keeps in files, as cert-manager does; signs nothing.
 
-Who keeps them forgets a CA as soon as it has a new one, while servers still show what the old one signed: kubelet
+Their keeper forgets a CA as soon as it has a new one, while servers still show what the old one signed: kubelet
 brings a changed Secret into their pods in one or two minutes. So a CA that the API server trusts already stays
 trusted until it expires. cert-manager's own injector was rejected for that: it writes the newest CA alone.
 """
@@ -53,7 +53,7 @@ def united(named: Iterable[bytes], before: Iterable[bytes], now: datetime) -> li
 def _read(file: Path) -> list[bytes]:
     """Return the certificates in a file.
 
-    Raises Unavailable if there is none that can be read: who keeps the file may still be writing it.
+    Raises Unavailable if there is none that can be read: its keeper may still be writing the file.
     """
     try:
         found = split(file.read_bytes())

@@ -89,7 +89,7 @@ class CertificateKeeper:
 
 
 def read_state(ca_secret: Object | None, secrets: Mapping[str, Object | None]) -> PkiState:
-    """Return what the Secrets say. Where the CA's own says nothing, its certificates are in those of the servers."""
+    """Return what the Secrets say. If the CA's own says nothing, the servers' have its certificates, too."""
     ca = _data(ca_secret)
     authorities = tuple(split(ca.get("ca.crt", b"")))
     servers = {}

@@ -54,7 +54,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def images(wheel: Path, parts: list[str], named: Images) -> list[Image]:
-    """Return the images of the named parts, their layers made where they are not kept."""
+    """Return the images of the named parts, their layers made if they are not kept yet."""
     known = recipes()
     every = {package for recipe in known.values() for package in recipe["packages"]} | {"simulator"}
     runtime = layers.runtime(cache())

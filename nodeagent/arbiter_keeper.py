@@ -53,7 +53,7 @@ class ArbiterKeeper:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _wait_for_the_place(self, stop: threading.Event) -> bool:
-        """Return whether the folder is ours to serve; False when told to stop meanwhile."""
+        """Return whether the folder is ours to serve; False if the keeper was stopped meanwhile."""
         told = False
         while not stop.is_set():
             if self._is_free():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells of processes that use a GPU outside of their slice, and evicts their pods if the policy says so.
+"""Reports processes that use a GPU outside of their slice, and evicts their pods if the policy says so.
 
 The arbiter compares NVML's processes with its seats and knows no pods. Here each of its findings gets its pod, by the
 control group, and is judged: a process that has no limiter may hold a whole GPU, or be one that nobody limits.
@@ -125,7 +125,7 @@ class Audit:
         self._stop.set()
 
     def look(self) -> None:
-        """Look once; tell, and evict, who is due."""
+        """Look once; report, and evict, what is due."""
         try:
             told = self._arbiter.read()
         except ArbiterAway:

@@ -17,12 +17,12 @@ class Count(msgspec.Struct, frozen=True):
     life: str
     """Names the counter of busy time: one that starts again from zero has another."""
     by: str
-    """Names who counts: the other counters start again with another one."""
+    """Names the program that counts: with another one all counters start again."""
     wall_ns: int
     busy_ns: int
     granted_ns: int
     memory: int | None
-    """Bytes in use now; None: not told."""
+    """Bytes in use now; None: unknown."""
 
 
 def of_arbiter(told: Telemetry) -> list[Count]:

@@ -48,7 +48,7 @@ class GpuWatch:
         self._stop.set()
 
     def look(self) -> None:
-        """Wait for news and look once; tell who must know."""
+        """Wait for news and look once; pass on what changed."""
         self._source.look(self._pause)
         gpus = self._source.gpus()
         troubles = self._source.troubles()

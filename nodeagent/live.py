@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the node's seats get of their GPUs just now, at /seats: from the counters of the last seconds.
 
-Who asks costs the arbiter and the driver nothing: what `take` brought is all that is looked at.
+A request costs the arbiter and the driver nothing: only what `take` brought is looked at.
 """
 
 from __future__ import annotations

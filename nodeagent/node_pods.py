@@ -73,9 +73,9 @@ class NodePods:
             return self._pods.get((namespace, name))
 
     def ask(self, namespace: str, name: str) -> Object | None:
-        """Return the node's pod of that name as the API server has it now, None where it has none.
+        """Return the node's pod of that name as the API server has it now, None if it has none.
 
-        Raises ServiceError where it does not answer.
+        Raises ServiceError if it does not answer.
         """
         here = f"metadata.name={name},spec.nodeName={self._node}"
         found, _ = self._client.list(PODS, namespace=namespace, field_selector=here)

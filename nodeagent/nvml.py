@@ -43,7 +43,7 @@ class _Device:
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the library's answer, None where it has none."""
+    """Return the library's answer, None if it has none."""
     try:
         answer = function(*arguments)
     except pynvml.NVMLError:

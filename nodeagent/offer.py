@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPUs of the machine are Slicekeeper's to offer, beside another plugin that gives GPUs of it out whole.
 
-Nothing is offered that another plugin has: where there is one, only the GPUs that the settings name, and of those none
+Nothing is offered that another plugin has: if there is one, only the GPUs that the settings name, and of those none
 that kubelet lists for another plugin. kubelet shows a plugin's resource with the amount 0 while the plugin is away, and
 for ever after it is gone: only an amount that stays 0 for longer than a plugin's absence means that there is none.
 """

@@ -104,7 +104,7 @@ class SeatPlugin:
         log.info("kubelet has %d seats of %s", len(self._ids), self._resource)
 
     def _kubelet(self) -> tuple[int, int] | None:
-        """Return which kubelet listens, None where none does: one that was killed leaves its socket behind."""
+        """Return which kubelet listens, None if none does: one that was killed leaves its socket behind."""
         path = self._folder / "kubelet.sock"
         try:
             stat = path.stat()
@@ -216,7 +216,7 @@ class PodResources:
     def owners(self, seat_id: str) -> list[Owner]:
         """Return every container that holds the seat.
 
-        Raises grpc.RpcError where kubelet does not answer.
+        Raises grpc.RpcError if kubelet does not answer.
         """
         with self._channel() as channel:
             answer = _listed(channel)

@@ -105,7 +105,7 @@ class GpuPublisher:
     def reconcile(self) -> bool:
         """Publish if the node shows something else; return whether it did.
 
-        Raises ServiceError where the API server does not answer or refuses.
+        Raises ServiceError if the API server does not answer or refuses.
         """
         with self._lock:
             node: Object = self._client.get(NODES, self._node)

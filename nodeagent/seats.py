@@ -94,7 +94,7 @@ class Seats:
     def start(self, seat_id: str) -> Seat:
         """Make the seat ready for the container that is about to start, at every start of it.
 
-        Raises SeatRefused where the container must not run.
+        Raises SeatRefused if the container must not run.
         """
         with self._locks[seat_id]:
             seat = self._store.get(seat_id)

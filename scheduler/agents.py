@@ -85,12 +85,12 @@ class _Known:
         self.row_ns = max(now_ns, self.ask_again_ns) + int(BELIEVED_SECONDS * 1e9)
 
     def why_not(self, now_ns: int) -> str:
-        """Return why no pod should be bound there by the last answer, empty where one may."""
+        """Return why no pod should be bound there by the last answer, empty if one may."""
         believed = self.answered and now_ns - self.since_ns < BELIEVED_SECONDS * 1e9
         return f"{self.wrong}; {AGAIN}" if self.wrong and believed else ""
 
     def why_not_yet(self, now_ns: int) -> str:
-        """Return the same where a new answer does not come at once."""
+        """Return the same for when a new answer does not come at once."""
         if self.ready_ns is not None and not self.wrong and now_ns - self.ready_ns < LAST_WORD_SECONDS * 1e9:
             return ""
         return f"its node agent has not answered for {WAIT_SECONDS:g} s; {AGAIN}"
@@ -113,9 +113,9 @@ class NodeAgents:
         self._stopped = asyncio.Event()
 
     def why_not(self, node: str, value: str) -> str:
-        """Return why no pod should be bound to the node now, empty where one may.
+        """Return why no pod should be bound to the node now, empty if one may.
 
-        `value` is its annotation `slicekeeper.io/agent`. Where it has none, nobody is asked.
+        `value` is its annotation `slicekeeper.io/agent`. If it has none, no agent is asked.
         """
         if not value:
             return ""
@@ -136,7 +136,7 @@ class NodeAgents:
             return known.why_not(now_ns) if asked.done() else known.why_not_yet(now_ns)
 
     def has_answered(self, node: str) -> bool:
-        """Whether the node's agent has ever answered; where none can be reached, no node is better than another."""
+        """Whether the node's agent has ever answered; if none can be reached, no node is better than another."""
         with self._lock:
             known = self._known.get(node)
             return known is not None and known.answered

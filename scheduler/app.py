@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The extender over HTTP: a thin shell that decodes, calls, encodes and measures.
 
-kube-scheduler takes any status but 200 for a failure of the whole extender, so what is wrong with one call is told in
-the answer's `Error`. Only `prioritize` and `preempt`, whose answers have no such field, say 400 or 503.
+kube-scheduler takes any status but 200 for a failure of the whole extender, so what is wrong with one call is in the
+answer's `Error`. Only `prioritize` and `preempt`, whose answers have no such field, say 400 or 503.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Scheduler:
         threads.keep("learner", self._learn, self.stopped.is_set)
 
     def check_synced(self) -> None:
-        """Raise NotSynced where the state is not whole yet."""
+        """Raise NotSynced if the state is not whole yet."""
         if not self.watches.synced:
             raise NotSynced("the scheduler has not read the cluster's state yet; try again")
 
@@ -152,7 +152,7 @@ class Scheduler:
         self.binder.stop()
 
     def _reclaim(self) -> None:
-        # Nobody is evicted by a process that does not know who is there.
+        # A process that does not know all pods evicts none.
         self.watches.wait(self.stopped)
         self.leader.start()
         self.reclaimer.run(self.stopped)

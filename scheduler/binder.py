@@ -2,7 +2,7 @@
 """Binds pods: chooses GPUs, writes one Binding that carries them, and finds out what became of it.
 
 The answer to a Binding may be lost after the API server has carried it out, or before. So after anything but a clear
-answer the pod itself is read: it says whether it is bound, and to which node. Where it is not bound yet, the GPUs stay
+answer the pod itself is read: it says whether it is bound, and to which node. If it is not bound yet, the GPUs stay
 held and a second try writes the same ones. The Binding names the pod's UID, so a pod of the same name that is made
 later cannot get it.
 """
@@ -60,7 +60,7 @@ class Binder:
         self._gangs = gangs
 
     def bind(self, args: BindingArgs) -> str:
-        """Bind a pod; return why it is not bound to that node, empty where it is, now or before."""
+        """Bind a pod; return why it is not bound to that node, empty if it is, now or before."""
         uid, node = args["PodUID"], args["Node"]
         try:
             pod = self._state.pod(uid)
@@ -171,7 +171,7 @@ class Binder:
         return Result("bound", bound_to, "" if bound_to == node else f"the pod is bound to node {bound_to} already")
 
     def _read(self, args: BindingArgs) -> Object:
-        """Return the pod. Raises NotFound where it is gone, also where another has its name now."""
+        """Return the pod. Raises NotFound if it is gone, even if another one has its name now."""
         obj = self._client.get(PODS, args["PodName"], args["PodNamespace"])
         if as_map(obj.get("metadata")).get("uid") != args["PodUID"]:
             raise NotFound(f"pod {args['PodNamespace']}/{args['PodName']} is not the one with UID {args['PodUID']}")

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 BINDER_LEASE: Final = "slicekeeper-binder"
 
 PAUSE_SECONDS: Final = 0.25
-"""Where another has the lease, it is asked for at most this often."""
+"""While another has the lease, it is asked for at most this often."""
 
 
 class NotHolder(SlicekeeperError):

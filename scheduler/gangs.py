@@ -2,7 +2,7 @@
 """Gangs: pods that get their places together, or not at all.
 
 When as many pods wait as the gang needs, `filter` looks for places for all of them on one picture, and keeps them all
-(RESERVED) or none; then kube-scheduler is told to try the others again. Each is offered its own node alone. Its bind
+(RESERVED) or none; then kube-scheduler is made to try the others again. Each is offered its own node alone. Its bind
 waits at a barrier until as many have come as the gang needs: until then kube-scheduler may yet find that one of them
 lacks CPU or a volume, and none of them must have started. Places that are not taken in good time are let go of, and
 the gang is left alone for a while, each time for twice as long. So nothing is ever held for a part of a gang, and two
@@ -32,7 +32,7 @@ BARRIER_SECONDS: Final = 12.0
 """A bind waits so long for the others: kube-scheduler leaves a pod that it could not place alone for 10 s at most."""
 
 WAITERS: Final = 96
-"""So many binds wait at a time; one more counts as come, and is told to come again."""
+"""So many binds wait at a time; one more counts as arrived, and must come again."""
 
 LONGEST_PAUSE: Final = 8
 """A gang whose places are not taken is left alone for at most this many holds."""

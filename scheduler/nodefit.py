@@ -20,14 +20,14 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What of a node decides whom it takes."""
+    """What of a node decides which pods it takes."""
 
     name: str
     labels: Mapping[str, Any]
     taints: tuple[Mapping[str, Any], ...]
     unschedulable: bool
     agent: str = ""
-    """Where its agent is asked whether it is ready, as it stands there."""
+    """Where its agent is asked whether it is ready, as the annotation has it."""
 
 
 def read_node(obj: Mapping[str, Any]) -> NodeFacts:

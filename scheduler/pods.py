@@ -69,7 +69,7 @@ class Pod:
     demand: Demand
     node: str = ""
     refusal: str = ""
-    """Why the request cannot be placed at all, empty where it can."""
+    """Why the request cannot be placed at all, empty if it can."""
     managed: bool = True
     finished: bool = False
     """All of it has ended: only then is what it held free."""
@@ -96,7 +96,7 @@ class Pod:
 
 
 def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
-    """Return what matters of a Pod object, None where it has no UID: nothing can be held for it."""
+    """Return what matters of a Pod object, None if it has no UID: nothing can be held for it."""
     metadata, spec = (as_map(obj.get(key)) for key in ("metadata", "spec"))
     uid = metadata.get("uid")
     if not isinstance(uid, str) or not uid:
@@ -166,9 +166,9 @@ def _same(demand: Demand) -> Demand:
 
 
 def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:
-    """Return what a bound pod holds by its annotations, None where it holds nothing.
+    """Return what a bound pod holds by its annotations, None if it holds nothing.
 
-    Where not even its containers' requests can be read, it holds all GPUs that its annotations name, whole.
+    If not even its containers' requests can be read, it holds all GPUs that its annotations name, whole.
     """
     annotations = annotations_of(obj)
     asked = {request.container: request for request in pod.request.requests}
@@ -191,7 +191,7 @@ def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:
 
 
 def hold_of(pod: Pod, shares: Sequence[Share], *, alone: bool, node: str = "") -> Hold:
-    """Return a hold for `pod`. Labels count where a share is held: nobody can join a whole GPU anyway."""
+    """Return a hold for `pod`. Labels count only for a share: no other pod can join a whole GPU anyway."""
     demand = pod.demand
     return Hold(
         node or pod.node,

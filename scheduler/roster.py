@@ -36,7 +36,7 @@ class Roster:
     """The nodes of a fleet by row, and how their names are written. Any number of threads may ask it."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """`names` are the nodes' by row, empty where the row is no node's."""
+        """`names` are the nodes' by row, empty if the row is no node's."""
         self.names = tuple(names)
         self.rank: Ints = np.empty(len(names), np.int64)
         """Where each row's node is in the order of names."""

@@ -23,7 +23,7 @@ from slicekeeper.untyped import as_list, as_map
 
 @dataclass(frozen=True)
 class Muster:
-    """Who of a gang is there."""
+    """Which pods of a gang are there."""
 
     gang: Gang
     placed: int
@@ -45,10 +45,10 @@ class Muster:
 
 
 def muster(pods: Iterable[Pod], is_given: Callable[[Pod], bool]) -> Muster | None:
-    """Return who is there of the pods of one gang, None of no pods; `is_given` is whether a pod is being bound.
+    """Return which pods of one gang are there, None for no pods; `is_given` tells whether a pod is being bound.
 
-    Who succeeded counts while the gang lives: while another runs, or its controller makes more. A gang of the same name
-    that comes later begins with no pods.
+    A pod that succeeded counts while the gang lives: while another runs, or its controller makes more. A gang of the
+    same name that comes later begins with no pods.
     """
     there = list(pods)
     gangs = [pod.gang for pod in there if pod.gang is not None]

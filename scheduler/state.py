@@ -256,7 +256,7 @@ class SchedulerState:
                 self._recount(node)
 
     def drop_bound_pod(self, uid: str) -> None:
-        """Take that a bound pod is gone, or has ended."""
+        """Record that a bound pod is gone, or has ended."""
         with self._lock:
             for node in self._beside.put(uid, None):
                 self._recount(node)
@@ -269,7 +269,7 @@ class SchedulerState:
             return self._pods.get(uid)
 
     def agent(self, node: str) -> str:
-        """Return where the node's agent is asked whether it is ready, empty where nothing is known of that."""
+        """Return where the node's agent is asked whether it is ready, empty if nothing is known of that."""
         with self._lock:
             facts = self._facts.get(node)
             return facts.agent if facts else ""
@@ -382,9 +382,9 @@ class SchedulerState:
             return True
 
     def choose(self, pod: Pod, node: str) -> Place:
-        """Choose GPUs on `node` for a binding and hold them; the same again where an earlier try's fate is unknown.
+        """Choose GPUs on `node` for a binding and hold them; the same again if an earlier try's fate is unknown.
 
-        Others' TENTATIVE places are spared where that is possible, and taken where not. Until `bound`, `lost` or
+        Others' TENTATIVE places are spared if that is possible, and else taken. Until `bound`, `lost` or
         `refused` is called, no other try for this pod is let in. Raises NoPlace.
         """
         with self._lock:
@@ -463,7 +463,7 @@ class SchedulerState:
         return "GPU before: " + ", ".join(f"{n} times {text}" if n > 1 else text for text, n in found.items())
 
     def bound(self, uid: str, node: str) -> None:
-        """Take that the pod is bound to `node`: what was held elsewhere is free, this stays until it is seen."""
+        """Record that the pod is bound to `node`: what was held elsewhere is free, this stays until it is seen."""
         until = self._clock.monotonic_ns() + self._hold_ns
         with self._lock:
             self._under_way.discard(uid)
@@ -473,7 +473,7 @@ class SchedulerState:
             self._put(uid, seen or here)
 
     def lost(self, uid: str, node: str) -> None:
-        """Take that no answer came and the pod is not bound yet: it may still be, so the place stays."""
+        """Record that no answer came and the pod is not bound yet: it may still be, so the place stays."""
         until = self._clock.monotonic_ns() + self._lost_ns
         with self._lock:
             self._under_way.discard(uid)
@@ -482,7 +482,7 @@ class SchedulerState:
             self._put(uid, [replace(p, until_ns=until) if at else p for p, at in zip(places, mine, strict=True)])
 
     def refused(self, uid: str, node: str) -> None:
-        """Take that this try will not bind the pod; an earlier one whose answer was lost may yet do so."""
+        """Record that this try will not bind the pod; an earlier one whose answer was lost may yet do so."""
         with self._lock:
             self._under_way.discard(uid)
             self._keep(uid, lambda p: p.kind is not HoldKind.BINDING or p.hold.node != node or p.until_ns is not None)
@@ -685,7 +685,7 @@ class SchedulerState:
             )
 
     def reserve(self, pod: Pod, hold: Hold) -> bool:
-        """Keep a place for a waiting pod, instead of one kept before; return False where it is not waiting any more."""
+        """Keep a place for a waiting pod, instead of one kept before; return False if it is not waiting any more."""
         until = self._clock.monotonic_ns() + self._hold_ns
         with self._lock:
             known = self._pods.get(pod.uid)
@@ -758,7 +758,7 @@ class SchedulerState:
             return  # nothing to hold for; or an old event: a pod never loses its node
         bound = [Place(HoldKind.BOUND, pod, hold)] if hold else []
         if known == pod and pod.node and not pod.finished and self._places.get(pod.uid, []) == bound:
-            return  # told again: a list of all pods makes no garbage of what is known, and stirs no node
+            return  # seen again: a list of all pods makes no garbage of what is known, and marks no node as changed
         if known is None and pod.managed:
             self._learner.arrivals.add(pod.demand)
         if known is not None and known.node and pod.finished and not known.finished:
@@ -856,7 +856,7 @@ class SchedulerState:
             self._refresh(nodes)
 
     def _refresh(self, nodes: set[str] | Sequence[str], ignored: Callable[[Place], bool] | None = None) -> None:
-        """Work out nodes' rows anew from their GPUs and all that is held there."""
+        """Compute nodes' rows again from their GPUs and all that is held there."""
         self._stirred.update(nodes)
         for node in nodes:
             if not self._on_node.get(node):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decodes and encodes what kube-scheduler's extender client sends and takes.
 
-Go decodes field names without regard to case and writes unset pointers as null; so do we. What is wrong is told in
+Go decodes field names without regard to case and writes unset pointers as null; so do we. What is wrong is reported in
 words.
 """
 
@@ -90,7 +90,7 @@ def decode_binding(body: bytes) -> BindingArgs:
 
 
 def decode_preemption(body: bytes) -> tuple[dict[str, Any], dict[str, MetaVictims]]:
-    """Return the pod of a preempt call, and for each node whom kube-scheduler would evict there."""
+    """Return the pod of a preempt call, and for each node the pods that kube-scheduler would evict there."""
     fields = _fields(body)
     pod, nodes = fields.get("pod"), fields.get("nodenametometavictims")
     if not isinstance(pod, dict):

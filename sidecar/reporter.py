@@ -32,7 +32,7 @@ FINAL_SECONDS: Final = 3.0
 
 
 class Sink(Protocol):
-    """Who takes reports: the timekeeper's client."""
+    """Takes reports: the timekeeper's client."""
 
     def report(self, reports: list[UsageReport]) -> ReportAnswer:
         """Send one batch; raises ServiceError."""
@@ -40,7 +40,7 @@ class Sink(Protocol):
 
 @dataclass
 class Reporter:
-    """Reports for one pod until it is told to stop."""
+    """Reports for one pod until it is stopped."""
 
     settings: SidecarSettings
     clock: Clock

@@ -18,7 +18,7 @@ from slicekeeper.wire.usage import Counter, PodUsage
 UNKNOWN: Final = "unknown"
 
 STALE_NS: Final = 5_000_000_000
-"""Counters that were read longer ago tell nothing of now: who reads them does so every second."""
+"""Counters that were read longer ago say nothing of now: their reader reads every second."""
 
 
 class UsageReading(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 """What a new object goes through before it is stored, in the API server's own order.
 
 Defaults and in-tree plugins, our webhook's `/mutate` (failurePolicy Ignore) with the plugins run again after it and
-one reinvocation where they changed something, then `/validate` (failurePolicy Fail). Reviews are real ones, sent over
+one reinvocation if they changed something, then `/validate` (failurePolicy Fail). Reviews are real ones, sent over
 HTTPS. No rule of ours is here: what a pod may ask for, the webhook says.
 """
 
@@ -33,7 +33,7 @@ WEBHOOK: Final = "pods.slicekeeper.io"
 
 @dataclass
 class Attributes:
-    """Who asks for what, as every plugin and webhook gets to know it."""
+    """Who asks for what, as every plugin and webhook sees it."""
 
     resource: Resource
     namespace: str
@@ -43,7 +43,7 @@ class Attributes:
 
     @property
     def operation(self) -> str:
-        """CREATE, or UPDATE where there was an object before."""
+        """CREATE, or UPDATE if there was an object before."""
         return "UPDATE" if self.old is not None else "CREATE"
 
 

@@ -60,7 +60,7 @@ class BadRequest(ApiError):
 
 
 class Denied(ApiError):
-    """403 by default: an admission plugin or webhook said no; `code` is the webhook's own where it gave one."""
+    """403 by default: an admission plugin or webhook said no; `code` is the webhook's own if it gave one."""
 
     def __init__(self, message: str, code: int = 403, reason: str = "Forbidden") -> None:
         super().__init__(code, reason, message)

@@ -61,7 +61,7 @@ class Component(Protocol):
         """Start; returns when it is ready."""
 
     def stop(self) -> None:
-        """Stop; harmless where `start` failed."""
+        """Stop; harmless if `start` failed."""
 
 
 class LocalCluster:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pod on its node: which containers run, since when, until when. Pure: it is told the instant and looks at nothing.
+"""One pod on its node: which containers run, since when, until when. Pure: it is given the instant and reads nothing.
 
 All instants are the cluster clock's milliseconds. A container's program ends at the instant computed when it started,
 however late anybody looks, as a real one would.
@@ -37,7 +37,7 @@ class ContainerRun:
     exit_code: int | None = None
     restarts: int = 0
     restart_ms: int | None = None
-    """When it starts again; None while it runs, or where it does not."""
+    """When it starts again; None while it runs, or if it does not."""
     ran_before_ms: int = 0
     last: dict[str, Any] = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ Stage = Literal["creating", "running", "stopping", "ended"]
 
 
 class PodRun:
-    """One pod's life on its node, up to the end of its app containers; its sidecars' end is told to it."""
+    """One pod's life on its node, up to the end of its app containers; its sidecars' end is given to it."""
 
     def __init__(self, pod: Object, now_ms: int) -> None:
         spec = pod["spec"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 RUN_SECONDS: Final = "simulator.slicekeeper.io/run-seconds"
-"""Pod annotation: seconds for which the program of an image runs, where no `sleep` in the command says it."""
+"""Pod annotation: seconds for which the program of an image runs, if no `sleep` in the command says it."""
 
 DEFAULT_MS: Final = 600_000
 

@@ -104,7 +104,7 @@ def _time(ms: int | None) -> str:
 
 
 def check(local: LocalCluster) -> list[str]:
-    """Return where the ledger disagrees with itself or with the cluster; empty: nowhere."""
+    """Return how the ledger disagrees with itself or with the cluster; empty if it does not."""
     client = local.timekeeper_client()
     workloads = {w.pod_uid: w for w in client.workloads()}
     wrong: list[str] = []

@@ -77,7 +77,7 @@ def environment(pod: Object, container: Mapping[str, Any], mounted: Mapping[str,
 
 
 class SidecarProcess:
-    """Keeps the sidecar of one pod running until it is told to stop."""
+    """Keeps the sidecar of one pod running until it is asked to stop."""
 
     def __init__(self, spawner: Spawner, pod: Object, container: Mapping[str, Any], folder: Path, log: Path,
                  tokens: TokenBook, node_env: Mapping[str, str]) -> None:  # fmt: skip
@@ -116,7 +116,7 @@ class SidecarProcess:
         return True
 
     def stop(self, grace_seconds: float) -> None:
-        """Send SIGTERM, or SIGKILL where there is no grace; `has_ended` kills what outlives it."""
+        """Send SIGTERM, or SIGKILL if there is no grace; `has_ended` kills what outlives it."""
         if self._stopping and grace_seconds > 0:
             return
         self._stopping = True
@@ -125,7 +125,7 @@ class SidecarProcess:
             self._process.send_signal(signal.SIGTERM if grace_seconds > 0 else signal.SIGKILL)
 
     def has_ended(self) -> bool:
-        """Whether a process that was told to stop is gone."""
+        """Whether a process that was asked to stop is gone."""
         if self._process is None or self._process.poll() is not None:
             return self._stopping
         if time.monotonic() > self._deadline:

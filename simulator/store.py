@@ -34,7 +34,7 @@ KEPT_BY_SERVER: Final = ("name", "namespace", "uid", "creationTimestamp", "delet
 
 @dataclass(frozen=True)
 class Change:
-    """One write: the object after it, and before it where there was one."""
+    """One write: the object after it, and before it if there was one."""
 
     version: int
     kind: str

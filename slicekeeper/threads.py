@@ -16,7 +16,7 @@ _lock = threading.Lock()
 
 
 def keep(name: str, run: Callable[[], object], stopped: Callable[[], bool]) -> threading.Thread:
-    """Start a daemon thread and watch over it; `stopped` returns whether it has been told to end."""
+    """Start a daemon thread and watch over it; `stopped` returns whether it is to end."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     with _lock:
         _kept[thread] = stopped
@@ -25,7 +25,7 @@ def keep(name: str, run: Callable[[], object], stopped: Callable[[], bool]) -> t
 
 
 def trouble() -> str:
-    """Return which threads have ended without being told to, empty if none has."""
+    """Return which threads have ended by themselves, empty if none has."""
     ended = []
     with _lock:
         for thread, stopped in list(_kept.items()):

@@ -121,7 +121,7 @@ def parse_instant(value: str) -> Instant:
     date, time, decimals, zone = match.groups()
     moment = datetime.fromisoformat(f"{date}T{time}{'+00:00' if zone in 'Zz' else zone}")
     whole = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    if not _FIRST <= whole <= _LAST:  # which could be kept, but never told again
+    if not _FIRST <= whole <= _LAST:  # which could be kept, but never shown again
         raise ValueError(f"not within the years 1 to 9999 in UTC: {value!r}")
     return Instant((whole.days * 86_400 + whole.seconds) * MS_PER_SECOND + int((decimals or "0")[:3].ljust(3, "0")))
 

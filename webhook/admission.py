@@ -187,7 +187,7 @@ class Admission:
         return Verdict(violations=tuple(validation.check_ephemeral(pod, old, case, self._cluster)))
 
     def _converted(self, pod: Mapping[str, Any], case: Case) -> Conversion:
-        """Return what makes a foreign request ours; only where pods are enforced, because the pod changes."""
+        """Return what makes a foreign request ours; only if pods are enforced, because the pod changes."""
         if not case.policy.foreign.dialects or case.policy.mode != "enforce" or any(malformed(pod)):
             return NOTHING
         return convert(pod, case.policy, self._cluster.resources, self._cluster.webhook.scheduler_name)
@@ -204,7 +204,7 @@ class Admission:
 
 
 def _forged(pod: Mapping[str, Any], case: Case) -> tuple[Violation, ...]:
-    """Return what passes in no namespace; where pods are enforced, it is one of the rules."""
+    """Return what passes in no namespace; if pods are enforced, it is one of the rules."""
     return () if case.policy.mode == "enforce" else tuple(validation.forged(pod))
 
 

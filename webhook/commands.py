@@ -41,12 +41,12 @@ def serve_webhook(context: Context) -> None:
     from slicekeeper.net.serving.process import serve  # noqa: PLC0415 - gunicorn: `review` needs none
 
     settings = context.loaded.settings
-    # What is wrong with address or policy file is told once at the start, and not by each worker.
+    # What is wrong with address or policy file is reported once at the start, and not by each worker.
     TimekeeperClient(settings.timekeeper_client)
     book = read_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
     board, turn = FlipBoard(), Turn()
-    # In memory where there is such a place: each count is written to a file, and the root may be read-only.
+    # In memory if there is such a place: each count is written to a file, and the root may be read-only.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
     folder = tempfile.mkdtemp(prefix="slicekeeper-webhook-metrics-", dir=memory)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder

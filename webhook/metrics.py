@@ -67,7 +67,7 @@ def count_bad_request(code: str) -> None:
 
 
 def registry() -> CollectorRegistry:
-    """Return what to scrape: all workers' values, or this process's where it is alone."""
+    """Return what to scrape: all workers' values, or this process's if it is alone."""
     if DIRECTORY not in os.environ:
         return REGISTRY
     merged = CollectorRegistry()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PriorityClasses with their exact values: the cluster's own by a watch, the settings' where there is none.
+"""PriorityClasses with their exact values: the cluster's own by a watch, the settings' if there is none.
 
 The API server refuses a class whose numbers are not exactly those it would write, so a class that an administrator
 made with another value must be known before the first review.
@@ -34,7 +34,7 @@ class SettingsClasses:
 
 
 class ClusterClasses:
-    """The cluster's classes, as its watch shows them; the settings' where it shows none of that name."""
+    """The cluster's classes, as its watch shows them; the settings' if it shows none of that name."""
 
     def __init__(self, fallback: SettingsClasses) -> None:
         self._fallback = fallback

@@ -23,7 +23,7 @@ WARNING: Final = "the manifest is of a pod that was bound before: it gets a new 
 def taken_off(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
     """Return what takes the pod's former node and GPUs off its manifest; empty if there is nothing of the kind.
 
-    Where users may name a node, one without GPUs from a Binding is theirs: it may come from a pass before this one. A
+    If users may name a node, one without GPUs from a Binding is theirs: it may come from a pass before this one. A
     manifest with a status was read back from the cluster, its node with it.
     """
     if not _was_admitted(pod):

@@ -128,7 +128,7 @@ class Reviewer:
 
 
 def parse(body: bytes | bytearray) -> tuple[Request, Violation | None]:
-    """Return the request of a review, and what is wrong with it where it can be told in an answer.
+    """Return the request of a review, and what is wrong with it if an answer can say so.
 
     Raises BadReview if there is nothing to answer to.
     """
@@ -188,7 +188,7 @@ def _bad(field: str, value: object, rule: str, example: str) -> Violation:
 
 
 def answer(request: Request, verdict: Verdict, status: int = 0) -> Answer:
-    """Return a verdict as a review; `status` where it is not the verdict's own."""
+    """Return a verdict as a review; `status` if it is not the verdict's own."""
     response: AdmissionResponse = {"uid": request.uid, "allowed": verdict.allowed}
     outcome = "allowed"
     if verdict.violations:

@@ -92,7 +92,7 @@ def _asked(case: Case, cluster: ClusterContext) -> tuple[str, ...]:
 
 
 def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tuple[PodRequest | None, list[Violation]]:
-    """Return what a pod asks for, None if that cannot be told, and every rule that it breaks."""
+    """Return what a pod asks for, None if that cannot be read, and every rule that it breaks."""
     violations = list(malformed(pod))
     if violations:
         return None, violations

@@ -9,7 +9,7 @@ beside it, the next `HORIZON` slices are expected to fill. With class m of weigh
 A node is worth the sum of its GPUs' u. Its free CPU (or its memory, if that is shorter) is divided among the GPUs as
 they would use it if there were enough: the same recursion with the cores used in place of the GPU filled. Tables of
 single GPUs know nothing of pods that want several on one node, so for each number n of GPUs the pods of weight q that
-the idle GPUs and the cores still have room for are worth `ROOM`·q·n each, more where pods end.
+the idle GPUs and the cores still have room for are worth `ROOM`·q·n each, more if pods end.
 """
 
 from __future__ import annotations

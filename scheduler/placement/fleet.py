@@ -24,12 +24,12 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 MIXED = "\0mixed"
-"""In place of an exclusion label where the pods on a GPU disagree: nobody may join them."""
+"""In place of an exclusion label if the pods on a GPU disagree: no other may join them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One GPU as it stands: what it is, what is free, who is on it."""
+    """One GPU as it is now: its kind, what is free, which pods are on it."""
 
     uuid: str
     model: str
@@ -52,7 +52,7 @@ class GpuModel(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Some nodes' GPUs as one demand sees them: arrays of nodes × GPUs, `capacity` 0 where there is no GPU."""
+    """Some nodes' GPUs as one demand sees them: arrays of nodes × GPUs, with `capacity` 0 if there is no GPU."""
 
     capacity: Ints
     core: Ints
@@ -125,7 +125,7 @@ class Fleet:
         return sorted(self._row)
 
     def names_by_row(self) -> list[str]:
-        """Return the nodes by row, empty where the row is no node's."""
+        """Return the nodes by row, empty if the row is no node's."""
         return list(self._names)
 
     def uuids(self, name: str) -> tuple[str, ...]:

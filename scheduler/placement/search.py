@@ -32,7 +32,7 @@ class Bin:
     takes_whole: bool
 
     def after(self, piece: Slice) -> Bin | None:
-        """Return the GPU with `piece` on it, None where it does not fit."""
+        """Return the GPU with `piece` on it, None if it does not fit."""
         if piece.whole:
             fits = self.takes_whole and self.capacity >= piece.memory_mib
             return Bin(0, 0, self.capacity, takes_shares=False, takes_whole=False) if fits else None
@@ -52,7 +52,7 @@ MOST_SLICES: Final = 200
 
 
 def pack(bins: Sequence[Bin], slices: Sequence[Slice], budget: StepBudget) -> list[int] | None:
-    """Return for each slice the index of its GPU, or None where they do not fit together."""
+    """Return for each slice the index of its GPU, or None if they do not fit together."""
     dead: set[tuple[int, tuple[Bin, ...]]] = set()
 
     def place(index: int, now: tuple[Bin, ...]) -> list[int] | None:

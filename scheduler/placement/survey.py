@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pure core: on which nodes a demand fits, on which GPUs, what that costs, and why it does not elsewhere.
 
-Rules about company are KubeShare's, in its order: affinity (a GPU that holds the label; where none does, an idle
+Rules about company are KubeShare's, in its order: affinity (a GPU that holds the label; if none does, an idle
 one), anti-affinity (no GPU that holds the label), exclusion (labels equal, none counts as a label). They are about
 shares: a whole GPU is idle when it is given and nobody joins it afterwards.
 """
@@ -152,7 +152,7 @@ def _assign(gpus: Gpus, demand: Demand, shares: Bools, wholes: Bools, policy: Po
 def _search(
     gpus: Gpus, slices: Sequence[Slice], shares: Bools, wholes: Bools, fits: Bools, price: Ints, chosen: Ints
 ) -> None:
-    """Try exactly where the policy's order of placing found nothing; equal nodes are searched once."""
+    """Search exactly if the policy's order of placing found nothing; equal nodes are searched once."""
     known: dict[bytes, list[int] | None] = {}
     left = SEARCH_STEPS
     core = sum(piece.core for piece in slices)

@@ -15,7 +15,7 @@ Amounts = tuple[int, ...]
 
 
 def fewest(things: Sequence[Amounts], need: Amounts, most: int, budget: StepBudget) -> list[int] | None:
-    """Return the indexes of at most `most` things that meet `need`, as few as there can be, None where none do.
+    """Return the indexes of at most `most` things that meet `need`, as few as there can be, None if none do.
 
     Among sets of that size the first in `things`' order is returned. When the budget is spent, what a simple choice of
     the largest things gives is returned: enough, but perhaps not the fewest.

@@ -26,7 +26,7 @@ EvictionOutcome = Literal["evicted", "gone", "spared", "protected", "failed"]
 
 
 class Evictor:
-    """Evicts, and remembers whom: who is on the way out, and whom a disruption budget protects for now."""
+    """Evicts pods, and remembers which are on the way out and which a disruption budget protects for now."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class Nudger:
         self._nudged = {uid: nudged for uid, nudged in self._nudged.items() if uid in waiting}
 
     def nudge(self, pod: Pod, *, at_once: bool = False) -> None:
-        """Take that there is room for the pod and it does not come; nudge it if it is time, or for the first time.
+        """Note that there is room for the pod but it does not come; nudge it if that is due, or for the first time.
 
         Unless `at_once`, a pod that kube-scheduler has not refused yet is left alone: it waits for its first turn.
         """

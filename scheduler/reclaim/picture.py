@@ -27,7 +27,7 @@ from slicekeeper.untyped import as_map
 
 
 def rank_of(pod: Pod, priority: int) -> int | None:
-    """Return how lowly a pod's class is, 0 the lowest; None where it may not be taken for a pod of `priority`.
+    """Return how lowly a pod's class is, 0 the lowest; None if it may not be taken for a pod of `priority`.
 
     Volunteered background work goes first, then pods admitted over budget, then pods whose namespace has run out since.
     """
@@ -75,7 +75,7 @@ class FreedPlace:
 
 
 class Picture:
-    """Nodes, who is there, and who is on the way out. It is kept, and told what has changed."""
+    """Nodes, the pods on them, and those on the way out. It is kept, and follows what has changed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -89,7 +89,7 @@ class Picture:
         self._expecting: set[str] = set()
         """Nodes with a TENTATIVE place."""
         # With all that is held for certain; with what stays; with what others are about to take, too; with what would
-        # be left if everybody went who may be taken.
+        # be left if all that may be taken went.
         self._certain = _Layer(lambda place: place.kind is not HoldKind.TENTATIVE)
         self._staying = _Layer(lambda place: place.kind is not HoldKind.TENTATIVE and self._stays(place))
         self._expected = _Layer(self._stays)
@@ -140,7 +140,7 @@ class Picture:
         return self._fit(self._without_leaving(), pod) is not None
 
     def choose(self, pod: Pod) -> tuple[Choice, Hold] | None:
-        """Return whom to evict for the pod and what it then holds, None where that would not help."""
+        """Return which pods to evict for the pod and what it then holds, None if that would not help."""
         near = self._admit(pod)
         if not pod.demand.affinity:  # an affine pod depends on others' presence
             near &= self._floor.fitting(self._nodes, pod.demand, self._policy)

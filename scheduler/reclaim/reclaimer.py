@@ -34,7 +34,7 @@ LONGEST_PAUSE: Final = 64
 """A pod that does not take its place is left alone for at most this many holds."""
 
 CHOICES: Final = 4
-"""How often the next choice is tried at once where a disruption budget forbids the first."""
+"""How often the next choice is tried at once if a disruption budget forbids the first."""
 
 
 IDLE_SECONDS: Final = 5.0
@@ -188,7 +188,7 @@ class Reclaimer:
         )
 
     def _serve(self, pod: Pod, picture: Picture) -> Picture | None:
-        """Make room for one pod, if that can be done; return None where the picture has changed by it."""
+        """Make room for one pod, if that can be done; return None if the picture has changed by it."""
         for _ in range(CHOICES):
             if picture.fits(pod):
                 self._nudger.nudge(pod)
@@ -221,7 +221,7 @@ class Reclaimer:
         )
 
     def _serve_gang(self, gang: Muster, picture: Picture) -> Picture | None:
-        """Make room for as many pods of a gang as it needs, or for none; return None where the picture has changed."""
+        """Make room for as many pods of a gang as it needs, or for none; return None if the picture has changed."""
         for _ in range(CHOICES):
             seats = picture.choose_all(gang.waiting, gang.needed)
             if seats is None or not any(seat.victims or picture.leaving_for(seat.hold) for seat in seats):
@@ -247,7 +247,7 @@ class Reclaimer:
         return picture
 
     def _look_around(self) -> Picture:
-        """Return the picture as things are now; it is made again if it has not taken what was told."""
+        """Return the picture as things are now; it is made again if it did not take the changes."""
         known, self._picture = self._picture, None
         picture = known or Picture(self._policy)
         changed = self._state.stirred(everything=known is None)
@@ -257,5 +257,5 @@ class Reclaimer:
 
 
 def _may_take(pod: Pod) -> bool:
-    """Whether others give way to a pod: one in budget. The others are only told when there is room."""
+    """Whether others give way to a pod: only to one in budget. The rest are only tried again when there is room."""
     return pod.budget_state == names.IN_BUDGET and pod.gpu_class == names.STANDARD

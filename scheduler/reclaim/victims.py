@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom to evict for a waiting pod: the fewest pods of those that may be taken, and on one node.
+"""Which pods to evict for a waiting one: the fewest of those that may be taken, and on one node.
 
 Pure. For every way to put the demand's slices on a node's GPUs it works out who must go (whoever keeps a GPU from being
 idle where it must be, or is no company for the pod) and who else, as few as possible, so that compute and memory
@@ -54,7 +54,7 @@ class Choice:
 
 
 def choose_victims(demand: Demand, nodes: Sequence[NodeGpus], *, has_friends: bool) -> Choice | None:
-    """Return the best choice, None where no eviction that is allowed would help.
+    """Return the best choice, None if no eviction that is allowed would help.
 
     `has_friends` is whether any GPU anywhere holds a pod with the demand's affinity label.
     """
@@ -72,7 +72,7 @@ def _best(demand: Demand, nodes: Sequence[NodeGpus], has_friends: bool, rank: in
     """Return the smallest choice of at most `most` pods up to class `rank`."""
     budget = StepBudget(SEARCH_STEPS)
     best: Choice | None = None
-    # Where fewer may do comes first, so that most nodes of a full cluster need no search at all.
+    # Nodes on which fewer may do come first, so that most nodes of a full cluster need no search at all.
     bounds = [(_at_least(demand, node, rank), index) for index, node in enumerate(nodes)]
     for bound, index in sorted(bounds):
         if bound > most:
@@ -85,7 +85,7 @@ def _best(demand: Demand, nodes: Sequence[NodeGpus], has_friends: bool, rank: in
 
 
 def _at_least(demand: Demand, node: NodeGpus, rank: int) -> int:
-    """Return a number of victims that no choice on the node can go below; beyond all where none can be taken.
+    """Return a number of victims that no choice on the node can go below; beyond all if none can be taken.
 
     Told by the largest slice alone, as if every victim on a GPU gave as much as the one that gives most there.
     """
@@ -176,7 +176,7 @@ class _Node:
                 yield from self._assignments(index + 1, (*targets, column), gone | must_go, most)
 
     def _required(self, column: int, piece: Slice, targets: tuple[int, ...]) -> frozenset[str] | None:
-        """Return who must leave a GPU for a slice to come, None where the slice cannot go there at all."""
+        """Return who must leave a GPU for a slice to come, None if the slice cannot go there at all."""
         gpu = self.gpus[column]
         here = [self.demand.slices[i] for i, target in enumerate(targets) if target == column]
         if piece.whole:
@@ -191,7 +191,7 @@ class _Node:
         return self.must_go[gpu.uuid][piece.whole] if fits else None
 
     def _must_go(self, gpu: Gpu, *, whole: bool) -> frozenset[str] | None:
-        """Return whom a slice cannot sit beside on `gpu`, None where one of them may not be taken."""
+        """Return the pods that a slice cannot share `gpu` with, None if one of them may not be taken."""
         demand, here = self.demand, self.on[gpu.uuid]
         empty = whole or demand.alone
         if demand.affinity and not whole:

@@ -35,7 +35,7 @@ class Agents:
     def __init__(self, context: Context) -> None:
         self._client = cluster(context, ANSWER_SECONDS)
         self.silent: dict[str, str] = {}
-        """By node, why its agent told nothing, as last asked."""
+        """By node, why its agent did not answer when it was last asked."""
 
     def ask(self, nodes: Sequence[Object]) -> dict[str, list[SeatUse]]:
         """Return the seats of each node whose agent answers."""

@@ -58,7 +58,7 @@ def set_parent(
 ) -> None:  # fmt: skip
     """Make the team NAME with a budget of AMOUNT (for example 200h) per period, or give it another one.
 
-    A new one has monthly periods in UTC where no others are named. Of one that is there, what is not named stays as it
+    A new one has monthly periods in UTC if no others are named. Of one that is there, what is not named stays as it
     is, and what the running period has used counts on.
     """
     client, named = timekeeper(context), rule_of(amount, **rule)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from slicekeeper.config.chart import value_of
 
 _UPGRADE: Final = "UPGRADE"
-"""Stands for the command that applies the chart again."""
+"""Placeholder for the command that applies the chart again."""
 
 
 @dataclass(frozen=True)

@@ -392,7 +392,7 @@ class PolicyFile:
     """The book in force, kept up to date by a thread that looks at the file."""
 
     def __init__(self, settings: PolicySettings, last: PolicyBook | None = None) -> None:
-        """Read the file; where it is broken, `last` stays in force.
+        """Read the file; if it is broken, `last` stays in force.
 
         Raises SettingsError if the file is broken and there is no `last`.
         """

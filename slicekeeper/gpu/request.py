@@ -42,7 +42,7 @@ class GpuRequest:
 
     `core` is percent of one GPU, 1…99, or n × 100 for n whole GPUs. `memory_blocks` counts blocks of 256 MiB
     and is None if whole GPUs were asked without it. `limit` is the elastic ceiling in percent, None for
-    whole GPUs and where neither the user nor the webhook has set one.
+    whole GPUs and if neither the user nor the webhook has set one.
     """
 
     container: str
@@ -296,7 +296,7 @@ class _Reader:
         return as_map(declared.get("limits")).get(resource, as_map(declared.get("requests")).get(resource))
 
     def asks_none(self, container: Mapping[str, Any]) -> bool:
-        """Whether a container has 0 of all that it names: the webhook writes so where a LimitRange has defaults."""
+        """Whether a container has 0 of all that it names: the webhook writes so if a LimitRange has defaults."""
         named = (self.declared(container, resource) for resource in (self.resources.core, self.resources.memory))
         return all(amount is None or is_zero(amount) for amount in named)
 

@@ -130,7 +130,7 @@ class Watch:
             self._version,
             label_selector=self._labels,
             field_selector=self._fields,
-            # Where nothing happens nothing comes, no bookmark either. So only a watch that was to end by now tells that
+            # If nothing happens nothing comes, not even a bookmark. So only a watch that was to end by now tells that
             # the server is frozen, or that the other end is gone. Not all clients at once.
             seconds=self._random.randint((self._longest + 1) // 2, self._longest),
             grace_seconds=self._grace,

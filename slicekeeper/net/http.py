@@ -36,7 +36,7 @@ class TokenFile:
             if stamp != self._stamp:
                 self._token, self._stamp = self._file.read_text("ascii").strip(), stamp
         except (OSError, UnicodeDecodeError):
-            pass  # the last token may still be good; the server says so where it is not
+            pass  # the last token may still be good; the server says so if it is not
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
 

@@ -240,7 +240,7 @@ class _Page(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _ByApiServer:
-    """Tells what an API server says by itself, where it offers no timekeeper or reaches none, in plainer words."""
+    """Says in plainer words what an API server answers by itself if it offers no timekeeper or reaches none."""
 
     def __init__(self, http: JsonClient) -> None:
         self._http = http

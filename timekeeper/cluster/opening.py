@@ -151,7 +151,7 @@ class Intake:
         return metering.quota_of(quotas, self._settings.resources)
 
     def _look_at(self, node: str) -> bool:
-        """Ask for a node whose GPUs the watch has not brought; return whether it told anything new."""
+        """Ask for a node whose GPUs the watch has not brought; return whether that brought anything new."""
         try:
             self._nodes.on_event("MODIFIED", self._client.get(NODES, node))
         except NotFound:

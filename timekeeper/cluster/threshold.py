@@ -54,7 +54,7 @@ def next_crossing(position: Position, state: BudgetState, percents: Iterable[int
 
 
 class Thresholds:
-    """What was told, and when to look again. Used by the controller's one thread; the ledger outlives it."""
+    """What was announced, and when to look again. Used by the controller's one thread; the ledger outlives it."""
 
     def __init__(self, client: KubeClient, clock: Clock, books: Books, uid_of: Callable[[str], str | None]) -> None:
         self._client = client

@@ -108,7 +108,7 @@ class BudgetLine:
     """One budget's passage along the time line.
 
     A window is a stretch in which allowances don't change. Within it only the sum of the rates is followed, as whole
-    parts of a GPU-millisecond, rounded up; the pods' rounded charges are added up where that sum comes near what is
+    parts of a GPU-millisecond, rounded up; the pods' rounded charges are added up when that sum comes near what is
     left, and when the window closes. So a boundary costs little, however many pods run.
     """
 

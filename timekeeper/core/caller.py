@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks. `pod_uid` is empty if it is no pod's own token; `extra` is what the authenticator said besides."""
+    """Who asks. `pod_uid` is empty if it is no pod's own token; `extra` is what else the authenticator said."""
 
     name: str
     operator: bool = False

@@ -99,7 +99,7 @@ def end_of(pod: Mapping[str, Any], holders: Collection[str], start: Instant, *, 
     """Return when the interval closed; None while it is open or its record does not say yet.
 
     `holders` are the containers that hold GPUs. `final` says that the record will not change any more, so a deletion
-    counts although the containers' end was never told. What it returns is what the record says: see `credible`.
+    counts although the containers' end was never recorded. What it returns is what the record says: see `credible`.
     """
     found = _ended(pod, holders, final=final)
     return None if found is None else End(max(found.at, start), found.source)

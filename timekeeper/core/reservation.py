@@ -124,7 +124,7 @@ _MOST_TURNS: Final = 200
 
 @dataclass(frozen=True)
 class Gap:
-    """Where, from when on and by how much what is set aside is not covered."""
+    """In which budget, from when on and by how much what is set aside is not covered."""
 
     budget: AccountId
     at: Instant
@@ -138,7 +138,7 @@ def gap(
     budgets: Collection[AccountId],
     now: Instant,
 ) -> Gap | None:
-    """Return where what is set aside in some budgets and below them stops being covered; None: not before its end."""
+    """Return the first gap in what covers GPU time set aside in some budgets and below them; None: there is none."""
     claims: dict[AccountId, list[Claim]] = {}
     for one in asides:
         if one.claim is not None:

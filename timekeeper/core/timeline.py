@@ -244,7 +244,7 @@ class _Run:
             if not crossings:
                 break
             self._go(min(crossings))
-            # All that are used up turn: one that turns takes its time out of those above, where it would show no more.
+            # All that are used up change state now: each takes its time out of those above, which then do not show it.
             for line in [line for line in self._order if line.used_up()]:
                 self._turn_over(line, exhausted=True)
             for line in self._order if self.at < to else ():

@@ -107,7 +107,7 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
 
 
 def _late(report: UsageReport, mark: Watermark) -> tuple[Outcome, str, None]:
-    """Judge a report at or behind the watermark: it may only say less than what is known."""
+    """Judge a report at or behind the watermark: it may only say what is known, or less."""
     if report.used_ms is not None and mark.used_ms is not None and report.used_ms > mark.used_ms:
         return "refused", RAN_BACKWARDS, None
     return "duplicate", "", None

@@ -19,7 +19,7 @@ from timekeeper.store import reservations as store
 
 
 def gap_of_withdrawal(books: Books, session: Session, budget: AccountId, now: Instant) -> Gap | None:
-    """Return where what is set aside in a budget and below it is not covered, after something was taken out."""
+    """Return the gap in what covers the GPU time set aside in a budget and below it, after something was taken out."""
     tree = memberships.tree(session, [budget], IN_FORCE)
     asides = store.asides(session, tree.keys, now)
     return (
@@ -37,6 +37,6 @@ def gap_in(
     budgets: Collection[AccountId],
     now: Instant,
 ) -> Gap | None:
-    """Return where what is set aside in some budgets of a tree, and below them, stops being covered."""
+    """Return the first gap in what covers the GPU time set aside in some budgets of a tree, and below them."""
     forest = Forest(timelines.records(session, tree.keys, max(s.at for s in states.values()), carry=False), tree.links)
     return gap({key: states[key] for key in tree.keys}, forest, asides, budgets, now)

@@ -214,7 +214,7 @@ def outcome_of(row: Reservation, now: Instant) -> str:
 
 
 def _check(books: Books, session: Session, more: Aside, now: Instant) -> tuple[int, Gap | None]:
-    """Settle a budget, and return what it may set aside, and where `more` would not be covered until its end.
+    """Settle a budget, and return what it may set aside, and the gap in covering `more` until its end.
 
     The row of its root moves, so two cannot both have the same.
     """

@@ -144,7 +144,7 @@ def _balances(session: Session, place: BudgetAccount) -> Iterator[str]:
 
 
 def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, BudgetAccount], *, carry: bool) -> Iterator[str]:
-    """Yield where what is booked, or an anchor, does not follow from the records of what was ever settled together."""
+    """Yield each booking and anchor that does not follow from the records of what was ever settled together."""
     settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
     kept = _anchors(session, tree)
     booked = _InOrder(bookings.standing_in_order(session, tree.keys))

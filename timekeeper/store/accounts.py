@@ -152,7 +152,7 @@ def settled_after(session: Session, cluster: str, at: Instant) -> list[AccountId
 
 
 def touch(session: Session, key: AccountId) -> None:
-    """Note that what others hold is old; any other writer waits, or has lost, from here on."""
+    """Record that what other processes know of it is old; from here on any other writer waits, or has lost."""
     session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))
 
 

@@ -60,7 +60,7 @@ def page(
 
 
 def broken(session: Session) -> Iterator[str]:
-    """Yield where the chain does not hold."""
+    """Yield each break in the chain."""
     previous = FIRST
     for row in session.scalars(select(AuditRecord).order_by(AuditRecord.id).execution_options(yield_per=1000)):
         values = {key: getattr(row, key) for key in ("at", "cluster", "actor", "action", "namespace", "detail")}

@@ -255,7 +255,7 @@ class Caused:
     pod_name: str
     """Empty if it is of no pod."""
     ended: str
-    """Where the posting ends with its pod: which source said so."""
+    """Which source said so, if the posting ends with its pod."""
 
 
 def causes(session: Session, namespace: AccountId, after: Instant, at: Instant) -> Iterator[Caused]:

@@ -84,7 +84,7 @@ class Protocol(ASGIProtocol):
             self._request_ready.set()
 
     def expire_body(self) -> None:
-        """Have the application told that the rest of the body does not come."""
+        """Let the application know that the rest of the body does not come."""
         self._body_receiver._body_wait_expired = True
         self._body_receiver._wake_waiter()
 

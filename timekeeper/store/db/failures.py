@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an error of a database means for who met it: lost against another transaction, no server, no room."""
+"""What an error of a database means for its caller: lost against another transaction, no server, no room."""
 
 from __future__ import annotations
 

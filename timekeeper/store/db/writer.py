@@ -127,7 +127,7 @@ class Writer:
             connection.close()
 
     def _commit(self, batch: list[Handed]) -> None:
-        """Commit a batch, as one if that succeeds, and tell who waits."""
+        """Commit a batch, as one if that succeeds, and wake those that wait."""
         attempts = Retrying(
             retry=retry_if_exception(may_succeed_later),
             stop=lambda state: _enough(state, len(batch)),
@@ -149,7 +149,7 @@ class Writer:
                     handed.future.set_exception(error)
 
     def _try(self, batch: Sequence[Handed], *, queued: bool) -> None:
-        """Run and commit a batch once. Errors that are a change's own go to who handed it in."""
+        """Run and commit a batch once. Errors that are a change's own go to its caller."""
         groups = _together(batch)
         if len(groups) == 1:
             self._try_alone(groups[0], queued=queued)
