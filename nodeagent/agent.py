@@ -12,23 +12,23 @@ from prometheus_client import REGISTRY, Gauge, make_wsgi_app
 
 from nodeagent.arbiter import Arbiter
 from nodeagent.audit import Audit
-from nodeagent.booking import SeatRefused
 from nodeagent.cdi import SeatFiles
 from nodeagent.cdi_probe import CdiProbe
+from nodeagent.entitlement import SeatRefused
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
-from nodeagent.live import Live
+from nodeagent.live_seats import Live
 from nodeagent.metrics import ShareMetrics, StrayMetrics
 from nodeagent.node_pods import NodePods
-from nodeagent.offer import OwnGpus, gpu_of
+from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.publisher import GpuPublisher
+from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares
 from nodeagent.shipped import limiter
-from nodeagent.store import SeatStore
 from nodeagent.usage import UsageFiles
-from nodeagent.whole import WholeGpus
+from nodeagent.whole_gpus import WholeGpus
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy import PolicyBook, PolicyFile
 from slicekeeper.config.settings import Settings

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
-from nodeagent.booking import holds, may_start
+from nodeagent.entitlement import holds, may_start
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import KnownPods
 from slicekeeper import threads

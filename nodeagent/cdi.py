@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import msgspec
 
-from nodeagent.booking import SeatRefused
+from nodeagent.entitlement import SeatRefused
 from nodeagent.first_read import FirstRead
 from nodeagent.gpus import GpuSource
 from nodeagent.host_cdi import Edits, joined, own_files
+from nodeagent.seat_store import Seat, replace_file
 from nodeagent.shipped import mount
-from nodeagent.store import Seat, replace_file
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from nodeagent.first_read import FirstRead
 from nodeagent.host_cdi import OLDEST_VERSION, own_files
-from nodeagent.store import replace_file
+from nodeagent.seat_store import replace_file
 
 log = logging.getLogger(__name__)
 

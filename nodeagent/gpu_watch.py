@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from nodeagent.booking import holds, may_start
+from nodeagent.entitlement import holds, may_start
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
 from slicekeeper import threads

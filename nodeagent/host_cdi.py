@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import yaml
 
-from nodeagent.booking import SeatRefused
+from nodeagent.entitlement import SeatRefused
 
 KIND: Final = "nvidia.com/gpu"
 OLDEST_VERSION: Final = "0.6.0"

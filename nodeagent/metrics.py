@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterSeat
 from nodeagent.audit import Audit
 from nodeagent.gpus import GpuSource
-from nodeagent.live import Live
-from nodeagent.store import Seat, SeatStore
+from nodeagent.live_seats import Live
+from nodeagent.seat_store import Seat, SeatStore
 
 LABELS: Final = ("gpu", "UUID", "modelName", "Hostname", "namespace", "pod", "container")
 

@@ -22,7 +22,7 @@ import pynvml
 
 from nodeagent.health import Told, judge, judge_xid
 from nodeagent.host_cdi import Devices, Edits
-from nodeagent.store import replace_file
+from nodeagent.seat_store import replace_file
 from slicekeeper.gpu.inventory import Gpu
 
 log = logging.getLogger(__name__)

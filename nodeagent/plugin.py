@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from nodeagent.booking import SeatRefused
+from nodeagent.entitlement import SeatRefused
 from nodeagent.protocol import (
     DEVICE_PLUGIN_SERVICE,
     GET_ALLOCATABLE_RESOURCES,

@@ -17,12 +17,12 @@ from collections.abc import Callable
 import msgspec
 
 from nodeagent.arbiter import ArbiterAway, ArbiterRefused
-from nodeagent.booking import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
 from nodeagent.cdi import SeatFiles
+from nodeagent.entitlement import ContainerHold, SeatRefused, check, holds, may_start, slice_memory
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
+from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares
-from nodeagent.store import Seat, SeatStore
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError

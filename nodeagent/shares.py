@@ -16,7 +16,7 @@ import msgspec
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
 from nodeagent.node_pods import KnownPods
-from nodeagent.store import Seat, SeatStore
+from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Resources, Rule
 from slicekeeper.errors import RequestRefused

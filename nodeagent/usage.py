@@ -17,9 +17,9 @@ import msgspec
 from nodeagent.arbiter import Arbiter, ArbiterAway
 from nodeagent.cdi import SeatFiles
 from nodeagent.counts import Count, of_arbiter
-from nodeagent.live import Live
-from nodeagent.store import SeatStore
-from nodeagent.whole import WholeGpus
+from nodeagent.live_seats import Live
+from nodeagent.seat_store import SeatStore
+from nodeagent.whole_gpus import WholeGpus
 from slicekeeper import names, threads
 from slicekeeper.wire.usage import FILE, Counter, PodUsage
 

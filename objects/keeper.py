@@ -2,8 +2,8 @@
 """Brings ledger and objects into step by one look at both, whatever happened before.
 
 Nothing is remembered from one look to the next, so any of them may be cut short. Each write has what orders it (the
-object's UID and generation, `timekeeper.ledger.kept`; its resource version), so an operator that has not noticed yet
-that it lost the lease changes nothing that the other one has not. No object has a finalizer of ours: a
+object's UID and generation, `timekeeper.ledger.budget_object`; its resource version), so an operator that has not
+noticed yet that it lost the lease changes nothing that the other one has not. No object has a finalizer of ours: a
 namespace can be deleted while no operator runs. An object that is gone is found by what the ledger still has of it.
 """
 

@@ -19,11 +19,11 @@ from typing import Final
 
 import numpy as np
 
+from scheduler.gang_places import Muster, Near
+from scheduler.gang_turns import REST, Turns
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.nudge import Nudger
-from scheduler.seating import Muster, Near
 from scheduler.state import NoPlace, SchedulerState
-from scheduler.turns import REST, Turns
 from slicekeeper.clock import Clock
 
 log = logging.getLogger(__name__)

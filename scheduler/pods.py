@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from scheduler.beside import asked_by
+from scheduler.cpu_memory import asked_by
 from scheduler.placement.demand import Demand, demand_of
 from scheduler.placement.fleet import MIXED, GpuRow
 from slicekeeper import names

@@ -29,7 +29,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from scheduler.beside import Amount, Beside, entry_of, offered_by
+from scheduler.cpu_memory import Amount, Beside, entry_of, offered_by
+from scheduler.gang_places import Muster, Near, Trial, muster
+from scheduler.node_names import Roster
 from scheduler.nodefit import NodeFacts, admits, read_node
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Bools, Fleet, Ints
@@ -39,8 +41,6 @@ from scheduler.placement.policy import BestFit, Policy
 from scheduler.placement.prices import Prices, merged
 from scheduler.placement.survey import Survey, Why, best_of, explain, survey
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows, held_by, read_pod
-from scheduler.roster import Roster
-from scheduler.seating import Muster, Near, Trial, muster
 from slicekeeper import names as marks
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources

@@ -22,7 +22,7 @@ from webhook import mutation, readmission, validation
 from webhook.context import Case, ClassSource, ClusterContext, Standing
 from webhook.foreign.conversion import NOTHING, Conversion, convert
 from webhook.patch import apply, value_at
-from webhook.shape import malformed
+from webhook.pod_shape import malformed
 from webhook.sidecar_container import without_gpu
 
 __all__ = ["Admission", "Case", "Standing", "Verdict"]

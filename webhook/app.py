@@ -29,9 +29,9 @@ from webhook import metrics
 from webhook.admission import Admission
 from webhook.context import Case
 from webhook.decisions import Decisions
-from webhook.flips import FlipBoard
 from webhook.large_reviews import LARGE_BYTES, LargeReviews, TooComplex, Turn
 from webhook.last_decisions import LastDecisions
+from webhook.last_flip import FlipBoard
 from webhook.priority_classes import watch_classes
 from webhook.review import Answer, BadReview, Reviewer
 

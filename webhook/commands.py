@@ -18,9 +18,9 @@ from slicekeeper.config.policy import PolicyBook, read_book
 from slicekeeper.config.settings import Settings
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import offline
-from webhook.flips import FlipBoard
 from webhook.large_reviews import Turn
 from webhook.last_decisions import LastDecisions
+from webhook.last_flip import FlipBoard
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a webhook that is to stop answers on idle connections: the API server may just be sending on one."""

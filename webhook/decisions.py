@@ -22,8 +22,8 @@ from slicekeeper.config.settings import WebhookSettings
 from slicekeeper.errors import ServiceError
 from slicekeeper.wire.timekeeper import Decision, DecisionList
 from webhook.context import Standing
-from webhook.flips import FlipBoard
 from webhook.last_decisions import LastDecisions
+from webhook.last_flip import FlipBoard
 
 log = logging.getLogger(__name__)
 

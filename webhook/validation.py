@@ -30,7 +30,7 @@ from slicekeeper.untyped import as_list, as_map, show
 from webhook import escapes, legacy_runtime
 from webhook.context import Case, ClusterContext
 from webhook.mutation import DEFAULT_SCHEDULER, PRELOAD
-from webhook.shape import malformed
+from webhook.pod_shape import malformed
 from webhook.sidecar_container import covers, is_ours
 
 _MIRROR: Final = "kubernetes.io/config.mirror"

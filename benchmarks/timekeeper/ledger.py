@@ -39,7 +39,7 @@ from timekeeper.core.caller import OPERATOR  # noqa: E402
 from timekeeper.ledger import intake  # noqa: E402
 from timekeeper.ledger.books import Books  # noqa: E402
 from timekeeper.ledger.intake import Closing, Opening  # noqa: E402
-from timekeeper.ledger.report import take  # noqa: E402
+from timekeeper.ledger.usage_report import take  # noqa: E402
 from timekeeper.ledger.verify import verify  # noqa: E402
 from timekeeper.store.db import migrate  # noqa: E402
 from timekeeper.store.db.database import Database  # noqa: E402

@@ -14,13 +14,13 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final
 
+from scheduler.gang_places import Muster
 from scheduler.placement.demand import Demand
 from scheduler.placement.policy import Policy
 from scheduler.pods import Pod
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.picture import Picture
-from scheduler.seating import Muster
 from scheduler.state import HoldKind, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock

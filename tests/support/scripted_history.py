@@ -37,7 +37,7 @@ from timekeeper.ledger.budget import follow_policy, set_budget, set_status
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import NamespaceRef, Order
-from timekeeper.ledger.report import take
+from timekeeper.ledger.usage_report import take
 from timekeeper.ledger.verify import verify
 from timekeeper.store.db import migrate
 from timekeeper.store.db.database import Database

@@ -18,7 +18,7 @@ from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
-from timekeeper.ledger.kept import keeping
+from timekeeper.ledger.budget_object import keeping
 from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.standing import Position

@@ -26,10 +26,10 @@ from timekeeper.api.handlers import (
     original,
     parent,
     rate,
-    report,
     reservation,
     statement,
     usage,
+    usage_report,
     workload,
 )
 from timekeeper.api.schemas.audit import AuditList
@@ -69,7 +69,7 @@ class Route:
     @property
     def aggregated(self) -> bool:
         """Whether the API server offers it too. Only pods send reports, and only the operator says what objects say."""
-        ours = (report.taken, budget_object.put, budget_object.put_parent, budget_object.deleted)
+        ours = (usage_report.taken, budget_object.put, budget_object.put_parent, budget_object.deleted)
         return self.path.startswith(f"{PREFIX}/") and self.handler not in ours and not self.public
 
 
@@ -188,7 +188,8 @@ ROUTES: tuple[Route, ...] = (
           SealBody, query=_UID, problems=(404, 409)),
     Route("GET", f"{_NS}/statement", statement.statement, "What is booked in a period or any interval",
           wire.Statement, query=(*_UID, "from", "to", "format", *_PAGE), problems=(404,)),
-    Route("POST", "/api/v1/reports", report.taken, "One pod's usage counters", wire.ReportAnswer, wire.ReportBatch),
+    Route("POST", "/api/v1/reports", usage_report.taken, "One pod's usage counters",
+          wire.ReportAnswer, wire.ReportBatch),
     Route("GET", "/api/v1/workloads", workload.listed, "Pods as the ledger has them, newest first",
           wire.WorkloadList, query=("namespace", *_UID, *_PAGE), problems=(404,)),
     Route("GET", "/api/v1/usage", usage.listed, "GPU time held, used and not observed, by time", UsageList,

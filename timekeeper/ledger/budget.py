@@ -15,7 +15,7 @@ from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.rule import ANY_VERSION, Change, not_before, policy_rule, rule_detail, version_of
 from timekeeper.ledger.settlement import settle_in
-from timekeeper.store import accounts, budget_rules, kept
+from timekeeper.store import accounts, budget_objects, budget_rules
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.budget_rules import Status
 
@@ -51,7 +51,7 @@ def refuse_kept(session: Session, place: BudgetAccount, *, what: str = "budget")
 
     Raises BudgetKept if one keeps the budget; its `parent` is what an object need not say.
     """
-    found = kept.keeping(session, [place.id]).get(place.id)
+    found = budget_objects.keeping(session, [place.id]).get(place.id)
     if found is None or (what == "parent" and found.parent is None):
         return
     theirs = place.kind == "namespace"

@@ -21,9 +21,9 @@ from nodeagent.cdi import SeatFiles
 from nodeagent.fake import install
 from nodeagent.host_cdi import Edits
 from nodeagent.plugin import PodResources, SeatPlugin
+from nodeagent.seat_store import SeatStore
 from nodeagent.seats import Seats
 from nodeagent.shares import Shares
-from nodeagent.store import SeatStore
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Unavailable

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from support.vcuda_programs import built
 
-from nodeagent.booking import SeatRefused
 from nodeagent.cdi import SeatFiles
+from nodeagent.entitlement import SeatRefused
 from nodeagent.fake import FakeDevices
 from nodeagent.first_read import FirstRead
 from nodeagent.host_cdi import Edits, HostCdi, joined
 from nodeagent.nvml import NvmlGpus
+from nodeagent.seat_store import Seat
 from nodeagent.shipped import limiter
-from nodeagent.store import Seat
 
 NVIDIA = {
     "cdiVersion": "0.5.0",

@@ -67,7 +67,7 @@ def test_it_says_where_it_is_asked_and_that_it_stops(made: Any) -> None:
 
 def test_it_says_what_it_finds_of_the_machine(made: Any) -> None:
     api, found = _Api(), [Machine(driver_trouble="Driver Not Loaded")]
-    publisher = Publisher(api, "node-1", made(0), Resources(), 1.0, look=lambda: found[0])  # type: ignore[arg-type]
+    publisher = GpuPublisher(api, "node-1", made(0), Resources(), 1.0, look=lambda: found[0])  # type: ignore[arg-type]
     publisher.reconcile()
     assert machine.of_node(api.node) == found[0]
     assert not publisher.reconcile()

@@ -20,11 +20,11 @@ from nodeagent import shares as module
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused
 from nodeagent.counts import Count
 from nodeagent.host_cdi import HostCdi
-from nodeagent.live import Live
+from nodeagent.live_seats import Live
 from nodeagent.metrics import ShareMetrics
 from nodeagent.nvml import NvmlGpus
+from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares, policy
-from nodeagent.store import Seat, SeatStore
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 

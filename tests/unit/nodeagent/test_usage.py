@@ -20,12 +20,12 @@ from support.vcuda_programs import built
 from nodeagent.arbiter import Arbiter
 from nodeagent.cdi import SeatFiles
 from nodeagent.host_cdi import HostCdi
-from nodeagent.live import Live
+from nodeagent.live_seats import Live
 from nodeagent.nvml import NvmlGpus
+from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares
-from nodeagent.store import Seat, SeatStore
 from nodeagent.usage import UsageFiles
-from nodeagent.whole import WholeGpus
+from nodeagent.whole_gpus import WholeGpus
 from sidecar.epoch import EpochCounter
 from sidecar.usage import FileUsage, UsageReading
 from slicekeeper import names

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.booking import may_start
+from nodeagent.entitlement import may_start
 from scheduler.placement.policies import Learner
 from scheduler.state import HoldKind, SchedulerState
 from slicekeeper import names

@@ -16,7 +16,7 @@ from slicekeeper.wire.timekeeper import UsageReport
 from timekeeper.core.caller import OPERATOR
 from timekeeper.core.refusal import BalanceInsufficient, Conflicting
 from timekeeper.core.reservation import Need
-from timekeeper.ledger import intake, movement, report, reservation
+from timekeeper.ledger import intake, movement, reservation, usage_report
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import NamespaceRef, Order
@@ -183,7 +183,7 @@ def test_batches_and_single_reports_about_the_same_pods_leave_the_newest(databas
             seq = 1 + turn * clients + number
             about = chance.sample(pods, len(pods)) if number else chance.sample(pods, 10)
             outcomes |= {
-                one.outcome for one in report.take(books.database, OPERATOR, [told(u, seq) for u in about], NOW)
+                one.outcome for one in usage_report.take(books.database, OPERATOR, [told(u, seq) for u in about], NOW)
             }
         return outcomes
 

@@ -22,7 +22,7 @@ from timekeeper.core.usage import SILENCE_MS, HourUsed, Watermark, advance, in_t
 from timekeeper.ledger import intake, retention, seal
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing, Opening
-from timekeeper.ledger.report import take
+from timekeeper.ledger.usage_report import take
 from timekeeper.ledger.verify import verify
 from timekeeper.store import usage, watermarks, workloads
 from timekeeper.store.db.database import Database

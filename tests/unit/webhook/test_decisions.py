@@ -13,8 +13,8 @@ from slicekeeper.errors import Unavailable
 from slicekeeper.wire.timekeeper import Decision, DecisionList, State
 from webhook.context import Standing
 from webhook.decisions import Decisions
-from webhook.flips import FlipBoard
 from webhook.last_decisions import LastDecisions
+from webhook.last_flip import FlipBoard
 
 POLICY = NamespacePolicy()
 

@@ -12,9 +12,9 @@ from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
 from timekeeper.api.service import Service, service
 from timekeeper.core.caller import Caller
-from timekeeper.ledger import kept
-from timekeeper.ledger.kept import Desired
-from timekeeper.store.kept import Kept
+from timekeeper.ledger import budget_object
+from timekeeper.ledger.budget_object import Desired
+from timekeeper.store.budget_objects import Kept
 
 _RIGHT = "objects"
 
@@ -24,7 +24,7 @@ def put(namespace: str) -> Response:
     it = service()
     caller = it.allow("update", "", _RIGHT)
     whose = NamespaceHolder(it, requests.namespace(namespace))
-    kept.keep(it.books, whose.place(), _desired(it, requests.body(ObjectBody), caller))
+    budget_object.keep(it.books, whose.place(), _desired(it, requests.body(ObjectBody), caller))
     return budget_answer.changed(whose)
 
 
@@ -34,7 +34,7 @@ def put_parent(parent: str) -> Response:
     caller = it.allow("update", "", _RIGHT)
     whose = holder(it, parent=parent)
     given = requests.body(ParentObjectBody)
-    kept.keep_parent(it.books, parent, given.kind, _desired(it, given, caller))
+    budget_object.keep_parent(it.books, parent, given.kind, _desired(it, given, caller))
     return budget_answer.changed(whose)
 
 
@@ -46,7 +46,7 @@ def deleted(**path: str) -> Response:
     uid = requests.plain("object", 64)
     if not uid:
         raise Problem(422, "query-invalid", "object: name the UID of the object, as in object=…", "object")
-    kept.release(it.books, whose.place(), uid, actor=caller.name, now=it.clock.now_ms())
+    budget_object.release(it.books, whose.place(), uid, actor=caller.name, now=it.clock.now_ms())
     return budget_answer.changed(whose)
 
 

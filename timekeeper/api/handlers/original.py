@@ -8,7 +8,7 @@ import uuid
 from flask import Response
 
 from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
-from timekeeper.api import requests, speaker
+from timekeeper.api import reporter, requests
 from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.original import IncreaseBody, OriginalBudget, SignOfLife, Terminate
@@ -39,7 +39,7 @@ def _answer(it: Service, name: str) -> Response:
 def report(namespace: str) -> Response:
     """Take a sign of life; it charges nothing."""
     it, name = service(), requests.namespace(namespace)
-    caller = speaker.speaker(it)
+    caller = reporter.reporter(it)
     given = requests.body(SignOfLife)
     if not caller.operator and (caller.namespace, caller.pod_name) != (name, given.pod_name):
         raise Problem(403, "wrong-pod", "a pod may report only for itself", "pod_name")
@@ -48,7 +48,7 @@ def report(namespace: str) -> Response:
         raise Problem(404, "pod-unknown", f"no GPU pod {given.pod_name} is known in {name}", "pod_name")
     uid, now = pod["metadata"]["uid"], it.clock.now_ms()
     it.books.database.write(lambda session: workloads.heard(session, uid, now))
-    return requests.answer(Terminate(speaker.may_leave(it, {uid})))
+    return requests.answer(Terminate(reporter.may_leave(it, {uid})))
 
 
 def increase(namespace: str) -> Response:

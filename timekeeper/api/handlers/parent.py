@@ -16,7 +16,7 @@ from timekeeper.api.service import service
 from timekeeper.api.views import budget
 from timekeeper.api.views.state import TRIES, state_name
 from timekeeper.ledger import hierarchy, reservation
-from timekeeper.ledger.kept import keeping
+from timekeeper.ledger.budget_object import keeping
 from timekeeper.store import bookings
 
 _RIGHT = "parents"

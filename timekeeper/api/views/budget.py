@@ -14,7 +14,7 @@ from timekeeper.api.views.state import standing, state_name
 from timekeeper.core.period import bounds
 from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
-from timekeeper.store.kept import Kept
+from timekeeper.store.budget_objects import Kept
 
 
 def budget(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.beside import Beside, asked_by, entry_of, offered_by
+from scheduler.cpu_memory import Beside, asked_by, entry_of, offered_by
 
 
 def container(cpu=None, memory=None, **more):

@@ -22,9 +22,9 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, fall_back
 from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.standing import Position
-from timekeeper.store import accounts, kept
+from timekeeper.store import accounts, budget_objects
 from timekeeper.store.accounts import BudgetAccount, Kind
-from timekeeper.store.kept import Kept
+from timekeeper.store.budget_objects import Kept
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Ins
 
     def change(session: Session) -> bool:
         account = accounts.find(session, books.cluster, place.uid)
-        found = None if account is None else kept.last(session, account.id)
+        found = None if account is None else budget_objects.last(session, account.id)
         if account is None or found is None or found.uid != uid or found.released is not None:
             return False
         accounts.touch(session, account.id)
         ended = Kept(found.uid, found.created, found.generation, None, now)
-        kept.put(session, account.id, ended)
+        budget_objects.put(session, account.id, ended)
         detail = {"uid": uid, "generation": found.generation, "deleted": "true"}
         books.note(session, actor=actor, action="object", about=account, detail=detail, now=now)
         if account.kind == "namespace":
@@ -99,7 +99,7 @@ def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Ins
 def keeping(books: Books, positions: Sequence[Position]) -> dict[AccountId, Kept]:
     """Return the objects that keep some budgets now."""
     with books.database.reading() as session:
-        return kept.keeping(session, [position.account.id for position in positions])
+        return budget_objects.keeping(session, [position.account.id for position in positions])
 
 
 def _is_news(session: Session, account: BudgetAccount, state: Kept) -> bool:
@@ -108,7 +108,7 @@ def _is_news(session: Session, account: BudgetAccount, state: Kept) -> bool:
     Raises ObjectOutdated if it is late. If times cannot decide, as between two objects of one second, or for an object
     that was believed deleted, it is taken: the next look finds the one that is there, and nothing is stuck.
     """
-    found = kept.last(session, account.id)
+    found = budget_objects.last(session, account.id)
     if found is None:
         return True
     if found.uid == state.uid and found.generation == state.generation and found.released is None:
@@ -124,7 +124,7 @@ def _is_news(session: Session, account: BudgetAccount, state: Kept) -> bool:
 
 def _note(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
     accounts.touch(session, account.id)
-    kept.put(session, account.id, desired.kept)
+    budget_objects.put(session, account.id, desired.kept)
     detail = {"uid": desired.kept.uid, "generation": desired.kept.generation}
     books.note(session, actor=desired.actor, action="object", about=account, detail=detail, now=desired.now)
 

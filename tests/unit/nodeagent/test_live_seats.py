@@ -10,8 +10,8 @@ import pytest
 
 from nodeagent.arbiter import ArbiterGpu, ArbiterSeat, Telemetry
 from nodeagent.counts import of_arbiter
-from nodeagent.live import OLD_SECONDS, SAMPLES, Live
-from nodeagent.store import Seat, SeatStore
+from nodeagent.live_seats import OLD_SECONDS, SAMPLES, Live
+from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names
 from slicekeeper.wire.node import NodeSeats, SeatUse
 

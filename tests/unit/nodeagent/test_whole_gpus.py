@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cdi import SeatFiles
-from nodeagent.store import Seat
-from nodeagent.whole import LONGEST_US, WholeGpus
+from nodeagent.seat_store import Seat
+from nodeagent.whole_gpus import LONGEST_US, WholeGpus
 
 STEP = 200_000
 """Microseconds from sample to sample."""

@@ -17,7 +17,7 @@ import msgspec
 from nodeagent.cdi import SeatFiles
 from nodeagent.counts import Count
 from nodeagent.gpus import GpuSource
-from nodeagent.store import Seat
+from nodeagent.seat_store import Seat
 from slicekeeper.units import CORES_PER_GPU
 
 log = logging.getLogger(__name__)

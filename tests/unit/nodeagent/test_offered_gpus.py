@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.small_cluster import SmallCluster, small_cluster
 
-from nodeagent import offer as module
-from nodeagent.offer import OwnGpus, gpu_of
+from nodeagent import offered_gpus as module
+from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources
 from nodeagent.publisher import GpuPublisher
 from slicekeeper.config.settings import Resources

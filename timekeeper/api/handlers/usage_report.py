@@ -8,9 +8,9 @@ from flask import Response
 from slicekeeper.wire.timekeeper import ReportAnswer, ReportBatch
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
+from timekeeper.api.reporter import may_leave, reporter
 from timekeeper.api.service import service
-from timekeeper.api.speaker import may_leave, speaker
-from timekeeper.ledger.report import take
+from timekeeper.ledger.usage_report import take
 
 MOST_AT_ONCE = 1_000
 
@@ -18,7 +18,7 @@ MOST_AT_ONCE = 1_000
 def taken() -> Response:
     """Take in one pod's reports."""
     it = service()
-    caller = speaker(it)
+    caller = reporter(it)
     given = requests.body(ReportBatch)
     if len(given.reports) > MOST_AT_ONCE:
         raise Problem(422, "batch-too-large", f"send at most {MOST_AT_ONCE} reports at once", "reports")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import roster
-from scheduler.roster import Roster
+from scheduler import node_names
+from scheduler.node_names import Roster
 from scheduler.wire import BadRequest
 
 NAMES = st.lists(st.text("ab-.09", min_size=1, max_size=6) | st.text(min_size=1, max_size=300), unique=True)
@@ -41,7 +41,7 @@ def test_every_spelling_of_a_list_gives_the_rows_of_its_names(names, data):
 
 
 def test_names_of_one_hash_are_told_apart(monkeypatch):
-    monkeypatch.setattr(roster, "_FACTOR", np.uint64(0))
+    monkeypatch.setattr(node_names, "_FACTOR", np.uint64(0))
     names = ["a", "b", "c"]
     check(names, names, orjson.dumps(names))
 

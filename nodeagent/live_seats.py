@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from nodeagent.counts import Count
-from nodeagent.store import Seat, SeatStore
+from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.wire.node import NodeSeats, SeatUse
 

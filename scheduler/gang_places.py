@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler.node_names import Roster
 from scheduler.nodefit import NodeFacts, admits
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Bools, Fleet
@@ -16,7 +17,6 @@ from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
 from scheduler.placement.survey import Survey
 from scheduler.pods import Gang, Hold, Pod, chosen_hold, gpu_rows
-from scheduler.roster import Roster
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.untyped import as_list, as_map
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reports, and whether it may leave."""
+"""Who reports usage, and whether its sidecar may end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from timekeeper.core.caller import Caller
 from timekeeper.core.interval import others_ended
 
 
-def speaker(it: Service) -> Caller:
-    """Return who speaks: a pod, by a token that is bound to it, or the operator."""
+def reporter(it: Service) -> Caller:
+    """Return who reports: a pod, by a token that is bound to it, or the operator."""
     caller = it.caller()
     if not caller.pod_uid and not caller.operator:
         raise Problem(403, "token-not-bound", "a report needs a token that is bound to its pod")
@@ -18,6 +18,6 @@ def speaker(it: Service) -> Caller:
 
 
 def may_leave(it: Service, uids: set[str]) -> bool:
-    """Whether all other containers have ended, of every one of the pods."""
+    """Whether all other containers of the pods have ended."""
     pods = [it.controller.pods.find(uid) for uid in uids]
     return bool(pods) and all(pod is not None and others_ended(pod) for pod in pods)
