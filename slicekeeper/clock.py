@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one clock. Every part is given it; none reads the system's time itself.
+"""The one clock. It is handed to every part; none reads the system's time itself.
 
 Local mode runs time faster than the wall does: `origin` is the real instant from which time is scaled, and
 `speed` how many of our seconds pass in a real one. All processes with the same two settings agree.
@@ -22,7 +22,7 @@ SHORTEST_WAIT_SECONDS: Final = 0.05
 
 
 class Clock(Protocol):
-    """What a part may know of time."""
+    """What a part may know about time."""
 
     def now_ms(self) -> Instant:
         """Return the instant, in milliseconds since the epoch."""

@@ -102,7 +102,7 @@ class Gone(ServiceError):
 
 
 class Forbidden(ServiceError):
-    """401 or 403: who asked is unknown or may not do this."""
+    """401 or 403: the client is unknown or may not do this."""
 
     code = "forbidden"
 

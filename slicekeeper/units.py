@@ -19,7 +19,7 @@ GpuMilliseconds = NewType("GpuMilliseconds", int)
 NO_TIME: Final = GpuMilliseconds(0)
 
 EPOCH: Final = Instant(0)
-"""What holds from here on has always held."""
+"""The instant from which on something holds that has always held."""
 
 MIB_PER_BLOCK: Final = 256
 """`vcuda-memory` counts blocks of this many MiB."""

@@ -186,7 +186,7 @@ class KubeClient:
             yield _events(lines)
 
     def server_version(self) -> str:
-        """Return the API server's version, for example v1.36.3; what runs it may add to that."""
+        """Return the API server's version, for example v1.36.3; a distribution may add to that."""
         return str(self._object("GET", "/version").get("gitVersion", ""))
 
     def discover(self, api: str) -> Object:

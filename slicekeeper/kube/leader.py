@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leader election on a Lease (`coordination.k8s.io/v1`), by the algorithm of client-go's leaderelection.
 
-A candidate judges another's lease by its own clock alone: the lease has expired when it has not seen it change for
-the lease's duration. So clocks need not agree. A leader that cannot renew in time stops being one before
-anybody else may take over.
+A candidate judges another's lease by its own clock alone: the lease has expired if the candidate has not seen it
+change for the lease's duration. So clocks need not agree. A leader that cannot renew in time stops leading before any
+other may take over.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LeaderElection:
         return not self._stop.is_set() and time.monotonic() - self._renewed_at < self._duration * 2 / 3
 
     def start(self) -> None:
-        """Start to campaign, in a daemon thread."""
+        """Start trying to lead, in a daemon thread."""
         self._thread = threads.keep("leader-election", self._run, self._stop.is_set)
 
     def stop(self) -> None:
@@ -91,7 +91,7 @@ class LeaderElection:
             self._stop.wait(self._renew)
 
     def observe(self) -> None:
-        """Look at the lease: another's is known for dead the sooner."""
+        """Look at the lease, so that the end of another's is noticed sooner."""
         self._look(time.monotonic())
 
     def campaign(self) -> None:

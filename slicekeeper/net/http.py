@@ -90,7 +90,7 @@ class JsonClient:
 
     @contextmanager
     def stream(self, path: str, *, query: Mapping[str, str], read_timeout: float) -> Iterator[Iterator[bytes]]:
-        """Open a GET whose answer is lines that come as they happen; yields an iterator over them."""
+        """Open a GET whose answer is a stream of lines; yield an iterator over them."""
         timeout = urllib3.Timeout(connect=5.0, read=read_timeout)
         response = self._send("GET", path, query, None, "", None, preload=False, timeout=timeout)
         try:
@@ -155,7 +155,7 @@ def _lines(response: urllib3.BaseHTTPResponse, path: str) -> Iterator[bytes]:
 
 
 def _why(error: BaseException) -> str:
-    """Return what is at the bottom of an error, in the system's words: `Connection refused`."""
+    """Return the innermost cause of an error, in the system's words: `Connection refused`."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every server answers if it refuses: an RFC 9457 problem document, whose `code` is stable."""
+"""What every server answers when it refuses a request: an RFC 9457 problem document, whose `code` is stable."""
 
 from __future__ import annotations
 

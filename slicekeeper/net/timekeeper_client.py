@@ -165,7 +165,7 @@ class TimekeeperClient:
             yield from page.items
 
     def set_status(self, kind: type[B], name: str, status: str, reason: str) -> B:
-        """Suspend a budget, close it, or have it go on."""
+        """Suspend, close or reactivate a budget."""
         body = {"status": status, "reason": reason}
         return self._send("PUT", self._at(_WHOSE[kind], name, "status"), body, kind)
 

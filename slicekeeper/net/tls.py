@@ -33,7 +33,7 @@ class ClientCas:
 
     def __init__(self) -> None:
         self.trusted: frozenset[str] = frozenset()
-        """Their certificates (PEM). None: whoever shows a certificate is not let in."""
+        """Their certificates (PEM). None: a client that shows a certificate is not let in."""
 
     def trust(self, bundle: str) -> None:
         """Trust the CAs of a bundle (PEM) from the next handshake on.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node's agent answers at /seats: who holds which part of its GPUs, and what of that is used just now."""
+"""What a node's agent answers at /seats: which container holds what part of its GPUs, and uses how much of it."""
 
 from __future__ import annotations
 

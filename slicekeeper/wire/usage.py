@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node tells a pod's sidecar of the use of its GPUs: one file, replaced as a whole, with cumulative counters."""
+"""What a node tells a pod's sidecar about the use of its GPUs: one file of cumulative counters, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Counter(Wire, frozen=True, kw_only=True):
     used_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """GPU-milliseconds since the counter began; None: not known now."""
     life: str = ""
-    """Names the counter: one that starts again from zero has another."""
+    """Names the counter: one that starts again from zero has another name."""
     memory_mib: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Memory in use now, on all of its GPUs together; None: not known."""
 

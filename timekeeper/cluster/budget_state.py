@@ -2,7 +2,7 @@
 """Writes on pods whether their namespace is in budget or over it, whenever that changes.
 
 A namespace is looked at again when its account has changed or something in it falls due, and a pod when it has changed
-itself. Under `enforce` alone: otherwise the annotation stays what it was at admission.
+itself. Only under `enforce`: otherwise the annotation stays what it was at admission.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AGAIN_SECONDS: Final = 5.0
 
 
 class BudgetStates:
-    """The states that pods are to bear. Used by the controller's one thread."""
+    """The states that pods must have. Used by the controller's one thread."""
 
     def __init__(
         self, client: KubeClient, clock: Clock, books: Books, policy: PolicyFile, pods: Pods, gates: Gates,
@@ -84,7 +84,7 @@ class BudgetStates:
         return [name for name, state in self._states.items() if state == names.OVER_BUDGET]
 
     def look(self, now: Instant) -> None:
-        """Write the state on the pods that bear another one."""
+        """Write the state on the pods that have another one."""
         for position in self._books.positions():
             name = position.account.name
             seen = self._due.get(name)
@@ -109,7 +109,7 @@ class BudgetStates:
         self._changed.clear()
 
     def _wanted(self, pod: Object) -> str | None:
-        """Return the state that a pod is to bear: one for which GPU time is, or will be, set aside stays in budget."""
+        """Return the state that a pod must have: one for which GPU time is, or will be, set aside stays in budget."""
         wanted = self._states.get(namespace_of(pod))
         return names.IN_BUDGET if wanted and self._gates.keeps_in_budget(pod) else wanted
 

@@ -55,7 +55,7 @@ SHORTEST_PAUSE = 0.2
 
 KUBELET_MS = 300_000
 KUBELET_SECONDS = 10.0
-"""How long after a deletion's grace kubelet may still tell when the containers ended (our time, and real)."""
+"""How long after a deletion's grace kubelet may still report when the containers ended (our time, and real)."""
 
 RETRY_SECONDS = 1.0
 STUCK_SECONDS = 60.0
@@ -141,7 +141,7 @@ class Controller:
             watch.stop()
 
     def nudge(self) -> None:
-        """Have a look soon: a budget has changed."""
+        """Look soon, because a budget has changed."""
         self._wake.set()
 
     def namespace_uid(self, name: str) -> str:
@@ -249,7 +249,7 @@ class Controller:
         return max(min(dues, default=now + 3_600_000) - self._clock.now_ms(), 0) / 1000
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Note that a part of this look must be done again by the next one."""
+        """Remember that a part of this look must be done again by the next one."""
         _tell(what, error)
         self._failures.append(error)
 
@@ -296,7 +296,7 @@ class Controller:
         changed, done = self._to_gates
         self._to_gates = changed | there, done | set(settled)
         self._let_go.settle(settled)
-        if listed:  # after what was let go is booked: of that nothing need be guessed
+        if listed:  # after what was let go is booked, so that none of its ends is guessed
             self._look_for_absent(now)
 
     def _account(
@@ -336,7 +336,7 @@ class Controller:
         return {uid for uid in settled if uid in there}, settled
 
     def _again(self, uid: str, pod: Object, *, gone: bool) -> None:
-        """Have a pod looked at again soon."""
+        """Look at a pod again soon."""
         self._later[uid] = time.monotonic() + RETRY_SECONDS
         if gone:
             self.pods.mark([], [pod])
@@ -404,7 +404,7 @@ class Controller:
         return opening, Closing(uid, at, end.source, tuple(flags)), True
 
     def _overdue(self, pod: Object, now: Instant) -> bool:
-        """Whether kubelet has had its time to tell how a deleted pod ended."""
+        """Whether kubelet has had its time to report how a deleted pod ended."""
         uid, deletion = pod["metadata"]["uid"], interval.deleted_at(pod)
         if deletion is None or has_ended(pod):
             return deletion is not None
@@ -470,7 +470,7 @@ class Controller:
         self._to_label.clear()
 
     def _settle_due(self, now: Instant) -> None:
-        """Book what has fallen due, and have come back to now what was settled in the future."""
+        """Book what has fallen due, and settle again at the present what was settled in the future."""
         self._unsettled |= self._budget_states.fallen_due(now)
         settlement.settle(self._books, self._unsettled, now)
         self._unsettled.clear()
@@ -499,7 +499,7 @@ class Controller:
         return self._evictions.look(spent, self.pods.all, self._each)
 
     def _warn(self, now: Instant) -> Instant | None:
-        """Tell which thresholds were passed; return when the next one is due."""
+        """Announce which thresholds were crossed; return when the next one is due."""
         positions = [*self._books.positions(), *self._books.parents()]
         return self._thresholds.look(positions, self._policy.of, self._policy.book.default, now)
 

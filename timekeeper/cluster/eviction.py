@@ -31,7 +31,7 @@ AGAIN_SECONDS: Final = 5.0
 
 
 class Evictions:
-    """Who is to go, and who was tried of late. Used by the controller's one thread."""
+    """Which pods must go, and which were tried lately. Used by the controller's one thread."""
 
     def __init__(self, client: KubeClient, clock: Clock, books: Books) -> None:
         self._client = client
@@ -56,7 +56,7 @@ class Evictions:
         self, spent: Mapping[str, NamespacePolicy], pods: Callable[[], list[Object]],
         each: Callable[[list[Object], Callable[[Object], None]], None],
     ) -> Instant | None:  # fmt: skip
-        """Evict who is due in namespaces that have spent their budget; return when the next ones are."""
+        """Evict the pods that are due in namespaces that have spent their budget; return when the next ones are."""
         dues: list[Instant] = []
         over: dict[str, str] = {}
         now = self._clock.now_ms()

@@ -188,7 +188,7 @@ class Gates:
         return f"{needs} are set aside until it ends; what it does not use is returned then", False
 
     def _fits(self, place: NamespaceRef, need: Need) -> bool:
-        """Whether it is worth to ask: a look that finds nothing new must not write."""
+        """Whether a reservation is worth trying: a look that finds nothing new must not write."""
         position = self._position(place)
         if position is None:
             return True
@@ -202,7 +202,7 @@ class Gates:
         return position if position is not None and position.account.uid == place.uid else None
 
     def _explain(self, pod: Object, place: NamespaceRef, need: Need, needs: str, now: Instant) -> bool:
-        """Tell what is missing; return whether younger pods wait too."""
+        """Write an event with what is missing; return whether younger pods wait too."""
         position = self._position(place)
         if position is None:
             self._tell(pod, "missing", f"needs {needs}, more than the budget has")

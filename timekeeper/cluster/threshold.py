@@ -71,7 +71,7 @@ class Thresholds:
         self, positions: Iterable[Position], policy_of: Callable[[str], NamespacePolicy], of_parents: NamespacePolicy,
         now: Instant,
     ) -> Instant | None:  # fmt: skip
-        """Tell what was crossed; return when to look again. Parents have the thresholds of the policy's default."""
+        """Announce what was crossed; return when to look again. Parents have the thresholds of the policy's default."""
         dues: list[Instant] = []
         for position in positions:
             account = position.account

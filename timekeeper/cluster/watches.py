@@ -56,7 +56,7 @@ class Pods:
             return there, {uid: pod for uid, pod in gone.items() if uid not in self._pods}
 
     def mark(self, uids: Iterable[str], gone: Iterable[Object] = ()) -> None:
-        """Have pods looked at again."""
+        """Mark pods to be looked at again."""
         with self._lock:
             self._dirty |= set(uids)
             self._gone |= {pod["metadata"]["uid"]: pod for pod in gone}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure computation: values in, values out. No SQL, no client, no clock but the one that is given."""
+"""Pure computation: values in, values out. No SQL, no client; the time is a parameter."""

@@ -13,8 +13,8 @@ from timekeeper.core.record import Rule
 def period_around(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Instant]:
     """Return the start and end of the accounting period around an instant, under the rules of a namespace.
 
-    A rule of another calendar goes on with the period that runs, and ends it where its own calendar says so; one that
-    begins a period ends the one before where it begins.
+    A rule of another calendar goes on with the period that runs, and ends it when its own calendar says so. A rule that
+    begins a period ends the period before at its own beginning.
     """
     calendar = _calendar(rules[0])
     start = end = EPOCH

@@ -17,13 +17,13 @@ from timekeeper.core.period import bounds
 from timekeeper.core.record import AccountId, Claim, Debt, Grant, Posting, PostingKind, Records, Rule, Withdrawal
 
 _SCALE: Final = 2**40
-"""Parts of a GPU-millisecond in which what may have been spent is followed: integers, far cheaper than fractions."""
+"""Parts of a GPU-millisecond in which estimates are kept: integers are far cheaper than fractions."""
 
 
 class Bucket(msgspec.Struct):
     """An allowance and what is left of it. The period's is booked when the first pod may draw on it.
 
-    Of the period's less than nothing is left when its amount was lowered below what it has used.
+    What is left of a period's is below zero if its amount was lowered below what it has used.
     """
 
     key: str
@@ -33,11 +33,11 @@ class Bucket(msgspec.Struct):
     booked: bool
     priority: int = 0
     repaid: int = 0
-    """What was owed and the period has paid: it is owed again if the amount is lowered below it."""
+    """Debt that the period has paid: it is owed again if the amount is lowered below it."""
 
 
 class BudgetState(msgspec.Struct):
-    """The state of a budget at `at`, everything that happened at that instant included."""
+    """The state of a budget at `at`, after everything that happens at that instant."""
 
     at: Instant
     period_start: Instant | None
@@ -58,15 +58,15 @@ class BudgetState(msgspec.Struct):
     granted: int = 0
     """Grants that began in this period."""
     overdrawn: int = 0
-    """Drawn beyond all allowances: on credit, or by a withdrawal that late knowledge left without cover."""
+    """Drawn beyond all allowances: on credit, or by a withdrawal that a late record left without cover."""
     barred: AccountId | None = None
-    """The nearest budget above of which nothing is left, while something is left of this one."""
+    """The nearest budget above that has nothing left, while this one has."""
     counts_since: Instant | None = None
     """The instant after which `used`, `over` and `granted` count; None: ever."""
 
     @property
     def balance(self) -> int:
-        """GPU-milliseconds left; below zero what is owed back."""
+        """GPU-milliseconds left; below zero: owed."""
         return self.period.left + sum(bucket.left for bucket in self.grants) - self.overdrawn
 
     @property
@@ -82,7 +82,7 @@ class BudgetState(msgspec.Struct):
 
 
 def _scaled(claim: Claim, at: Instant) -> int:
-    """Return a pod's rate in parts, rounded up."""
+    """Return a pod's rate in parts of a GPU-millisecond (`_SCALE`) per millisecond, rounded up."""
     num, den = claim.rate(at)
     return -(-num * _SCALE // den)
 
@@ -93,7 +93,7 @@ def rule_at(rules: Sequence[Rule], at: Instant) -> Rule:
 
 
 def carried_at(debts: Sequence[Debt], at: Instant) -> bool:
-    """Return whether time that is over budget from an instant on is owed."""
+    """Return whether time over budget is owed, from an instant on."""
     return next((debt.carry for debt in reversed(debts) if debt.since <= at), False)
 
 
@@ -105,7 +105,7 @@ def period_bucket(rule: Rule, at: Instant) -> tuple[Instant | None, Bucket]:
 
 
 class BudgetLine:
-    """One budget's passage along the time line.
+    """One budget on its way along the time line.
 
     A window is a stretch in which allowances don't change. Within it only the sum of the rates is followed, as whole
     parts of a GPU-millisecond, rounded up; the pods' rounded charges are added up when that sum comes near what is
@@ -175,7 +175,7 @@ class BudgetLine:
         self._rate += self._rates[key]
 
     def leave(self, claim: Claim) -> None:
-        """Count a pod's time no more."""
+        """Stop counting a pod's time."""
         at, key = self.state.at, claim.key
         del self._counted[key]
         rate, entered = self._rates.pop(key), self._entered.pop(key, self._from)
@@ -295,13 +295,13 @@ class BudgetLine:
         return self._at_most(self._estimate + self._rate) >= self._available
 
     def _at_most(self, estimate: int) -> int:
-        """Return what can have been spent at most, rounding included."""
+        """Return the most that can have been spent, rounding included."""
         return self._ended + estimate // _SCALE + 1 + len(self._counted)
 
     # What happens at an instant
 
     def owe(self, carry: bool) -> None:
-        """Have time over budget be owed from now on, or forgiven; what is owed stays so."""
+        """Make time over budget owed from now on, or forgiven; earlier debt stays."""
         self.close_window()
         self._carry = carry
 
@@ -312,7 +312,7 @@ class BudgetLine:
             self.state.grants.remove(bucket)
 
     def adjust(self, rule: Rule) -> bool:
-        """Have a rule hold, with the period that runs; return whether there is more to spend than before.
+        """Apply a rule to the period that runs; return whether there is more to spend than before.
 
         What the period has used counts in full, however often its amount was lowered meanwhile.
         """
@@ -332,7 +332,7 @@ class BudgetLine:
         return change > 0 or self._opened(before)
 
     def _follow_calendar(self) -> None:
-        """Have the period that runs end where the rule's calendar says so; one that is not booked is not known yet."""
+        """End the running period when the rule's calendar says so; a period that is not booked is not known yet."""
         start, named = period_bucket(self.rule, self.state.at)
         period = self.state.period
         period.expires = named.expires
@@ -340,7 +340,7 @@ class BudgetLine:
             period.key, self.state.period_start = named.key, start
 
     def renew(self, rule: Rule | None, *, over: bool) -> bool:
-        """Begin a period, the old one being `over` or given up; return whether there is more to spend than before."""
+        """Begin a period, after the old one is `over` or given up; return whether more may be spent than before."""
         state, old, before = self.state, self.state.period, self.rule
         self.rule = rule or before
         self._expire(old)

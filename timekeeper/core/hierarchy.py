@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How budgets are above each other at an instant, and which of them depend on each other because of it."""
+"""Which budget is above which at an instant, and which of them therefore depend on each other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tree:
 
 
 def parents_at(links: Iterable[Link], at: Instant) -> dict[AccountId, AccountId]:
-    """Return which budget each one is under at an instant, those under none left out."""
+    """Return each budget's parent at an instant, without those that have none."""
     found: dict[AccountId, AccountId | None] = {}
     for link in sorted(links, key=lambda link: link.since):
         if link.since <= at:

@@ -39,7 +39,7 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """When an interval closed, and what told so."""
+    """When an interval closed, and which record says so."""
 
     at: Instant
     source: EndSource
@@ -129,7 +129,7 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     for source, instants in told:
         if instants:
             return End(last, "finished") if known and last >= max(instants) else End(max(last, *instants), source)
-    # Nothing tells when the pod ended. No one waits for a container that holds nothing; for one that does we must.
+    # Nothing says when the pod ended. Only containers that hold GPUs are worth waiting for.
     return End(last, "finished") if finished and set(holders) <= finished.keys() else None
 
 

@@ -164,7 +164,7 @@ def _quota_factor(request: PodRequest, quota: Quota) -> Fraction:
 
 
 def _spread(factor: Fraction, shares: Mapping[str, _Share]) -> dict[str, Fraction]:
-    """Return a factor that no GPU has by itself, spread over the GPUs' models by compute."""
+    """Return a factor of the whole pod, spread over its GPUs' models by compute."""
     core = sum((s.core for s in shares.values()), Fraction(0))
     if not core:
         return {"": factor}

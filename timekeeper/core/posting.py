@@ -4,8 +4,8 @@
 Every namespace has the same accounts. GPU time comes from `issued` into `budget`; pods move it on to `charged`, what
 was not used goes to `expired`. Time over budget comes from `unfunded`, whose negative balance is the debt under
 `debt: carry`, and goes to `over-budget`. A refund takes back from `charged`; what goes to another namespace's budget
-passes through `transferred`, whose balances sum to zero over all namespaces. Nothing is ever edited: what late
-knowledge shows to be wrong is reversed, and booked again.
+passes through `transferred`, whose balances sum to zero over all namespaces. Nothing is ever edited: what a
+late record shows to be wrong is reversed, and booked again.
 """
 
 from __future__ import annotations

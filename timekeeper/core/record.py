@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a namespace's time line is made of, and the postings that come of it. Instants are milliseconds, UTC."""
+"""The records that a time line is made of, and the postings that follow from it. Instants are milliseconds, UTC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PostingKind = Literal[
 
 
 AccountId = NewType("AccountId", int)
-"""The key of what has a budget in the ledger: a namespace, a team or an organisation."""
+"""The key of a budget account in the ledger: a namespace's, a team's or an organisation's."""
 
 Revision = NewType("Revision", int)
 """How often an account has changed: what was read at an older one is read again."""
@@ -118,7 +118,7 @@ class Rule:
         return self.period, self.zone, self.anchor
 
     def says_the_same(self, other: Rule) -> bool:
-        """Whether the two differ in nothing but in how and when they came."""
+        """Whether the two differ only in how and when they came."""
         return self == replace(other, since=self.since, used=self.used)
 
 
@@ -165,7 +165,7 @@ class Records:
     withdrawals: Sequence[Withdrawal] = ()
     debts: Sequence[Debt] = ()
     opened: Instant | None = None
-    """When its account was opened: its time line begins there, unless there are records of before."""
+    """When its account was opened: its time line begins there, unless there are earlier records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """The budgets that go through time together, by key, and how they are above each other."""
+    """The records of budgets that depend on each other, by key, and which is under which."""
 
     records: Mapping[AccountId, Records]
     links: Sequence[Link] = ()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ledger refuses, and why: stable codes, and the field of a request that is wrong.
 
-LedgerError                  a request that the ledger does not do; the message says what to do instead
-├── Unknown                  it names something that the ledger has not
-├── Conflicting              it does not go with what the ledger has
+LedgerError                  a request that the ledger refuses; the message says what to do instead
+├── Unknown                  it names something that the ledger does not have
+├── Conflicting              it does not fit what the ledger has
 └── VersionMismatch          it was made for another version of a budget
 
 A code never changes its meaning; a message may be improved any time. What other processes answer is a
@@ -18,7 +18,7 @@ from slicekeeper.errors import SlicekeeperError
 
 
 class LedgerError(SlicekeeperError):
-    """Base of all refusals. `field` names what of a request is wrong, empty if nothing of it is."""
+    """Base of all refusals. `field` names the part of a request that is wrong, empty if none is."""
 
     usual_field: ClassVar[str] = ""
 
@@ -28,7 +28,7 @@ class LedgerError(SlicekeeperError):
 
 
 class Unknown(LedgerError):
-    """A request names something that the ledger has not."""
+    """A request names something that the ledger does not have."""
 
 
 class NamespaceUnknown(Unknown):
@@ -62,7 +62,7 @@ class ReservationUnknown(Unknown):
 
 
 class Conflicting(LedgerError):
-    """A request does not go with what the ledger has."""
+    """A request does not fit what the ledger has."""
 
 
 class HierarchyCycle(Conflicting):
@@ -78,7 +78,7 @@ class HierarchyTooDeep(Conflicting):
 
 
 class ParentRefused(Conflicting):
-    """A budget of that kind cannot be there."""
+    """A budget of that kind cannot be in that place."""
 
     code, usual_field = "parent-refused", "parent"
 
@@ -102,7 +102,7 @@ class AmountOverflow(Conflicting):
 
 
 class BalanceInsufficient(Conflicting):
-    """A budget has less than what is asked of it."""
+    """A budget has less left than the request needs."""
 
     code, usual_field = "balance-insufficient", "amountMs"
 
@@ -114,7 +114,7 @@ class BudgetClosed(Conflicting):
 
 
 class BudgetKept(Conflicting):
-    """An object of the cluster keeps the budget, and is changed in its place."""
+    """An object of the cluster keeps the budget: change the object instead."""
 
     code = "budget-kept-by-object"
 
@@ -132,7 +132,7 @@ class IntervalImplausible(Conflicting):
 
 
 class PeriodNotOver(Conflicting):
-    """No period that is over ends at that instant."""
+    """No completed period ends at that instant."""
 
     code, usual_field = "period-not-over", "until"
 
@@ -150,7 +150,7 @@ class RateExists(Conflicting):
 
 
 class RefundAboveCharge(Conflicting):
-    """More would be refunded than what a pod was charged."""
+    """More would be refunded than a pod was charged."""
 
     code, usual_field = "refund-above-charge", "amountMs"
 

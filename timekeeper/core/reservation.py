@@ -9,7 +9,7 @@ the pod's grace. So at most `deadline + grace + margin` pass; the margin is for 
 kubelet's own pace and its whole seconds. For each GPU model that the pod might get the dearest share is taken:
 every container on a GPU of its own, of the least memory, at the highest rate that is set for now or later.
 
-That enough is free now does not say that it is there later: what a grant or a period brought may expire before a pod
+That enough is free now does not mean that it is there later: what a grant or a period brought may expire before a pod
 has used it. So `gap` follows the time line of those who have time set aside to their ends, as if a pod that is not
 bound yet were bound now, and no other drew on the budgets. Wherever an allowance comes or goes, what is left then
 must cover what is set aside then.
@@ -119,7 +119,7 @@ def _shares_by_model(
 
 
 _MOST_TURNS: Final = 200
-"""Allowances that come or go and are looked at: after so many hourly budgets nothing new is to be expected."""
+"""How many comings and goings of allowances are looked at: later ones of hourly budgets bring nothing new."""
 
 
 @dataclass(frozen=True)

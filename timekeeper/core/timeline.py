@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time line of budgets: what pods are charged, from which account, at every instant. A pure function of records.
 
-Records are claims (pods), rules (budget amount per period) and grants; what comes out is the state at an instant and
-the postings that the ledger must hold up to there. It never matters when anybody looked: `advance` from any earlier
-state gives the same as from the beginning, so callers keep states as anchors and go on from one.
+Records are claims (pods), rules (budget amount per period) and grants; the result is the state at an instant and
+the postings that the ledger must hold up to there. It does not matter when it was computed before: `advance` from any
+earlier state gives the same as from the beginning, so callers keep states as anchors and go on from one.
 
 A claim's cumulative charge is `round_half_up(rate × milliseconds)`, and a part of it is a difference of two such
 values: cutting a claim anywhere moves nothing. A budget is exhausted from the instant at which nothing is left,
 or at the start of the first millisecond whose charge would exceed what is left. It stays so until an allowance comes:
 a grant, a new period, a raised amount. Charges of exhausted time go to the over-budget account.
 
-Budgets are above each other, and one with all that depend on it goes through time together. A pod's time is charged
+Budgets form trees, and those that depend on each other go through time together. A pod's time is charged
 to its namespace's budget and to all above it, or to none: if one of them is exhausted it is over budget in the
 namespace, and in the lowest that is exhausted. Of a millisecond that several budgets cannot carry the lower ones are
 asked first. A budget above holds one posting per budget below and instant, the sum of what was posted there.
@@ -101,7 +101,7 @@ def advance(
 _FORECAST_PERIODS = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}
 _FORECAST_DAYS = 400
 _FORECAST_STEPS = 20_000
-"""The most that a forecast looks at: boundaries times budgets."""
+"""The most that a forecast computes: boundaries times budgets."""
 
 
 def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[AccountId, Instant]:
@@ -158,7 +158,7 @@ def next_turn(states: Mapping[AccountId, BudgetState], forest: Forest, key: Acco
 
 
 class _Run:
-    """One passage of some budgets along the time line."""
+    """One walk of some budgets along the time line."""
 
     def __init__(self, states: Mapping[AccountId, BudgetState], forest: Forest) -> None:
         self.at = min(state.at for state in states.values())
@@ -303,7 +303,7 @@ class _Run:
         self._post_charge(line, claim)
 
     def _turn(self, at: Instant) -> None:
-        """Have new rates hold from now on; what ran before is posted at the old ones."""
+        """Apply new rates from now on; what ran before is posted at the old ones."""
         turned = [(line, claim) for line, claim in self._turns.get(at, ()) if claim.key in line.active]
         for line in {line.key: line for line, _ in turned}.values():
             self._cut(line)
@@ -312,7 +312,7 @@ class _Run:
                 one.change_rate(claim)
 
     def _allow(self, at: Instant) -> None:
-        """Have allowances come and go, all of this instant's before anything is judged."""
+        """Let allowances come and go, all those of this instant before anything is judged."""
         due = {line.key: line for line in self._order if self._has_turn(line, at)}
         for line in list(due.values()):
             if any(grant.kind == "refund" for grant in line.grants.get(at, ())):
@@ -362,7 +362,7 @@ class _Run:
         return found if stop is None else (line,) if stop is line else (line, stop)
 
     def _turn_over(self, line: BudgetLine, *, exhausted: bool) -> None:
-        """Have a budget be exhausted, or no more; it concerns all below."""
+        """Mark a budget as exhausted, or as not exhausted any more; that concerns all below it."""
         self._cut(line)
 
         def change() -> None:

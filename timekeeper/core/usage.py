@@ -53,7 +53,7 @@ class Watermark(NamedTuple):
     hour_base: int = 0
     """What had been used when that hour began."""
     observed_ms: int = 0
-    """For how much of that hour reports tell."""
+    """How much of that hour reports cover."""
     peak_memory_mib: int | None = None
     """The most GPU memory reported; None: no report had it."""
 
@@ -100,7 +100,7 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
         return "refused", refusal, None
     peak = max((told for told in (mark.peak_memory_mib, report.memory_mib) if told is not None), default=None)
     if report.used_ms is None and mark.used_ms is not None:
-        # The counter may have gone on: what it says next is of all the time since it was last read.
+        # The counter may have gone on: its next value covers all the time since it was last read.
         return "accepted", "", mark._replace(seq=report.seq, peak_memory_mib=peak)
     mark = Watermark(report.epoch, report.seq, report.used_ms, report.monotonic_ns, peak_memory_mib=peak)
     return "accepted", "", mark
@@ -147,12 +147,12 @@ def peak_memory(marks: Mapping[int, Watermark]) -> int | None:
 
 
 SILENCE_MS: Final = 120_000
-"""Twelve of the sidecar's usual intervals. What it could not send it spools, so this is a sidecar that was away."""
+"""Twelve of the sidecar's usual intervals. What it could not send it spools, so the sidecar was away for longer."""
 
 
 @dataclass(frozen=True)
 class HourUsed:
-    """What one epoch of one container used in an hour that is over; `used_ms` None: unknown."""
+    """What one epoch of one container used in a past hour; `used_ms` None: unknown."""
 
     epoch: int
     hour: Instant
@@ -161,13 +161,13 @@ class HourUsed:
 
 
 def in_this_hour(mark: Watermark) -> HourUsed:
-    """Return what the hour of the newest report has come to."""
+    """Return what was used so far in the hour of the newest report."""
     used = None if mark.used_ms is None else mark.used_ms - mark.hour_base
     return HourUsed(mark.epoch, mark.hour, used, mark.observed_ms)
 
 
 def advance(before: Watermark | None, mark: Watermark, at: Instant) -> tuple[Watermark, HourUsed | None]:
-    """Return a new watermark that knows its hour, and the hour that is over by it.
+    """Return the new watermark with its hour filled in, and the hour that it completes, if it does.
 
     `before` is the watermark of the same epoch that it follows; `at` is when the counter was read.
     """

@@ -14,7 +14,7 @@ from timekeeper.store import accounts, debts, timelines
 
 
 def follow_debt(books: Books, now: Instant) -> None:
-    """Have time over budget be owed, or forgiven, as the setting says, from now on if that has changed.
+    """Make time over budget owed, or forgiven, as the setting says, from now on if that has changed.
 
     The first word of it that a ledger gets holds from the start of time. One that lies further ahead than clocks
     may differ was written by a clock that was wrong: it never comes to hold.

@@ -2,9 +2,9 @@
 """Explains a budget's balance: every booking that moved it, the sum so far, and the record that caused it.
 
 What is sealed comes first, as one sum, so that an explanation does not grow with the years. Bookings after it come
-where they fall due, corrections among those of the period that they tell of. Then comes what is not booked yet: what is
+where they fall due, corrections among those of the period that they correct. Then comes what is not booked yet: what is
 due since the namespace was last settled, the allowance of a period that no pod has drawn on, and the pods that run. So
-the last sum is the balance that decisions are made of, at any instant.
+the last sum is the balance by which decisions are made, at any instant.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def change_parent(
 def patch_parent(
     books: Books, name: str, kind: Kind | None, change: Change, *, actor: str, if_match: frozenset[str] | None
 ) -> None:
-    """Make another budget of that of a team or an organisation.
+    """Change the budget of a team or an organisation.
 
     Raises Unknown if there is none of that name, LedgerError as `put_parent` does.
     """
@@ -139,7 +139,7 @@ _AHEAD: Final = "a clock that is wrong had written it for an instant that is sti
 
 
 def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str, now: Instant) -> None:
-    """Append a link, and tell the audit log of it."""
+    """Append a link, and write it into the audit log."""
     memberships.put(session, link, actor=actor)
     accounts.touch(session, link.child)
     named = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
@@ -150,7 +150,7 @@ def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str,
 
 
 def _check(session: Session, child: BudgetAccount, target: BudgetAccount, tree: Tree) -> None:
-    """Refuse what would be no hierarchy."""
+    """Refuse links that would not form a hierarchy."""
     if child.kind == "organisation":
         raise ParentRefused(
             f"parent: {child.title} cannot be under {target.title}; only teams and namespaces have a parent"

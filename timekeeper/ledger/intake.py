@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes in what pods' records say: that a pod holds GPUs, and that it does no more."""
+"""Takes in what pods' records say: that a pod holds GPUs, and that it has let them go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from timekeeper.store.db.models import Workload
 log = logging.getLogger(__name__)
 
 ORPHAN: Final = "last-confirmed"
-"""How an interval ends whose pod vanished without our finalizer's knowledge."""
+"""The source of an interval's end if its pod vanished although it had our finalizer."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def apply(
 
 
 Changes = list[tuple[AccountId, Instant]]
-"""Accounts of which something changes, each with the instant from which on it does."""
+"""Accounts that change, each with the instant from which on it does."""
 
 
 def _open(
@@ -133,7 +133,7 @@ def _close(books: Books, session: Session, closings: Collection[Closing], now: I
             continue
         end = max(closing.end, workload.started_at)
         flags = sorted({*filter(None, workload.flags.split(",")), *closing.flags})
-        seen = max(now, end - CLOCK_SKEW_MS)  # the clock of the one that saw it over showed as much
+        seen = max(now, end - CLOCK_SKEW_MS)  # the clock of whoever recorded the end showed at least that
         ends.append(
             {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "seen": seen}
         )
@@ -145,7 +145,7 @@ def _close(books: Books, session: Session, closings: Collection[Closing], now: I
 
 
 def _note_orphan(books: Books, session: Session, workload: Workload, end: Instant, now: Instant) -> None:
-    """Say which interval was closed although no record of the pod tells its end."""
+    """Log an interval that was closed although no record of the pod shows its end."""
     account = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
     detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}
     log.warning("pod %s/%s (%s) is gone, its record too: closed", account.name, workload.pod_name, workload.pod_uid)

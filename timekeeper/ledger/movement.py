@@ -90,7 +90,7 @@ def grant(
 def withdraw(
     books: Books, find: Callable[[Session], BudgetAccount], key: int, *, reason: str, actor: str, now: Instant
 ) -> BudgetGrant:  # fmt: skip
-    """Have a grant that has not begun bring nothing, and return it; again changes nothing.
+    """Withdraw a grant that has not begun, and return it; again changes nothing.
 
     `find` gives whose grant it is. Raises Unknown if there is no such grant, Conflicting if it has begun, or if GPU
     time that is set aside needs it.
@@ -150,7 +150,7 @@ def refund(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> 
 
 
 def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
-    """Put GPU time right by hand: a negative amount takes it away.
+    """Correct a balance by hand: a negative amount takes GPU time away.
 
     Raises Conflicting if more would be taken than is left.
     """

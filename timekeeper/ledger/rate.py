@@ -45,7 +45,7 @@ def set_rate(
 
 
 def follow_settings(books: Books, wanted: dict[str, Fraction], now: Instant) -> None:
-    """Have the settings' rates hold from now on if they have changed; before the first pod, from the start."""
+    """Apply the settings' rates from now on if they have changed; before the first pod, from the start."""
 
     def change(session: Session) -> None:
         first = rates.none_counted(session)

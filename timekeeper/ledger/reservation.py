@@ -47,7 +47,7 @@ class Free:
 
 
 def free_of(session: Session, position: Position, now: Instant) -> Free:
-    """Return what is free by what this process knows; whether it really is, is decided in `open_for_pod`."""
+    """Return what is free as far as this process knows; `open_for_pod` decides whether it really is."""
     together, states = position.together, position.together.at(now)
     tree = Tree(frozenset(states), tuple(together.forest.links))
     rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.account.id)}
