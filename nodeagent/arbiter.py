@@ -141,7 +141,7 @@ class Arbiter:
         self._ask({"op": "drop", "seat": name}, _Answer)
 
     def follow(self, rule: str) -> None:
-        """Have time that is left over shared by another rule. Raises ArbiterAway or ArbiterRefused."""
+        """Share leftover time by another rule from now on. Raises ArbiterAway or ArbiterRefused."""
         self._ask({"op": "rule", "rule": rule}, _Answer)
 
     def _ask(self, request: dict[str, Any], kind: type[_T]) -> _T:

@@ -22,7 +22,7 @@ LOOK_SECONDS: Final = 0.02
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
 SETTLED_SECONDS: Final = 10.0
-"""One that lived so long was well: its end is the first of a new count."""
+"""An arbiter that lived this long was well: its end is the first of a new count."""
 END_SECONDS: Final = 5.0
 
 

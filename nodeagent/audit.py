@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.5
 UNKNOWN_SECONDS: Final = 2.5
-"""kubelet may take so long to tell the API server of a container: until then one that is not known is not judged."""
+"""How long kubelet may take to report a container to the API server: until then an unknown one is not judged."""
 LIST_SECONDS: Final = 60.0
 """Pause between two lists of all of the node's pods for a process that is none's of them."""
 EVICT_SECONDS: Final = 10.0
-"""A process is there for so long before its pod goes: one that is just ending takes no pod along."""
+"""How long a process must be there before its pod is evicted: one that is just ending takes no pod along."""
 AGAIN_SECONDS: Final = 5.0
 """Until a pod that did not go is tried again."""
 FORGET_SECONDS: Final = 600.0

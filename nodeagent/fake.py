@@ -41,7 +41,7 @@ LIBRARY: Final = "fake/libnvidia-ml.so.1"
 
 @dataclass(frozen=True)
 class FakeGpus:
-    """So many GPUs of one model."""
+    """A number of GPUs of one model."""
 
     count: int
     model: str

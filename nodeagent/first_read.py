@@ -22,7 +22,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class FirstRead:
-    """Who opens one file first. If the kernel gives no watch, there is no wait."""
+    """The first opening of one file. If the kernel gives no watch, there is no wait."""
 
     def __init__(self) -> None:
         self._fd = _LIBC.inotify_init1(os.O_CLOEXEC)

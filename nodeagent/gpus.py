@@ -23,7 +23,7 @@ class GpuSource(Protocol):
         """Return by UUID why a GPU must get no new slice, those that are well left out."""
 
     def look(self, seconds: float) -> None:
-        """Wait for news of the GPUs, at most so long, and look at them again. Never raises for what a driver says."""
+        """Wait for news of the GPUs, up to a limit, and look at them again. Never raises for what a driver says."""
 
     def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
         """Return how busy a GPU was, in per cent, each from the one before until its instant, oldest first.

@@ -39,12 +39,12 @@ class Live:
         self._samples: deque[tuple[float, Mapping[_Key, Count]]] = deque(maxlen=SAMPLES)
 
     def take(self, counts: Iterable[Count]) -> None:
-        """Take a sample; what nobody counts now is not in it."""
+        """Take a sample of what is counted now."""
         with self._lock:
             self._samples.append((self._now(), {(count.seat, count.gpu): count for count in counts}))
 
     def seats(self) -> NodeSeats:
-        """Return who holds which GPU."""
+        """Return which container holds which GPU."""
         samples = self._recent()
         return NodeSeats(seats=[_use(seat, gpu, samples) for seat in self._store.all() for gpu in seat.gpus])
 

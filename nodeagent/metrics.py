@@ -46,7 +46,7 @@ _Known = tuple[str, Seat, dict[str, float]]
 
 
 class ShareMetrics(Collector):
-    """Asks the arbiter at each scrape; what NVML tells was asked for within the last second."""
+    """Asks the arbiter at each scrape; NVML's figures are at most a second old."""
 
     def __init__(self, arbiter: Arbiter, store: SeatStore, source: GpuSource, live: Live, node: str) -> None:
         self._arbiter = arbiter

@@ -87,7 +87,7 @@ class NvmlGpus:
             return dict(self._troubles)
 
     def look(self, seconds: float) -> None:
-        """Wait for an Xid, at most so long, and look at the GPUs again."""
+        """Wait for an Xid, up to a time limit, and look at the GPUs again."""
         self._wait(seconds)
         self._refresh()
 

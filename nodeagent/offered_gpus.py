@@ -85,7 +85,7 @@ class OwnGpus:
         return self._source.troubles()
 
     def look(self, seconds: float) -> None:
-        """Wait for news of the GPUs, at most so long, and look at them again."""
+        """Wait for news of the GPUs, up to a time limit, and look at them again."""
         self._source.look(seconds)
 
     def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:

@@ -88,7 +88,7 @@ class GpuPublisher:
         threads.keep("publisher", self._run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop; what is published stays, so running pods keep their capacity, but nobody is to be asked any more."""
+        """Stop; what is published stays, so running pods keep their capacity; the address says that the agent stops."""
         self._stop.set()
         self._wake.set()
         if self._address:
@@ -99,7 +99,7 @@ class GpuPublisher:
                 log.warning("node %s does not say that its agent stops: %s", self._node, error)
 
     def changed(self) -> None:
-        """Publish now: the GPUs are other than they were."""
+        """Publish now, because the GPUs have changed."""
         self._wake.set()
 
     def reconcile(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what the arbiter holds for each fraction what the pods' annotations say, while their containers run.
+"""Keeps the arbiter's shares equal to what the pods' annotations say, while their containers run.
 
 The arbiter is compared again and again with what ought to be, and at once when a pod changes. What a pod last said
 is remembered with its seat, so it holds while the API server is away, over restarts, and after a reboot.
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 COMPARE_SECONDS: Final = 1.0
 """Longest time for which an arbiter that lost a seat goes without it."""
 AWAY_SECONDS: Final = 0.1
-"""How often one that does not answer is asked."""
+"""How often an arbiter that does not answer is asked."""
 
 _MIB: Final = 1 << 20
 
@@ -47,7 +47,7 @@ class Shares:
         self._limits = limits
         self._usual_rule = rule
         self._rule = ""
-        """Which one the node is to have; empty until it is known."""
+        """Which rule the node must have; empty until it is known."""
         self._label: object = None
         self._pods: KnownPods | None = None
         self._dirty = threading.Event()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what pods use every second, and tells each pod's sidecar by a file in the folder that its seat brings.
+"""Counts what pods use every second, and writes it for each pod's sidecar into the folder that its seat brings.
 
 Nobody asks, so nobody can ask for another pod's: kubelet says whose a seat is. While the agent is away the file grows
 old, while the arbiter is the counters are left out; the sidecar reports either as unknown.

@@ -28,15 +28,15 @@ from slicekeeper.kube.agent_address import STOPPING, Address, decode
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 2.0
-"""So long an agent may take for its answer."""
+"""How long an agent may take to answer."""
 WAIT_SECONDS: Final = 0.25
-"""So long a bind waits for it."""
+"""How long a bind waits for the answer."""
 LAST_WORD_SECONDS: Final = 2.0
-"""So long ago it may have said that it is ready, if it says nothing now."""
+"""How old its last answer may be if it gives none now."""
 AT_ONCE: Final = 256
-"""So many are asked side by side."""
+"""How many agents are asked at the same time."""
 BELIEVED_SECONDS: Final = 60.0
-"""kubelet tells of lost seats within 10 s, and a node whose kubelet is dead is known for it after 40 to 50 s."""
+"""kubelet reports lost seats within 10 s, and a node whose kubelet is dead is marked so after 40 to 50 s."""
 LONGEST_PAUSE_SECONDS: Final = 256.0
 TOLD_BYTES: Final = 1024
 """So much of an answer is read."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU and memory beside the GPUs: what nodes offer, and what all pods bound to them ask for.
 
-No policy that looks ahead places well without it, and the extender's calls say nothing of it. Of each bound pod only
+Policies that look ahead need it to place well, and the extender's calls do not have it. Of each bound pod only
 its node and two numbers are kept, because a watch repeats itself, and a pod's requests may be changed while it runs.
 """
 
@@ -78,7 +78,7 @@ class Beside:
         self._pods: dict[str, Entry] = {}
 
     def set_node(self, name: str, offered: Amount | None) -> bool:
-        """Take what a node offers; return whether that is new."""
+        """Record what a node offers; return whether that is new."""
         before = self._offered.get(name)
         if offered is None:
             self._offered.pop(name, None)
@@ -105,7 +105,7 @@ class Beside:
         return max(0, offered[0] - cpu) / 1000, float(max(0, offered[1] - ram))
 
     def put(self, uid: str, now: Entry | None) -> Iterator[str]:
-        """Take what a pod takes now, None if that is nothing; yield the nodes whose sums change."""
+        """Record what a pod takes now, None if that is nothing; yield the nodes whose sums change."""
         before = self._pods.pop(uid, None)
         if now is not None:
             self._pods[uid] = now

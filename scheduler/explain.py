@@ -28,7 +28,7 @@ from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant
 from slicekeeper.untyped import as_list, as_map
 
 MOST_ENDS: Final = 2_000
-"""The forecast looks at so many ends of pods at most."""
+"""The most ends of pods that the forecast looks at."""
 
 FARTHEST_MS: Final = 100 * 365 * 86_400 * MS_PER_SECOND
 """The forecast looks a century ahead: a Job's deadline has no bound, and some have no date."""
@@ -47,7 +47,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a waiting pod may be told; pods are `namespace/name`."""
+    """What the owner of a waiting pod may know; pods are `namespace/name`."""
 
     reasons: tuple[tuple[str, int], ...]
     """Each reason and the number of nodes that it holds for, the most frequent first."""
@@ -56,7 +56,7 @@ class Outlook:
     give_way: tuple[str, ...]
     """The pods that give way to it, or would if it were in budget."""
     expected: Expected | None
-    """None: there is no room as far as deadlines tell."""
+    """None: by the deadlines there will be no room."""
     helps: tuple[str, ...]
     """What its owner can do."""
 

@@ -98,7 +98,7 @@ def preempt(
 
 
 def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> Pod | None:
-    """Return the pod if it asks for GPUs of ours, None if it is none of our business."""
+    """Return the pod if it asks for our GPUs, None if it is not ours to place."""
     resources = state.resources
     if not asks_for(obj, (resources.core, resources.memory)):
         return None
@@ -109,7 +109,7 @@ def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> Pod | None:
 
 
 def placeable(pod: Pod) -> str:
-    """Return why the pod can be placed on no node whatever, empty if it may be."""
+    """Return why the pod can be placed on no node at all, empty if it can be."""
     if pod.refusal:
         return pod.refusal
     if not pod.managed:

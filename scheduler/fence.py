@@ -67,7 +67,7 @@ class Fence:
                 self._under_way -= 1
 
     def need(self, seconds: float) -> None:
-        """Keep the lease for so long at least, if it is held: what was sent may yet be carried out."""
+        """Keep the lease for at least that long, if it is held: what was sent may yet be carried out."""
         with self._counting:
             self._needed_until = max(self._needed_until, time.monotonic() + seconds)
 

@@ -13,7 +13,7 @@ from typing import Final
 from slicekeeper.clock import Clock
 
 REST: Final = 9
-"""After a look that found no places none is begun for so many times as long as it took: looks in vain take at most a
+"""The pause after a look that found no places, as a multiple of the time it took: looks in vain take at most a
 tenth of the time."""
 
 
@@ -41,7 +41,7 @@ class Turns:
         return True
 
     def leave(self, key: str) -> None:
-        """Take a gang out of the line: it is gone, or no look could find anything."""
+        """Take a gang out of the line, because it is gone or no look could find anything."""
         if key not in self._line:
             return
         del self._line[key]

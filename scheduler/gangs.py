@@ -29,10 +29,10 @@ from slicekeeper.clock import Clock
 log = logging.getLogger(__name__)
 
 BARRIER_SECONDS: Final = 12.0
-"""A bind waits so long for the others: kube-scheduler leaves a pod that it could not place alone for 10 s at most."""
+"""How long a bind waits for the others: kube-scheduler leaves a pod that it could not place alone for at most 10 s."""
 
 WAITERS: Final = 96
-"""So many binds wait at a time; one more counts as arrived, and must come again."""
+"""How many binds wait at a time; one more counts as arrived, and must come again."""
 
 LONGEST_PAUSE: Final = 8
 """A gang whose places are not taken is left alone for at most this many holds."""
@@ -64,7 +64,7 @@ class _Known:
     near: dict[str, Near] = field(default_factory=dict)
     """The nodes that kube-scheduler last offered for each pod."""
     latest: Near | None = None
-    """Those of the last one that asked: most pods of a gang are offered the same, which is kept once."""
+    """Those of the last pod that asked: most pods of a gang are offered the same, which is kept once."""
     plan: _Plan | None = None
     failed: tuple[int, frozenset[str]] | None = None
     """The fleet's version at which, and the pods for which, no places were found."""
@@ -205,7 +205,7 @@ class Gangs:
             self._nudger.nudge(pod, at_once=True)
 
     def _look_at(self, key: str) -> list[Pod]:
-        """Look at one gang; return those of its pods that have a place and are to come."""
+        """Look at one gang; return those of its pods that have a place and must be tried again."""
         with self._changed:
             known = self._known.get(key)
             if known is None:
@@ -249,7 +249,7 @@ class Gangs:
             self._changed.notify_all()
 
     def _settle(self, known: _Known, there: Muster) -> None:
-        """Let go of a plan whose time is over, of which a pod is gone, or that was for another day's pods."""
+        """Drop a plan whose time is over, of which a pod is gone, or that was made for earlier pods."""
         plan, now = known.plan, self._clock.monotonic_ns()
         if plan is None:
             return

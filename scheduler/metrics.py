@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler measures of itself, in a registry of its own."""
+"""The scheduler's metrics, in a registry of their own."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _LONGEST: Final = 256
 
 _WORD: Final = 8
 _MASKS: Final = np.array([(1 << 8 * letters) - 1 for letters in range(_WORD + 1)], np.uint64)
-"""What counts of a word of which so many letters are the name's."""
+"""Masks of a word, by how many of its letters belong to the name."""
 
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 

@@ -31,13 +31,13 @@ FIRST_SECONDS: Final = 60
 """How long a pod waits before it gets an event."""
 
 AGAIN_SECONDS: Final = 300
-"""After so long the event is written again if there is something new to say."""
+"""How soon the event is written again if there is something new to say."""
 
 SAME_AGAIN_SECONDS: Final = 1_800
-"""After so long it is written again all the same: an API server keeps an event for an hour."""
+"""How soon it is written again anyway: an API server keeps an event for an hour."""
 
 REST: Final = 49
-"""After one pod none is looked at for so many times as long as it took: a fiftieth of the time is spent on it."""
+"""The pause after one pod, as a multiple of the time it took: at most a fiftieth of the time is spent on events."""
 
 LEAST_SECONDS: Final = 1.0
 """Between two pods at least."""

@@ -55,7 +55,7 @@ class Gang:
     name: str
     """As shown to people."""
     size: int
-    """So many of them must be there."""
+    """How many of its pods must be there."""
 
 
 @dataclass(frozen=True, slots=True)

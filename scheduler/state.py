@@ -95,7 +95,7 @@ class Place:
     among: int = 0
     """Of TENTATIVE: how many nodes had room."""
     why: str = ""
-    """Of BINDING: why it is there, in words."""
+    """Of BINDING: why the pod goes there, in words."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class SchedulerState:
         """Pods with a place that is not BOUND: few, looked through at every call."""
         self._under_way: set[str] = set()
         self._waiting: dict[str, Pod] = {}
-        """Pods without a node: all that the reclaimer has to look after."""
+        """Pods without a node: all that the reclaimer has to care for."""
         self._yielding: set[str] = set()
         """Pods on nodes that may have to give way, or are on their way out: without any, no eviction makes room."""
         self._gangs: dict[str, dict[str, None]] = {}
@@ -191,7 +191,7 @@ class SchedulerState:
     # What the watches bring.
 
     def set_nodes(self, objects: Iterable[Object]) -> None:
-        """Take the whole list of nodes in place of what was known."""
+        """Replace all nodes by a list."""
         read = [_read_node(obj) for obj in objects]
         with self._lock:
             for name in self._inventory.keys() - {node.facts.name for node in read}:
@@ -200,7 +200,7 @@ class SchedulerState:
                 self._take_node(node)
 
     def set_node(self, obj: Object) -> None:
-        """Take one node as it is now."""
+        """Put in one node as it is now."""
         node = _read_node(obj)
         with self._lock:
             self._take_node(node)
@@ -215,7 +215,7 @@ class SchedulerState:
             self._refresh([name])
 
     def set_pods(self, objects: Iterable[Object]) -> None:
-        """Take the whole list of managed pods in place of what was known.
+        """Replace all managed pods by a list.
 
         A pod that is missing may have been made after the list was read, so what is BINDING for it stays.
         """
@@ -228,7 +228,7 @@ class SchedulerState:
                 self._keep(uid, lambda place: place.kind is HoldKind.BINDING)
 
     def set_pod(self, obj: Object) -> None:
-        """Take one pod as it is now."""
+        """Put in one pod as it is now."""
         pod, hold = _read_pod(obj, self.resources)
         with self._lock:
             self._take(pod, hold)
@@ -240,7 +240,7 @@ class SchedulerState:
             self._put(uid, [])
 
     def set_bound(self, objects: Iterable[Object]) -> None:
-        """Take the whole list of pods that are bound, managed or not, for the CPU and memory that they take."""
+        """Replace all bound pods by a list, managed or not, for the CPU and memory that they take."""
         entries = {_uid(obj): entry_of(obj) for obj in objects}  # the slow part, before the lock
         with self._lock:
             gone = dict.fromkeys(self._beside.uids() - entries.keys())
@@ -249,7 +249,7 @@ class SchedulerState:
                 self._recount(node)
 
     def set_bound_pod(self, obj: Object) -> None:
-        """Take one bound pod as it is now."""
+        """Put in one bound pod as it is now."""
         entry = entry_of(obj)
         with self._lock:
             for node in self._beside.put(_uid(obj), entry):
@@ -488,7 +488,7 @@ class SchedulerState:
             self._keep(uid, lambda p: p.kind is not HoldKind.BINDING or p.hold.node != node or p.until_ns is not None)
 
     def overdue(self) -> list[Pod]:
-        """Return the pods that are due to be looked at, because no watch has shown them bound."""
+        """Return the pods to look at because no watch has shown them bound in time."""
         now = self._clock.monotonic_ns()
         with self._lock:
             return [
@@ -500,7 +500,7 @@ class SchedulerState:
             ]
 
     def looked(self, uid: str, obj: Object | None) -> None:
-        """Take what the API server says of an overdue pod; None: it has no such pod."""
+        """Record what the API server says about an overdue pod; None: it has no such pod."""
         now = self._clock.monotonic_ns()
         pod = read_pod(obj, self.resources) if obj is not None else None
         with self._lock:

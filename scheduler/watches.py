@@ -93,7 +93,7 @@ class Watches:
                 pass
 
     def catch_up(self) -> None:
-        """Take the managed pods as the API server has them now; the watch may lag behind. Raises ServiceError."""
+        """Read the managed pods from the API server now, because the watch may lag behind. Raises ServiceError."""
         pages = self._client.pages(PODS, label_selector=names.MANAGED_SELECTOR)
         self._pods.on_list(pod for page, _ in pages for pod in page)
 

@@ -45,7 +45,7 @@ _NAMES: Final = msgspec.json.Decoder(list[str])
 
 
 def decode_args(body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the pod of a filter or prioritize call, and the nodes' names as the JSON that came, not looked at yet."""
+    """Return the pod of a filter or prioritize call, and the nodes' names as the JSON that came, not decoded yet."""
     try:
         args = _ARGS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -34,7 +34,7 @@ LONGEST_BACKOFF_SECONDS: Final = 1.0
 
 
 BIND_SECONDS: Final = 0.25
-"""So long the loop waits for a bind: most are done by then, and local mode is told at once what became of them."""
+"""How long the loop waits for a bind: most are done by then, and local mode shows their outcome at once."""
 BINDS: Final = 128
 
 

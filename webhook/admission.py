@@ -54,7 +54,7 @@ _CHECKED_BY_API_SERVER: Final = ("/spec/priority", "/spec/preemptionPolicy")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What comes of a review: a patch and warnings, or violations."""
+    """The result of a review: a patch and warnings, or violations."""
 
     patch: JsonPatch = field(default_factory=list)
     warnings: tuple[str, ...] = ()

@@ -89,7 +89,7 @@ def make_shell(
     state: Callable[[], dict[str, object]],
     turn: Turn | None = None,
 ) -> Starlette:
-    """Return the routes over a reviewer; `state` is what /readyz tells."""
+    """Return the routes over a reviewer; `state` is what /readyz answers."""
     bodies = Bodies(max_body_bytes, revocable=True)
     large = LargeReviews(turn or Turn())
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a review is decided from: the settings, the PriorityClasses, the namespace's policy and its budget's standing.
 
-`Cluster` is the same for all reviews and works out once what would be worked out for each; `Case` is one review's.
+`ClusterContext` is the same for all reviews and computes once what each would need; `Case` belongs to one review.
 """
 
 from __future__ import annotations

@@ -26,5 +26,5 @@ class FlipBoard:
         return int(_INSTANT.unpack_from(self._memory)[0])
 
     def post(self, now_ns: int) -> None:
-        """Tell the others of a flip, before acting on it."""
+        """Show a flip to the other workers, before acting on it."""
         _INSTANT.pack_into(self._memory, 0, now_ns)

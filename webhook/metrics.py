@@ -76,5 +76,5 @@ def registry() -> CollectorRegistry:
 
 
 def serve(bind: str, limits: ServingSettings) -> None:
-    """Serve /metrics in plain HTTP on `bind`, in the background; of all workers any can tell for all."""
+    """Serve /metrics in plain HTTP on `bind`, in the background; any worker can answer for all."""
     probes.serve_metrics(bind, limits, registry(), shared=True)

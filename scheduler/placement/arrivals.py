@@ -15,7 +15,7 @@ from typing import Final
 from scheduler.placement.demand import Demand
 
 FULL: Final = 20_000
-"""So many pods are remembered before older ones begin to count less."""
+"""How many pods are remembered before older ones begin to count less."""
 
 
 RECENT: Final = 2_000

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fragmentation gradient descent (Weng et al., USENIX ATC 2023), as published: the place that fragments the least.
 
-A node's fragmentation is what of its free GPUs the mix of arriving pods could not use. The score is an integer, 0 to
-100; equal scores are very frequent, and the paper leaves them open: here the best fit among them is taken.
+A node's fragmentation is the part of its free GPUs that the mix of arriving pods could not use. The score is an
+integer, 0 to 100; equal scores are very frequent, and the paper leaves them open: here the best fit among them is
+taken.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Learner:
 
     GROWTH: Final = 1.25
     MOST: Final = 2_000
-    """It is made again when so many times as many pods have arrived, or so many more."""
+    """It is made again when this many times as many pods have arrived, or this many more."""
 
     def __init__(self, name: str) -> None:
         self._name = name

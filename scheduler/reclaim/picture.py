@@ -83,7 +83,7 @@ class Picture:
         self._leaving: Set[str] = frozenset()
         self._blocked: Set[str] = frozenset()
         self._admitted: dict[str, frozenset[str]] = {}
-        """Nodes that admit a pod, by what of its manifest decides."""
+        """Nodes that admit a pod, by the parts of its manifest that decide."""
         self._parting: set[str] = set()
         """Nodes with a pod that is on its way out."""
         self._expecting: set[str] = set()
@@ -96,7 +96,7 @@ class Picture:
         self._floor = _Layer(lambda place: self._stays(place) and self._rank(place, 0) is None)
 
     def take(self, changed: Mapping[str, NodeView | None], leaving: Set[str], blocked: Set[str]) -> None:
-        """Take what has changed; `leaving` are pods evicted already, `blocked` pods that are not to be tried now."""
+        """Follow what has changed; `leaving` are pods evicted already, `blocked` pods that must not be tried now."""
         for name, node in changed.items():
             before = self._nodes.pop(name, None)
             if node is not None:
@@ -132,11 +132,11 @@ class Picture:
         return self._fit(self._certain, pod) is not None
 
     def room(self, pod: Pod) -> Hold | None:
-        """Return where the pod fits once those who leave have left, and others have taken what they expect."""
+        """Return where the pod fits once leaving pods have left, and others have taken what they expect."""
         return self._fit(self._expected if self._expecting else self._without_leaving(), pod)
 
     def may_have_room(self, pod: Pod) -> bool:
-        """Whether the pod fits once those who leave have left, should others not take what they expect."""
+        """Whether the pod fits once leaving pods have left, if others do not take what they expect."""
         return self._fit(self._without_leaving(), pod) is not None
 
     def choose(self, pod: Pod) -> tuple[Choice, Hold] | None:

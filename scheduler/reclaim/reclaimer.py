@@ -38,7 +38,7 @@ CHOICES: Final = 4
 
 
 IDLE_SECONDS: Final = 5.0
-"""After a look that could do nothing all is looked at again when it has changed, or after so long."""
+"""How soon all is looked at again after a look that could do nothing, if nothing changes before."""
 
 
 @dataclass

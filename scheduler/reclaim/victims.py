@@ -38,7 +38,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class NodeGpus:
-    """A node's GPUs and who is on them, pods on their way out excepted."""
+    """A node's GPUs and the pods on them, except those on their way out."""
 
     name: str
     gpus: tuple[Gpu, ...]
@@ -176,7 +176,7 @@ class _Node:
                 yield from self._assignments(index + 1, (*targets, column), gone | must_go, most)
 
     def _required(self, column: int, piece: Slice, targets: tuple[int, ...]) -> frozenset[str] | None:
-        """Return who must leave a GPU for a slice to come, None if the slice cannot go there at all."""
+        """Return the pods that must leave a GPU so that a slice can go there, None if it cannot go there at all."""
         gpu = self.gpus[column]
         here = [self.demand.slices[i] for i, target in enumerate(targets) if target == column]
         if piece.whole:
