@@ -21,7 +21,7 @@ from slicekeeper.wire.extender import MetaVictims, PreemptionResult
 
 UNMANAGED: Final = (
     "the pod asks for GPUs but has not passed Slicekeeper's webhook (label slicekeeper.io/managed); "
-    "create it anew in a namespace where the webhook is on"
+    "create it again in a namespace where the webhook is on"
 )
 
 
