@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
 
@@ -58,6 +58,15 @@ TOKEN_REVIEWS: Final = Resource("/apis/authentication.k8s.io/v1", "tokenreviews"
 ACCESS_REVIEWS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
 
 
+class Selection(TypedDict, total=False):
+    """Which objects of a type are listed, and how much of each; by default all in full."""
+
+    namespace: str
+    label_selector: str
+    field_selector: str
+    metadata_only: bool
+
+
 class KubeClient:
     """Speaks to one API server (or to local mode's): that of the settings, or one to which there is a connection."""
 
@@ -85,28 +94,14 @@ class KubeClient:
                 return
             query["continue"] = metadata["continue"]
 
-    def list(
-        self,
-        resource: Resource,
-        *,
-        namespace: str = "",
-        label_selector: str = "",
-        field_selector: str = "",
-        metadata_only: bool = False,
-    ) -> tuple[list[Object], str]:
+    def list(self, resource: Resource, **selection: Unpack[Selection]) -> tuple[list[Object], str]:
         """Return all objects and the resource version from which a watch goes on.
 
         With `metadata_only` the server is asked to leave out all but the metadata; it may send more.
         """
         items: list[Object] = []
         version = ""
-        for page, at in self.pages(
-            resource,
-            namespace=namespace,
-            label_selector=label_selector,
-            field_selector=field_selector,
-            metadata_only=metadata_only,
-        ):
+        for page, at in self.pages(resource, **selection):
             items += page
             version = at
         return items, version
