@@ -114,13 +114,13 @@ class Trial:
 
         A pod that is not in `near`, by its UID, may use the nodes that admit it by their own fields.
         """
-        seats: list[tuple[Pod, Hold]] = []
+        found: list[tuple[Pod, Hold]] = []
         for pod in pods:
             judged, _ = self._prices.survey(pod.demand, policy)
             row = self._cheapest(judged, pod, near.get(pod.uid))
             if row is not None:
-                seats.append((pod, self._take(pod, row, judged)))
-        return seats
+                found.append((pod, self._take(pod, row, judged)))
+        return found
 
     def fewest_places_first(self, pods: Sequence[Pod], near: Mapping[str, Near], policy: Policy) -> list[Pod]:
         """Return pods in the order of how many nodes each may use now, those that come first in `pods` among equals.

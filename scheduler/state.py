@@ -589,13 +589,13 @@ class SchedulerState:
                 if place.hold.node == node
             ]
 
-    def reserve_all(self, seats: Sequence[tuple[Pod, Hold]], until_ns: int, *, version: int | None = None) -> bool:
+    def reserve_all(self, wanted: Sequence[tuple[Pod, Hold]], until_ns: int, *, version: int | None = None) -> bool:
         """Keep all these places for waiting pods, instead of those kept before, or none of them.
 
-        None if a node has changed since `version`, or a pod is not waiting any more.
+        Return False if a node has changed since `version`, or a pod is not waiting any more.
         """
         with self._lock:
-            for pod, hold in seats:
+            for pod, hold in wanted:
                 row = self._fleet.row(hold.node)
                 known = self._pods.get(pod.uid, pod)
                 places = self._places.get(pod.uid, [])
@@ -606,7 +606,7 @@ class SchedulerState:
                     or any(p.kind in (HoldKind.BOUND, HoldKind.BINDING) for p in places)
                 ):  # fmt: skip
                     return False
-            for pod, hold in seats:
+            for pod, hold in wanted:
                 self._put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until_ns)])
             return True
 

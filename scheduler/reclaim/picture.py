@@ -162,7 +162,7 @@ class Picture:
         """
         leaving = self._leaving
         before: dict[str, NodeView] = {}
-        seats: list[FreedPlace] = []
+        freed: list[FreedPlace] = []
         try:
             for pod in pods:
                 hold, victims = self.room(pod), list[Pod]()
@@ -171,14 +171,14 @@ class Picture:
                     if chosen is None:
                         continue
                     victims, hold = self.victims(chosen[0]), chosen[1]
-                seats.append(FreedPlace(pod, hold, tuple(victims)))
+                freed.append(FreedPlace(pod, hold, tuple(victims)))
                 node = self._nodes[hold.node]
                 before.setdefault(hold.node, node)
                 taken = replace(node, places=(*node.places, Place(HoldKind.RESERVED, pod, hold)))
                 self.take({hold.node: taken}, self._leaving | {victim.uid for victim in victims}, self._blocked)
         finally:
             self.take(before, leaving, self._blocked)
-        return seats if len(seats) >= needed else None
+        return freed if len(freed) >= needed else None
 
     def victims(self, choice: Choice) -> list[Pod]:
         """Return the pods of a choice."""

@@ -223,26 +223,26 @@ class Reclaimer:
     def _serve_gang(self, gang: Muster, picture: Picture) -> Picture | None:
         """Make room for as many pods of a gang as it needs, or for none; return None if the picture has changed."""
         for _ in range(CHOICES):
-            seats = picture.choose_all(gang.waiting, gang.needed)
-            if seats is None or not any(seat.victims or picture.leaving_for(seat.hold) for seat in seats):
+            places = picture.choose_all(gang.waiting, gang.needed)
+            if places is None or not any(place.victims or picture.leaving_for(place.hold) for place in places):
                 return picture  # it would not help, or there is room: then the gang takes it by itself
             until_ns = self._clock.monotonic_ns() + self._hold_ns
-            if not self._state.reserve_all([(seat.pod, seat.hold) for seat in seats], until_ns):
+            if not self._state.reserve_all([(place.pod, place.hold) for place in places], until_ns):
                 return None
-            victims = [victim for seat in seats for victim in seat.victims]
-            leaving = frozenset(uid for seat in seats for uid in picture.leaving_for(seat.hold))
+            victims = [victim for place in places for victim in place.victims]
+            leaving = frozenset(uid for place in places for uid in picture.leaving_for(place.hold))
             leaving |= {victim.uid for victim in victims}
-            for seat in seats:
-                self._served.setdefault(seat.pod.uid, _Service()).victims = leaving
+            for place in places:
+                self._served.setdefault(place.pod.uid, _Service()).victims = leaving
             may = self._evictor.may_evict(victims)
-            if may and all(self._evictor.evict(seat.victims, seat.pod) for seat in seats):
-                for seat in seats:
-                    service = self._served[seat.pod.uid]
+            if may and all(self._evictor.evict(place.victims, place.pod) for place in places):
+                for place in places:
+                    service = self._served[place.pod.uid]
                     service.times += 1
                     self._put_off(service)
                 return None
-            for seat in seats:
-                self._state.release(seat.pod.uid)
+            for place in places:
+                self._state.release(place.pod.uid)
             picture = self._look_around()
         return picture
 
