@@ -14,7 +14,7 @@ import pytest
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
 
 from nodeagent.agent import Agent
-from nodeagent.booking import SeatRefused
+from nodeagent.entitlement import SeatRefused
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, Settings, WebhookSettings
 from slicekeeper.gpu import machine
