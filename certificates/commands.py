@@ -80,7 +80,7 @@ def run(context: Context) -> None:
 
 
 class _Health:
-    """What the probes tell of the loop."""
+    """What the probes know about the loop."""
 
     def __init__(self) -> None:
         self.wrong = "not looked yet"

@@ -33,7 +33,7 @@ class Follower:
         self._publisher = publisher
 
     def keep(self) -> None:
-        """Have everybody trust what the files name.
+        """Make all clients trust what the files name.
 
         Raises Unavailable if a file names nothing yet, ServiceError if the API server does not answer or refuses.
         """

@@ -44,7 +44,7 @@ class CertificateKeeper:
         )
 
     def keep(self) -> bool:
-        """Bring everything to what it should be; return whether anything was renewed.
+        """Renew what is due, and publish it; return whether anything was renewed.
 
         Raises ServiceError if the API server does not answer or refuses.
         """

@@ -43,7 +43,7 @@ class EpochCounter:
     def next(self, reading: int | None, life: str = "") -> tuple[int, int, int | None]:
         """Return `(epoch, seq, cumulative)` for the next report; an unknown reading stays unknown.
 
-        A source that names its counters' lives tells by that when one started again, however far it has come since.
+        If a source names its counters' lives, the name shows that one started again, however far it has come since.
         """
         if reading is not None:
             if self._place.base is None:

@@ -20,7 +20,7 @@ from slicekeeper.net.http import JsonClient
 from slicekeeper.units import format_seconds
 
 USER: Final = "kubernetes-admin"
-"""Who asks over the API: loopback knows one user."""
+"""The user of every request over the API: loopback knows only one."""
 
 
 class Cluster:

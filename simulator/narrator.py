@@ -48,7 +48,7 @@ class Narrator:
             thread.start()
 
     def stop(self) -> None:
-        """Stop, when all that has happened is told."""
+        """Stop, once all that has happened was shown."""
         deadline = time.monotonic() + TELL_SECONDS
         while self._told < self._store.version and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -103,7 +103,7 @@ class Narrator:
             self._tell("charged", f"{name}  {format_duration(found.charged_ms)} of GPU time{over}")
 
     def _event(self, event: Object) -> None:
-        """Tell what our parts say in events of their own; Kubernetes' are told from the pods."""
+        """Show what our parts say in events of their own; what Kubernetes does is seen from the pods."""
         about = event["involvedObject"]
         who = (event.get("source") or {}).get("component", "")
         if who.startswith("slicekeeper") or who.endswith("controller"):

@@ -38,12 +38,12 @@ class Wait(Section, frozen=True):
     name: str = ""
     """Prefix of the pods' names."""
     pods: int = 0
-    """At least so many pods have what follows."""
+    """At least this many pods have what follows."""
     phase: str = ""
     budget_state: str = ""
     priority_class: str = ""
     evicted: int = 0
-    """At least so many pods were evicted."""
+    """At least this many pods were evicted."""
 
     def __str__(self) -> str:
         told = [f"{key}: {value}" for key, value in msgspec.to_builtins(self).items() if value]

@@ -31,7 +31,7 @@ PARTS = ("certificates", "nodeagent", "objects", "scheduler", "sidecar", "timeke
 Rule = Literal["slicekeeper", "kubegpu", "gemini"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 UNSET_REGISTRY = "slicekeeper.invalid"
-"""No registry can have this name (RFC 6761), so nobody can offer images under it."""
+"""No registry can have this name (RFC 6761), so no image can be offered under it."""
 _REGISTRY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

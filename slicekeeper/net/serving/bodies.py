@@ -36,7 +36,7 @@ class BodyTooLarge(BodyRefused):
 
 
 class BodyLate(BodyRefused):
-    """The client sent no more of it in the time that it has."""
+    """The client sent nothing more in the time that it has."""
 
     status = 408
     code = "request-timeout"

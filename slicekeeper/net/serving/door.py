@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accepts connections, as many as the process can carry, and no more from one address than leaves room for others.
 
-Who comes when all places are taken takes the place of the connection that is missed least: of the address that has the
-most, one that has never sent a whole request, or else the one that has been idle for longest. A request under way
-keeps its place. So a crowd of idle connections costs its own address, and not a client that works.
+A client that comes when all places are taken gets the place of the connection that is missed least: of the address that
+has the most, one that has never sent a whole request, or else the one that has been idle for longest. A request under
+way keeps its place. So a crowd of idle connections costs its own address, and not a client that works.
 """
 
 from __future__ import annotations

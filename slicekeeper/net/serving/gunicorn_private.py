@@ -27,7 +27,7 @@ class Protocol(ASGIProtocol):
     _request_ready: asyncio.Event | None
 
     def head_complete(self, size: int) -> bool:
-        """Take note of a head of `size` bytes; return whether it may be so long."""
+        """Take note of a head of `size` bytes; return whether one may be that long."""
         raise NotImplementedError
 
     def request_complete(self) -> None:
@@ -75,7 +75,7 @@ class Protocol(ASGIProtocol):
         return self.in_body and not self._body_receiver._complete
 
     def read_ahead(self, size: int) -> None:
-        """Read at most so many bytes ahead of the application."""
+        """Limit how many bytes are read ahead of the application."""
         self._max_buffer_size = size
 
     def wake(self) -> None:

@@ -19,14 +19,14 @@ _libc = ctypes.CDLL(None)
 
 
 def keep_little() -> None:
-    """Have large blocks returned once they are free, and threads share one heap. Without glibc, do nothing."""
+    """Return large blocks to the system once they are free, and share one heap. Without glibc, do nothing."""
     if hasattr(_libc, "mallopt"):
         for option, value in ((_MMAP_THRESHOLD, 128 << 10), (_TRIM_THRESHOLD, 1 << 20), (_ARENA_MAX, 1)):
             _libc.mallopt(option, value)
 
 
 def held_bytes() -> int:
-    """Return how much memory of its own this process holds, 0 if the system does not tell."""
+    """Return how much memory of its own this process holds, 0 if the system does not say."""
     try:
         fields = Path("/proc/self/statm").read_text("ascii").split()
     except OSError:
