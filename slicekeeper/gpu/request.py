@@ -33,7 +33,7 @@ _CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {C
 _UUID: Final = "GPU-8f6e1a52-3b0c-4d9e-a1f7-5c2d90e4b6a8"
 _KIND_OF_LIST: Final = (("initContainers", ""), ("containers", "app"), ("ephemeralContainers", "ephemeral"))
 _WISHES: Final = frozenset(names.USER_ANNOTATIONS)
-_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -518,7 +518,7 @@ class _Reader:
 
     def label(self, annotations: Mapping[str, Any], key: str) -> str:
         value = annotations.get(key, "")
-        if value == "" or (isinstance(value, str) and _LABEL.fullmatch(value)):
+        if value == "" or (isinstance(value, str) and LABEL.fullmatch(value)):
             return str(value)
         self.refuse(
             code="label-invalid",

@@ -16,11 +16,12 @@ from slicekeeper.config.dialects import DIALECTS
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
+from slicekeeper.gpu import kubeshare
+from slicekeeper.gpu.foreign import Gpu, Reading, Share
 from slicekeeper.gpu.request import annotations_of, container_name
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
-from webhook.foreign import gpu_manager, gpushare, hami, kai, kubeshare, volcano_vgpu
-from webhook.foreign.share import Gpu, Reading, Share
+from webhook.foreign import gpu_manager, gpushare, hami, kai, volcano_vgpu
 from webhook.patch import PatchBuilder
 
 _READ: Final[dict[str, Callable[[Mapping[str, Any], Gpu, Reading], None]]] = {

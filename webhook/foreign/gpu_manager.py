@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
+from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
 from slicekeeper.gpu.request import annotations_of
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
-from webhook.foreign.share import Gpu, Reading, Share, gpu_containers, whole
 
 _CORE: Final = "tencent.com/vcuda-core"
 _MEMORY: Final = "tencent.com/vcuda-memory"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final
 
-from webhook.foreign.share import Gpu, Reading, Share, gpu_containers, whole
+from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
 
 _MEMORY: Final = "aliyun.com/gpu-mem"
 _CORES: Final = "aliyun.com/gpu-core.percentage"

@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
 from slicekeeper.gpu.request import annotations_of, container_name, containers
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_map
-from webhook.foreign.share import Gpu, Reading, Share, gpu_containers, whole
 
 _FRACTION: Final = "gpu-fraction"
 _MEMORY: Final = "gpu-memory"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
 from slicekeeper.gpu.request import annotations_of
 from slicekeeper.units import CORES_PER_GPU
-from webhook.foreign.share import Gpu, Reading, Share, gpu_containers, whole
 
 
 @dataclass(frozen=True)

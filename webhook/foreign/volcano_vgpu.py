@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from slicekeeper.gpu.foreign import Gpu, Reading
 from slicekeeper.gpu.request import annotations_of
-from webhook.foreign.share import Gpu, Reading
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
 _NAMES: Final = VgpuNames(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every dialect is read into, and the arithmetic that all of them share.
+"""What requests for another GPU sharing system are read into, and the arithmetic that all such dialects share.
 
 A part of a GPU is rounded down, so that parts that fill a GPU still do; an amount of memory is rounded up, so that a
 program gets what it was written for. A warning names each rounding.

@@ -12,10 +12,10 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper import names
+from slicekeeper.gpu.foreign import Gpu, Reading, Share, percent_of
 from slicekeeper.gpu.request import MAX_GANG, container_name
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_list, as_map
-from webhook.foreign.share import Gpu, Reading, Share, percent_of
 
 _PREFIX: Final = "sharedgpu/"
 _REQUEST: Final = _PREFIX + "gpu_request"
