@@ -79,6 +79,8 @@ _FORMER: Final = tuple(
 
 _ON_NODES: Final = ("nodeagent", "arbiter")
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
+_BY_COMPONENTS: Final = ("objects", "sharepods")
+"""Deployments that not every installation has."""
 _OURS: Final = "app.kubernetes.io/part-of=slicekeeper"
 
 
@@ -197,8 +199,8 @@ def _missing(
             "--set images.registry=REGISTRY; docs/install.md",
         )
         return
-    operator = _get(client, DEPLOYMENTS, "objects", namespace)  # which not every installation has
-    for name, found in (*workloads.items(), *([("deployment objects", operator)] if operator else [])):
+    operators = {f"deployment {part}": _get(client, DEPLOYMENTS, part, namespace) for part in _BY_COMPONENTS}
+    for name, found in (*workloads.items(), *(one for one in operators.items() if one[1])):
         yield from itertools.starmap(Finding, waiting.not_ready(client, name, found, namespace))
     for known in (settings.classes.in_budget, settings.classes.over_budget):
         made = _get(client, PRIORITY_CLASSES, known.name)

@@ -388,7 +388,7 @@ class CertificateSettings(Section, frozen=True):
 
 
 class ObjectSettings(Section, frozen=True):
-    """The operator that keeps budgets in step with GpuBudgets and ClusterGpuBudgets."""
+    """The operators: the one that keeps budgets in step with their objects, and that of SharePods."""
 
     namespace: Annotated[Name, about("Namespace of the Lease by which one of several replicas acts.")] = (
         "slicekeeper-system"

@@ -90,7 +90,7 @@ def keep_logs(cluster: Cluster, kubectl: Kubectl, folder: Path) -> None:
         "pods.yaml": ("get", "pods", "-A", "-o", "yaml"),
         "events.txt": ("get", "events", "-A", "--sort-by=.lastTimestamp"),
     }
-    for part in ("arbiter", "certificates", "nodeagent", "objects", "scheduler", "timekeeper", "webhook"):
+    for part in ("arbiter", "certificates", "nodeagent", "objects", "scheduler", "sharepods", "timekeeper", "webhook"):
         selector = f"app.kubernetes.io/name={part}"
         every = ("--all-containers", "--tail=2000", "--max-log-requests=20")
         wanted[f"{part}.log"] = ("logs", "-n", install.NAMESPACE, "-l", selector, *every)

@@ -88,7 +88,7 @@ def test_the_chart_is_made_of_todays_manifests(site: Site) -> None:
 
 SETS = (
     (),
-    ("observe", "objects", "openshift", "postgresql", "nvidia-runtime", "quota-weight"),
+    ("observe", "objects", "sharepods", "openshift", "postgresql", "nvidia-runtime", "quota-weight"),
     ("cert-manager", "postgresql", "hard-budgets", "audit-evictions", "critical-quota"),
     ("host-network", "cert-manager", "aks", "fake-gpus", "single"),
 )
@@ -371,7 +371,7 @@ def test_a_profile_fits_its_platform_and_is_accepted_by_the_api_server(site: Sit
 
 @pytest.mark.parametrize("profile", ["gke", "openshift"])
 def test_a_profile_fits_with_all_that_runs_more_pods(helm: Helm, profile: str) -> None:
-    more = {"components": {"postgresql": True, "objects": True}}
+    more = {"components": {"postgresql": True, "objects": True, "sharepods": True}}
     RULES[profile](helm.render(more, "--values", str(CHART / f"profiles/{profile}.yaml")))
 
 

@@ -6,39 +6,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import yaml
-from cluster.harness import install
+from cluster.harness.component import added
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
 from cluster.harness.site import Site
 
 from slicekeeper.errors import Conflict
 from slicekeeper.wire.timekeeper import Budget, Parent
 
-KINDS = ("gpubudgets.slicekeeper.io", "clustergpubudgets.slicekeeper.io")
 SPEC = {"amount": "2h30m", "period": "month"}
 HOUR = 3_600_000
-
-
-def _rendered(site: Site, overlay: str) -> dict[tuple[str, str, str], Object]:
-    text = site.kubectl("kustomize", install.named(install.ROOT / overlay))
-    return {(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in yaml.safe_load_all(text)}
 
 
 @pytest.fixture(scope="module")
 def objects(site: Site) -> Iterator[Site]:
     """The cluster with the component, for this file alone."""
-    suite = _rendered(site, "tests/cluster/overlay")
-    ours = [obj for key, obj in _rendered(site, "tests/cluster/objects").items() if key not in suite]
-    assert {obj["kind"] for obj in ours} >= {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"}
-    site.kubectl.apply(*ours)
-    try:
-        for kind in KINDS:
-            site.kubectl("wait", "--for=condition=Established", f"crd/{kind}", "--timeout=120s", timeout=130)
-        site.kubectl("rollout", "status", "deployment/objects", "-n", install.NAMESPACE, "--timeout=240s", timeout=250)
+    with added(site, "tests/cluster/objects", "objects") as ours:
+        assert {obj["kind"] for obj in ours} >= {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"}
         yield site
-    finally:
-        site.kubectl("delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=yaml.safe_dump_all(ours),
-                     timeout=130)  # fmt: skip
 
 
 def gpu_budget(name: str = "default", **spec: object) -> Object:

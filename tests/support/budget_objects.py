@@ -14,8 +14,8 @@ import msgspec
 from flask import Flask
 from support.timekeeper_service import serving
 
-from objects.keeper import Keeper
-from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME
+from objects.budgets.keeper import Keeper
+from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME
 from simulator import kinds
 from simulator.cluster import Cluster
 from simulator.errors import ObjectNotFound

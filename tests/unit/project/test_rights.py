@@ -26,8 +26,10 @@ from certificates.publisher import BundlePublisher
 from nodeagent.audit import Audit
 from nodeagent.node_pods import NodePods
 from nodeagent.publisher import GpuPublisher
-from objects.keeper import Keeper
-from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
+from objects.budgets.keeper import Keeper
+from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
+from objects.sharepods.keeper import SharePodKeeper
+from objects.sharepods.template import MADE
 from scheduler.app import Scheduler
 from scheduler.pods import read_pod
 from scheduler.reclaim.nudge import Nudger
@@ -388,6 +390,28 @@ def run_objects(server: Server) -> None:
         attempt(lambda verb=verb: server.ask(verb, "apiextensions.k8s.io", "customresourcedefinitions"))  # type: ignore[misc]
 
 
+def run_sharepods(server: Server) -> None:
+    client: Any = server
+    keeper = SharePodKeeper(client, Resources(), ManualClock(NOW), lambda: True)
+    for name in ("new", "failed", "orphaned"):
+        metadata = {"name": name, "namespace": TEAM, "generation": 1}
+        server.put("sharepods", {"metadata": metadata, "spec": {"containers": [{"name": "c"}]}})
+    for name, owners, phase in (
+        ("failed", [{"kind": "SharePod", "uid": "uid-failed", "controller": True}], "Failed"),
+        ("orphaned", [], "Running"),
+    ):
+        metadata = {"name": name, "namespace": TEAM, "labels": {MADE: "true"}, "ownerReferences": owners,
+                    "creationTimestamp": "2025-01-01T00:00:00Z"}  # fmt: skip
+        server.put("pods", {"metadata": metadata, "spec": {}, "status": {"phase": phase}})
+    for watch in keeper._watches:
+        attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
+        watch.synced.set()
+    attempt(keeper.keep)
+    # With OwnerReferencesPermissionEnforcement the API server asks about whoever makes a pod that holds up its owner.
+    attempt(lambda: server.ask("update", "kubeshare.nthu", "sharepods/finalizers"))
+    elect(server, "slicekeeper-sharepods")
+
+
 RUNS = {
     "webhook": run_webhook,
     "timekeeper": run_timekeeper,
@@ -395,6 +419,7 @@ RUNS = {
     "nodeagent": run_nodeagent,
     "certificates": run_certificates,
     "objects": run_objects,
+    "sharepods": run_sharepods,
 }
 GRANTED = granted()
 _READ = ("get", "list", "watch")
@@ -459,7 +484,7 @@ def test_what_slicekeeper_check_asks_about_is_granted() -> None:
             and granted.covers(right.verb, right.group, right.resource, home, right.name)
             for granted in GRANTED
         ), right
-    assert {right.account for right in ALWAYS} == {right.account for right in GRANTED} - {"objects"}
+    assert {right.account for right in ALWAYS} == {right.account for right in GRANTED} - {"objects", "sharepods"}
 
 
 def test_no_account_has_a_right_of_another_kind() -> None:

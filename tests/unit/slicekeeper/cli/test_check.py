@@ -899,10 +899,11 @@ def test_why_a_part_is_not_ready_is_told(
     assert server.created == [], "nobody is asked who is known to be away"
 
 
-def test_the_operator_of_objects_is_looked_at_where_it_is_installed(server: Server) -> None:
+@pytest.mark.parametrize("operator", ["objects", "sharepods"])
+def test_an_operator_is_looked_at_where_it_is_installed(server: Server, operator: str) -> None:
     server.install()
-    server.objects[f"{DEPLOYMENTS}/objects"] = {"metadata": {"name": "objects"}, "status": {}}
-    assert problems(check(server, "-o", "json")) == ["deployment objects has no ready pod"]
+    server.objects[f"{DEPLOYMENTS}/{operator}"] = {"metadata": {"name": operator}, "status": {}}
+    assert problems(check(server, "-o", "json")) == [f"deployment {operator} has no ready pod"]
 
 
 def test_before_the_installation_the_cluster_is_looked_at(server: Server) -> None:

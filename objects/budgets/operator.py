@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator: kopf watches the objects and reports which have changed; `objects.keeper` does the rest.
+"""The operator: kopf watches the objects and reports which have changed; `objects.budgets.keeper` does the rest.
 
 Of kopf's handlers these are the plainest, which write nothing: no finalizer, no annotation, no event. Its own record of
 what was handled would be a field on users' objects that no manifest has.
@@ -14,7 +14,7 @@ from typing import Any
 
 import kopf
 
-from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, VERSION
+from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, VERSION
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.kube.client import in_cluster

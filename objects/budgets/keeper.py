@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from objects.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME, B, Kind
-from objects.spec import SpecInvalid, body_of
-from objects.status import status_of
+from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME, B, Kind
+from objects.budgets.spec import SpecInvalid, body_of
+from objects.budgets.status import status_of
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Forbidden, NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import KubeClient, Object

@@ -7,18 +7,18 @@ in motion wakes everybody who watches.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from objects.conditions import READY, condition
 from slicekeeper.cli.output import brief, rounded
 from slicekeeper.kube.client import Object
 from slicekeeper.units import Instant, format_seconds, parse_instant
-from slicekeeper.untyped import as_list, as_map
+from slicekeeper.untyped import as_map
 from slicekeeper.wire.timekeeper import Figures
 
 FIGURES_MS: Final = 30_000
 """The shortest time between two writes of figures alone."""
 
-READY: Final = "Ready"
 _MINUTE: Final = 60_000
 
 
@@ -33,7 +33,7 @@ def status_of(obj: Object, found: Figures | None, problem: tuple[str, str] | Non
     shown: Object = dict.fromkeys(("state", "amount", "used", "left", "runOut", "runOutAt", "boundBy"))
     if found is not None:
         shown = _figures(found)
-    new = {**shown, "observedGeneration": generation, "conditions": [_ready(old, problem, generation, now)]}
+    new = {**shown, "observedGeneration": generation, "conditions": [_ready(obj, problem, now)]}
     same = {key: old.get(key) == value for key, value in new.items()}
     if all(same.values()):
         return None
@@ -57,18 +57,9 @@ def _figures(found: Figures) -> Object:
     }
 
 
-def _ready(old: Any, problem: tuple[str, str] | None, generation: int, now: Instant) -> Object:
+def _ready(obj: Object, problem: tuple[str, str] | None, now: Instant) -> Object:
     reason, message = problem or ("Synced", "the timekeeper goes by this spec")
-    condition = {
-        "type": READY,
-        "status": "False" if problem else "True",
-        "reason": reason,
-        "message": message[:1024],
-        "observedGeneration": generation,
-    }
-    before = next((c for c in map(as_map, as_list(old.get("conditions"))) if c.get("type") == READY), {})
-    kept = before.get("lastTransitionTime") if before.get("status") == condition["status"] else None
-    return {**condition, "lastTransitionTime": kept or format_seconds(now)}
+    return condition(obj, READY, "False" if problem else "True", reason, message, now)
 
 
 def _instant(text: object) -> Instant:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.budget_objects import TEAM, Killed, ObjectWorld, object_world
 from support.databases import Databases
 
-from objects.resources import ONLY_NAME
+from objects.budgets.resources import ONLY_NAME
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.errors import Conflict
 from slicekeeper.wire.timekeeper import Budget

@@ -16,8 +16,8 @@ import kopf
 from support.budget_objects import ORGANISATION, TEAM, apply, served
 from support.small_cluster import wait_for
 
-from objects.commands import Looks
-from objects.operator import registry_of, settings_of
+from objects.budgets.operator import registry_of, settings_of
+from objects.looks import Looks
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper.clock import SystemClock
@@ -103,7 +103,8 @@ def test_every_new_spec_and_every_deletion_is_told_and_no_object_is_written() ->
 
 def test_what_kopf_logs_of_an_object_is_one_line_of_json() -> None:
     code = (
-        "import kopf, logging; from slicekeeper import log; from objects.operator import settings_of, tame_logs;"
+        "import kopf, logging; from slicekeeper import log;"
+        "from objects.budgets.operator import settings_of, tame_logs;"
         "log.configure(); tame_logs(); tame_logs();"
         "from kopf._core.actions.loggers import LocalObjectLogger as Logger;"
         "logger = Logger(body={'kind': 'GpuBudget', 'metadata': {'name': 'default'}}, settings=settings_of());"

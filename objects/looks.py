@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks again and again: what every operator here does, whatever it looks at."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from slicekeeper import threads
+from slicekeeper.errors import ServiceError
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 10.0
+"""Between two looks if nothing changes: what an operator follows without a watch changes meanwhile."""
+PAUSE_SECONDS: Final = 1.0
+"""At least, between two looks: many objects are applied at once."""
+STUCK_SECONDS: Final = 600.0
+"""Longer than a look at thousands of objects takes. One that gets no answer ends by itself."""
+
+
+class Looker(Protocol):
+    """What looks once."""
+
+    def keep(self) -> None:
+        """Bring everything into step. Raises ServiceError if that must be tried again."""
+
+
+class Looks:
+    """Looks again and again, in a thread, for as long as this process leads."""
+
+    def __init__(self, keeper: Looker, leads: Callable[[], bool]) -> None:
+        self.wake = threading.Event()
+        """Set: look now."""
+        self._keeper = keeper
+        self._leads = leads
+        self._stop = threading.Event()
+        self._wrong = "not looked yet"
+        self._went_round = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threads.keep("looks", self._run, self._stop.is_set)
+
+    def stop(self) -> None:
+        """End, after the look that is under way."""
+        self._stop.set()
+        self.wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+
+    def ready(self) -> str:
+        """Return why the last look failed, empty if it did not or another replica looks."""
+        return self._wrong
+
+    def alive(self) -> str:
+        """Return for how long there was no look, empty if it is not too long."""
+        silent = time.monotonic() - self._went_round
+        return f"no look for {silent:.0f} s" if silent > STUCK_SECONDS else ""
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.wake.clear()
+            self._went_round = time.monotonic()
+            self._wrong = self._look() if self._leads() else ""
+            self._stop.wait(PAUSE_SECONDS)
+            self.wake.wait(LOOK_SECONDS - PAUSE_SECONDS)
+
+    def _look(self) -> str:
+        try:
+            self._keeper.keep()
+        except ServiceError as error:
+            logger.warning("objects not kept: %s", error)
+            return str(error)
+        return ""

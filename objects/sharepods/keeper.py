@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sees to it that each SharePod has its one pod, as a ReplicaSet would, and that its status tells of it.
+
+A SharePod's pod has its name, so there are never two of them, whenever this process is killed and whoever acts beside
+it. What the watches have brought may be old: before a pod is made or adopted, the SharePod is read anew, because it may
+have been deleted, or its pod may have ended for good. Deleting a SharePod is the garbage collector's business: the pod
+names its owner.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from objects.sharepods.seen import Seen
+from objects.sharepods.status import has_outcome, outcome_of, status_of
+from objects.sharepods.template import MADE, SHAREPODS, Template, owner_reference, template_of
+from slicekeeper.clock import Clock
+from slicekeeper.config.settings import Resources
+from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
+from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
+from slicekeeper.kube.pod import controller_of, guarded, has_ended
+from slicekeeper.kube.watch import Watch
+from slicekeeper.units import Instant, parse_instant
+from slicekeeper.untyped import as_list, as_map
+
+log = logging.getLogger(__name__)
+
+REPLACED_MS: Final = 30_000
+"""The least age of a pod that has failed and is replaced: one that always fails at once is not made all the time."""
+FIRST_PAUSE_MS: Final = 5_000
+LONGEST_PAUSE_MS: Final = 80_000
+"""Between two tries to make a pod that is refused; it doubles from try to try."""
+
+_Problem = tuple[str, str]
+
+
+class SharePodKeeper:
+    """Looks. `acts` returns whether this process holds the lease; it is asked before each write."""
+
+    def __init__(self, client: KubeClient, resources: Resources, clock: Clock, acts: Callable[[], bool]) -> None:
+        self._client = client
+        self._resources = resources
+        self._clock = clock
+        self._acts = acts
+        self._sharepods = Seen()
+        self._pods = Seen()
+        self._watches = (
+            Watch(client, SHAREPODS, self._sharepods),
+            Watch(client, PODS, self._pods, label_selector=MADE),
+        )
+        self._pauses = _Pauses()
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Follow SharePods and their pods; `changed` is called whenever there is something to look at."""
+        self._sharepods.changed = self._pods.changed = changed
+        for watch in self._watches:
+            watch.start()
+
+    def stop(self) -> None:
+        """Stop following."""
+        for watch in self._watches:
+            watch.stop()
+
+    def keep(self) -> None:
+        """Look once. Raises Unavailable if there is no list yet, or no answer; look again then."""
+        if not all(watch.synced.is_set() for watch in self._watches):
+            raise Unavailable("SharePods and their pods have not been listed yet")
+        there = self._sharepods.all()
+        self._pauses.forget_all_but({obj["metadata"]["uid"] for obj in there})
+        for obj in there:
+            if obj["metadata"].get("deletionTimestamp"):
+                continue
+            if not self._acts():
+                return
+            try:
+                self._keep(obj)
+            except ServiceError as error:
+                if not error.status:
+                    raise
+                log.info("%s: %s", _said(obj), error)  # no other SharePod waits for this one
+
+    def _keep(self, obj: Object) -> None:
+        metadata, now = obj["metadata"], self._clock.now_ms()
+        template = template_of(obj, self._resources)
+        pod, problem = self._pod_of(obj, template, now)
+        if pod is None and problem is None:
+            return
+        status = status_of(obj, pod, template, problem, now)
+        if status is not None and self._acts():
+            body = _unless_changed(obj, {"op": "add", "path": "/status", "value": status})
+            self._client.patch(
+                SHAREPODS, metadata["name"], body, metadata["namespace"], content_type=JSON_PATCH, subresource="status"
+            )
+
+    def _pod_of(self, obj: Object, template: Template, now: Instant) -> tuple[Object | None, _Problem | None]:
+        """Return its pod, or why it has none; neither: the status stays, and a later look knows more."""
+        metadata = obj["metadata"]
+        pod = seen = self._pods.find(metadata["namespace"], metadata["name"])
+        if pod is not None and _is_of(pod, obj):
+            self._replace(pod, now)
+            return pod, None
+        if has_outcome(obj):
+            return None, None
+        if pod is None:
+            if self._pauses.holds(obj, template, now):
+                return None, None
+            pod = self._read_pod(obj)  # a watch may be late, and somebody may have taken the label away
+            if pod is not None and _is_of(pod, obj):
+                return pod, None
+        if template.violations:
+            self._pauses.begin(obj, template, now)
+            return None, ("SpecInvalid", "; ".join(map(str, template.violations)))
+        if pod is None:
+            return self._make(obj, template, now)
+        if _is_orphan(pod):
+            return self._adopt(obj, template, pod), None
+        if seen is None:  # no watch tells when it has gone
+            self._pauses.begin(obj, template, now)
+        owner = controller_of(pod)
+        whose = f"{owner.get('kind')} {owner.get('name')}'s" if owner else "not a SharePod's"
+        return None, (
+            "PodNameTaken",
+            f"pod {metadata['name']} is there and is {whose}: delete it, or give the SharePod another name",
+        )
+
+    def _read_pod(self, obj: Object) -> Object | None:
+        try:
+            return self._client.get(PODS, obj["metadata"]["name"], obj["metadata"]["namespace"])
+        except NotFound:
+            return None
+
+    def _make(self, obj: Object, template: Template, now: Instant) -> tuple[Object | None, _Problem | None]:
+        if not self._is_still(obj, template):
+            return None, None
+        try:
+            made = self._client.create(PODS, template.pod, obj["metadata"]["namespace"])
+        except ServiceError as error:
+            if not error.status:
+                raise
+            if isinstance(error, Conflict):  # somebody else made one; the next look finds whose it is
+                return None, None
+            self._pauses.begin(obj, template, now)
+            return None, ("PodRefused", str(error).partition(": ")[2] or str(error))
+        self._pauses.end(obj)
+        log.info("%s: its pod is made", _said(obj))
+        return made, None
+
+    def _adopt(self, obj: Object, template: Template, pod: Object) -> Object | None:
+        if not self._is_still(obj, template):
+            return None
+        owners = [*as_list(pod["metadata"].get("ownerReferences")), owner_reference(obj)]
+        body = _unless_changed(pod, {"op": "add", "path": "/metadata/ownerReferences", "value": owners})
+        name, namespace = obj["metadata"]["name"], obj["metadata"]["namespace"]
+        adopted = self._client.patch(PODS, name, body, namespace, content_type=JSON_PATCH)
+        log.info("%s: the pod of its name, which was nobody's, is adopted", _said(obj))
+        return adopted
+
+    def _replace(self, pod: Object, now: Instant) -> None:
+        """Delete a pod that has ended and that another one is to follow: kubelet evicted it, or its node was shut."""
+        metadata = pod["metadata"]
+        young = now - parse_instant(metadata["creationTimestamp"]) < REPLACED_MS
+        if not has_ended(pod) or outcome_of(pod) or metadata.get("deletionTimestamp") or young or not self._acts():
+            return
+        try:
+            self._client.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+        except (NotFound, Conflict):
+            return
+        log.info("pod %s/%s has failed: another takes its place", metadata["namespace"], metadata["name"])
+
+    def _is_still(self, obj: Object, template: Template) -> bool:
+        """Whether the SharePod, read anew, is still there and still wants this pod."""
+        metadata = obj["metadata"]
+        try:
+            now = self._client.get(SHAREPODS, metadata["name"], metadata["namespace"])
+        except NotFound:
+            return False
+        return (
+            now["metadata"]["uid"] == metadata["uid"]
+            and not now["metadata"].get("deletionTimestamp")
+            and not has_outcome(now)
+            and template_of(now, self._resources).digest == template.digest
+            and self._acts()
+        )
+
+
+class _Pauses:
+    """Until when no pod is tried for a SharePod of which one was refused. Another template is tried at once."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, int, int]] = {}
+        """By the SharePod's UID: what was refused, the pause in milliseconds, and until when it is."""
+
+    def holds(self, obj: Object, template: Template, now: Instant) -> bool:
+        digest, _, until = self._of.get(obj["metadata"]["uid"], ("", 0, 0))
+        return digest == template.digest and now < until
+
+    def begin(self, obj: Object, template: Template, now: Instant) -> None:
+        digest, pause, _ = self._of.get(obj["metadata"]["uid"], ("", 0, 0))
+        pause = min(pause * 2, LONGEST_PAUSE_MS) if digest == template.digest and pause else FIRST_PAUSE_MS
+        self._of[obj["metadata"]["uid"]] = (template.digest, pause, now + pause)
+
+    def end(self, obj: Object) -> None:
+        self._of.pop(obj["metadata"]["uid"], None)
+
+    def forget_all_but(self, uids: set[str]) -> None:
+        self._of = {uid: pause for uid, pause in self._of.items() if uid in uids}
+
+
+def _is_of(pod: Object, obj: Object) -> bool:
+    return bool((controller_of(pod) or {}).get("uid") == obj["metadata"]["uid"])
+
+
+def _is_orphan(pod: Object) -> bool:
+    """Whether a pod that was made of a SharePod has lost it, and may be had by one of the same name."""
+    metadata = pod["metadata"]
+    made = MADE in as_map(metadata.get("labels"))
+    return made and controller_of(pod) is None and not metadata.get("deletionTimestamp")
+
+
+def _unless_changed(obj: Object, operation: Object) -> list[Object]:
+    """Return a patch that the API server refuses if the object is not as it was seen."""
+    version = {"op": "test", "path": "/metadata/resourceVersion", "value": obj["metadata"]["resourceVersion"]}
+    return guarded(obj, version, operation)
+
+
+def _said(obj: Object) -> str:
+    return f"sharepod {obj['metadata']['namespace']}/{obj['metadata']['name']}"

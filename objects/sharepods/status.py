@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a SharePod's status says: its pod, under the names that KubeShare gave its fields, and what keeps one from it.
+
+All of it is what the pod says, so nothing in it moves by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from objects.conditions import READY, condition, find
+from objects.sharepods.template import DIGEST, Template
+from slicekeeper import names
+from slicekeeper.gpu.request import annotations_of, container_name, containers
+from slicekeeper.kube.client import Object
+from slicekeeper.kube.pod import has_ended
+from slicekeeper.units import MS_PER_SECOND, Instant, parse_instant
+from slicekeeper.untyped import as_list, as_map
+
+UP_TO_DATE: Final = "UpToDate"
+ENDED: Final = "Ended"
+_KEPT: Final = ("name", "namespace", "uid", "creationTimestamp")
+
+
+def status_of(
+    sharepod: Object, pod: Object | None, template: Template, problem: tuple[str, str] | None, now: Instant
+) -> Object | None:
+    """Return the status to write; None: the one that is there may stay.
+
+    `problem` is the reason and the message of what keeps it from having a pod of its own.
+    """
+    reason, message = problem or ("", "")
+    new: Object = {"observedGeneration": sharepod["metadata"]["generation"]}
+    if pod is None:
+        conditions = [condition(sharepod, READY, "False", reason, message, now)]
+    else:
+        new |= _mirror(pod)
+        conditions = [
+            condition(sharepod, READY, *_readiness(pod), now),
+            condition(sharepod, UP_TO_DATE, *_freshness(pod, template), now),
+        ]
+        outcome = find(sharepod, ENDED).get("reason") or outcome_of(pod)  # once ended, it stays so
+        if outcome:
+            conditions.append(condition(sharepod, ENDED, "True", outcome, "no other pod will be made", now))
+    new["conditions"] = conditions
+    return new if new != sharepod.get("status") else None
+
+
+def has_outcome(sharepod: Object) -> bool:
+    """Whether its pod has ended for good, so that no other is made even if that one is gone."""
+    return find(sharepod, ENDED).get("status") == "True"
+
+
+def outcome_of(pod: Object) -> str:
+    """Return the phase in which a pod has ended for good; empty if it has not, or another is to take its place.
+
+    One that was deleted while it ran, or evicted, has not ended by itself, whatever its containers' exit codes are.
+    """
+    status, restart = as_map(pod.get("status")), as_map(pod.get("spec")).get("restartPolicy", "Always")
+    phase = str(status.get("phase"))
+    if not has_ended(pod):
+        return ""
+    if status.get("reason") == "DeadlineExceeded":
+        return phase
+    if restart == "Always" or (restart == "OnFailure" and phase == "Failed"):
+        return ""
+    return phase if _ended_before_its_deletion(pod) else ""
+
+
+def _ended_before_its_deletion(pod: Object) -> bool:
+    metadata, status = pod["metadata"], as_map(pod.get("status"))
+    if not metadata.get("deletionTimestamp"):
+        return True
+    asked = parse_instant(metadata["deletionTimestamp"]) - MS_PER_SECOND * metadata.get("deletionGracePeriodSeconds", 0)
+    of_containers = map(as_map, as_list(status.get("containerStatuses")))
+    ends = [as_map(as_map(one.get("state")).get("terminated")).get("finishedAt") for one in of_containers]
+    return bool(ends) and all(end and parse_instant(end) <= asked for end in ends)
+
+
+def _mirror(pod: Object) -> Object:
+    metadata, spec = pod["metadata"], as_map(pod.get("spec"))
+    mirrored: Object = {
+        "PodStatus": pod.get("status") or {},
+        "PodObjectMeta": {key: metadata[key] for key in _KEPT if key in metadata},
+    }
+    if spec.get("nodeName"):
+        mirrored["nodeName"] = spec["nodeName"]
+    given = (annotations_of(pod).get(names.gpu_annotation(container_name(c))) for _, _, c in containers(spec))
+    gpus = dict.fromkeys(uuid for text in given if isinstance(text, str) for uuid in text.split(","))
+    if gpus:
+        mirrored["BoundDeviceID"] = ",".join(gpus)
+    return mirrored
+
+
+def _readiness(pod: Object) -> tuple[str, str, str]:
+    """Return status, reason and message of the condition Ready: the pod's own, or why it has no place yet."""
+    phase = as_map(pod.get("status")).get("phase")
+    if has_ended(pod):
+        return "False", f"Pod{phase}", str(as_map(pod.get("status")).get("message") or f"its pod is {phase}")
+    scheduled, ready = find(pod, "PodScheduled"), find(pod, READY)
+    if scheduled.get("status") == "False":
+        return _said(scheduled, "PodUnscheduled")
+    if ready:
+        return _said(ready, "PodReady" if ready.get("status") == "True" else "PodNotReady")
+    return "False", "PodPending", "its pod has no place yet"
+
+
+def _said(told: Mapping[str, Any], reason: str) -> tuple[str, str, str]:
+    return str(told.get("status")), str(told.get("reason") or reason), str(told.get("message") or "as its pod says")
+
+
+def _freshness(pod: Object, template: Template) -> tuple[str, str, str]:
+    if template.violations:
+        return "False", "SpecInvalid", "; ".join(map(str, template.violations))
+    if annotations_of(pod).get(DIGEST) != template.digest:
+        return "False", "SpecChanged", "the pod is of another spec; delete the pod, and one of this spec is made"
+    return "True", "SpecUnchanged", "; ".join(template.notes) or "the pod is of this spec"

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pod that is made of a SharePod: its labels, annotations and spec, with its GPU request in our terms.
+
+A node is wished for and never set: a pod with `spec.nodeName` would pass the scheduler by, and its GPU would be in
+nobody's books.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final
+
+from objects.sharepods.request import read
+from slicekeeper import names
+from slicekeeper.config.settings import Resources
+from slicekeeper.errors import Violation
+from slicekeeper.gpu.foreign import Share
+from slicekeeper.gpu.request import container_name, containers
+from slicekeeper.kube.client import Object, Resource
+from slicekeeper.untyped import as_list, as_map
+
+SHAREPODS: Final = Resource("/apis/kubeshare.nthu/v1", "sharepods")
+MADE: Final = "kubeshare.nthu/sharepod"
+"""The label, `true`, by which pods that were made of SharePods are watched and, as orphans, known again."""
+DIGEST: Final = "kubeshare.nthu/template-hash"
+"""The annotation by which a pod is known to be made of what the SharePod says now."""
+
+_NOT_THE_PODS: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@dataclass(frozen=True)
+class Template:
+    """The pod to make, what was rounded on the way, and why none may be made."""
+
+    pod: Object
+    notes: tuple[str, ...] = ()
+    violations: tuple[Violation, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """What tells this pod from one that was made of another spec."""
+        return str(self.pod["metadata"]["annotations"][DIGEST])
+
+
+def template_of(sharepod: Object, resources: Resources) -> Template:
+    """Return what is made of a SharePod."""
+    metadata = sharepod["metadata"]
+    spec = deepcopy(dict(as_map(sharepod.get("spec"))))
+    annotations = {k: v for k, v in as_map(metadata.get("annotations")).items() if k != _NOT_THE_PODS}
+    labels = dict(as_map(metadata.get("labels")))
+    said = json.dumps([spec, labels, annotations], sort_keys=True).encode()
+    first = next(iter(as_list(spec.get("containers"))), None)
+    reading = read(sharepod, container_name(as_map(first)))
+    if reading.shares:
+        for path, _, container in containers(spec):
+            asked = as_map(as_map(container.get("resources")).get("limits"))
+            twice = next((name for name in (resources.core, resources.memory) if name in asked), None)
+            if twice is not None:
+                rule = "KubeShare's words say already what the SharePod asks for; leave the one or the other out"
+                where = f"{path}.resources.limits[{twice}]"
+                reading.refuse(container_name(container), where, asked[twice], rule, "limits: {cpu: 1}")
+    for name, share in reading.shares.items():
+        if isinstance(first, dict):
+            _ask(first, share, resources)
+        if share.limit is not None:
+            annotations.setdefault(names.limit_annotation(name), str(share.limit))
+    node = spec.pop("nodeName", "")
+    if node:
+        _wish(spec, node)
+    return Template(
+        pod={
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "labels": {**labels, MADE: "true"},
+                "annotations": {
+                    **annotations,
+                    **reading.annotations,
+                    DIGEST: hashlib.sha256(said).hexdigest()[:16],
+                },
+                "ownerReferences": [owner_reference(sharepod)],
+            },
+            "spec": spec,
+        },
+        notes=tuple(reading.notes),
+        violations=tuple(reading.violations),
+    )
+
+
+def owner_reference(sharepod: Object) -> Object:
+    """Return what makes a SharePod a pod's controller."""
+    return {
+        "apiVersion": "kubeshare.nthu/v1",
+        "kind": "SharePod",
+        "name": sharepod["metadata"]["name"],
+        "uid": sharepod["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _ask(container: Object, share: Share, resources: Resources) -> None:
+    declared = dict(as_map(container.get("resources")))
+    amounts = {resources.core: str(share.core)}
+    if share.blocks is not None:
+        amounts[resources.memory] = str(share.blocks)
+    container["resources"] = {**declared, "limits": {**as_map(declared.get("limits")), **amounts}}
+
+
+def _wish(spec: Object, node: str) -> None:
+    """Have every way in which the pod's own affinity can be met lead to the node, as a DaemonSet's pods have it."""
+    affinity = as_map(spec.get("affinity"))
+    of_nodes = as_map(affinity.get("nodeAffinity"))
+    required = as_map(of_nodes.get(_REQUIRED))
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    terms = [_with_field(as_map(term), here) for term in as_list(required.get("nodeSelectorTerms"))]
+    wanted = {**required, "nodeSelectorTerms": terms if required else [{"matchFields": [here]}]}
+    spec["affinity"] = {**affinity, "nodeAffinity": {**of_nodes, _REQUIRED: wanted}}
+
+
+def _with_field(term: Mapping[str, Any], field: Object) -> Object:
+    """Return a term with one field more to match; an empty one matches no node, and stays so."""
+    return {**term, "matchFields": [*as_list(term.get("matchFields")), field]} if term else {}

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A component beside what the suite has installed, for one file of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import yaml
+from cluster.harness import install
+from cluster.harness.kubectl import Object
+from cluster.harness.site import Site
+
+
+@contextmanager
+def added(site: Site, overlay: str, deployment: str) -> Iterator[list[Object]]:
+    """Install what an overlay has and the suite's own has not, and take it away again; yield those objects."""
+    suite = _rendered(site, "tests/cluster/overlay")
+    ours = [obj for key, obj in _rendered(site, overlay).items() if key not in suite]
+    site.kubectl.apply(*ours)
+    try:
+        for obj in ours:
+            if obj["kind"] == "CustomResourceDefinition":
+                kind = f"crd/{obj['metadata']['name']}"
+                site.kubectl("wait", "--for=condition=Established", kind, "--timeout=120s", timeout=130)
+        rollout = ("rollout", "status", f"deployment/{deployment}", "-n", install.NAMESPACE)
+        site.kubectl(*rollout, "--timeout=240s", timeout=250)
+        yield ours
+    finally:
+        site.kubectl("delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=yaml.safe_dump_all(ours),
+                     timeout=130)  # fmt: skip
+
+
+def _rendered(site: Site, overlay: str) -> dict[tuple[str, str, str], Object]:
+    text = site.kubectl("kustomize", install.named(install.ROOT / overlay))
+    return {(o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in yaml.safe_load_all(text)}
