@@ -77,8 +77,9 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
         cluster.kill("etcd")
         cluster.start("etcd")
         wait_for("answering API server", lambda: _answers(site), 60)
-        site.kubectl("delete", "job", "burst", "-n", team, "--wait=false", "--cascade=background")
-        site.kubectl("delete", "job", "before", "-n", team, "--wait=false", "--cascade=background")
+        site.kubectl("delete", "jobs", "--all", "-n", team, "--wait=false", "--cascade=background")
+        # Not left to Kubernetes' garbage collector, whose watches have just lost their history too.
+        site.kubectl("delete", "pods", "--all", "-n", team, "--wait=false")
         cluster.forget_history()
         _wait_until_all_ended(site, team, 2 * limit)
         assert _is_forgotten(site, team, seen)
