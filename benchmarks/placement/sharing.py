@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What sharing does for jobs: waits, completion times and use of GPUs, with whole GPUs, with shares, and adaptively.
 
-    .venv/bin/python benchmarks/placement/sharing.py --nodes FILE --pods FILE [--seeds 2]
+    .venv/bin/python benchmarks/placement/sharing.py --nodes FILE --pods FILE [--seeds 2] [--plots DIR]
 
 The jobs are drawn from the GPU pods of a list in openb's format that end within two hours, and come by chance at a
 load; they wait in kube-scheduler's queue (the first come first, what fits goes ahead) and are placed by the
@@ -14,7 +14,8 @@ less what the limiter was measured to cost (`--kept`, docs/limiter.md).
 
 Two tables: first the jobs that ask for shares alone, exclusive beside shared (XJTU's experiment), then all jobs in the
 three modes (KubeGPU's). The load is what the pods ask for when each has whole GPUs, in percent of all GPUs. A third
-table is worked out: how long a batch of equal containers takes on some GPUs.
+table is worked out: how long a batch of equal containers takes on some GPUs. `--plots` draws the completion times of
+the first two.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ import argparse
 import heapq
 import random
 import statistics
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+sys.path.insert(1, str(Path(__file__).parents[2] / "tests"))
+
+from cluster.harness import chart
 from run import Cluster, Node, Pod, read_nodes, read_pods
 
 from scheduler.placement.demand import Demand, Slice
@@ -137,7 +142,8 @@ def batch(containers: int, gpus: int, need: int, kept: float) -> tuple[float, fl
 
 
 def table(title: str, nodes: list[Node], pods: list[Pod], modes: list[str], options: argparse.Namespace) -> None:
-    """Print what each mode does at each load, and its ratio to whole GPUs."""
+    """Print what each mode does at each load, and its ratio to whole GPUs; draw the completion times if asked."""
+    drawn: dict[str, list[tuple[float, float]]] = {mode: [] for mode in modes}
     print(f"\n{title}: {len(pods)} jobs, {sum(node.gpus for node in nodes)} GPUs\n")
     print("| load | mode | wait, s | completion, s | of exclusive | 95th, s | GPU time used |")
     print("|---:|---|---:|---:|---:|---:|---:|")
@@ -150,8 +156,13 @@ def table(title: str, nodes: list[Node], pods: list[Pod], modes: list[str], opti
                 for name in ("wait", "completion", "p95", "used")
             )
             whole = whole or completion
+            drawn[mode].append((load, completion))
             print(f"| {load:g} % | {mode} | {wait:.0f} | {completion:.0f} | {100 * completion / whole:.0f} % | "
                   f"{p95:.0f} | {used:.1f} % |", flush=True)  # fmt: skip
+    if options.plots:
+        highest = max(seconds for points in drawn.values() for _, seconds in points)
+        picture = chart.lines(drawn, {}, x="load, %", y="completion time, s", most=highest)
+        (options.plots / f"{title.lower().replace(' ', '-')}.svg").write_text(picture)
 
 
 def main() -> None:
@@ -165,6 +176,7 @@ def main() -> None:
     parser.add_argument(
         "--kept", type=float, default=97.4, help="percent of its speed that a job keeps under the limiter"
     )
+    parser.add_argument("--plots", type=Path, help="a folder for an SVG file of each of the two tables")
     options = parser.parse_args()
     nodes = read_nodes(options.nodes)[:: options.every]
     most = max(node.gpus for node in nodes)
