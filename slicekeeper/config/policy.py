@@ -64,7 +64,7 @@ class BudgetPolicy(Section, frozen=True):
     rollover: Annotated[str, about("The most that a period leaves to the next one, for example 5h.")] = "0s"
     thresholds: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=100)], ...],
-        about("Percent of the budget used; each is told once per period, the lowest warns."),
+        about("Percent of the budget used; each is announced once per period, the lowest warns."),
     ] = (80, 95)
     enforcement: Annotated[
         Enforcement,
@@ -159,7 +159,7 @@ class NamespacePolicy(Section, frozen=True):
         Literal["metered", "refused", "ignored"], about("Pods that ask NVIDIA's plugin for whole GPUs.")
     ] = "metered"
     audit: Annotated[
-        Literal["tell", "evict"], about("Pods that use a GPU outside of their slice: told of, or evicted, too.")
+        Literal["tell", "evict"], about("Pods that use a GPU outside of their slice: named in an event, or evicted, too.")
     ] = "tell"
 
     foreign: ForeignPolicy = ForeignPolicy()
