@@ -108,18 +108,22 @@ def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
     priority = spec.get("priority")
     cpu_milli, ram_mib = asked_by(obj)
     gang, controller, homeless = _gang_of(obj, namespace, request)
+    demand = replace(demand_of(request, namespace), cpu_milli=cpu_milli, ram_mib=ram_mib)
+    namespace, budget_state, request, demand = _first_equal(
+        namespace, _text(annotations.get(names.BUDGET_STATE)), request, demand
+    )
     return Pod(
         uid=uid,
         namespace=namespace,
         name=_text(metadata.get("name")),
         request=request,
-        demand=_same(replace(demand_of(request, namespace), cpu_milli=cpu_milli, ram_mib=ram_mib)),
+        demand=demand,
         node=node,
         refusal=refusal or homeless,
         managed=as_map(metadata.get("labels")).get(names.MANAGED_LABEL) == names.MANAGED_VALUE,
         finished=has_ended(obj),
         leaving=bool(metadata.get("deletionTimestamp")),
-        budget_state=_text(annotations.get(names.BUDGET_STATE)),
+        budget_state=budget_state,
         gpu_class=_text(annotations.get(names.GPU_CLASS)) or names.STANDARD,
         priority=priority if isinstance(priority, int) else 0,
         created_ms=_instant(metadata.get("creationTimestamp")),
@@ -160,9 +164,11 @@ def _gang_of(obj: Mapping[str, Any], namespace: str, request: PodRequest) -> tup
 
 
 @lru_cache(4096)
-def _same(demand: Demand) -> Demand:
-    """Return the first demand that was equal: many thousands of pods may ask for the same."""
-    return demand
+def _first_equal(
+    namespace: str, budget_state: str, request: PodRequest, demand: Demand
+) -> tuple[str, str, PodRequest, Demand]:
+    """Return the first objects that were equal to these: many thousands of pods may ask for the same."""
+    return namespace, budget_state, request, demand
 
 
 def held_by(pod: Pod, obj: Mapping[str, Any]) -> Hold | None:

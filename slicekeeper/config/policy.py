@@ -159,7 +159,7 @@ class NamespacePolicy(Section, frozen=True):
         Literal["metered", "refused", "ignored"], about("Pods that ask NVIDIA's plugin for whole GPUs.")
     ] = "metered"
     audit: Annotated[
-        Literal["tell", "evict"], about("Pods that use a GPU outside of their slice: named in an event, or evicted, too.")
+        Literal["tell", "evict"], about("Pods that use a GPU outside their slice: named in an event, or evicted too.")
     ] = "tell"
 
     foreign: ForeignPolicy = ForeignPolicy()

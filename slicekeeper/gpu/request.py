@@ -82,9 +82,9 @@ class PodRequest:
     """The name of the pod's gang; empty with a size: the pods of its controller."""
     gang_size: int = 0
     """How many pods of the gang must be there before any gets a place, 0 without a gang."""
-    whole_device_gpus: Mapping[str, int] = field(default_factory=dict)
+    whole_device_gpus: Mapping[str, int] = field(default_factory=dict, hash=False)
     """How many devices of NVIDIA's own plugin each container asks for, whatever part of a GPU they are."""
-    devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict, hash=False)
     """The same by the resource's name: container → resource → number."""
 
     @property
