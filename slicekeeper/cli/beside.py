@@ -34,7 +34,7 @@ def overlaps(nodes: Iterable[Object], resources: Resources) -> Iterator[tuple[st
         }
         if not others:
             continue
-        where, ours = f"node {node['metadata']['name']}", len(inventory.of_node(node))
+        where, ours = f"node {node['metadata']['name']}", len(inventory.readable_of(node))
         theirs = sum((amount * part_of(name, labels).core for name, amount in others.items()), Fraction(0))
         there = labels.get(COUNT, "")
         listed = ", ".join(others)

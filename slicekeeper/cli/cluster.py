@@ -175,7 +175,7 @@ def nodes(context: Context, output: str) -> None:
             "pods": [name for name, _ in shares.get(gpu.uuid, [])],
         }
         for node in objects
-        for gpu in inventory.of_node(node)
+        for gpu in inventory.readable_of(node)
     ]
     show_list(rows, output, _GPU_COLUMNS, lambda row: str(row["gpu"]))
 

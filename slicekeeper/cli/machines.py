@@ -41,9 +41,10 @@ def version(text: str) -> tuple[int, int] | None:
 def wanting(nodes: Iterable[Object], cdi_dir: str, runtime_class: str) -> Iterator[Difference]:
     """Yield what GPU nodes lack. `runtime_class` is that of the node agent's pods, empty if they have the default."""
     listed = list(nodes)
-    if not any(inventory.of_node(node) for node in listed):
+    if not any(inventory.readable_of(node) for node in listed):
         yield _no_gpus(listed)
     for node in listed:
+        yield from _damaged(node)
         if not _has(node, LABEL) and names.NODE_GPUS not in annotations_of(node):
             continue
         where, info = f"node {node['metadata']['name']}", as_map(as_map(node.get("status")).get("nodeInfo"))
@@ -59,6 +60,14 @@ def wanting(nodes: Iterable[Object], cdi_dir: str, runtime_class: str) -> Iterat
 
 def _has(node: Object, label: str) -> bool:
     return as_map(as_map(node.get("metadata")).get("labels")).get(label) == "true"
+
+
+def _damaged(node: Object) -> Iterator[Difference]:
+    name = node["metadata"]["name"]
+    try:
+        inventory.of_node(node)
+    except ValueError as error:
+        yield f"node {name}: {error}", f"kubectl annotate node {name} {names.NODE_GPUS}-; its agent writes it again"
 
 
 def _no_gpus(nodes: list[Object]) -> Difference:

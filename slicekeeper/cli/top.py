@@ -49,7 +49,9 @@ def top(context: Context, node: str, interval: float, once: bool, output: str) -
 def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]:
     nodes, _ = client.list(NODES, field_selector=f"metadata.name={only}" if only else "")
     told = agents.ask(nodes)
-    return [_gpu(node, gpu, told.get(node["metadata"]["name"])) for node in nodes for gpu in inventory.of_node(node)]
+    return [
+        _gpu(node, gpu, told.get(node["metadata"]["name"])) for node in nodes for gpu in inventory.readable_of(node)
+    ]
 
 
 def _gpu(node: Object, gpu: inventory.Gpu, seats: list[SeatUse] | None) -> dict[str, Any]:

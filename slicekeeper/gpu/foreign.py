@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.request import MAX_BLOCKS, container_name, containers
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_map, show
-
-MOST_OF_A_SHARE: Final = CORES_PER_GPU - 1
 
 
 @dataclass(frozen=True)

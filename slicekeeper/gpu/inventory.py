@@ -52,6 +52,14 @@ def of_node(node: Mapping[str, Any]) -> list[Gpu]:
     return decode(value) if value else []
 
 
+def readable_of(node: Mapping[str, Any]) -> list[Gpu]:
+    """Return the GPUs of a Node object, none if the annotation is damaged: `slicekeeper check` names such a node."""
+    try:
+        return of_node(node)
+    except ValueError:
+        return []
+
+
 _WORD = re.compile(r"[a-z0-9.]+")
 
 

@@ -694,6 +694,18 @@ def test_a_nodes_driver_and_devices_are_told_in_the_agents_words(
     assert remedy in mended
 
 
+def test_a_node_whose_gpus_cannot_be_read_is_named_and_hides_nothing_else(server: Server) -> None:
+    server.install()
+    broken, shared = node("broken"), node("shared", Machine(driver="390.157"))
+    broken["metadata"]["annotations"][names.NODE_GPUS] = '[{"uuid": 1}]'
+    broken["status"]["capacity"] = {"nvidia.com/gpu": "1"}
+    server.objects[NODES] += [broken, shared]
+    (problem, remedy), *_ = found_on(server, "broken")
+    assert "annotation slicekeeper.io/gpus: Expected `str`, got `int`" in problem
+    assert remedy == "kubectl annotate node broken slicekeeper.io/gpus-; its agent writes it again"
+    assert found_on(server, "shared")
+
+
 def test_nvidias_runtime_class_is_not_recommended_to_who_has_it(server: Server) -> None:
     server.install()
     server.objects[AGENTS]["spec"] = {"template": {"spec": {"runtimeClassName": "nvidia"}}}

@@ -121,6 +121,13 @@ def test_an_agent_that_is_away_leaves_its_gpus_unknown_and_is_named(site: Site) 
         assert "1%" in lines[1]
 
 
+def test_a_node_whose_gpus_cannot_be_read_hides_no_other(site: Site) -> None:
+    damaged = {"metadata": {"annotations": {names.NODE_GPUS: '[{"uuid": 1}]'}}}
+    site.small.client.patch(NODES, "node-1", damaged)
+    assert list(site.top()) == ["node-2-0", "node-2-1"]
+    assert "node-1" not in site.run("nodes").stdout
+
+
 def test_a_pod_that_only_calls_itself_an_agent_is_not_asked(site: Site) -> None:
     site.agent("agent-1", "10.6.6.6", TEAM)
     site.seats["node-1"] = [seat("a", "node-1-0")]
