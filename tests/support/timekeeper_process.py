@@ -57,9 +57,11 @@ class Site:
     pods: dict[str, Object] = field(default_factory=dict)
 
     def start(self) -> None:
+        """Start the server; PostgreSQL knows its sessions by the server's URL."""
         command = [str(COMMAND), "--config", str(self.config), "timekeeper", "serve"]
+        env = {**os.environ, "PGAPPNAME": self.url}
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
 
     def twin(self) -> Site:
         """Return another server on the same database and cluster, not started."""
