@@ -65,6 +65,7 @@ class ClusterContext:
     def __init__(self, settings: Settings, classes: ClassSource) -> None:
         self.webhook = settings.webhook
         self.resources = settings.resources
+        self.gives_seats = settings.webhook.injection != "meter"
         self.classes = classes
         self.without_device = msgspec.structs.replace(settings.resources, device=())
         """For namespaces that ignore NVIDIA's plugin: no container asks for a resource without a name."""

@@ -3,8 +3,10 @@
 
 That runtime hands every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` says `all`, whatever set it: the
 pod, a ConfigMap by `envFrom`, or the image (NVIDIA's base images do). A variable in the container's own `env` wins over
-both, so each container that holds no GPU gets `void` there. Only a container that holds GPUs of NVIDIA's plugin gets
-none: it would take the place of the plugin's own value.
+both, so each container gets `void` there: who holds a GPU of ours gets it by its seat's CDI device, and must not get it
+by the runtime, which brings no limiter. Only if the cluster gives no seats, the variable names the GPUs that the
+scheduler chose. A container that holds GPUs of NVIDIA's plugin gets no `void`: it would take the place of the plugin's
+own value.
 """
 
 from __future__ import annotations
@@ -43,6 +45,23 @@ def holds_device(container: Mapping[str, Any], cluster: ClusterContext) -> bool:
     return any_named(amounts, devices) and any(
         is_named(name, devices) and not is_zero(amount) for name, amount in amounts.items()
     )
+
+
+def devices_variable(gpu: GpuRequest, cluster: ClusterContext) -> dict[str, Any]:
+    """Return the variable of a container that holds a GPU of ours."""
+    return {"name": VISIBLE_DEVICES, "value": VOID} if cluster.gives_seats else _chosen(gpu)
+
+
+def is_devices_variable(entry: Mapping[str, Any], gpu: GpuRequest) -> bool:
+    """Whether the webhook writes it with seats or without them, so that a pod read back from the cluster has it."""
+    if entry.get("valueFrom"):
+        return not entry.get("value") and covers(entry, _chosen(gpu))
+    return entry.get("value") == VOID
+
+
+def _chosen(gpu: GpuRequest) -> dict[str, Any]:
+    field = f"metadata.annotations['{names.gpu_annotation(gpu.container)}']"
+    return {"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
 def needs_void(container: Mapping[str, Any], gpu: GpuRequest | None, cluster: ClusterContext) -> bool:
@@ -120,11 +139,10 @@ def _visible_devices(
             else "in a container that asks for no GPU the variable would show it other containers' GPUs"
         )
     else:
-        field = f"metadata.annotations['{names.gpu_annotation(gpu.container)}']"
-        if not entry.get("value") and covers(entry.get("valueFrom"), {"fieldRef": {"fieldPath": field}}):
+        if is_devices_variable(entry, gpu):
             return
         example = f"no {VISIBLE_DEVICES}"
-        rule = "the variable is reserved; the webhook sets it to the GPUs that the scheduler chooses"
+        rule = "the variable is reserved; the webhook sets it, and the scheduler chooses the GPUs"
     yield Violation(
         code="reserved-env",
         container=name,

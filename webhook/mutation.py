@@ -15,9 +15,9 @@ from slicekeeper.gpu.request import GpuRequest, PodRequest, container_name
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.context import Case, ClusterContext
-from webhook.legacy_runtime import VISIBLE_DEVICES, VOID, needs_void
+from webhook.legacy_runtime import VISIBLE_DEVICES, VOID, devices_variable, is_devices_variable, needs_void
 from webhook.patch import PatchBuilder
-from webhook.sidecar_container import CONTAINERS_VARIABLE
+from webhook.sidecar_container import CONTAINERS_VARIABLE, covers
 
 PRELOAD: Final = "LD_PRELOAD"
 _VOID: Final = {"name": VISIBLE_DEVICES, "value": VOID}
@@ -85,7 +85,7 @@ def _gpu_containers(
 ) -> None:
     by_name = {r.container: r for r in request.requests}
     preload = cluster.wants_preload(case)
-    seat = cluster.resources.seat if cluster.webhook.injection != "meter" else ""
+    seat = cluster.resources.seat if cluster.gives_seats else ""
     for key in ("initContainers", "containers"):
         for index, entry in enumerate(as_list(spec.get(key))):
             container = as_map(entry)
@@ -94,7 +94,8 @@ def _gpu_containers(
                 pointer = f"/spec/{key}/{index}"
                 if seat:
                     _seat(patch, container["resources"], f"{pointer}/resources", seat)
-                _env(patch, container, f"{pointer}/env", gpu, preload=preload and gpu.is_fraction)
+                devices = devices_variable(gpu, cluster)
+                _env(patch, container, f"{pointer}/env", gpu, devices, preload=preload and gpu.is_fraction)
 
 
 def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, cluster: ClusterContext) -> None:
@@ -127,17 +128,27 @@ def _seat(patch: PatchBuilder, resources: Mapping[str, Any], pointer: str, seat:
             patch.add(f"{pointer}/{section}/{escape(seat)}", "1")
 
 
-def _env(patch: PatchBuilder, container: Mapping[str, Any], pointer: str, gpu: GpuRequest, *, preload: bool) -> None:
+def _env(
+    patch: PatchBuilder,
+    container: Mapping[str, Any],
+    pointer: str,
+    gpu: GpuRequest,
+    devices: Mapping[str, Any],
+    *,
+    preload: bool,
+) -> None:
     entries = as_list(container.get("env"))
-    added: list[dict[str, Any]] = []
-    devices, last_preload = False, -1
+    added: list[Mapping[str, Any]] = []
+    has_devices, last_preload = False, -1
     for index, entry in enumerate(entries):
         name = entry.get("name")
-        devices = devices or name == VISIBLE_DEVICES
+        if name == VISIBLE_DEVICES:
+            has_devices = True
+            if is_devices_variable(entry, gpu) and not covers(entry, devices):
+                patch.replace(f"{pointer}/{index}", devices)  # of a time when seats were given, or were not
         last_preload = index if name == PRELOAD else last_preload
-    if not devices:
-        field = f"metadata.annotations['{names.gpu_annotation(gpu.container)}']"
-        added.append({"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": field}}})
+    if not has_devices:
+        added.append(devices)
     if preload and last_preload < 0:
         added.append({"name": PRELOAD, "value": names.LIBRARY_PATH})
     elif preload:

@@ -289,7 +289,6 @@ def _containers(
     spec = as_map(pod.get("spec"))
     by_name = {r.container: r for r in request.requests}
     preload = cluster.wants_preload(case)
-    seats = cluster.webhook.injection != "meter"
     seen: set[str] = set()
     for path, kind, container in containers(spec):
         name = container_name(container)
@@ -298,7 +297,7 @@ def _containers(
             yield from _gpu_container_name(path, name, seen)
         seen.add(name)
         ours = name == names.SIDECAR and kind == "sidecar" and bool(request.requests)
-        yield from _seat(path, name, container, cluster, allowed=seats and (gpu is not None or ours))
+        yield from _seat(path, name, container, cluster, allowed=cluster.gives_seats and (gpu is not None or ours))
         if request.requests or request.whole_device_gpus:
             yield from escapes.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, gpu, cluster)

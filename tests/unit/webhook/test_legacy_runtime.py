@@ -18,6 +18,9 @@ SHARE = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 15}
 DEVICES = {"nvidia.com/gpu": 1}
 ALL = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
 VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+FIELD = {"apiVersion": "v1", "fieldPath": "metadata.annotations['gpu.slicekeeper.io/a']"}
+CHOSEN = {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": FIELD}}
+INJECTIONS = ("meter", "seats", "limiter")
 
 
 def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -26,6 +29,11 @@ def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 def gpu(limits: dict[str, int], **more: Any) -> dict[str, Any]:
     return {"name": "a", "resources": {"limits": limits}, **more}
+
+
+def injecting(injection: Any) -> Admission:
+    settings = Settings(webhook=WebhookSettings(injection=injection))
+    return Admission(settings, SettingsClasses(settings.classes))
 
 
 def codes(manifest: dict[str, Any], judge: Admission = ADMISSION, case: Case = CASE) -> list[str]:
@@ -55,7 +63,7 @@ def test_every_container_without_a_gpu_gets_void(limits: dict[str, int], kind: s
     assert ADMISSION.validate(done, CASE).allowed
     assert not ADMISSION.validate(manifest, CASE).allowed
     [holder] = [c for c in done["spec"]["containers"] if c["name"] == "a"]
-    assert VOID not in holder.get("env", [])
+    assert (VOID in holder.get("env", [])) is (limits is SHARE), "NVIDIA's plugin sets its own value"
 
 
 def test_our_own_sidecar_gets_void_whoever_made_its_image() -> None:
@@ -90,6 +98,74 @@ def test_no_container_without_a_gpu_names_devices(limits: dict[str, int], name: 
     assert set(codes(pod(gpu(limits), {"name": name, "env": env}))) == {"reserved-env"}
     init = pod(gpu(limits), initContainers=[{"name": name, "env": env}])
     assert set(codes(init)) == {"reserved-env"}
+
+
+def devices_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a GPU container's `env` says of the variable, without what the API server fills in."""
+    [container] = [c for c in manifest["spec"]["containers"] if c["name"] == "a"]
+    found = [entry for entry in container["env"] if entry["name"] == "NVIDIA_VISIBLE_DEVICES"]
+    plain = {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": FIELD["fieldPath"]}}}
+    return [CHOSEN if entry == plain else entry for entry in found]
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+@pytest.mark.parametrize("limits", [SHARE, {"tencent.com/vcuda-core": 200}])
+@pytest.mark.parametrize("injection", INJECTIONS)
+def test_where_a_seat_brings_the_gpu_the_old_runtime_brings_none(
+    injection: str, limits: dict[str, int], mode: Any
+) -> None:
+    judge, case = injecting(injection), Case("team", NamespacePolicy(mode=mode))
+    for env in ({}, {"env": None}, {"env": [{"name": "A"}]}):
+        manifest = pod(gpu(limits, **env))
+        done = apply(manifest, judge.mutate(manifest, case).patch)
+        assert devices_of(done) == [CHOSEN if injection == "meter" else VOID]
+        assert judge.mutate(done, case).patch == []
+        assert judge.validate(done, case).allowed
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+@pytest.mark.parametrize("before", INJECTIONS)
+@pytest.mark.parametrize("now", INJECTIONS)
+def test_what_a_webhook_wrote_before_becomes_what_is_written_now(before: str, now: str, mode: Any) -> None:
+    case = Case("team", NamespacePolicy(mode=mode))
+    written = CHOSEN if before == "meter" else VOID
+    right = CHOSEN if now == "meter" else VOID
+    manifest = pod(gpu(SHARE, env=[{"name": "A", "value": "1"}, written, {"name": "B", "value": "2"}]))
+    judge = injecting(now)
+    done = apply(manifest, judge.mutate(manifest, case).patch)
+    assert devices_of(done) == [right]
+    assert [entry["name"] for entry in done["spec"]["containers"][0]["env"]][:3] == ["A", right["name"], "B"]
+    assert judge.mutate(done, case).patch == []
+    assert judge.validate(done, case).allowed
+    stale = {**done, "spec": {**done["spec"], "containers": [manifest["spec"]["containers"][0]]}}
+    assert judge.validate_template(stale, case, "spec.template").allowed
+
+
+def test_a_pod_that_names_its_gpus_past_the_mutating_webhook_is_refused() -> None:
+    manifest = pod(gpu(SHARE))
+    done = apply(manifest, ADMISSION.mutate(manifest, CASE).patch)
+    container = done["spec"]["containers"][0]
+    container["env"] = [CHOSEN if entry == VOID else entry for entry in container["env"]]
+    verdict = ADMISSION.validate(done, CASE)
+    assert [(v.code, v.field) for v in verdict.violations] == [("not-as-admitted", "spec.containers[0].env[0]")]
+    container["env"].append(VOID)
+    assert not ADMISSION.validate(done, CASE).allowed, "either may be the one that counts"
+
+
+@pytest.mark.parametrize("injection", INJECTIONS)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ALL,
+        {**VOID, "value": "0"},
+        {**VOID, "value": "none"},
+        {"name": "NVIDIA_VISIBLE_DEVICES"},
+        {**VOID, "valueFrom": {"fieldRef": FIELD}},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['x']"}}},
+    ],
+)
+def test_no_container_with_a_gpu_names_others(injection: str, entry: dict[str, Any]) -> None:
+    assert codes(pod(gpu(SHARE, env=[entry])), injecting(injection)) == ["reserved-env"]
 
 
 @pytest.mark.parametrize("limits", [DEVICES, {"nvidia.com/gpu.shared": 2}, {"nvidia.com/mig-1g.5gb": 1}])
