@@ -13,7 +13,6 @@ from prometheus_client import REGISTRY, Gauge, make_wsgi_app
 from nodeagent.arbiter import Arbiter
 from nodeagent.audit import Audit
 from nodeagent.cdi import SeatFiles
-from nodeagent.cdi_probe import CdiProbe
 from nodeagent.entitlement import SeatRefused
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.gpus import GpuSource
@@ -66,7 +65,6 @@ class Agent:
         self._store = SeatStore(Path(mine.state_dir) / "seats")
         mounts = limiter(Path(mine.programs_dir), Path(mine.state_dir) / "lib")
         files = SeatFiles(Path(mine.cdi_dir), Path(mine.run_dir), settings.resources.seat, source, mounts)
-        self._probe = CdiProbe(Path(mine.cdi_dir), settings.resources.seat)
         self._files = files
         limits = settings.webhook.injection == "limiter"
         arbiter = Arbiter(Path(mine.run_dir))
@@ -113,7 +111,7 @@ class Agent:
         if self._bind:
             more: dict[str, WsgiApp] = {"/metrics": make_wsgi_app(), wire.PATH: self._live}
             probes.serve(self._bind, self._limits, ready=self._not_ready, more=more)
-        self._probe.start()
+        self._files.probe.start()
         self._plugin.start()  # before the rest: kubelet fails what it is given before
         self._publisher.start()
         self._pods.start()
@@ -124,9 +122,9 @@ class Agent:
         self._audit.start()
         while not stop.wait(TIDY_SECONDS):
             self._seats.tidy()
-            self._probe.look(started=self._files.has_started_one())
+            self._files.probe.look(started=self._files.has_started_one())
         self._linger()
-        self._probe.stop()
+        self._files.probe.stop()
         self._audit.stop()
         self._policy.stop()
         self._gpus.stop()
@@ -161,7 +159,7 @@ class Agent:
             self._own.edits([gpu.uuid for gpu in self._own.gpus()])
         except (SeatRefused, OSError) as error:
             unusable = str(error)
-        return Machine(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._probe.read)
+        return Machine(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._files.probe.read)
 
     def _look_at(self, node: Object) -> None:
         self._own.look_at(node)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nodeagent.cdi_probe import CdiProbe
 from nodeagent.entitlement import SeatRefused
 from nodeagent.first_read import FirstRead
 from nodeagent.gpus import GpuSource
@@ -50,7 +51,8 @@ class SeatFiles:
         self._needed: dict[str, float] = {}
         """By seat, when its spec was needed last; unknown for those that an agent before this one left."""
         self._first: float | None = None
-        """When a spec was needed for the first time."""
+        """When a container could be created with its spec for the first time."""
+        self.probe = CdiProbe(cdi_dir, kind)
         self._cdi_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir.mkdir(parents=True, exist_ok=True)
 
@@ -68,26 +70,30 @@ class SeatFiles:
         return folder
 
     @contextmanager
-    def written(self, seat: Seat) -> Iterator[None]:
+    def written(self, seat: Seat, *, new: bool) -> Iterator[None]:
         """Write the seat's folder and its spec, and leave when the container runtime has seen the spec.
 
         A runtime that has not within READ_SECONDS is left to itself: kubelet tries again if it finds no device then.
+        If the seat is `new`, so that no runtime can know its spec, the probe is told: one without CDI finds no device
+        and creates the container all the same.
         Raises SeatRefused if there is nothing to make its GPUs usable by, or nothing to limit them by.
         """
         folder, file = self.make_folder(seat), self._spec_file(seat)
         self._needed[seat.name] = time.monotonic()
-        self._first = self._first or time.monotonic()
         if file.exists():
             yield
-            return
-        with FirstRead() as read:
-            replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
-            yield
-            if not read.wait(READ_SECONDS):
-                log.warning(
-                    "no container runtime has read %s within %g s; is %s among its CDI folders?",
-                    file.name, READ_SECONDS, self._cdi_dir,
-                )  # fmt: skip
+        else:
+            with FirstRead() as read:
+                replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
+                yield
+                if not read.wait(READ_SECONDS):
+                    log.warning(
+                        "no container runtime has read %s within %g s; is %s among its CDI folders?",
+                        file.name, READ_SECONDS, self._cdi_dir,
+                    )  # fmt: skip
+                    if new:
+                        self.probe.not_read_yet(seat.name)
+        self._first = self._first or time.monotonic()
 
     def has_started_one(self) -> bool:
         """Whether a container that needed its spec must have been started by now."""

@@ -4,13 +4,17 @@
 containerd before 2.0 reads no CDI specification unless its configuration says so: containers then start without what
 their seat brings, and nothing that kubelet is told shows it. A runtime that reads CDI opens each new file at once, and
 all files when it starts. Only a folder that was made after it had started it opens no sooner than a container asks for
-a CDI device. So a specification that no container asks for lies in the folder until somebody opens it; that nobody
-does is known once a container has been started.
+a CDI device. So a specification that no container asks for lies in the folder until somebody opens it.
+
+That nobody does is said in `slicekeeper check` once a container must have been started. It is proven once one has been
+created whose specification had just been written: a runtime with CDI finds a device that it does not know only by
+reading the whole folder, and creates no container without it.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,31 +35,80 @@ class CdiProbe:
     def __init__(self, folder: Path, kind: str) -> None:
         self._file = folder / f"{own_files(kind)}probe.json"
         self._spec = msgspec.json.encode({"cdiVersion": OLDEST_VERSION, "kind": kind, "devices": [_DEVICE]})
-        self._first = FirstRead()
-        self._watched = False
+        self._lock = threading.Lock()
+        self._first: FirstRead | None = None
+        """The watch on it while it lies in the folder."""
+        self._started = False
+        self._unread: set[str] = set()
+        """The specifications that had not been read when their containers were about to be created."""
+        self._ignored = False
         self.read: bool | None = None
         """Whether it has been read; None: not known."""
 
     def start(self) -> None:
         """Write it, and watch who opens it."""
-        try:
-            replace_file(self._file, self._spec, mode=0o644, before=self._watch)
-        except OSError as error:
-            log.warning("nobody will know whether a container runtime reads %s: %s", self._file.parent, error)
+        with self._lock:
+            self._started = True
+            self._write()
 
     def look(self, *, started: bool) -> None:
         """See whether it has been read; if a container has been `started`, it would have been by now."""
-        if self._watched and self._first.wait(0):
-            self.read = True
-            self.stop()
-        elif self._watched and started:
-            self.read = False
+        with self._lock:
+            if self._waits() and started and self.read is None:
+                self.read = False
+
+    def not_read_yet(self, name: str) -> None:
+        """Note that the specification `name` has not been read, and that its container is created next.
+
+        If the probe has been read before, another is put into the folder: the runtime may read no longer.
+        """
+        with self._lock:
+            if self._started and not self._waits():
+                self._write()
+            if self._waits() and not self._ignored:
+                self._unread.add(name)
+
+    def created(self, name: str) -> None:
+        """Note that the runtime has created the container that needs the specification `name`."""
+        with self._lock:
+            if self._waits() and name in self._unread:
+                self._ignored, self.read = True, False
+
+    def ignored(self) -> bool:
+        """Whether it is proven that the runtime creates containers without the CDI devices that they ask for."""
+        with self._lock:
+            self._waits()
+            return self._ignored
 
     def stop(self) -> None:
         """Take it away."""
-        self._watched = False
-        self._first.close()
-        self._file.unlink(missing_ok=True)
+        with self._lock:
+            self._started = False
+            self._take_away()
 
-    def _watch(self, file: Path) -> None:
-        self._watched = self._first.of(file)
+    def _waits(self) -> bool:
+        """Whether it lies in the folder, and has not been read up to now."""
+        if self._first is None:
+            return False
+        if self._first.wait(0):
+            self.read = True
+        elif self._first.watching:
+            return True
+        self._ignored = False  # it has been read, or somebody has removed it
+        self._take_away()
+        return False
+
+    def _write(self) -> None:
+        self._first = first = FirstRead()
+        try:
+            replace_file(self._file, self._spec, mode=0o644, before=first.of)
+        except OSError as error:
+            log.warning("nobody will know whether a container runtime reads %s: %s", self._file.parent, error)
+            self._take_away()
+
+    def _take_away(self) -> None:
+        self._unread.clear()
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+        self._file.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import ctypes
 import logging
 import os
 import select
+import struct
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -18,6 +19,10 @@ from typing import Final, Self
 log = logging.getLogger(__name__)
 
 _IN_OPEN: Final = 0x20
+_IN_Q_OVERFLOW: Final = 0x4000
+_IN_IGNORED: Final = 0x8000
+_EVENT: Final = struct.Struct("iIII")
+"""Of a watch on a file: no name follows."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,6 +31,9 @@ class FirstRead:
 
     def __init__(self) -> None:
         self._fd = _LIBC.inotify_init1(os.O_CLOEXEC)
+        self._opened = False
+        self.watching = False
+        """Whether the file is there and watched."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,18 +48,23 @@ class FirstRead:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+        self.watching = False
 
     def of(self, file: Path) -> bool:
         """Watch a file from now on, under whatever name it gets; return False if the kernel gives no watch."""
         if self._fd < 0 or _LIBC.inotify_add_watch(self._fd, os.fsencode(file), _IN_OPEN) < 0:
             log.warning("%s cannot be watched: %s", file, os.strerror(ctypes.get_errno()))
             return False
+        self.watching = True
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Return whether it has been opened, as soon as it has."""
-        if self._fd < 0:
-            return False
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        """Return whether it has been opened, as soon as it has, or as soon as it is gone."""
+        if self.watching and not self._opened:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            if poll.poll(seconds * 1000):
+                for _watch, mask, _cookie, _length in _EVENT.iter_unpack(os.read(self._fd, _EVENT.size * 64)):
+                    self._opened = self._opened or bool(mask & (_IN_OPEN | _IN_Q_OVERFLOW))
+                    self.watching = self.watching and not mask & _IN_IGNORED
+        return self._opened

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,14 @@ Owner = tuple[str, str, str]
 
 POD_SECONDS = 10.0
 """Longest wait for the watch to show a pod that kubelet starts; kubelet gives up on the whole call after 30 s."""
+
+
+NO_CDI: Final = (
+    "the node's container runtime reads no CDI specification, so the container would start without its GPU and its "
+    "limits; turn CDI on in the runtime's configuration and restart it, and kubelet tries again: containerd before 2.0 "
+    "needs enable_cdi = true (nvidia-ctk runtime configure --runtime=containerd --cdi.enabled), in newer ones it must "
+    "not be false"
+)
 
 
 class Seats:
@@ -100,9 +109,12 @@ class Seats:
             seat = self._store.get(seat_id)
             if seat is None:
                 raise SeatRefused(f"seat {seat_id} is not known here; delete the pod, so that it gets a new one")
-            if not seat.taken:
+            new = not seat.taken
+            if new:
                 seat = self._take(seat)
-            with self._files.written(seat):
+            elif seat.gpus and self._files.probe.ignored():
+                raise SeatRefused(NO_CDI)
+            with self._files.written(seat, new=new):
                 try:
                     self._shares.give(seat)
                 except (ArbiterAway, ArbiterRefused) as error:
@@ -132,6 +144,8 @@ class Seats:
             raise SeatRefused(f"the API server has not shown pod {namespace}/{name} yet; kubelet tries again")
         try:
             hold = self._hold(pod, container)
+            if hold.gpus:
+                self._check_cdi(pod)
         except SeatRefused as error:
             self._refused(pod, str(error))
             raise
@@ -153,6 +167,18 @@ class Seats:
             seat.id, namespace, name, container, (time.monotonic() - began) * 1000,
         )  # fmt: skip
         return seat
+
+    def _check_cdi(self, pod: Object) -> None:
+        """Raise SeatRefused if a container of the pod would start without what its seat brings.
+
+        Proof comes from the pod itself: kubelet starts it only after the sidecar's container, which has a seat too.
+        """
+        uid = pod["metadata"]["uid"]
+        for seat in self._store.all():
+            if seat.uid == uid and seat.container == names.SIDECAR:
+                self._files.probe.created(seat.name)
+        if self._files.probe.ignored():
+            raise SeatRefused(NO_CDI)
 
     def _doubtful(self, pod: Object, container: str) -> bool:
         """Whether a pod may be one before it of the same name: kubelet can be ahead of our watch.

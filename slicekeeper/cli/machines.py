@@ -130,7 +130,7 @@ def _cdi(where: str, runtime: str, found: Machine | None, cdi_dir: str) -> Itera
         restart = turn_on if switched else f"systemctl restart {'crio' if kind == 'cri-o' else 'containerd'}"
         yield (
             f"{where}: container runtime {runtime} reads no CDI specification in {cdi_dir} ({setting} of its "
-            "configuration), so containers start without their GPU and their limits, or not at all",
+            "configuration), so GPU containers are refused there, or cannot be created",
             f"put {cdi_dir} into cdi_spec_dirs on the node if it is not there; then: {restart}",
         )
     elif switched and not (found and found.cdi_read):

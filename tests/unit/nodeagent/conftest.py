@@ -185,7 +185,8 @@ class Bench:
         assert self.kubelet.came.wait(60)
 
     def specs(self) -> list[Path]:
-        return sorted((self.folder / "cdi").glob("*.json"))
+        every = (self.folder / "cdi").glob("*.json")
+        return sorted(file for file in every if not file.name.endswith("-probe.json"))
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +201,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     yield made
     made.plugin.stop()
     made.kubelet.stop()
+    made.files.probe.stop()
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def spec(made: Any, folder: Path, limited: bool, mounts: list[dict[str, Any]]) -
         (folder / name).mkdir(exist_ok=True)
     files = SeatFiles(folder / "cdi", folder / "run", "slicekeeper.io/seat", made, mounts)
     seat = Seat(id=f"seat-{limited}", nonce="ab", uid="u", gpus=(made.gpus()[0].uuid,), core=40, limited=limited)
-    with files.written(seat):
+    with files.written(seat, new=True):
         pass
     [device] = json.loads((folder / f"cdi/slicekeeper.io-seat-{seat.name}.json").read_text())["devices"]
     edits: dict[str, Any] = device["containerEdits"]

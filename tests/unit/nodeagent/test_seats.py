@@ -73,6 +73,105 @@ def test_that_a_container_was_started_is_known_when_it_must_have_been(
     assert not bench.files.has_started_one(), "its runtime may not have been asked for it yet"
 
 
+def test_a_container_that_was_refused_is_not_taken_for_a_started_one(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", -1.0)
+    shutil.rmtree(bench.folder / "cdi")
+    bench.pods.add("one", gpu=1)
+    with pytest.raises(grpc.RpcError, match="No such file"):
+        _start(bench, "seat-0002", "one")
+    assert not bench.files.has_started_one()
+
+
+def _start_sidecar(bench: Any, seat: str, name: str) -> None:
+    bench.kubelet.owners[seat] = [("team", name, names.SIDECAR)]
+    bench.kubelet.allocate(seat)
+    bench.kubelet.pre_start(seat)
+
+
+def _read_all(bench: Any) -> None:
+    """Do as a container runtime with CDI when it needs a device that it has not read, and when it starts."""
+    for file in (bench.folder / "cdi").glob("*.json"):
+        file.read_bytes()
+
+
+def test_where_the_runtime_reads_no_cdi_no_container_starts_without_its_gpu(bench: Any) -> None:
+    bench.files.probe.start()
+    for name in ("one", "two"):
+        bench.pods.add(name, gpu=0, core=10)
+    _start_sidecar(bench, "seat-0000", "one")
+    with pytest.raises(grpc.RpcError, match="reads no CDI specification"):
+        _start(bench, "seat-0001", "one")
+    with pytest.raises(grpc.RpcError, match="reads no CDI specification"):
+        bench.kubelet.pre_start("seat-0001")
+    [said, _] = bench.refused
+    assert "enable_cdi = true" in said
+    assert len(said) <= 1024, "an event takes no longer note"
+    _start_sidecar(bench, "seat-0002", "two")  # holds no GPU, and shows whether the runtime reads by now
+    with pytest.raises(grpc.RpcError, match="reads no CDI specification"):
+        _start(bench, "seat-0003", "two")
+    _read_all(bench)
+    for seat in ("seat-0001", "seat-0003"):
+        bench.kubelet.pre_start(seat)
+    assert bench.files.probe.read is True
+
+
+def test_a_runtime_that_reads_cdi_late_is_not_refused(bench: Any) -> None:
+    bench.files.probe.start()
+    bench.pods.add("one", gpu=0)
+    _start_sidecar(bench, "seat-0000", "one")
+    _read_all(bench)
+    _start(bench, "seat-0001", "one")
+
+
+def test_nothing_is_refused_without_a_proof(bench: Any) -> None:
+    bench.files.probe.start()
+    bench.pods.add("one", gpu=0, core=10)
+    bench.pods.add("two", gpu=0, core=10)
+    _start_sidecar(bench, "seat-0000", "two")  # it may not have been created: its pod goes no further
+    _start(bench, "seat-0001", "one")  # a native sidecar with a GPU may come before ours
+    bench.kubelet.pre_start("seat-0001")
+    assert bench.files.probe.read is None
+
+
+def test_a_sidecar_that_starts_again_is_no_proof(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.files.probe.start()
+    bench.pods.add("one", gpu=0)
+    _start_sidecar(bench, "seat-0000", "one")
+    _read_all(bench)
+    monkeypatch.setattr("nodeagent.cdi.START_SECONDS", -1.0)
+    bench.seats.tidy()
+    assert bench.specs() == []
+    bench.kubelet.pre_start("seat-0000")  # the runtime may still know what it read before
+    _start(bench, "seat-0001", "one")
+    assert bench.files.probe.read is True
+
+
+def test_what_an_agent_before_this_one_waited_for_is_no_proof(bench: Any) -> None:
+    bench.files.probe.start()
+    bench.pods.add("one", gpu=0)
+    _start_sidecar(bench, "seat-0000", "one")
+    bench.plugin.stop()
+    bench.files.probe.stop()
+    bench.agent()
+    bench.files.probe.start()
+    _start(bench, "seat-0001", "one")
+
+
+def test_a_container_that_starts_again_is_refused_once_that_is_known(bench: Any) -> None:
+    bench.files.probe.start()
+    bench.pods.add("one", gpu=0, core=10)
+    bench.pods.add("two", gpu=0, core=10)
+    _start(bench, "seat-0000", "one")
+    _start_sidecar(bench, "seat-0001", "two")
+    bench.kubelet.pre_start("seat-0000")
+    with pytest.raises(grpc.RpcError, match="reads no CDI specification"):
+        _start(bench, "seat-0002", "two")
+    with pytest.raises(grpc.RpcError, match="reads no CDI specification"):
+        bench.kubelet.pre_start("seat-0000")
+
+
 def test_a_sidecar_has_a_folder_and_no_device(bench: Any) -> None:
     bench.pods.add("one", gpu=1)
     bench.kubelet.owners["seat-0001"] = [("team", "one", names.SIDECAR)]
