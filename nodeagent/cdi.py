@@ -84,6 +84,7 @@ class SeatFiles:
             yield
         else:
             with FirstRead() as read:
+                written = time.monotonic()
                 replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
                 yield
                 if not read.wait(READ_SECONDS):
@@ -92,7 +93,7 @@ class SeatFiles:
                         file.name, READ_SECONDS, self._cdi_dir,
                     )  # fmt: skip
                     if new:
-                        self.probe.not_read_yet(seat.name)
+                        self.probe.not_read_yet(seat.name, written)
         self._first = self._first or time.monotonic()
 
     def has_started_one(self) -> bool:

@@ -7,14 +7,15 @@ all files when it starts. Only a folder that was made after it had started it op
 a CDI device. So a specification that no container asks for lies in the folder until somebody opens it.
 
 That nobody does is said in `slicekeeper check` once a container must have been started. It is proven once one has been
-created whose specification had just been written: a runtime with CDI finds a device that it does not know only by
-reading the whole folder, and creates no container without it.
+created whose specification was written after the one here: a runtime with CDI finds a device that it does not know only
+by reading the whole folder, and creates no container without it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,9 +39,11 @@ class CdiProbe:
         self._lock = threading.Lock()
         self._first: FirstRead | None = None
         """The watch on it while it lies in the folder."""
+        self._since = 0.0
+        """When it was written."""
         self._started = False
         self._unread: set[str] = set()
-        """The specifications that had not been read when their containers were about to be created."""
+        """The specifications, written later, that had not been read when their containers were about to be created."""
         self._ignored = False
         self.read: bool | None = None
         """Whether it has been read; None: not known."""
@@ -57,15 +60,17 @@ class CdiProbe:
             if self._waits() and started and self.read is None:
                 self.read = False
 
-    def not_read_yet(self, name: str) -> None:
-        """Note that the specification `name` has not been read, and that its container is created next.
+    def not_read_yet(self, name: str, written: float) -> None:
+        """Note that the specification `name`, `written` at that monotonic time, is unread before its container's start.
 
-        If the probe has been read before, another is put into the folder: the runtime may read no longer.
+        If the probe has been read before, another is put into the folder for specifications after this one: the runtime
+        may read no longer.
         """
         with self._lock:
-            if self._started and not self._waits():
-                self._write()
-            if self._waits() and not self._ignored:
+            if not self._waits():
+                if self._started:
+                    self._write()
+            elif self._since < written and not self._ignored:
                 self._unread.add(name)
 
     def created(self, name: str) -> None:
@@ -105,6 +110,7 @@ class CdiProbe:
         except OSError as error:
             log.warning("nobody will know whether a container runtime reads %s: %s", self._file.parent, error)
             self._take_away()
+        self._since = time.monotonic()
 
     def _take_away(self) -> None:
         self._unread.clear()

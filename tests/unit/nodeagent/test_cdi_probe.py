@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_a_folder_that_nobody_reads_is_told_until_a_runtime_starts_that_does(pro
 def test_a_container_that_was_created_unread_proves_that_nobody_reads(probe: CdiProbe, tmp_path: Path) -> None:
     probe.created("seat-0001-x")
     assert not probe.ignored(), "nothing was waited for"
-    probe.not_read_yet("seat-0001-x")
+    probe.not_read_yet("seat-0001-x", time.monotonic())
     assert not probe.ignored(), "a runtime may read it when it creates the container"
     probe.created("seat-0002-x")
     assert not probe.ignored(), "that is another one"
@@ -63,7 +64,7 @@ def test_a_container_that_was_created_unread_proves_that_nobody_reads(probe: Cdi
 
 
 def test_a_runtime_that_reads_at_need_has_read_everything_by_then(probe: CdiProbe, tmp_path: Path) -> None:
-    probe.not_read_yet("seat-0001-x")
+    probe.not_read_yet("seat-0001-x", time.monotonic())
     [file] = tmp_path.iterdir()
     file.read_bytes()
     probe.created("seat-0001-x")
@@ -75,28 +76,33 @@ def test_a_runtime_that_has_stopped_to_read_is_found_out(probe: CdiProbe, tmp_pa
     [file] = tmp_path.iterdir()
     file.read_bytes()
     probe.look(started=True)
-    probe.not_read_yet("seat-0001-x")
+    probe.not_read_yet("seat-0001-x", time.monotonic())
     assert [f.name for f in tmp_path.iterdir()] == [file.name], "it is asked again"
     probe.look(started=True)
-    assert probe.read is True, "one that is late is no proof"
     probe.created("seat-0001-x")
+    assert not probe.ignored(), "this one may have been read before the probe was there"
+    assert probe.read is True
+    probe.not_read_yet("seat-0002-x", time.monotonic())
+    probe.created("seat-0002-x")
     assert probe.ignored()
     assert probe.read is False
 
 
 def test_a_probe_that_somebody_removed_proves_nothing(probe: CdiProbe, tmp_path: Path) -> None:
-    probe.not_read_yet("seat-0001-x")
+    probe.not_read_yet("seat-0001-x", time.monotonic())
     [file] = tmp_path.iterdir()
     file.unlink()
     probe.look(started=True)
     assert probe.read is None
     probe.created("seat-0001-x")
     assert not probe.ignored()
-    probe.not_read_yet("seat-0002-x")
+    probe.not_read_yet("seat-0002-x", time.monotonic())
     assert list(tmp_path.iterdir()) == [file], "it is put back"
-    probe.created("seat-0001-x")
-    assert not probe.ignored(), "that one was created before"
-    probe.created("seat-0002-x")
+    for name in ("seat-0001-x", "seat-0002-x"):
+        probe.created(name)
+        assert not probe.ignored(), "that one was written before"
+    probe.not_read_yet("seat-0003-x", time.monotonic())
+    probe.created("seat-0003-x")
     assert probe.ignored()
 
 
@@ -122,9 +128,9 @@ def test_nothing_is_known_without_a_watch_or_a_folder(tmp_path: Path, monkeypatc
     blind.start()
     blind.look(started=True)
     assert blind.read is None
-    blind.not_read_yet("seat-0001-x")
+    blind.not_read_yet("seat-0001-x", time.monotonic())
     blind.created("seat-0001-x")
     assert not blind.ignored()
     blind.stop()
-    blind.not_read_yet("seat-0001-x")
+    blind.not_read_yet("seat-0001-x", time.monotonic())
     assert list(tmp_path.iterdir()) == [], "it was stopped"

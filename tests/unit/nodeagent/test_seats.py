@@ -135,6 +135,18 @@ def test_nothing_is_refused_without_a_proof(bench: Any) -> None:
     assert bench.files.probe.read is None
 
 
+def test_a_runtime_that_reads_no_longer_is_found_out_by_its_second_pod(bench: Any) -> None:
+    bench.files.probe.start()
+    for name in ("one", "two"):
+        bench.pods.add(name, gpu=0, core=10)
+    _read_all(bench)
+    _start_sidecar(bench, "seat-0000", "one")
+    _start(bench, "seat-0001", "one")
+    _start_sidecar(bench, "seat-0002", "two")
+    with pytest.raises(grpc.RpcError, match="reads no CDI specification"):
+        _start(bench, "seat-0003", "two")
+
+
 def test_a_sidecar_that_starts_again_is_no_proof(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.files.probe.start()
     bench.pods.add("one", gpu=0)
