@@ -25,6 +25,10 @@ SIDECAR: Final = "gpu-sidecar"
 ENV_PREFIX: Final = "SLICEKEEPER_"
 LIBRARY_PATH: Final = "/usr/local/slicekeeper/lib/libvcuda.so"
 
+# Written by the webhook on GpuBudgets and ClusterGpuBudgets.
+CHANGED_BY: Final = "slicekeeper.io/changed-by"
+"""The generation of the object and the user that wrote it, see `slicekeeper.kube.changed_by`."""
+
 # Written by the scheduler, in the Binding.
 GPU_PREFIX: Final = "gpu.slicekeeper.io/"
 BOUND_AT: Final = "slicekeeper.io/bound-at"

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import orjson
 
+from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.untyped import as_list, as_map, show
 from slicekeeper.wire.admission import API_VERSION, KIND, AdmissionResponse, Status
-from webhook import validation
+from webhook import budget_object, validation
 from webhook.admission import Admission, Case, Verdict
 from webhook.workloads import template_of, template_path
 
@@ -54,12 +55,19 @@ class Request:
     subresource: str
     object: Mapping[str, Any]
     old: Mapping[str, Any]
+    user: str
     by_kubelet: bool
 
     @property
     def is_pod(self) -> bool:
         """Whether a pod, or a subresource that carries one, is under review."""
         return self.kind == "Pod" and not self.group
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether somebody writes an object that keeps a budget, and not its status alone."""
+        ours = self.group == names.GROUP and self.kind in budget_object.KINDS
+        return ours and self.operation in ("CREATE", "UPDATE") and not self.subresource
 
     @property
     def forges_mirror(self) -> bool:
@@ -86,13 +94,15 @@ class Reviewer:
         self._case_of = case_of
 
     def mutate(self, body: bytes | bytearray) -> Answer:
-        """Answer `/mutate`: a patch for a new pod or its ephemeral containers, nothing for all else."""
+        """Answer `/mutate`: a patch for a new pod, its ephemeral containers or a budget, nothing for all else."""
         request, fault = parse(body)
         if fault is not None:
             return answer(request, Verdict(violations=(fault,)), 400)
         if request.is_pod and request.operation == "UPDATE" and request.subresource == "ephemeralcontainers":
             case = self._case_of(request.namespace)
             return answer(request, self._admission.mutate_ephemeral(request.object, request.old, case))
+        if request.is_budget:
+            return answer(request, Verdict(budget_object.note_writer(request.object, request.old, request.user)))
         if not request.is_pod or request.operation != "CREATE" or request.subresource:
             return answer(request, Verdict())
         if request.forges_mirror:
@@ -156,6 +166,7 @@ def _request(uid: str, raw: Mapping[str, Any]) -> tuple[Request, Violation | Non
     namespace = raw.get("namespace")
     if namespace is None:
         namespace = as_map(as_map(obj).get("metadata")).get("namespace", "")
+    user = as_map(raw.get("userInfo"))
     request = Request(
         uid=uid,
         kind=_text(kind.get("kind")),
@@ -165,7 +176,8 @@ def _request(uid: str, raw: Mapping[str, Any]) -> tuple[Request, Violation | Non
         subresource=_text(raw.get("subResource")),
         object=as_map(obj),
         old=as_map(raw.get("oldObject")),
-        by_kubelet=_KUBELETS in as_list(as_map(raw.get("userInfo")).get("groups")),
+        user=_text(user.get("username")),
+        by_kubelet=_KUBELETS in as_list(user.get("groups")),
     )
     if not request.kind:
         return request, _bad("request.kind.kind", kind.get("kind"), "it must name the object's kind", "kind: Pod")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from slicekeeper.config.policy import MAX_AMOUNT_MS
+from slicekeeper.kube import changed_by
 from slicekeeper.kube.client import Object
 from slicekeeper.units import MS_PER_HOUR, parse_duration
 from slicekeeper.untyped import as_map, show
@@ -25,6 +26,7 @@ def body_of(obj: Object) -> dict[str, Any]:
         "uid": metadata["uid"],
         "createdAt": metadata["creationTimestamp"],
         "generation": metadata["generation"],
+        "changedBy": changed_by.writer_of(obj),
         "amountMs": _gpu_time(spec, "amount"),
         "period": spec.get("period"),
         "parent": spec.get("parent"),

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from cluster.harness.component import added
+from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
 from cluster.harness.site import Site
 
+from slicekeeper import names
 from slicekeeper.errors import Conflict
 from slicekeeper.wire.timekeeper import Budget, Parent
 
@@ -92,7 +96,8 @@ def test_a_budget_is_applied_looked_at_edited_and_deleted(objects: Site) -> None
         assert timekeeper.budget(Budget, team).amount_ms == 9 * HOUR
         managed = kubectl.get("gpubudget", "default", team)["metadata"]
         assert "finalizers" not in managed
-        assert set(managed.get("annotations", {})) <= {"kubectl.kubernetes.io/last-applied-configuration"}
+        theirs = {"kubectl.kubernetes.io/last-applied-configuration"}
+        assert set(managed.get("annotations", {})) <= {*theirs, names.CHANGED_BY}
         kubectl("delete", "gpubudget", "default", "-n", team, "--timeout=60s", timeout=70)
         wait_for("the policy's budget", lambda: timekeeper.budget(Budget, team).source == "policy", 120)
 
@@ -113,7 +118,7 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
         assert ready(objects, "clustergpubudget", name)["amount"] == "2h30m"
         assert max(map(len, kubectl("get", "clustergpubudgets").splitlines())) <= 80
         # The API server knows a new guard, and a new right, a moment later.
-        wait_for("guard", lambda: "only who may update gpubudgets/parents" in _refusal(lead, team, name))
+        wait_for("guard", lambda: "only who may update gpubudgets/parents" in _refusal(lead, team, parent=name))
         lead.apply(gpu_budget(), namespace=team)
         kubectl.patch("gpubudget", "default", {"spec": {"parent": name}}, team)
         ready(objects, "gpubudget", "default", team)
@@ -138,12 +143,68 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
         kubectl("delete", "clustergpubudget", name, "--ignore-not-found", "--timeout=60s", timeout=70)
 
 
-def _refusal(kubectl: Kubectl, team: str, parent: str) -> str:
+def _refusal(kubectl: Kubectl, team: str, **spec: object) -> str:
     try:
-        kubectl.create(gpu_budget(parent=parent), namespace=team, dry_run=True)
+        kubectl.create(gpu_budget(**spec), namespace=team, dry_run=True)
     except Refused as error:
         return str(error)
     return ""
+
+
+def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: Site) -> None:
+    kubectl, team = objects.kubectl, objects.namespace()
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "editors"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+                    "name": "slicekeeper-budget-editor"},
+        "subjects": [{"kind": "User", "name": name} for name in ("alice", "bob")],
+    }  # fmt: skip
+    kubectl.apply(binding, namespace=team)
+    alice, bob = kubectl.acting("--as=alice"), kubectl.acting("--as=bob")
+    wait_for("right to edit", lambda: not _refusal(alice, team) and not _refusal(bob, team), 120)
+    hours = count(1)
+
+    def writes(user: Kubectl, name: str) -> int:
+        """Have somebody write the budget until that is noted; return the generation.
+
+        The API server knows a new webhook a moment later, and passes over one that a busy machine does not let answer.
+        """
+
+        def write() -> int:
+            user.apply(gpu_budget(amount=f"{next(hours)}h"), namespace=team)
+            written = kubectl.get("gpubudget", "default", team)["metadata"]
+            generation = int(written["generation"])
+            return generation if written["annotations"].get(names.CHANGED_BY) == f"{generation} {name}" else 0
+
+        return wait_for(f"note of {name}", write, 120)
+
+    expected = {}
+    for user, name in ((alice, "alice"), (bob, "bob")):
+        expected[writes(user, name)] = name
+        ready(objects, "gpubudget", "default", team)
+    another = f"{names.CHANGED_BY}={max(expected)} alice"
+    forge = ("annotate", "gpubudget", "default", "-n", team, "--overwrite", another)
+    wait_for("guard", lambda: "the webhook alone writes it" in _said(bob, *forge, "--dry-run=server"), 120)
+    with pytest.raises(Refused, match="the webhook alone writes it"):
+        bob(*forge)
+    assert kubectl.get("gpubudget", "default", team)["metadata"]["annotations"][names.CHANGED_BY].endswith(" bob")
+
+    def audit() -> str:
+        told = _said(kubectl, "get", "--raw", f"/apis/{names.API}/audit?namespace={team}&limit=500")
+        return told if told.startswith("{") else ""
+
+    told = wait_for("audit log by way of the API server", audit, 120)
+    entries = {e["detail"]["generation"]: e for e in json.loads(told)["items"] if e["action"] == "object"}
+    assert {generation: entries[generation]["actor"] for generation in expected} == expected
+    reporters = {entries[generation]["detail"]["reportedBy"] for generation in expected}
+    assert reporters == {f"system:serviceaccount:{NAMESPACE}:objects"}
+
+
+def _said(kubectl: Kubectl, *arguments: str) -> str:
+    try:
+        return kubectl(*arguments)
+    except Refused as error:
+        return str(error)
 
 
 def test_a_namespace_with_an_object_is_deleted_like_any_other(objects: Site) -> None:

@@ -21,8 +21,10 @@ from simulator.cluster import Cluster
 from simulator.errors import ObjectNotFound
 from simulator.kinds import ObjectKind
 from simulator.store import Store
+from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import TimekeeperClientSettings
+from slicekeeper.kube import changed_by
 from slicekeeper.kube.client import NAMESPACES, KubeClient, Object, Resource
 from slicekeeper.net import http
 from slicekeeper.net.timekeeper_client import TimekeeperClient
@@ -50,17 +52,24 @@ def served() -> Iterator[None]:
         yield
 
 
-def apply(store: Store, resource: Resource, namespace: str, name: str, spec: Object) -> Object:
-    """Create an object or give it another spec; the API server counts up its generation with that."""
+def apply(store: Store, resource: Resource, namespace: str, name: str, spec: Object, by: str = "") -> Object:
+    """Create an object or give it another spec; the API server counts up its generation with that.
+
+    The webhook notes by whom if it is there.
+    """
 
     def change(old: Object) -> Object:
         if old["spec"] != spec:
             old["metadata"]["generation"] += 1
             old["spec"] = spec
+            note = changed_by.value(old["metadata"]["generation"], by)
+            if note is not None:
+                old["metadata"].setdefault("annotations", {})[names.CHANGED_BY] = note
         return old
 
     if store.find(resource, name, namespace) is None:
-        return store.create(resource, {"metadata": {"name": name, "generation": 1}, "spec": spec}, namespace)
+        new = change({"metadata": {"name": name, "generation": 0}, "spec": None})
+        return store.create(resource, new, namespace)
     return store.update(resource, name, namespace, change)
 
 
@@ -131,11 +140,11 @@ class ObjectWorld:
         self.kube.create(NAMESPACES, {"metadata": {"name": name}})
         return name
 
-    def apply(self, spec: Object, namespace: str = "team", name: str = ONLY_NAME) -> Object:
-        return apply(self.store, TEAM, namespace, name, spec)
+    def apply(self, spec: Object, namespace: str = "team", name: str = ONLY_NAME, by: str = "") -> Object:
+        return apply(self.store, TEAM, namespace, name, spec, by)
 
-    def apply_parent(self, name: str, spec: Object) -> Object:
-        return apply(self.store, ORGANISATION, "", name, spec)
+    def apply_parent(self, name: str, spec: Object, by: str = "") -> Object:
+        return apply(self.store, ORGANISATION, "", name, spec, by)
 
     def delete(self, namespace: str = "team") -> None:
         with suppress(ObjectNotFound):
@@ -154,7 +163,11 @@ class ObjectWorld:
         return Keeper(kube, timekeeper, self.clock, lambda: True)  # type: ignore[arg-type]
 
     def acts(self, namespace: str = "team") -> list[str]:
-        return [one["action"] for one in self.timekeeper.records("audit", query={"namespace": namespace})]
+        return [action for _, action in self.audit(namespace=namespace)]
+
+    def audit(self, **query: str) -> list[tuple[str, str]]:
+        """Return who did what."""
+        return [(one["actor"], one["action"]) for one in self.timekeeper.records("audit", query=query)]
 
 
 @contextmanager

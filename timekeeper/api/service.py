@@ -51,16 +51,21 @@ class Service:
         return self.identity.caller(request.headers.get("Authorization", ""), writes=writes)
 
     def allow(self, verb: str, namespace: str = "", subresource: str = "") -> Caller:
-        """Return who sent the request, if they have a right on budgets; an error goes out otherwise.
-
-        A name that is longer than what is kept of it ends in a digest: Kubernetes limits no user's name.
-        """
+        """Return who sent the request, if they have a right on budgets; an error goes out otherwise."""
         caller = self.caller(writes=verb not in READS)
         self.identity.allow(caller, verb, namespace, subresource)
-        if len(caller.name) <= LONGEST_ACTOR:
-            return caller
-        digest = hashlib.sha256(caller.name.encode()).hexdigest()[:16]
-        return replace(caller, name=f"{caller.name[: LONGEST_ACTOR - len(digest) - 1]}…{digest}")
+        return replace(caller, name=kept_name(caller.name))
+
+
+def kept_name(user: str) -> str:
+    """Return a user's name as records keep it.
+
+    One that is longer than what is kept of it ends in a digest: Kubernetes limits no user's name.
+    """
+    if len(user) <= LONGEST_ACTOR:
+        return user
+    digest = hashlib.sha256(user.encode()).hexdigest()[:16]
+    return f"{user[: LONGEST_ACTOR - len(digest) - 1]}…{digest}"
 
 
 def service() -> Service:

@@ -33,8 +33,16 @@ class Desired:
 
     kept: Kept
     rule: Rule
-    actor: str
+    writer: str
+    """Who wrote this generation, as the API server knows them; empty if it is not known."""
+    reporter: str
+    """Who reported it: the operator."""
     now: Instant
+
+    @property
+    def actor(self) -> str:
+        """Who stands in the records for what follows from this generation."""
+        return self.writer or self.reporter
 
 
 def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
@@ -125,7 +133,8 @@ def _is_news(session: Session, account: BudgetAccount, state: Kept) -> bool:
 def _note(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:
     accounts.touch(session, account.id)
     budget_objects.put(session, account.id, desired.kept)
-    detail = {"uid": desired.kept.uid, "generation": desired.kept.generation}
+    by = {"reportedBy": desired.reporter} if desired.writer else {"changedBy": "not known"}
+    detail = {"uid": desired.kept.uid, "generation": desired.kept.generation, **by}
     books.note(session, actor=desired.actor, action="object", about=account, detail=detail, now=desired.now)
 
 

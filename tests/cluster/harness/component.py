@@ -14,10 +14,15 @@ from cluster.harness.site import Site
 
 @contextmanager
 def added(site: Site, overlay: str, deployment: str) -> Iterator[list[Object]]:
-    """Install what an overlay has and the suite's own has not, and take it away again; yield those objects."""
-    suite = _rendered(site, "tests/cluster/overlay")
-    ours = [obj for key, obj in _rendered(site, overlay).items() if key not in suite]
-    site.kubectl.apply(*ours)
+    """Install what an overlay has and the suite's own has not, and take it away again; yield the new objects.
+
+    What is another in both, such as the webhook's configuration, is the overlay's meanwhile.
+    """
+    suite, wanted = _rendered(site, "tests/cluster/overlay"), _rendered(site, overlay)
+    ours = [obj for key, obj in wanted.items() if key not in suite]
+    before = [obj for key, obj in suite.items() if wanted.get(key, obj) != obj]
+    after = [obj for key, obj in wanted.items() if suite.get(key, obj) != obj]
+    site.kubectl.apply(*ours, *after)
     try:
         for obj in ours:
             if obj["kind"] == "CustomResourceDefinition":
@@ -25,8 +30,11 @@ def added(site: Site, overlay: str, deployment: str) -> Iterator[list[Object]]:
                 site.kubectl("wait", "--for=condition=Established", kind, "--timeout=120s", timeout=130)
         rollout = ("rollout", "status", f"deployment/{deployment}", "-n", install.NAMESPACE)
         site.kubectl(*rollout, "--timeout=240s", timeout=250)
+        install.wait_for_trust(site.kubectl)
         yield ours
     finally:
+        if before:
+            site.kubectl.apply(*before)
         site.kubectl("delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=yaml.safe_dump_all(ours),
                      timeout=130)  # fmt: skip
 

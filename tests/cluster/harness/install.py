@@ -77,6 +77,11 @@ def install(kubectl: Kubectl, overlay: Path = SUITE, more: str = "") -> None:
             timeout=ROLLOUT_SECONDS + 10,
         )
     # A test that had put the configurations back by `apply` has them lose their CA by the next one.
+    wait_for_trust(kubectl)
+
+
+def wait_for_trust(kubectl: Kubectl) -> None:
+    """Wait until the API server can call each of our webhooks: a new one has no CA yet."""
     wait_for("CA of the webhooks", lambda: all(map(_ca, _webhooks(kubectl))))
 
 

@@ -51,8 +51,12 @@ class World:
         found = self.done("GET", path)
         return found["amountMs"], found.get("source", "")
 
+    def audit(self, path: str = "namespace=team") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.done("GET", f"/api/v1/audit?{path}")["items"]
+        return found
+
     def acts(self, path: str = "namespace=team") -> list[str]:
-        return [one["action"] for one in self.done("GET", f"/api/v1/audit?{path}")["items"]]
+        return [one["action"] for one in self.audit(path)]
 
 
 @pytest.fixture
@@ -145,11 +149,55 @@ def test_teams_are_made_by_objects_and_stay_when_these_are_deleted(world: World)
     assert world.acts("parent=physics")[:2] == ["team", "object"]
 
 
+def test_the_audit_log_names_who_wrote_a_generation_in_all_that_follows_from_it(world: World) -> None:
+    world.done("PUT", f"{PHYSICS}/object", told(kind="team", changedBy="carol"))
+    world.done("PUT", f"{TEAM}/object", told(changedBy="alice", parent="physics"))
+    assert [(one["actor"], one["action"]) for one in world.audit("parent=physics")] == [
+        ("carol", "team"), ("carol", "object"),
+    ]  # fmt: skip
+    entries = world.audit()
+    assert [(one["actor"], one["action"]) for one in entries] == [
+        ("alice", "object"), ("alice", "budget"), ("alice", "parent"),
+    ]  # fmt: skip
+    detail = entries[0]["detail"]
+    assert {key: detail[key] for key in ("uid", "generation", "reportedBy")} == {
+        "uid": "one", "generation": 1, "reportedBy": "operator",
+    }  # fmt: skip
+    world.clock.advance(1000)
+    world.done("PUT", f"{TEAM}/object", told(2, 2, changedBy="bob"))
+    assert [one["actor"] for one in world.audit()] == ["alice"] * 3 + ["bob"] * 2
+    # Once it is taken, nobody's word makes it another's.
+    world.done("PUT", f"{TEAM}/object", told(2, 2, changedBy="mallory"))
+    assert [one["actor"] for one in world.audit()] == ["alice"] * 3 + ["bob"] * 2
+
+
+@pytest.mark.parametrize("more", [{}, {"changedBy": None}])
+def test_a_writer_who_is_not_known_is_not_the_one_before(world: World, more: dict[str, Any]) -> None:
+    world.done("PUT", f"{TEAM}/object", told(changedBy="alice"))
+    world.clock.advance(1000)
+    world.done("PUT", f"{TEAM}/object", told(2, 2, **more))
+    last = world.audit()[-2:]
+    assert [(one["actor"], one["action"]) for one in last] == [("operator", "object"), ("operator", "budget")]
+    assert last[0]["detail"]["changedBy"] == "not known"
+    assert "reportedBy" not in last[0]["detail"]
+
+
+def test_a_long_name_is_kept_as_other_users_are(world: World) -> None:
+    for generation, name in enumerate((f"{'u' * 1023}1", f"{'u' * 1023}2"), start=1):
+        world.done("PUT", f"{TEAM}/object", told(generation, changedBy=name))
+        world.clock.advance(1000)
+    first, second = (one["actor"] for one in world.audit() if one["action"] == "object")
+    assert len(first) == len(second) == 253
+    assert first != second
+
+
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
         ({"generation": 0}, "body-invalid"),
         ({"uid": ""}, "body-invalid"),
+        ({"changedBy": ""}, "body-invalid"),
+        ({"changedBy": "u" * 1025}, "body-invalid"),
         ({"createdAt": "now"}, "instant-invalid"),
         ({"timeZone": "Mars/Olympus"}, "time-zone-unknown"),
         ({"parent": "No"}, "parent-invalid"),

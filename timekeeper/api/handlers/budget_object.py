@@ -10,7 +10,7 @@ from timekeeper.api.budget_rule import rule_of
 from timekeeper.api.holder import NamespaceHolder, holder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.budget_object import ObjectBody, ParentObjectBody
-from timekeeper.api.service import Service, service
+from timekeeper.api.service import Service, kept_name, service
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import budget_object
 from timekeeper.ledger.budget_object import Desired
@@ -54,4 +54,4 @@ def _desired(it: Service, given: ObjectBody | ParentObjectBody, caller: Caller) 
     rule = rule_of(it, given)
     parent = requests.parent(given.parent) if given.parent else given.parent
     state = Kept(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)
-    return Desired(state, rule, caller.name, it.clock.now_ms())
+    return Desired(state, rule, kept_name(given.changed_by or ""), caller.name, it.clock.now_ms())

@@ -7,12 +7,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from slicekeeper.kube.changed_by import LONGEST
 from timekeeper.api.schemas.base import Instant
 from timekeeper.api.schemas.budget import BudgetBody
 from timekeeper.api.schemas.parent import ParentBudgetBody
 
 Uid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[!-~]*$", description="The object's UID.")]
 Generation = Annotated[int, Meta(ge=1, le=2**62, description="The object's, as the API server counts its changes.")]
+ChangedBy = Annotated[str, Meta(min_length=1, max_length=LONGEST, description="Who wrote that generation.")]
 Parent = Annotated[str, Meta(max_length=63, description="Empty: under none.")]
 
 
@@ -22,6 +24,8 @@ class ObjectBody(BudgetBody, frozen=True, kw_only=True):
     uid: Uid
     created_at: Instant
     generation: Generation
+    changed_by: ChangedBy | None = None
+    """Null: it is not known."""
     parent: Parent | None = None
     """Null: the object does not say."""
 
@@ -33,5 +37,7 @@ class ParentObjectBody(ParentBudgetBody, frozen=True, kw_only=True):
     uid: Uid
     created_at: Instant
     generation: Generation
+    changed_by: ChangedBy | None = None
+    """Null: it is not known."""
     parent: Parent | None = None
     """Null: the object does not say."""

@@ -7,6 +7,7 @@ import pytest
 from support.budget_objects import T0, TEAM, ObjectWorld
 
 from simulator import kinds
+from slicekeeper import names
 from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import KubeClient, Object, Resource
 from slicekeeper.net.timekeeper_client import TimekeeperClient
@@ -72,6 +73,38 @@ def test_figures_are_written_at_most_twice_a_minute_and_what_matters_at_once(wor
     status = world.status()
     assert (status["amount"], status["observedGeneration"]) == ("9h", 2)
     assert status["conditions"][0]["lastTransitionTime"] == format_seconds(T0)
+
+
+def test_the_ledger_names_who_wrote_an_object(world: ObjectWorld) -> None:
+    world.apply_parent("physics", {"kind": "team", "amount": "9h", "period": "none"}, by="carol")
+    world.apply({**SPEC, "parent": "physics"}, by="alice")
+    world.keeper().keep()
+    assert {who for who, _ in world.audit(parent="physics")} == {"carol"}
+    assert world.audit(namespace="team") == [("alice", "object"), ("alice", "budget"), ("alice", "parent")]
+    world.clock.advance(1_000)
+    world.apply({**SPEC, "amount": "9h"}, by="system:serviceaccount:argocd:argocd")
+    world.keeper().keep()
+    assert {who for who, _ in world.audit(namespace="team")[3:]} == {"system:serviceaccount:argocd:argocd"}
+
+
+def test_a_writer_of_before_is_not_named_for_what_was_written_while_the_webhook_was_away(world: ObjectWorld) -> None:
+    world.apply(SPEC, by="alice")
+    world.keeper().keep()
+    world.clock.advance(1_000)
+    changed = world.apply({**SPEC, "amount": "9h"})
+    assert changed["metadata"]["annotations"] == {names.CHANGED_BY: "1 alice"}
+    world.keeper().keep()
+    assert [who for who, _ in world.audit(namespace="team")] == ["alice", "alice", "operator", "operator"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "u" * 1024, "\n" * 1024])
+def test_a_users_strange_name_keeps_no_budget_from_being_followed(world: ObjectWorld, name: str) -> None:
+    world.apply(SPEC, by=name)
+    world.keeper().keep()
+    assert world.status()["conditions"][0]["reason"] == "Synced"
+    [who] = {who for who, _ in world.audit(namespace="team")}
+    assert who.isprintable()
+    assert who[:2] == ascii(name)[1:3]
 
 
 def test_who_does_not_hold_the_lease_writes_nothing(world: ObjectWorld) -> None:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes on a GpuBudget or ClusterGpuBudget who changed its spec, for the ledger's audit log.
+
+The API server counts an object's generation up after this review, whenever the spec differs. Nothing else of an object
+is touched. Who forges the annotation is refused by a policy of the API server (`manifests/components/objects`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.kube import changed_by
+from slicekeeper.untyped import as_map
+from slicekeeper.wire.json_patch import JsonPatch, escape
+from webhook.patch import PatchBuilder
+
+KINDS: Final = ("GpuBudget", "ClusterGpuBudget")
+
+_ANNOTATIONS: Final = "/metadata/annotations"
+
+
+def note_writer(obj: Mapping[str, Any], old: Mapping[str, Any], user: str) -> JsonPatch:
+    """Return the patch that names `user` if the spec is new; `old` is empty for a new object.
+
+    A name that an update without a new spec leaves out, as `kubectl replace` does, is put back.
+    """
+    generation = as_map(old.get("metadata")).get("generation") if old else 0
+    if not isinstance(generation, int):
+        return []
+    annotations = as_map(obj.get("metadata")).get("annotations")
+    found, claim = as_map(annotations).get(names.CHANGED_BY), changed_by.value(generation + 1, user)
+    if not old or obj.get("spec") != old.get("spec"):
+        wanted = claim
+    elif found in (None, claim):  # left out; or noted before, and then another webhook put the old spec back
+        wanted = as_map(as_map(old.get("metadata")).get("annotations")).get(names.CHANGED_BY)
+    else:
+        return []
+    patch = PatchBuilder()
+    if wanted is not None:
+        patch.members(annotations, _ANNOTATIONS, {names.CHANGED_BY: wanted})
+    elif found is not None and found == claim:
+        patch.remove(f"{_ANNOTATIONS}/{escape(names.CHANGED_BY)}")
+    return patch.operations
