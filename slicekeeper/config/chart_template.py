@@ -69,6 +69,8 @@ def _mapping(what: str, base: Mapping[str, Any], variants: Mapping[str, Any]) ->
         elif len(lists) == len(theirs) + 1 and (identity := _identity(lists)):
             yield f"{key}:"
             yield from _items(where, identity, ours, theirs)
+        elif ours is MISSING and len(lists) == len(theirs) > 1 and (identity := _identity(lists)):
+            yield from _when(_any(list(theirs)), [f"{key}:", *_indented(_items(where, identity, [], theirs))])
         else:
             yield from _leaf(where, key, ours, theirs)
 

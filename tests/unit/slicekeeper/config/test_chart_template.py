@@ -52,6 +52,17 @@ def test_one_change_by_two_variants_is_made_for_either() -> None:
     assert "{{- if (or x y) }}" in lines(x=changed(replicas=1), y=changed(replicas=1))
 
 
+def test_a_list_that_only_variants_have_has_the_items_of_those_that_are_wanted() -> None:
+    a, b, c = ({"name": name, "value": "1"} for name in "ABC")
+    told = "\n".join(template("Job one", {"kind": "Job"}, {
+        "x": {"kind": "Job", "env": [a, b]}, "y": {"kind": "Job", "env": [b, c]}}))  # fmt: skip
+    assert "{{- if (or x y) }}\nenv:\n{{- if x }}\n  - name: A\n" in told
+    assert "{{- if (or x y) }}\n  - name: B\n" in told
+    assert told.endswith("{{- if y }}\n  - name: C\n    value: '1'\n{{- end }}\n{{- end }}")
+    with pytest.raises(SettingsError, match=r"x and y both change Job one\.env\[A\]"):
+        template("Job one", {}, {"x": {"env": [a]}, "y": {"env": [{**a, "value": "2"}]}})
+
+
 def test_two_changes_of_one_field_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"x and y both change Deployment one\.spec\.replicas"):
         lines(x=changed(replicas=1), y=changed(replicas=3))
