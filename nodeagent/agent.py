@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from prometheus_client import REGISTRY, Gauge, make_wsgi_app
 
 from nodeagent.arbiter import Arbiter
@@ -29,12 +30,13 @@ from nodeagent.shipped import limiter
 from nodeagent.usage import UsageFiles
 from nodeagent.whole_gpus import WholeGpus
 from slicekeeper.clock import Clock
-from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.policy import NamespacePolicy, PolicyBook, PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.events import tell
+from slicekeeper.kube.policy_objects import PolicyObjects
 from slicekeeper.net import probes
 from slicekeeper.net.serving.wsgi import WsgiApp
 from slicekeeper.wire import node as wire
@@ -95,8 +97,9 @@ class Agent:
         )
         # A file that is broken keeps no node from its seats.
         self._policy = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
+        self._policy_objects = PolicyObjects(self._client, self._policy) if settings.policy.objects else None
         self._audit = Audit(
-            self._client, mine.node_name, arbiter, self._pods, source, settings.resources, self._policy.of, self._tell
+            self._client, mine.node_name, arbiter, self._pods, source, settings.resources, self._audits, self._tell
         )
         self._strays = StrayMetrics(self._audit, source, mine.node_name)
         self._stopping = False
@@ -119,6 +122,8 @@ class Agent:
         self._shares.start(self._pods)
         self._usage.start()
         self._policy.start()
+        if self._policy_objects is not None:
+            self._policy_objects.start()
         self._audit.start()
         while not stop.wait(TIDY_SECONDS):
             self._seats.tidy()
@@ -127,6 +132,8 @@ class Agent:
         self._files.probe.stop()
         self._audit.stop()
         self._policy.stop()
+        if self._policy_objects is not None:
+            self._policy_objects.stop()
         self._gpus.stop()
         self._usage.stop()
         self._shares.stop()
@@ -164,6 +171,11 @@ class Agent:
     def _look_at(self, node: Object) -> None:
         self._own.look_at(node)
         self._shares.look_at(node)
+
+    def _audits(self, namespace: str) -> NamespacePolicy:
+        """Return the policy that the audit goes by, which evicts nothing before all of the policy is known."""
+        policy = self._policy.of(namespace)
+        return policy if self._policy.complete.is_set() else msgspec.structs.replace(policy, audit="tell")
 
     def _gone(self, left: set[str]) -> None:
         self._seats.keep_only(left)

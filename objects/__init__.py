@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of the cluster and who acts on them: budgets as objects, and SharePods."""
+"""Objects of the cluster and who acts on them: budgets and policies as objects, and SharePods."""

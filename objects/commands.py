@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper objects serve` for budgets, `slicekeeper objects sharepods` for SharePods."""
+"""`slicekeeper objects serve` for budgets and policies, `slicekeeper objects sharepods` for SharePods."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Final
 
 import click
 
-from objects.looks import Looker, Looks
+from objects.looks import InTurn, Looker, Looks
 from slicekeeper import clock, log
 from slicekeeper.cli.main import Context
+from slicekeeper.config.policy import PolicyBook, PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection
@@ -27,25 +28,30 @@ SHAREPODS_LEASE: Final = "slicekeeper-sharepods"
 
 @click.group()
 def objects() -> None:
-    """Act on the cluster's objects: budgets, and SharePods."""
+    """Act on the cluster's objects: budgets, policies, and SharePods."""
 
 
 @objects.command()
 @click.pass_obj
 def serve(context: Context) -> None:
-    """Watch GpuBudgets and ClusterGpuBudgets until SIGTERM; of several replicas one acts."""
+    """Watch GpuBudgets, ClusterGpuBudgets and GpuPolicies until SIGTERM; of several replicas one acts."""
     import kopf  # noqa: PLC0415 - half a second that no other command should take
 
     from objects.budgets.keeper import Keeper  # noqa: PLC0415 - SharePods need nothing of it
-    from objects.budgets.operator import registry_of, settings_of, tame_logs  # noqa: PLC0415 - it imports kopf, too
+    from objects.operator import registry_of, settings_of, tame_logs  # noqa: PLC0415 - it imports kopf, too
+    from objects.policies.keeper import PolicyKeeper  # noqa: PLC0415 - as above
 
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
     tame_logs()
     client, leader = _candidate(settings, LEASE)
     timekeeper = TimekeeperClient(settings.timekeeper_client)
-    keeper = Keeper(client, timekeeper, clock.from_settings(settings.clock), lambda: leader.is_leader)
-    with _looking(settings, keeper, leader) as looks:
+    now = clock.from_settings(settings.clock)
+    budgets = Keeper(client, timekeeper, now, lambda: leader.is_leader)
+    # A file that is broken keeps no budget from its object.
+    file = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
+    policies = PolicyKeeper(client, file, now, lambda: leader.is_leader)
+    with _looking(settings, InTurn(budgets, policies), leader) as looks:
         registry = registry_of(settings.kubernetes, looks.wake.set)
         kopf.run(registry=registry, settings=settings_of(), standalone=True, clusterwide=True)
 

@@ -29,6 +29,24 @@ class Looker(Protocol):
         """Bring everything into step. Raises ServiceError if that must be tried again."""
 
 
+class InTurn:
+    """Lets several look, one after the other: what keeps one from looking keeps no other."""
+
+    def __init__(self, *lookers: Looker) -> None:
+        self._lookers = lookers
+
+    def keep(self) -> None:
+        """Have each look once. Raises ServiceError if one of them did."""
+        failed = []
+        for looker in self._lookers:
+            try:
+                looker.keep()
+            except ServiceError as error:
+                failed.append(str(error))
+        if failed:
+            raise ServiceError("; ".join(failed))
+
+
 class Looks:
     """Looks again and again, in a thread, for as long as this process leads."""
 

@@ -22,6 +22,8 @@ from starlette.routing import Route
 from slicekeeper import clock, threads
 from slicekeeper.config.policy import PolicyBook, PolicyFile
 from slicekeeper.config.settings import Settings
+from slicekeeper.kube.client import KubeClient
+from slicekeeper.kube.policy_objects import PolicyObjects
 from slicekeeper.net import problem
 from slicekeeper.net.serving.bodies import Bodies, BodyRefused, BodyTooLarge
 from slicekeeper.net.timekeeper_client import TimekeeperClient
@@ -38,7 +40,7 @@ from webhook.review import Answer, BadReview, Reviewer
 log = logging.getLogger(__name__)
 
 FIRST_LOOK_SECONDS: Final = 5.0
-"""Longest wait at the start for the first decisions and classes, so that the first reviews know them."""
+"""Longest wait at the start for the first decisions, classes and GpuPolicies, so that the first reviews know them."""
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
@@ -50,7 +52,7 @@ def make_app(
     turn: Turn | None = None,
     last: LastDecisions | None = None,
 ) -> Starlette:
-    """Return a worker's application with its threads running: decisions, PriorityClasses, policy file.
+    """Return a worker's application with its threads running: decisions, PriorityClasses, policy.
 
     `board`, `turn` and `last` are shared by all workers. `book` is the policy that the server started with: a worker
     that replaces another must come up though the file has been broken meanwhile.
@@ -67,11 +69,14 @@ def make_app(
         on_refresh=lambda: _show_state(decisions, policies),
     )
     policies.start()
+    if settings.policy.objects:
+        PolicyObjects(KubeClient(settings.kubernetes), policies).start()
     decisions.start()
     if watch is not None:
         watch.start()
         watch.synced.wait(FIRST_LOOK_SECONDS)
     decisions.tried.wait(FIRST_LOOK_SECONDS)
+    policies.complete.wait(FIRST_LOOK_SECONDS)
     if settings.webhook.metrics_bind:
         metrics.serve(settings.webhook.metrics_bind, settings.serving)
 
@@ -134,7 +139,10 @@ def _state(decisions: Decisions, policies: PolicyFile) -> dict[str, object]:
     """Return what an operator wants to know. None of it makes the webhook unready: it answers by its stale modes."""
     age = decisions.age_seconds
     known = "never fetched" if age is None else "stale" if decisions.stale else "fresh"
-    return {"status": "ready", "decisions": known, "policyFile": policies.error or "in force"}
+    objects = "known" if policies.complete.is_set() else "not listed yet"
+    return {
+        "status": "ready", "decisions": known, "policyFile": policies.error or "in force", "policyObjects": objects,
+    }  # fmt: skip
 
 
 def _show_state(decisions: Decisions, policies: PolicyFile) -> None:

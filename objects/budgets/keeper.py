@@ -16,6 +16,7 @@ from typing import Final
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, ONLY_NAME, B, Kind
 from objects.budgets.spec import SpecInvalid, body_of
 from objects.budgets.status import status_of
+from objects.status_writes import write_status
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Forbidden, NotFound, ServiceError, Unavailable
 from slicekeeper.kube.client import KubeClient, Object
@@ -74,15 +75,7 @@ class Keeper:
                 problem = "SpecInvalid", str(error)
         if (status := status_of(obj, budget, problem, self._clock.now_ms())) is None:
             return
-        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status}
-        try:
-            namespace = metadata.get("namespace", "")
-            self._client.patch(kind.resource, metadata["name"], body, namespace, subresource="status")
-        except Unavailable:
-            raise
-        except ServiceError as error:
-            # It has changed since, or is gone, or another's policy refuses it: no other object waits for this one.
-            log.info("%s %s: status not written: %s", kind.resource.plural, holder, error)
+        write_status(self._client, kind.resource, obj, status)
 
     def _let_go(self, kind: Kind[B], holder: str, uid: str) -> None:
         """Report to the timekeeper that an object was deleted, if a GET by its name says so, too.

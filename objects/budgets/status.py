@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from objects.conditions import READY, condition
+from objects.status_writes import written_at
 from slicekeeper.cli.output import brief, rounded
 from slicekeeper.kube.client import Object
 from slicekeeper.units import Instant, format_seconds, parse_instant
@@ -38,7 +39,7 @@ def status_of(obj: Object, found: Figures | None, problem: tuple[str, str] | Non
     if all(same.values()):
         return None
     only_figures = same["observedGeneration"] and same["conditions"] and same["state"]
-    if only_figures and now - _instant(old.get("asOf")) < FIGURES_MS:
+    if only_figures and now - written_at(obj) < FIGURES_MS:
         return None
     return {**new, "asOf": format_seconds(now)}
 
@@ -60,10 +61,3 @@ def _figures(found: Figures) -> Object:
 def _ready(obj: Object, problem: tuple[str, str] | None, now: Instant) -> Object:
     reason, message = problem or ("Synced", "the timekeeper goes by this spec")
     return condition(obj, READY, "False" if problem else "True", reason, message, now)
-
-
-def _instant(text: object) -> Instant:
-    try:
-        return parse_instant(str(text))
-    except ValueError:
-        return Instant(0)

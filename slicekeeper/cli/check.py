@@ -22,6 +22,7 @@ from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.cli.reach import cluster, cluster_options
 from slicekeeper.config.policy import read_book
+from slicekeeper.config.policy_objects import lay, read
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, ServiceError, SettingsError
 from slicekeeper.gpu.request import asks_for, parse_pod
@@ -41,6 +42,7 @@ from slicekeeper.kube.client import (
     Resource,
 )
 from slicekeeper.kube.pod import gate_index, has_ended, has_finalizer, without_finalizer, without_gate
+from slicekeeper.kube.policy_objects import GPU_POLICIES
 from slicekeeper.units import format_instant
 from slicekeeper.untyped import as_map
 
@@ -288,7 +290,11 @@ def _api(service: Object | None) -> Iterator[Finding]:
 
 def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
     """Yield running pods that ask for GPUs past us: made before the installation, or while the webhook was off."""
-    book, resources = read_book(settings.policy), settings.resources
+    try:
+        policies, _ = client.list(GPU_POLICIES)
+    except NotFound:  # the component `objects` is not installed
+        policies = []
+    book, resources = lay(read_book(settings.policy), map(read, policies)).book, settings.resources
     for pod in client.list(PODS)[0]:
         metadata = pod["metadata"]
         managed = (metadata.get("labels") or {}).get(names.MANAGED_LABEL) == names.MANAGED_VALUE

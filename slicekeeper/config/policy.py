@@ -3,6 +3,7 @@
 
 Exact names win over patterns, patterns are tried in the file's order, then the file's `default` holds, then the
 defaults below. A file that cannot be read or breaks a rule changes nothing: the policy before it stays in force.
+GpuPolicies come before the file's entries (`slicekeeper.config.policy_objects`).
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def parse_rate(text: str) -> Fraction:
 
 
 class PolicyBook:
-    """All namespaces' policies of one file. Immutable: a changed file makes a new book."""
+    """All namespaces' policies. Immutable: a changed file makes a new book, and so does a changed GpuPolicy."""
 
     def __init__(
         self,
@@ -216,6 +217,7 @@ class PolicyBook:
         patterns: tuple[tuple[str, NamespacePolicy], ...] = (),
         exempt: tuple[str, ...] = PolicySettings().exempt_namespaces,
         warnings: tuple[str, ...] = (),
+        base: Mapping[str, Any] | None = None,
     ) -> None:
         self.default = default or NamespacePolicy()
         self.exact = dict(exact or {})
@@ -223,6 +225,8 @@ class PolicyBook:
         self.exempt = exempt
         self.warnings = warnings
         """What of the file never applies."""
+        self.base = base or {}
+        """The keys of the file's `default`, over which those of an entry are laid."""
         self._off = msgspec.structs.replace(self.default, mode="off")
 
     def is_exempt(self, namespace: str) -> bool:
@@ -240,6 +244,14 @@ class PolicyBook:
             if fnmatch.fnmatchcase(namespace, pattern):
                 return policy
         return self.default
+
+    def match_of(self, namespace: str) -> str:
+        """Return the name or pattern by which a namespace has its policy; empty if it is exempt, or has the default."""
+        if self.is_exempt(namespace):
+            return ""
+        if namespace in self.exact:
+            return namespace
+        return next((pattern for pattern, _ in self.patterns if fnmatch.fnmatchcase(namespace, pattern)), "")
 
 
 def read_book(settings: PolicySettings) -> PolicyBook:
@@ -263,7 +275,7 @@ def read_book(settings: PolicySettings) -> PolicyBook:
     if unknown:
         raise SettingsError(f"{place(unknown[0])}: unknown key {unknown[0]}; known here: default, namespaces")
     base = tree.get("default") or {}
-    default = _policy({}, base, lambda path: f"{place('default', *path)}: default")
+    default = policy_of({}, base, lambda path: f"{place('default', *path)}: default")
     rules: list[tuple[int, int, str, NamespacePolicy]] = []
     entries = tree.get("namespaces") or []
     if not isinstance(entries, list):
@@ -277,7 +289,7 @@ def read_book(settings: PolicySettings) -> PolicyBook:
             raise SettingsError(f"{where(())}: `match` is missing; for example match: [team-a, research-*]")
         matches = [entry["match"]] if isinstance(entry["match"], str) else entry["match"]
         rule = convert({"match": matches}, NamespaceRule, where)
-        policy = _policy(base, {k: v for k, v in entry.items() if k != "match"}, where)
+        policy = policy_of(base, {k: v for k, v in entry.items() if k != "match"}, where)
         for position, match in enumerate(rule.match):
             rules.append((document.line("namespaces", index, "match", position), index, match, policy))
     _check_matches(file, [rule[:3] for rule in rules])
@@ -287,6 +299,7 @@ def read_book(settings: PolicySettings) -> PolicyBook:
         tuple((match, policy) for *_, match, policy in rules if is_pattern(match)),
         settings.exempt_namespaces,
         tuple(_never_applied(file, [rule[:3] for rule in rules], settings.exempt_namespaces)),
+        base,
     )
 
 
@@ -323,7 +336,11 @@ def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[
         before.append(match)
 
 
-def _policy(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...]], str]) -> NamespacePolicy:
+def policy_of(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...]], str]) -> NamespacePolicy:
+    """Return the policy that an entry's keys make when they are laid over those of `base`.
+
+    Raises SettingsError naming the place (`where` of the path below the entry), the key, the value and what is allowed.
+    """
     if not isinstance(own, dict):
         raise SettingsError(f"{where(())}: must be a mapping, not a {type(own).__name__}")
     if own.get("mode") is False:
@@ -389,7 +406,10 @@ def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PolicyFile:
-    """The book in force, kept up to date by a thread that looks at the file."""
+    """The book in force, kept up to date by a thread that looks at the file.
+
+    What comes before the file's entries, such as GpuPolicies, is laid over it by whoever follows it (`lay_over`).
+    """
 
     def __init__(self, settings: PolicySettings, last: PolicyBook | None = None) -> None:
         """Read the file; if it is broken, `last` stays in force.
@@ -401,19 +421,33 @@ class PolicyFile:
         self._seen = self._mark()
         self.error = ""
         """Why the file as it is now is not in force; empty while it is."""
+        self.complete = threading.Event()
+        """Set once what the settings have laid over the file is known; at once if they have nothing laid over it."""
+        if not settings.objects:
+            self.complete.set()
+        self._lock = threading.Lock()
+        self._over: Callable[[PolicyBook], PolicyBook] = lambda book: book
         try:
-            self.book = read_book(settings)
+            self._file = read_book(settings)
         except SettingsError as error:
             if last is None:
                 raise
-            self.book = last
+            self._file = last
             self._refuse(error)
         else:
             self._warn()
+        self.book = self._file
 
     def of(self, namespace: str) -> NamespacePolicy:
         """Return the policy in force for a namespace."""
         return self.book.of(namespace)
+
+    def lay_over(self, over: Callable[[PolicyBook], PolicyBook]) -> None:
+        """Have `over` make the book in force of the file's, now and whenever the file changes."""
+        with self._lock:
+            self._over = over
+            self.book = over(self._file)
+        self.complete.set()
 
     def start(self) -> None:
         """Start looking at the file, in a daemon thread."""
@@ -431,17 +465,19 @@ class PolicyFile:
             return False
         self._seen = mark
         try:
-            self.book = read_book(self._settings)
+            file = read_book(self._settings)
         except SettingsError as error:
             self._refuse(error)
             return False
+        with self._lock:
+            self._file, self.book = file, self._over(file)
         self.error = ""
         log.info("policy file loaded: %s", self._settings.file)
         self._warn()
         return True
 
     def _warn(self) -> None:
-        for warning in self.book.warnings:
+        for warning in self._file.warnings:
             log.warning("policy file: %s", warning)
 
     def _refuse(self, error: SettingsError) -> None:

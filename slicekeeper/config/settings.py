@@ -176,6 +176,9 @@ class PolicySettings(Section, frozen=True):
 
     file: Annotated[str, about("YAML file. Empty: every namespace has the defaults.")] = ""
     reload_seconds: Annotated[Positive, about("How often the file is looked at for a change.")] = 2.0
+    objects: Annotated[
+        bool, about("Follow GpuPolicies, which come before the file. The manifests' component `objects` sets it.")
+    ] = False
     exempt_namespaces: Annotated[
         tuple[str, ...], about("Namespaces that are never touched, exact names or patterns.")
     ] = ("kube-system", "kube-public", "kube-node-lease", "slicekeeper-system")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets as objects: installed beside what is there, used by kubectl alone, and taken away again."""
+"""Budgets and policies as objects: installed beside what is there, used by kubectl alone, and taken away again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from cluster.harness.component import added
 from cluster.harness.install import NAMESPACE
 from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
-from cluster.harness.site import Site
+from cluster.harness.site import Site, gpu_container, pod
 
 from slicekeeper import names
 from slicekeeper.errors import Conflict
@@ -24,7 +24,7 @@ HOUR = 3_600_000
 @pytest.fixture(scope="module")
 def objects(site: Site) -> Iterator[Site]:
     """The cluster with the component, for this file alone."""
-    with added(site, "tests/cluster/objects", "objects") as ours:
+    with added(site, "tests/cluster/objects") as ours:
         assert {obj["kind"] for obj in ours} >= {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"}
         yield site
 
@@ -37,6 +37,11 @@ def gpu_budget(name: str = "default", **spec: object) -> Object:
 def cluster_gpu_budget(name: str, **spec: object) -> Object:
     return {"apiVersion": "slicekeeper.io/v1alpha1", "kind": "ClusterGpuBudget", "metadata": {"name": name},
             "spec": {**SPEC, "kind": "team", **spec}}  # fmt: skip
+
+
+def gpu_policy(name: str, *match: str, **spec: object) -> Object:
+    return {"apiVersion": "slicekeeper.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": name},
+            "spec": {"match": list(match), **spec}}  # fmt: skip
 
 
 def ready(site: Site, kind: str, name: str, namespace: str = "") -> Object:
@@ -67,9 +72,18 @@ def ready(site: Site, kind: str, name: str, namespace: str = "") -> Object:
         (cluster_gpu_budget("physics", kind="organisation", parent="other"), "an organisation has no parent"),
         (cluster_gpu_budget("physics", parent="physics"), "spec.parent cannot be the object itself"),
         (cluster_gpu_budget("phys.ics"), "up to 63 characters"),
+        (gpu_policy("c22"), "spec.match"),
+        (gpu_policy("c22", "a", "a"), "Duplicate value"),
+        (gpu_policy("c22", "team-*", "Team"), "no namespace can have this name"),
+        (gpu_policy("c22", "team.*"), "it is no pattern"),
+        (gpu_policy("c22", "a", mode=False), "spec.mode"),
+        (gpu_policy("c22", "a", ceiling=101), "spec.ceiling"),
+        (gpu_policy("c22", "a", budget={"amount": "20"}), "spec.budget.amount"),
+        (gpu_policy("c22", "a", budget={"period": "none", "anchor": "2026-01-01T00:00:00Z"}), "has no anchor"),
+        (gpu_policy("c22", "a", surprise=1), "unknown field"),
     ],
 )
-def test_the_api_server_refuses_what_is_no_budget(objects: Site, obj: Object, why: str) -> None:
+def test_the_api_server_refuses_what_is_no_budget_and_no_policy(objects: Site, obj: Object, why: str) -> None:
     where = "default" if obj["kind"] == "GpuBudget" else ""
     with pytest.raises(Refused, match=why):
         objects.kubectl.create(obj, namespace=where, dry_run=True)
@@ -205,6 +219,63 @@ def _said(kubectl: Kubectl, *arguments: str) -> str:
         return kubectl(*arguments)
     except Refused as error:
         return str(error)
+
+
+def _ceiling(site: Site, team: str) -> str:
+    """Return the elastic maximum that the webhook would give to a pod; empty while it does not answer."""
+    made = json.dumps(pod("probe", gpu_container(core=5)))
+    try:
+        shown = site.kubectl("create", "-n", team, "--dry-run=server", "-o", "json", "-f", "-", stdin=made)
+    except Refused:
+        return ""
+    return str(json.loads(shown)["metadata"]["annotations"].get(names.CORE_LIMIT, ""))
+
+
+def test_a_policy_comes_before_the_file_and_says_what_became_of_it(objects: Site) -> None:
+    kubectl, team = objects.kubectl, objects.namespace()
+    name = f"c22-{team}"
+
+    def told() -> Object:
+        """Return the condition of the newest spec, empty before there is one."""
+        found = kubectl.get("gpupolicy", name)
+        status = found.get("status", {})
+        [condition] = status.get("conditions") or [{}]
+        return condition if status.get("observedGeneration") == found["metadata"]["generation"] else {}
+
+    with objects.timekeeper() as timekeeper:
+
+        def amount() -> int:
+            return timekeeper.budget(Budget, team).amount_ms
+
+        usual = amount()
+        wait_for("the file's ceiling", lambda: _ceiling(objects, team) == "100", 120)
+        kubectl.apply(gpu_policy(name, team, ceiling=50, budget={"amount": "3h"}))
+        try:
+            assert ready(objects, "gpupolicy", name)["namespaces"] == 1
+            wait_for("the policy's ceiling", lambda: _ceiling(objects, team) == "50", 120)
+            wait_for("the policy's budget", lambda: amount() == 3 * HOUR, 120)
+            shown = kubectl("get", "gpupolicies").splitlines()
+            assert shown[0].split() == ["NAME", "MODE", "BUDGET", "NAMESPACES", "READY", "AGE"]
+            assert max(map(len, shown)) <= 80
+            with pytest.raises(Refused, match=r"cannot (get|patch) resource \"gpupolicies\""):
+                kubectl.acting("--as=c22-nobody").patch("gpupolicy", name, {"spec": {"ceiling": 100}})
+            # What only our own code knows to be wrong: as if it were not there, until it is mended.
+            kubectl.patch("gpupolicy", name, {"spec": {"budget": {"timeZone": "Mars/Olympus"}}})
+            wait_for("what is wrong", lambda: "Mars/Olympus" in told().get("message", ""), 120)
+            assert (told()["status"], told()["reason"]) == ("False", "SpecInvalid")
+            wait_for("the file's ceiling again", lambda: _ceiling(objects, team) == "100", 120)
+            wait_for("the file's budget again", lambda: amount() == usual, 120)
+            kubectl.patch("gpupolicy", name, {"spec": {"budget": {"timeZone": "Europe/Berlin"}}})
+            ready(objects, "gpupolicy", name)
+            wait_for("the policy's ceiling again", lambda: _ceiling(objects, team) == "50", 120)
+            # Nothing on the object but its status is ours.
+            managed = kubectl.get("gpupolicy", name)["metadata"]
+            assert "finalizers" not in managed
+            assert set(managed.get("annotations", {})) <= {"kubectl.kubernetes.io/last-applied-configuration"}
+        finally:
+            kubectl("delete", "gpupolicy", name, "--ignore-not-found", "--timeout=60s", timeout=70)
+        wait_for("the file's ceiling at last", lambda: _ceiling(objects, team) == "100", 120)
+        wait_for("the file's budget at last", lambda: amount() == usual, 120)
 
 
 def test_a_namespace_with_an_object_is_deleted_like_any_other(objects: Site) -> None:

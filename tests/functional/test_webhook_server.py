@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.policy_objects import apply_policy, policies_served
 from support.webhook_process import Authority, FakeTimekeeper, Webhook, eventually, patch, pod, replace, review, settled
+
+from simulator.api import Api, ApiServer
+from simulator.cluster import Cluster
+from slicekeeper.clock import SystemClock
+from slicekeeper.kube.policy_objects import GPU_POLICIES
 
 
 @pytest.fixture
@@ -111,6 +117,36 @@ def test_a_policy_change_takes_effect_and_a_broken_one_does_not(webhook: Webhook
     replace(file, b"default: {ceiling: 60}\n")
     settled(lambda: ceiling() == "60")
     eventually(lambda: "slicekeeper_webhook_policy_file_refused 0.0" in webhook.metrics())
+
+
+@pytest.mark.usefixtures("authority")
+def test_gpu_policies_come_before_the_file_in_every_worker(tmp_path: Path, timekeeper: FakeTimekeeper) -> None:
+    (tmp_path / "policy.yaml").write_text("namespaces: [{match: research, ceiling: 70}]\n", "utf-8")
+    cluster = Cluster(SystemClock())
+    api = ApiServer(Api(cluster))
+    with policies_served():
+        apply_policy(cluster.store, "research", "research", ceiling=60)
+        api.start()
+        webhook = Webhook(tmp_path, timekeeper.client, policies=api.url)
+
+        def ceiling() -> str:
+            return str(patch(webhook.review("/mutate", pod()))["/metadata/annotations"]["tencent.com/vcuda-core-limit"])
+
+        try:
+            webhook.wait_until_ready()
+            settled(lambda: ceiling() == "60")
+            apply_policy(cluster.store, "research", "research", ceiling=55)
+            settled(lambda: ceiling() == "55")
+            cluster.store.delete(GPU_POLICIES, "research")
+            settled(lambda: ceiling() == "70")
+            apply_policy(cluster.store, "research", "resear*", ceiling=50)
+            apply_policy(cluster.store, "other", "other", ceiling=10)
+            settled(lambda: "known" in webhook.get("/readyz") and ceiling() == "70")
+            replace(tmp_path / "policy.yaml", b"default: {ceiling: 80}\n")
+            settled(lambda: ceiling() == "50")
+        finally:
+            webhook.stop()
+            api.stop()
 
 
 def test_a_flip_changes_the_class_and_validate_takes_either(webhook: Webhook, timekeeper: FakeTimekeeper) -> None:

@@ -135,9 +135,12 @@ class FakeTimekeeper:
 
 
 class Webhook:
-    """The process, and requests to it; `client` says where it finds its timekeeper."""
+    """The process, and requests to it.
 
-    def __init__(self, folder: Path, client: dict[str, Any], **more: Any) -> None:
+    `client` says where it finds its timekeeper, `policies` the API server whose GpuPolicies it follows.
+    """
+
+    def __init__(self, folder: Path, client: dict[str, Any], *, policies: str = "", **more: Any) -> None:
         self.port, self.metrics_port = free_port(), free_port()
         self.folder = folder
         config = {
@@ -151,7 +154,8 @@ class Webhook:
                 **more,
             },
             "timekeeperClient": {"timeoutSeconds": 2, **client},
-            "policy": {"file": str(folder / "policy.yaml"), "reloadSeconds": 0.1},
+            "policy": {"file": str(folder / "policy.yaml"), "reloadSeconds": 0.1, "objects": bool(policies)},
+            "kubernetes": {"server": policies},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
         self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))

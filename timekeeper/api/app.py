@@ -16,6 +16,7 @@ from slicekeeper.config.policy import PolicyFile, parse_rate
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient
+from slicekeeper.kube.policy_objects import PolicyObjects
 from slicekeeper.net import probes
 from slicekeeper.net.tls import ClientCas
 from timekeeper.api import metrics, openapi, openapi_answer, problems, requests
@@ -50,6 +51,8 @@ def make_app(settings: Settings, clock: Clock, clients: ClientCas | None = None)
     service = Service(settings, clock, books, policy, controller, identity, front_proxy)
     app = routed(service)
     policy.start()
+    if settings.policy.objects:
+        PolicyObjects(client, policy).start()
     if front_proxy is not None:
         front_proxy.start()
     controller.start()

@@ -160,8 +160,8 @@ class Controller:
 
     @property
     def synced(self) -> bool:
-        """Whether all watches have brought their first list."""
-        return all(watch.synced.is_set() for watch in self._watches)
+        """Whether all watches have brought their first list, and the policy is known: the file's alone may evict."""
+        return self._policy.complete.is_set() and all(watch.synced.is_set() for watch in self._watches)
 
     def trouble(self) -> str:
         """Return what is stuck, empty if nothing is."""

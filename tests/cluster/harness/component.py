@@ -13,7 +13,7 @@ from cluster.harness.site import Site
 
 
 @contextmanager
-def added(site: Site, overlay: str, deployment: str) -> Iterator[list[Object]]:
+def added(site: Site, overlay: str) -> Iterator[list[Object]]:
     """Install what an overlay has and the suite's own has not, and take it away again; yield the new objects.
 
     What is another in both, such as the webhook's configuration, is the overlay's meanwhile.
@@ -28,15 +28,23 @@ def added(site: Site, overlay: str, deployment: str) -> Iterator[list[Object]]:
             if obj["kind"] == "CustomResourceDefinition":
                 kind = f"crd/{obj['metadata']['name']}"
                 site.kubectl("wait", "--for=condition=Established", kind, "--timeout=120s", timeout=130)
-        rollout = ("rollout", "status", f"deployment/{deployment}", "-n", install.NAMESPACE)
-        site.kubectl(*rollout, "--timeout=240s", timeout=250)
+        _rolled_out(site, [*ours, *after])
         install.wait_for_trust(site.kubectl)
         yield ours
     finally:
         if before:
             site.kubectl.apply(*before)
+            _rolled_out(site, before)
         site.kubectl("delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=yaml.safe_dump_all(ours),
                      timeout=130)  # fmt: skip
+
+
+def _rolled_out(site: Site, objects: list[Object]) -> None:
+    """Wait until of all workloads among some objects there are the pods that they say, and no others."""
+    for obj in objects:
+        if obj["kind"] in ("Deployment", "DaemonSet"):
+            rollout = ("rollout", "status", f"{obj['kind'].lower()}/{obj['metadata']['name']}", "-n", install.NAMESPACE)
+            site.kubectl(*rollout, "--timeout=240s", timeout=250)
 
 
 def _rendered(site: Site, overlay: str) -> dict[tuple[str, str, str], Object]:

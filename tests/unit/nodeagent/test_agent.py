@@ -16,7 +16,7 @@ from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_f
 from nodeagent.agent import Agent
 from nodeagent.entitlement import SeatRefused
 from slicekeeper.clock import SystemClock
-from slicekeeper.config.settings import KubernetesSettings, Settings, WebhookSettings
+from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings, WebhookSettings
 from slicekeeper.gpu import machine
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
@@ -114,3 +114,15 @@ def test_what_keeps_gpus_from_containers_is_told_and_ends_nothing(
     monkeypatch.setattr(made, "edits", fail)
     agent = Agent(settings(tmp_path, "http://127.0.0.1:1", 1), SystemClock(), made(1))
     assert agent._machine() == Machine(driver="550.54.14", device_trouble=str(error))
+
+
+def test_the_audit_evicts_nothing_before_the_policy_is_known(made: Any, tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("default: {audit: evict}")
+    policy = PolicySettings(file=str(file), objects=True)
+    agent = Agent(
+        msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), SystemClock(), made(1)
+    )
+    assert not agent._audits(NAMESPACE).audit_evicts
+    agent._policy.lay_over(lambda book: book)
+    assert agent._audits(NAMESPACE).audit_evicts

@@ -28,6 +28,7 @@ from nodeagent.node_pods import NodePods
 from nodeagent.publisher import GpuPublisher
 from objects.budgets.keeper import Keeper
 from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
+from objects.policies.keeper import PolicyKeeper
 from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import MADE
 from scheduler.app import Scheduler
@@ -36,8 +37,8 @@ from scheduler.reclaim.nudge import Nudger
 from slicekeeper import names
 from slicekeeper.cli.rights import ALWAYS
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.config.settings import Resources, Settings
+from slicekeeper.config.policy import NamespacePolicy, PolicyFile
+from slicekeeper.config.settings import PolicySettings, Resources, Settings
 from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Gpu
@@ -46,6 +47,7 @@ from slicekeeper.kube.client import Object, Resource
 from slicekeeper.kube.events import tell
 from slicekeeper.kube.eviction import evict
 from slicekeeper.kube.leader import LeaderElection
+from slicekeeper.kube.policy_objects import GPU_POLICIES, PolicyObjects
 from slicekeeper.kube.watch import Watch
 from slicekeeper.net.tls import ClientCas
 from slicekeeper.wire.timekeeper import Budget, KeptBy, Parent
@@ -242,7 +244,13 @@ def elect(server: Server, name: str) -> None:
     attempt(campaign.campaign)  # renews it
 
 
+def follow_policies(server: Server) -> None:
+    followed = PolicyObjects(server, PolicyFile(PolicySettings(objects=True)))  # type: ignore[arg-type]
+    attempt(lambda: follow(followed._watch))
+
+
 def run_webhook(server: Server) -> None:
+    follow_policies(server)
     with mock.patch.object(classes, "KubeClient", return_value=server):
         _, watch = classes.watch_classes(Settings().kubernetes, Settings().classes)
     assert watch is not None
@@ -252,6 +260,7 @@ def run_webhook(server: Server) -> None:
 
 
 def run_timekeeper(server: Server) -> None:
+    follow_policies(server)
     client: Any = server
     clock, settings = ManualClock(NOW), Settings()
     books, policy = mock.Mock(), mock.Mock()
@@ -309,6 +318,7 @@ def run_scheduler(server: Server) -> None:
 
 
 def run_nodeagent(server: Server) -> None:
+    follow_policies(server)
     client: Any = server
     publisher = GpuPublisher(client, "n", mock.Mock(gpus=lambda: [Gpu("GPU-1", "A10", 1024)]), Resources(), 1.0)
     attempt(publisher.reconcile)
@@ -381,11 +391,13 @@ def run_objects(server: Server) -> None:
         metadata |= {"namespace": where} if where else {}
         server.put(plural, {"metadata": metadata, "spec": {"amount": "1h", "period": "none"}})
     attempt(Keeper(client, told, ManualClock(NOW), lambda: True).keep)
+    server.put("gpupolicies", {"metadata": {"name": "teams", "generation": 1}, "spec": {"match": [TEAM]}})
+    attempt(PolicyKeeper(client, PolicyFile(PolicySettings()), ManualClock(NOW), lambda: True).keep)
     elect(server, "slicekeeper-objects")
-    # What kopf itself follows: both kinds in all namespaces, and which kinds there are.
-    for kind in (CLUSTER_GPU_BUDGETS, GPU_BUDGETS):
+    # What kopf itself follows: all kinds in all namespaces, and which kinds there are.
+    for resource in (CLUSTER_GPU_BUDGETS.resource, GPU_BUDGETS.resource, GPU_POLICIES):
         for verb in ("list", "watch"):
-            attempt(lambda verb=verb, kind=kind: server.may(verb, kind.resource))  # type: ignore[misc]
+            attempt(lambda verb=verb, resource=resource: server.may(verb, resource))  # type: ignore[misc]
     for verb in ("list", "watch"):
         attempt(lambda verb=verb: server.ask(verb, "apiextensions.k8s.io", "customresourcedefinitions"))  # type: ignore[misc]
 
@@ -527,7 +539,9 @@ def test_objects_come_only_by_their_component_and_their_rights_are_those_of_the_
     [rule] = editor["rules"]
     assert (rule["apiGroups"], rule["resources"]) == ([names.GROUP], ["gpubudgets"])
     operators = {right for right in GRANTED if right.account == "objects" and right.group == names.GROUP}
-    assert not [r for r in operators if r.resource in ("gpubudgets", "clustergpubudgets") and r.verb not in _READ]
+    assert {r.resource for r in operators if r.verb not in _READ} == {
+        "gpubudgets/objects", "gpubudgets/status", "clustergpubudgets/status", "gpupolicies/status"
+    }  # fmt: skip
     base = "".join(file.read_text() for file in (MANIFESTS / "base").glob("*.yaml"))
     assert "CustomResourceDefinition" not in base
     assert "gpubudgets/objects" not in base

@@ -133,6 +133,16 @@ def stage(tmp_path: Path, database_url: str) -> Iterator[Stage]:
     server.stop()
 
 
+def test_nothing_is_looked_at_before_the_policy_is_known(stage: Stage) -> None:
+    """The file alone may say less: it might have budgets changed, or pods evicted."""
+    policy = stage.controller._policy = PolicyFile(PolicySettings(objects=True))
+    for watch in stage.controller._watches:
+        watch.synced.set()
+    assert not stage.controller.synced
+    policy.lay_over(lambda book: book)
+    assert stage.controller.synced
+
+
 def labels_of(stage: Stage) -> dict[str, str]:
     found: dict[str, str] = stage.kube.get(PODS, "a", "team")["metadata"]["labels"]
     return found

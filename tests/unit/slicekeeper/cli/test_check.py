@@ -282,6 +282,15 @@ def test_pods_from_before_are_found_and_shown(server: Server) -> None:
     assert server.patches == []
 
 
+def test_pods_of_namespaces_that_a_gpu_policy_exempts_are_not_looked_for(server: Server) -> None:
+    server.install()
+    server.pod("whole", {"nvidia.com/gpu": "2"})
+    for spec in ({"match": ["team"], "nvidiaGpu": "ignored"}, {"match": ["t*"], "mode": "off"}):
+        metadata = {"name": "p", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        server.objects["/apis/slicekeeper.io/v1alpha1/gpupolicies"] = [{"metadata": metadata, "spec": spec}]
+        assert check(server).exit_code == 0
+
+
 def test_adopting_marks_what_can_be_charged_and_nothing_else(server: Server) -> None:
     server.install()
     server.pod("share", FRACTION, finalizers=["other/one"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator: kopf watches the objects and reports which have changed; `objects.budgets.keeper` does the rest.
+"""The operator: kopf watches budgets and policies and reports which have changed; their keepers do the rest.
 
 Of kopf's handlers these are the plainest, which write nothing: no finalizer, no annotation, no event. Its own record of
 what was handled would be a field on users' objects that no manifest has.
@@ -18,6 +18,7 @@ from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS, VERSION
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.kube.client import in_cluster
+from slicekeeper.kube.policy_objects import GPU_POLICIES
 
 
 def registry_of(server: KubernetesSettings, changed: Callable[[], None]) -> kopf.OperatorRegistry:
@@ -36,8 +37,8 @@ def registry_of(server: KubernetesSettings, changed: Callable[[], None]) -> kopf
             changed()
 
     kopf.on.login(registry=registry)(login)
-    for kind in (CLUSTER_GPU_BUDGETS, GPU_BUDGETS):
-        kopf.on.event(names.GROUP, VERSION, kind.resource.plural, registry=registry)(seen)
+    for resource in (CLUSTER_GPU_BUDGETS.resource, GPU_BUDGETS.resource, GPU_POLICIES):
+        kopf.on.event(names.GROUP, VERSION, resource.plural, registry=registry)(seen)
     return registry
 
 

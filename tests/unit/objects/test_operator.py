@@ -14,16 +14,18 @@ from typing import Any
 
 import kopf
 from support.budget_objects import ORGANISATION, TEAM, apply, served
+from support.policy_objects import apply_policy, policies_served
 from support.small_cluster import wait_for
 
-from objects.budgets.operator import registry_of, settings_of
 from objects.looks import Looks
+from objects.operator import registry_of, settings_of
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import NAMESPACES
+from slicekeeper.kube.policy_objects import GPU_POLICIES
 
 GROUP, CRDS = "slicekeeper.io", "apiextensions.k8s.io"
 SPEC = {"amount": "2h", "period": "month"}
@@ -43,7 +45,8 @@ def discovery() -> dict[str, Any]:
     """Return what an API server tells of the kinds that it serves."""
     core = [_resource("namespaces", "Namespace", namespaced=False), _resource("events", "Event", namespaced=True)]
     ours = [_resource("gpubudgets", "GpuBudget", namespaced=True),
-            _resource("clustergpubudgets", "ClusterGpuBudget", namespaced=False)]  # fmt: skip
+            _resource("clustergpubudgets", "ClusterGpuBudget", namespaced=False),
+            _resource("gpupolicies", "GpuPolicy", namespaced=False)]  # fmt: skip
     crd = _resource("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
     return {
         "/api": {"versions": ["v1"]},
@@ -78,7 +81,7 @@ def operating(url: str, changed: Any) -> Iterator[None]:
 def test_every_new_spec_and_every_deletion_is_told_and_no_object_is_written() -> None:
     told: list[None] = []
     cluster = Cluster(SystemClock())
-    with served():
+    with served(), policies_served():
         server = ApiServer(Api(cluster), extra={path: lambda body=body: body for path, body in discovery().items()})
         server.start()
         store = cluster.store
@@ -96,6 +99,11 @@ def test_every_new_spec_and_every_deletion_is_told_and_no_object_is_written() ->
                 store.delete(ORGANISATION, "physics")
                 wait_for(lambda: len(told) == 4, "the deleted one, and not the status")
                 assert store.version == version + 3
+                apply_policy(store, "teams", "team-*")
+                wait_for(lambda: len(told) == 5, "a policy")
+                store.update(GPU_POLICIES, "teams", "", lambda o: {**o, "status": {"n": 1}}, subresource="status")
+                apply_policy(store, "teams", "team-*", ceiling=50)
+                wait_for(lambda: len(told) == 6, "its change, and not its status")
                 assert "finalizers" not in store.get(TEAM, "default", "team")["metadata"]
         finally:
             server.stop()
@@ -104,7 +112,7 @@ def test_every_new_spec_and_every_deletion_is_told_and_no_object_is_written() ->
 def test_what_kopf_logs_of_an_object_is_one_line_of_json() -> None:
     code = (
         "import kopf, logging; from slicekeeper import log;"
-        "from objects.budgets.operator import settings_of, tame_logs;"
+        "from objects.operator import settings_of, tame_logs;"
         "log.configure(); tame_logs(); tame_logs();"
         "from kopf._core.actions.loggers import LocalObjectLogger as Logger;"
         "logger = Logger(body={'kind': 'GpuBudget', 'metadata': {'name': 'default'}}, settings=settings_of());"

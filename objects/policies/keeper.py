@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges all GpuPolicies as the parts do that go by them, and writes what became of each into its status.
+
+Nothing waits for that: a GpuPolicy holds as soon as webhook, timekeeper and node agents have seen it. Nothing is
+remembered from one look to the next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from objects.policies.status import status_of
+from objects.status_writes import write_status
+from slicekeeper.clock import Clock
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_objects import lay, read
+from slicekeeper.kube.client import NAMESPACES, KubeClient
+from slicekeeper.kube.policy_objects import GPU_POLICIES
+
+
+class PolicyKeeper:
+    """Looks. `acts` returns whether this process holds the lease; it is asked before each write."""
+
+    def __init__(self, client: KubeClient, policy: PolicyFile, clock: Clock, acts: Callable[[], bool]) -> None:
+        """`policy` is the file alone, to be looked at with each look."""
+        self._client = client
+        self._policy = policy
+        self._clock = clock
+        self._acts = acts
+
+    def keep(self) -> None:
+        """Look once. Raises ServiceError if the API server does not serve us; look again then."""
+        objects, _ = self._client.list(GPU_POLICIES)
+        if not objects:
+            return
+        namespaces, _ = self._client.list(NAMESPACES, metadata_only=True)
+        self._policy.refresh()
+        laid = lay(self._policy.book, map(read, objects))
+        matched = (laid.book.match_of(namespace["metadata"]["name"]) for namespace in namespaces)
+        counts = Counter(laid.holders[match].uid for match in matched if match in laid.holders)
+        for obj in objects:
+            if not self._acts():
+                return
+            status = status_of(obj, laid, counts[obj["metadata"]["uid"]], self._clock.now_ms())
+            if status is not None:
+                write_status(self._client, GPU_POLICIES, obj, status)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statuses as they are written: one that is refused holds up no other, and each says when that was."""
+
+from __future__ import annotations
+
+import logging
+
+from slicekeeper.errors import ServiceError, Unavailable
+from slicekeeper.kube.client import KubeClient, Object, Resource
+from slicekeeper.units import Instant, parse_instant
+from slicekeeper.untyped import as_map
+
+log = logging.getLogger(__name__)
+
+
+def write_status(client: KubeClient, resource: Resource, obj: Object, status: Object) -> None:
+    """Write a status, as a merge patch has it, if the object is still the one that was read.
+
+    Raises Unavailable if the API server does not answer.
+    """
+    metadata = obj["metadata"]
+    namespace = metadata.get("namespace", "")
+    body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": status}
+    try:
+        client.patch(resource, metadata["name"], body, namespace, subresource="status")
+    except Unavailable:
+        raise
+    except ServiceError as error:
+        # It has changed since, or is gone, or another's policy refuses it: no other object waits for this one.
+        log.info("%s %s/%s: status not written: %s", resource.plural, namespace, metadata["name"], error)
+
+
+def written_at(obj: Object) -> Instant:
+    """Return when an object's status was written, by its `asOf`; the epoch if it does not say."""
+    try:
+        return parse_instant(str(as_map(obj.get("status")).get("asOf")))
+    except ValueError:
+        return Instant(0)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GpuPolicies laid over the policy file: which of them holds for which names and patterns. Pure.
+
+Each decides by what is there and by nothing that was there before, so all parts and replicas, restarted or not, come
+to the same policy:
+
+1. Exact names come before patterns, and of two alike the object's comes before the file's.
+2. Objects' patterns are tried by what they say: first the one with the longest beginning before its first sign, then
+   the longer one, then in the order of the alphabet. The file's follow in the file's order.
+3. Of two objects with the same name or pattern the older has it: the earlier `creationTimestamp`, then the lower UID.
+4. An object that is not valid is left out as if it were not there. What it said before is not remembered: a part that
+   has just started could not know it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from slicekeeper.config.patterns import is_pattern, problem_of
+from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, PolicyBook, policy_of
+from slicekeeper.config.settings import convert
+from slicekeeper.errors import SettingsError
+from slicekeeper.untyped import as_map
+
+_SIGN: Final = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class GpuPolicy:
+    """What of an object decides; all else of it, its status for one, may change and nothing follows."""
+
+    name: str
+    uid: str
+    created: str
+    """`creationTimestamp`, which the API server writes in UTC, to the second."""
+    spec: Mapping[str, Any]
+
+    @property
+    def age(self) -> tuple[str, str]:
+        """By which the older of two comes first."""
+        return self.created, self.uid
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A book with objects laid over it, and what became of each object."""
+
+    book: PolicyBook
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """Why objects are left out, by their UID."""
+    holders: Mapping[str, GpuPolicy] = field(default_factory=dict)
+    """Which object has a name or pattern."""
+
+
+def read(obj: Mapping[str, Any]) -> GpuPolicy:
+    """Return what of an object decides."""
+    metadata = obj["metadata"]
+    return GpuPolicy(
+        metadata["name"], metadata["uid"], str(metadata.get("creationTimestamp", "")), as_map(obj.get("spec"))
+    )
+
+
+def matches_of(policy: GpuPolicy) -> tuple[str, ...]:
+    """Return the names and patterns that an object is for.
+
+    Raises SettingsError if there is none, or one that no namespace can have.
+    """
+    match = policy.spec.get("match")
+    if not match:
+        raise SettingsError("spec.match is missing; for example match: [team-a, research-*]")
+    found = convert({"match": match}, NamespaceRule, "spec").match
+    for one in found:
+        if problem := problem_of(one):
+            raise SettingsError(f"spec.match {one!r}: {problem}; for example team-a, or team-*")
+    return found
+
+
+def lay(book: PolicyBook, objects: Iterable[GpuPolicy]) -> Laid:
+    """Return a file's book with objects before its entries. Their keys are laid over the file's `default`, too."""
+    errors: dict[str, str] = {}
+    holders: dict[str, GpuPolicy] = {}
+    policies: dict[str, NamespacePolicy] = {}
+    for one in sorted(objects, key=lambda policy: policy.age):
+        own = {key: value for key, value in one.spec.items() if key != "match"}
+        try:
+            matches, policy = matches_of(one), policy_of(book.base, own, _where)
+        except SettingsError as error:
+            errors[one.uid] = str(error)
+            continue
+        for match in matches:
+            if match not in holders:
+                holders[match], policies[match] = one, policy
+    exact = {match: policy for match, policy in policies.items() if not is_pattern(match)}
+    patterns = tuple((match, policies[match]) for match in sorted(policies.keys() - exact.keys(), key=_precedence))
+    over = PolicyBook(
+        book.default, {**book.exact, **exact}, (*patterns, *book.patterns), book.exempt, book.warnings, book.base
+    )
+    return Laid(over, errors, holders)
+
+
+def _precedence(pattern: str) -> tuple[int, int, str]:
+    return -len(_SIGN.split(pattern, maxsplit=1)[0]), -len(pattern), pattern
+
+
+def _where(_path: tuple[str, ...]) -> str:
+    return "spec"
