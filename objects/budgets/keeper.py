@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings ledger and objects into step by one look at both, whatever happened before.
 
-Nothing is remembered from one look to the next, so any of them may be cut short. Each write has what orders it (the
-object's UID and generation, `timekeeper.ledger.budget_object`; its resource version), so an operator that has not
-noticed yet that it lost the lease changes nothing that the other one has not. No object has a finalizer of ours: a
-namespace can be deleted while no operator runs. An object that is gone is found by what the ledger still has of it.
+Nothing is remembered from one look to the next, so any of them may be cut short. Each write names what was there
+before that it is made of was read, so an operator that has not noticed yet that it lost the lease takes back nothing
+that the other one has written: the timekeeper is told the budget's `object_version`, after which the object is read
+anew; a status is of a budget that was read after the object, and names the object's resource version. No object has a
+finalizer of ours: a namespace can be deleted while no operator runs. An object that is gone is found by what the ledger
+still has of it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _NOT_THE_OBJECTS_FAULT: Final = (Unavailable, Forbidden)
 """The look as a whole has failed, whatever the spec says, so no object's status names it."""
+_ANOTHER_WAS_FIRST: Final = "version-mismatch"
 
 
 class Keeper:
@@ -45,8 +48,8 @@ class Keeper:
         self._keep_all(GPU_BUDGETS)
 
     def _keep_all(self, kind: Kind[B]) -> None:
-        budgets = {_name(budget): budget for budget in self._timekeeper.budgets(kind.budget) if _is_there(budget)}
         objects, _ = self._client.list(kind.resource)
+        budgets = {_name(budget): budget for budget in self._timekeeper.budgets(kind.budget) if _is_there(budget)}
         # An organisation is under nothing, so it may be needed and needs none.
         objects.sort(key=lambda obj: (obj.get("spec") or {}).get("kind") != "organisation")
         for obj in objects:
@@ -64,18 +67,32 @@ class Keeper:
             return
         kept = budget.kept_by if budget is not None else None
         if kept is None or (kept.uid, kept.generation) != (metadata["uid"], metadata["generation"]):
+            if not self._is_still(kind, obj):
+                return
             try:
-                budget = self._timekeeper.keep(kind.budget, holder, body_of(obj))
+                seen = budget.object_version if budget is not None else ""
+                budget = self._timekeeper.keep(kind.budget, holder, body_of(obj, seen))
                 log.info("%s %s: generation %s is taken", kind.resource.plural, holder, metadata["generation"])
             except _NOT_THE_OBJECTS_FAULT:
                 raise
             except ServiceError as error:
+                if error.reason == _ANOTHER_WAS_FIRST:
+                    return
                 problem = _camel(error.reason or "Refused"), str(error).partition(": ")[2] or str(error)
             except SpecInvalid as error:
                 problem = "SpecInvalid", str(error)
         if (status := status_of(obj, budget, problem, self._clock.now_ms())) is None:
             return
         write_status(self._client, kind.resource, obj, status)
+
+    def _is_still(self, kind: Kind[B], obj: Object) -> bool:
+        """Whether an object, read anew, is still there and still says this."""
+        metadata = obj["metadata"]
+        try:
+            now = self._client.get(kind.resource, metadata["name"], metadata.get("namespace", ""))["metadata"]
+        except NotFound:
+            return False
+        return bool((now["uid"], now["generation"]) == (metadata["uid"], metadata["generation"]))
 
     def _let_go(self, kind: Kind[B], holder: str, uid: str) -> None:
         """Report to the timekeeper that an object was deleted, if a GET by its name says so, too.

@@ -16,9 +16,10 @@ class SpecInvalid(ValueError):
     """A spec that the schema let through and that cannot hold; the message names the field and the value."""
 
 
-def body_of(obj: Object) -> dict[str, Any]:
+def body_of(obj: Object, seen: str) -> dict[str, Any]:
     """Return the body of the request by which the timekeeper learns what an object says.
 
+    `seen` is the budget's `object_version` as it was before the object was read, empty if there was no budget.
     Raises SpecInvalid if an amount is no duration, or more than a ledger keeps.
     """
     metadata, spec = obj["metadata"], as_map(obj.get("spec"))
@@ -26,6 +27,7 @@ def body_of(obj: Object) -> dict[str, Any]:
         "uid": metadata["uid"],
         "createdAt": metadata["creationTimestamp"],
         "generation": metadata["generation"],
+        "objectVersion": seen,
         "changedBy": changed_by.writer_of(obj),
         "amountMs": _gpu_time(spec, "amount"),
         "period": spec.get("period"),

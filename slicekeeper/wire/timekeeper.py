@@ -138,6 +138,8 @@ class Figures(Wire, frozen=True, kw_only=True):
     """The team or organisation above whose budget binds; empty: its own does."""
     kept_by: KeptBy | None = None
     """None: requests say what it is, or the policy."""
+    object_version: str = ""
+    """Another one whenever a state of an object was taken, or an object's deletion; empty until the first."""
 
 
 class Budget(Figures, frozen=True, kw_only=True):

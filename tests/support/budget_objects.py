@@ -156,12 +156,6 @@ class ObjectWorld:
     def keeper(self, *, acts: Callable[[], bool] = lambda: True) -> Keeper:
         return Keeper(self.kube, self.timekeeper, self.clock, acts)
 
-    def interrupted(self, at: int, happens: Callable[[], None], *, after: bool) -> Keeper:
-        """Return a keeper to which something happens at its call of a number."""
-        calls = iter(range(10_000))
-        kube, timekeeper = (Interrupted(one, calls, at, happens, after) for one in (self.kube, self.timekeeper))
-        return Keeper(kube, timekeeper, self.clock, lambda: True)  # type: ignore[arg-type]
-
     def acts(self, namespace: str = "team") -> list[str]:
         return [action for _, action in self.audit(namespace=namespace)]
 

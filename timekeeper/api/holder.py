@@ -18,7 +18,6 @@ from timekeeper.api.views import budget as budget_views
 from timekeeper.core.caller import Caller
 from timekeeper.core.refusal import NamespaceUnknown
 from timekeeper.ledger import reservation
-from timekeeper.ledger.budget_object import keeping
 from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.standing import Position
@@ -121,11 +120,10 @@ class NamespaceHolder(Holder):
         position, now = self.position(), self.it.clock.now_ms()
         held = reservation.held(self.it.books, now, position.account.id)[position.account.id] if position else 0
         namespaces_there = self.it.controller.namespaces
-        kept = keeping(self.it.books, [position]).get(position.account.id) if position else None
         uid = position.account.uid if position else namespaces_there.uid(self.name) or ""
         gone = position is not None and namespaces_there.is_gone(self.name, uid)
         policy = self.it.policy.of(self.name)
-        budget = budget_views.budget(self.name, position, policy, now, held, kept, uid=uid, gone=gone)
+        budget = budget_views.budget(self.name, position, policy, now, held, uid=uid, gone=gone)
         rule = (budget.amount_ms, budget.period, budget.time_zone, budget.credit_ms, budget.rollover_ms, budget.anchor)
         unseen = f'"policy-{"-".join(map(str, rule))}"'
         return budget, version_of(position.rule) if position else unseen
@@ -154,8 +152,7 @@ class ParentHolder(Holder):
         """Return the budget."""
         position, now = self.position(), self.it.clock.now_ms()
         held = reservation.held_below(self.it.books, [position], now)[position.account.id]
-        kept = keeping(self.it.books, [position]).get(position.account.id)
-        return budget_views.parent(position, now, held, kept), version_of(position.rule)
+        return budget_views.parent(position, now, held), version_of(position.rule)
 
     def position(self) -> Position:
         """Return its standing.

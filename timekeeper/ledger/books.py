@@ -22,6 +22,7 @@ from timekeeper.ledger.standing import Position, Together
 from timekeeper.store import (
     accounts,
     audit,
+    budget_objects,
     budget_rules,
     memberships,
     timelines,
@@ -125,9 +126,11 @@ class Books:
         together = self._together(session, root)
         with self._lock:
             cached = self._positions.get(place.id)
-        if cached is not None and cached.together is together:
+        # Its own version counts what concerns nobody above it: its object.
+        if cached is not None and cached.together is together and cached.account.version == place.version:
             return cached
-        position = Position(chain, together, budget_rules.rules(session, place.id))
+        last_object = budget_objects.last(session, [place.id]).get(place.id)
+        position = Position(chain, together, budget_rules.rules(session, place.id), last_object)
         with self._lock:
             self._positions[place.id] = position
         return position

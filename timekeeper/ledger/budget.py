@@ -51,8 +51,8 @@ def refuse_kept(session: Session, place: BudgetAccount, *, what: str = "budget")
 
     Raises BudgetKept if one keeps the budget; its `parent` is what an object need not say.
     """
-    found = budget_objects.keeping(session, [place.id]).get(place.id)
-    if found is None or (what == "parent" and found.parent is None):
+    found = budget_objects.last(session, [place.id]).get(place.id)
+    if found is None or found.released is not None or (what == "parent" and found.parent is None):
         return
     theirs = place.kind == "namespace"
     edit = f"gpubudget default -n {place.name}" if theirs else f"clustergpubudget {place.name}"

@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets that Kubernetes objects keep: what an object says is taken once per generation, and never an older one.
 
-An operator may be late, ask twice, run twice, or die between any two lines. So each request has what orders it: when
-the object was made (its name can be used again, by an object of another UID), and its generation, which the API server
-counts up with each change of its spec.
+An operator may be late, ask twice, run twice, or die between any two lines. So each request names the state that the
+ledger had before the object was read: it is taken only if nothing was taken since. The times at which objects were made
+do not order them: they are in whole seconds, and each API server's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import Instant
-from timekeeper.core.record import AccountId, Rule
-from timekeeper.core.refusal import ObjectOutdated
+from timekeeper.core.record import Rule
+from timekeeper.core.refusal import ObjectOutdated, VersionMismatch
 from timekeeper.ledger import hierarchy
 from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, fall_back
 from timekeeper.ledger.movement import NamespaceRef
-from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts, budget_objects
 from timekeeper.store.accounts import BudgetAccount, Kind
 from timekeeper.store.budget_objects import Kept
@@ -29,9 +27,13 @@ from timekeeper.store.budget_objects import Kept
 
 @dataclass(frozen=True)
 class Desired:
-    """The budget that an object asks for. `kept.parent` None: it leaves the parent to others."""
+    """The budget that an object asks for. `kept.parent` None: it leaves the parent to others.
+
+    `seen` is the version (`version_of`) that the ledger had before the object was read.
+    """
 
     kept: Kept
+    seen: str
     rule: Rule
     writer: str
     """Who wrote this generation, as the API server knows them; empty if it is not known."""
@@ -48,12 +50,13 @@ class Desired:
 def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
     """Have an object keep a namespace's budget; return whether that was news.
 
-    Raises ObjectOutdated if a newer state was taken, LedgerError as `set_budget` and `put_under` do.
+    Raises VersionMismatch if another state was taken since the operator looked, ObjectOutdated if that of this object
+    goes back, LedgerError as `set_budget` and `put_under` do.
     """
 
     def change(session: Session) -> bool:
         account = ensure(books, session, place.uid, place.name, place.policy, desired.now)
-        if not _is_news(session, account, desired.kept):
+        if not _is_news(session, account, desired):
             return False
         _note(books, session, account, desired)
         change_budget(books, session, account, desired.rule, actor=desired.actor, if_match=None)
@@ -68,7 +71,7 @@ def keep_parent(books: Books, name: str, kind: Kind, desired: Desired) -> bool:
 
     def change(session: Session) -> bool:
         found = accounts.find(session, books.cluster, accounts.parent_uid(name))
-        if found is not None and not _is_news(session, found, desired.kept):
+        if found is not None and not _is_news(session, found, desired):
             return False
         account, _ = hierarchy.change_parent(
             books, session, name, kind, desired.rule, actor=desired.actor, if_match=None
@@ -89,7 +92,7 @@ def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Ins
 
     def change(session: Session) -> bool:
         account = accounts.find(session, books.cluster, place.uid)
-        found = None if account is None else budget_objects.last(session, account.id)
+        found = None if account is None else _last(session, account)
         if account is None or found is None or found.uid != uid or found.released is not None:
             return False
         accounts.touch(session, account.id)
@@ -104,30 +107,37 @@ def release(books: Books, place: NamespaceRef, uid: str, *, actor: str, now: Ins
     return books.database.write(change)
 
 
-def keeping(books: Books, positions: Sequence[Position]) -> dict[AccountId, Kept]:
-    """Return the objects that keep some budgets now."""
-    with books.database.reading() as session:
-        return budget_objects.keeping(session, [position.account.id for position in positions])
+def version_of(found: Kept | None) -> str:
+    """Return what differs between any two states that are taken of a budget's objects; empty if none was taken yet."""
+    if found is None:
+        return ""
+    return f"{found.uid}:{found.generation}" + (":deleted" if found.released is not None else "")
 
 
-def _is_news(session: Session, account: BudgetAccount, state: Kept) -> bool:
+def _is_news(session: Session, account: BudgetAccount, desired: Desired) -> bool:
     """Whether an object says what was not taken yet.
 
-    Raises ObjectOutdated if it is late. If times cannot decide, as between two objects of one second, or for an object
-    that was believed deleted, it is taken: the next look finds the one that is there, and nothing is stuck.
+    Raises VersionMismatch if something else was taken since the operator looked, ObjectOutdated if the generation goes
+    back although the object was read later.
     """
-    found = budget_objects.last(session, account.id)
-    if found is None:
-        return True
-    if found.uid == state.uid and found.generation == state.generation and found.released is None:
+    found, state = _last(session, account), desired.kept
+    if found is not None and (found.uid, found.generation, found.released) == (state.uid, state.generation, None):
         return False
-    late = found.generation > state.generation if found.uid == state.uid else found.created > state.created
-    if late:
+    if desired.seen != version_of(found):
+        raise VersionMismatch(
+            f"objectVersion: {desired.seen!r} is not that of the budget of {account.title}, which is "
+            f"{version_of(found)!r}: read first that, and then the object again", "objectVersion",
+        )  # fmt: skip
+    if found is not None and found.uid == state.uid and found.generation > state.generation:
         raise ObjectOutdated(
             f"budget of {account.title}: the object with UID {found.uid} was already seen at generation "
             f"{found.generation}; if yours was restored from a backup, create it again"
         )
     return True
+
+
+def _last(session: Session, account: BudgetAccount) -> Kept | None:
+    return budget_objects.last(session, [account.id]).get(account.id)
 
 
 def _note(books: Books, session: Session, account: BudgetAccount, desired: Desired) -> None:

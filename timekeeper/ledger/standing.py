@@ -12,6 +12,7 @@ from timekeeper.core.budget import BudgetState, rule_at
 from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.core.timeline import CHILD
 from timekeeper.store.accounts import BudgetAccount
+from timekeeper.store.budget_objects import Kept
 from timekeeper.store.budget_rules import RuleRow
 
 
@@ -76,12 +77,16 @@ class Together:
 class Position:
     """The standing of a namespace, a team or an organisation, alone or under others."""
 
-    def __init__(self, chain: list[BudgetAccount], together: Together, rules: list[RuleRow]) -> None:
+    def __init__(
+        self, chain: list[BudgetAccount], together: Together, rules: list[RuleRow], last_object: Kept | None
+    ) -> None:
         self.account = chain[0]
         self.above = chain[1:]
         """What it is under, nearest first."""
         self.together = together
         self.rule = rules[-1]
+        self.last_object = last_object
+        """The object of the cluster that was the last to keep it, whether it still does or not."""
 
     def at(self, now: Instant) -> BudgetState:
         """Return the state at an instant, at least that at which the namespace was settled."""

@@ -20,6 +20,7 @@ class Kept:
 
     uid: str
     created: Instant
+    """By the clock of the API server that made it: for people, it orders nothing."""
     generation: int
     parent: str | None
     """The parent that it names, empty for none; None: it leaves that to others."""
@@ -27,16 +28,11 @@ class Kept:
     """When it was known to be deleted: it keeps nothing since."""
 
 
-def keeping(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Kept]:
-    """Return the objects that keep some budgets now."""
-    query = select(BudgetObject).where(BudgetObject.namespace_id.in_(keys), BudgetObject.released_at.is_(None))
-    return {row.namespace_id: _kept(row) for row in session.scalars(query)}
-
-
-def last(session: Session, key: AccountId) -> Kept | None:
-    """Return the object that was the last to keep a budget, whether it still does or not."""
-    row = session.get(BudgetObject, key, populate_existing=True)
-    return None if row is None else _kept(row)
+def last(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Kept]:
+    """Return the objects that were the last to keep some budgets, whether they still do or not."""
+    query = select(BudgetObject).where(BudgetObject.namespace_id.in_(keys))
+    rows = session.scalars(query.execution_options(populate_existing=True))
+    return {row.namespace_id: _kept(row) for row in rows}
 
 
 def put(session: Session, key: AccountId, kept: Kept) -> None:

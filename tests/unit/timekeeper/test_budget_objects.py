@@ -14,13 +14,14 @@ from support.timekeeper_service import serving
 from werkzeug.test import TestResponse
 
 from slicekeeper.clock import ManualClock
-from slicekeeper.units import format_instant
+from slicekeeper.units import Instant, format_instant
 from timekeeper.api.app import routed
 from timekeeper.api.service import Service
 from timekeeper.ledger.budget import follow_policy
 from timekeeper.ledger.verify import verify
 
 T0 = 1_767_225_600_000
+CREATED = format_instant(Instant(T0))
 HOUR = 3_600_000
 DEFAULT = 150 * 60_000
 TEAM, PHYSICS = "/api/v1/budgets/team", "/api/v1/parents/physics"
@@ -33,6 +34,8 @@ class World:
         self.app = app
 
     def call(self, method: str, path: str, body: Any = None) -> TestResponse:
+        if body is not None and path.endswith("/object"):
+            body = {"objectVersion": self.object_version(path.removesuffix("/object")), **body}
         headers = {"Authorization": "Bearer operator-token", "Idempotency-Key": path}
         data = None if body is None else json.dumps(body)
         client = self.app.test_client()
@@ -51,6 +54,11 @@ class World:
         found = self.done("GET", path)
         return found["amountMs"], found.get("source", "")
 
+    def object_version(self, path: str = TEAM) -> str:
+        """Return what an operator that looks now sees; a team that is not there has none."""
+        found = self.call("GET", path).json
+        return str(found.get("objectVersion", "")) if found else ""
+
     def audit(self, path: str = "namespace=team") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.done("GET", f"/api/v1/audit?{path}")["items"]
         return found
@@ -67,8 +75,8 @@ def world(tmp_path: Path, database_url: str) -> Iterator[World]:
         assert verify(service.books.database.engine, carry=False).differences == []
 
 
-def told(generation: int = 1, hours: int = 1, uid: str = "one", created: int = T0, **more: Any) -> dict[str, Any]:
-    state = {"uid": uid, "createdAt": format_instant(created), "generation": generation}  # type: ignore[arg-type]
+def told(generation: int = 1, hours: int = 1, uid: str = "one", **more: Any) -> dict[str, Any]:
+    state = {"uid": uid, "createdAt": CREATED, "generation": generation}
     return {**state, "amountMs": hours * HOUR, "period": "day", **more}
 
 
@@ -116,14 +124,24 @@ def test_a_deleted_object_leaves_the_policys_budget_once(world: World) -> None:
 
 
 def test_an_object_that_was_made_again_comes_before_the_one_it_replaces(world: World) -> None:
-    world.done("PUT", f"{TEAM}/object", told(7, 1, "one", T0))
-    world.done("PUT", f"{TEAM}/object", told(1, 2, "two", T0 + 5000))
-    assert world.refused("PUT", f"{TEAM}/object", told(8, 1, "one", T0)) == (409, "object-outdated")
+    """Times do not tell which was first: both were made within a second."""
+    before = world.object_version()
+    world.done("PUT", f"{TEAM}/object", told(7, 1, "one"))
+    late = world.object_version()
+    world.done("PUT", f"{TEAM}/object", told(1, 2, "two"))
+    for seen in (before, late):
+        for generation in (7, 8):
+            body = told(generation, 1, "one", objectVersion=seen)
+            assert world.refused("PUT", f"{TEAM}/object", body) == (412, "version-mismatch")
     assert world.done("DELETE", f"{TEAM}/object?object=one")["keptBy"]["uid"] == "two"
     assert world.budget() == (2 * HOUR, "own")
+    late = world.object_version()
     world.done("DELETE", f"{TEAM}/object?object=two")
+    for seen in (before, late):
+        body = told(1, 2, "two", objectVersion=seen)
+        assert world.refused("PUT", f"{TEAM}/object", body) == (412, "version-mismatch")
     # Believed deleted, and it is there: whoever looks again says so, and it is not stuck.
-    assert world.done("PUT", f"{TEAM}/object", told(1, 2, "two", T0 + 5000))["keptBy"]["uid"] == "two"
+    assert world.done("PUT", f"{TEAM}/object", told(1, 2, "two"))["keptBy"]["uid"] == "two"
 
 
 def test_teams_are_made_by_objects_and_stay_when_these_are_deleted(world: World) -> None:

@@ -17,7 +17,6 @@ from timekeeper.api.views import budget
 from timekeeper.core.caller import Caller
 from timekeeper.ledger import reservation
 from timekeeper.ledger.budget import set_budget, set_status, unset_budget
-from timekeeper.ledger.budget_object import keeping
 from timekeeper.ledger.rule import ANY_VERSION, Change
 
 
@@ -28,10 +27,10 @@ def listed() -> Response:
     limit, after = requests.limit(), requests.cursor(tuple[str, int])
     positions = it.books.all_positions(after or ("", 0), limit + 1)
     now = it.clock.now_ms()
-    held, kept = reservation.held(it.books, now), keeping(it.books, positions)
+    held = reservation.held(it.books, now)
     items = [
         budget.budget(
-            p.account.name, p, it.policy.of(p.account.name), now, held[p.account.id], kept.get(p.account.id),
+            p.account.name, p, it.policy.of(p.account.name), now, held[p.account.id],
             uid=p.account.uid,
             gone=it.controller.namespaces.is_gone(p.account.name, p.account.uid),
         )

@@ -54,4 +54,5 @@ def _desired(it: Service, given: ObjectBody | ParentObjectBody, caller: Caller) 
     rule = rule_of(it, given)
     parent = requests.parent(given.parent) if given.parent else given.parent
     state = Kept(given.uid, requests.instant(given.created_at, "createdAt"), given.generation, parent)
-    return Desired(state, rule, kept_name(given.changed_by or ""), caller.name, it.clock.now_ms())
+    who = kept_name(given.changed_by or "")
+    return Desired(state, given.object_version, rule, who, caller.name, it.clock.now_ms())

@@ -16,7 +16,6 @@ from timekeeper.api.service import service
 from timekeeper.api.views import budget
 from timekeeper.api.views.state import TRIES, state_name
 from timekeeper.ledger import hierarchy, reservation
-from timekeeper.ledger.budget_object import keeping
 from timekeeper.store import bookings
 
 _RIGHT = "parents"
@@ -28,8 +27,8 @@ def listed() -> Response:
     it.allow("list", "", _RIGHT)
     limit, after = requests.limit(), requests.cursor(str)
     positions, now = it.books.parents(after or "", limit + 1), it.clock.now_ms()
-    held, kept = reservation.held_below(it.books, positions, now), keeping(it.books, positions)
-    items = [budget.parent(p, now, held[p.account.id], kept.get(p.account.id)) for p in positions[:limit]]
+    held = reservation.held_below(it.books, positions, now)
+    items = [budget.parent(p, now, held[p.account.id]) for p in positions[:limit]]
     more = requests.next_cursor(items[-1].name) if len(positions) > limit else None
     return requests.answer(ParentList(items=items, next_cursor=more))
 

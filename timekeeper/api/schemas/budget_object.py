@@ -14,6 +14,9 @@ from timekeeper.api.schemas.parent import ParentBudgetBody
 
 Uid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[!-~]*$", description="The object's UID.")]
 Generation = Annotated[int, Meta(ge=1, le=2**62, description="The object's, as the API server counts its changes.")]
+Version = Annotated[
+    str, Meta(max_length=128, description="The budget's `objectVersion`, as it was before the object was read.")
+]
 ChangedBy = Annotated[str, Meta(min_length=1, max_length=LONGEST, description="Who wrote that generation.")]
 Parent = Annotated[str, Meta(max_length=63, description="Empty: under none.")]
 
@@ -24,6 +27,7 @@ class ObjectBody(BudgetBody, frozen=True, kw_only=True):
     uid: Uid
     created_at: Instant
     generation: Generation
+    object_version: Version
     changed_by: ChangedBy | None = None
     """Null: it is not known."""
     parent: Parent | None = None
@@ -37,6 +41,7 @@ class ParentObjectBody(ParentBudgetBody, frozen=True, kw_only=True):
     uid: Uid
     created_at: Instant
     generation: Generation
+    object_version: Version
     changed_by: ChangedBy | None = None
     """Null: it is not known."""
     parent: Parent | None = None

@@ -12,9 +12,9 @@ from slicekeeper.units import EPOCH, Instant, format_instant
 from slicekeeper.wire.timekeeper import Budget, Figures, KeptBy, Parent
 from timekeeper.api.views.state import standing, state_name
 from timekeeper.core.period import bounds
+from timekeeper.ledger.budget_object import version_of
 from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
-from timekeeper.store.budget_objects import Kept
 
 
 def budget(
@@ -23,7 +23,6 @@ def budget(
     policy: NamespacePolicy,
     now: Instant,
     reserved: int,
-    kept: Kept | None,
     *,
     uid: str,
     gone: bool,
@@ -35,28 +34,27 @@ def budget(
         namespace=name,
         source="own" if position and position.rule.source == "own" else "policy",
         enforcement=policy.budget.enforcement,
-        **_figures(position, policy, now, reserved, kept),
+        **_figures(position, policy, now, reserved),
     )
 
 
-def parent(position: Position, now: Instant, reserved: int, kept: Kept | None) -> Parent:
+def parent(position: Position, now: Instant, reserved: int) -> Parent:
     """Return a team's or an organisation's budget as it is; `reserved` is what is set aside below it."""
     account = position.account
     return Parent(
         name=account.name,
         kind="team" if account.kind == "team" else "organisation",
-        **_figures(position, NamespacePolicy(), now, reserved, kept),
+        **_figures(position, NamespacePolicy(), now, reserved),
     )
 
 
-def _figures(
-    position: Position | None, policy: NamespacePolicy, now: Instant, reserved: int, kept: Kept | None
-) -> dict[str, Any]:
+def _figures(position: Position | None, policy: NamespacePolicy, now: Instant, reserved: int) -> dict[str, Any]:
     state = standing(position, policy, now)
     rule = position.rule.rule if position else policy_rule(policy.budget, EPOCH)
     around = bounds(now, *rule.calendar)
     run_out = position.run_out(now) if position else None
     bound = position.binding(now)[0] if position else None
+    last = position.last_object if position else None
     figures = Figures(
         amount_ms=rule.amount,
         period=rule.period,
@@ -76,6 +74,7 @@ def _figures(
         reserved_ms=reserved,
         parent=position.above[0].name if position and position.above else None,
         bound_by="" if position is None or bound is None or bound == position.account else bound.name,
-        kept_by=None if kept is None else KeptBy(uid=kept.uid, generation=kept.generation),
+        kept_by=None if last is None or last.released is not None else KeptBy(uid=last.uid, generation=last.generation),
+        object_version=version_of(last),
     )
     return asdict(figures)

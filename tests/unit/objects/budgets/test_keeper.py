@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from support.budget_objects import T0, TEAM, ObjectWorld
+from support.operators import Operator
 
 from simulator import kinds
 from slicekeeper import names
@@ -219,3 +220,59 @@ def test_a_timekeeper_that_does_not_serve_us_is_no_objects_fault(
     with pytest.raises(Unavailable):
         world.keeper().keep()
     assert world.status() == {}
+
+
+LOOK = range(1, 7)
+"""After how many calls an operator stops in the middle of a look at one object."""
+
+
+def late(world: ObjectWorld, at: int) -> Operator:
+    """Return an operator that has stopped in the middle of a look."""
+    operator = Operator(world)
+    for _ in range(at):
+        operator.call()
+    return operator
+
+
+def test_an_operator_that_is_late_tells_no_figures_of_before(world: ObjectWorld) -> None:
+    for at in LOOK:
+        team = world.namespace(f"n{at}")
+        world.apply(SPEC, team)
+        world.keeper().keep()
+        operator = late(world, at)
+        world.timekeeper.set_status(Budget, team, "suspended", "r")
+        world.keeper().keep()
+        told = world.store.version
+        list(operator.end())
+        world.keeper().keep()
+        assert (world.status(team)["state"], world.store.version) == ("suspended", told)
+
+
+def test_an_object_that_is_gone_is_not_taken_from_an_operator_that_is_late(world: ObjectWorld) -> None:
+    for at in LOOK:
+        team = world.namespace(f"n{at}")
+        world.apply(SPEC, team)
+        operator = late(world, at)
+        world.keeper().keep()
+        world.delete(team)
+        world.keeper().keep()
+        acts = world.acts(team)
+        list(operator.end())
+        assert (world.acts(team), budget(world, team).source) == (acts, "policy")
+
+
+def test_an_object_that_was_made_anew_is_taken_once_though_an_operator_is_late(world: ObjectWorld) -> None:
+    """Even if both were made within a second."""
+    for at in LOOK:
+        team = world.namespace(f"n{at}")
+        world.apply(SPEC, team)
+        operator = late(world, at)
+        world.delete(team)
+        made = world.apply({**SPEC, "amount": "7h"}, team)
+        world.keeper().keep()
+        acts = world.acts(team)
+        list(operator.end())
+        world.keeper().keep()
+        kept = budget(world, team).kept_by
+        assert kept is not None
+        assert (kept.uid, world.acts(team)) == (made["metadata"]["uid"], acts)
