@@ -23,7 +23,8 @@ from slicekeeper.net.http import JsonClient
 log = logging.getLogger(__name__)
 
 READY_SECONDS: Final = 40.0
-STOP_SECONDS: Final = 8.0
+STOP_SECONDS: Final = 15.0
+"""Longer than a server waits for its workers before it kills them: it leaves none behind."""
 RESTART_SECONDS: Final = 0.3
 """Pause before a part is started again."""
 

@@ -65,7 +65,7 @@ class Spawner:
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], seconds: float = 5.0) -> None:
-    """Stop processes: SIGTERM to all, and after `seconds` of real time SIGKILL to those that stay."""
+    """Stop processes: SIGTERM to all; after `seconds` of real time SIGKILL to those that stay, and their children."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -74,5 +74,5 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], seconds: float = 5.0) -> 
         try:
             process.wait(max(deadline - time.monotonic(), 0.01))
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # each has a session of its own
             process.wait()

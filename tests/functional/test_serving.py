@@ -390,3 +390,30 @@ def test_what_has_begun_is_finished_and_what_is_idle_closed_at_the_end(tmp_path:
         assert gone(idle)
         begun.sendall(b"56789")
         assert answer(begun) == (200, b"10")
+
+
+STOPPED_EARLY = """
+import os, signal, sys, time
+from slicekeeper import (log)
+from slicekeeper.config.settings import (ServingSettings)
+from slicekeeper.net.serving import (process)
+
+log.configure("info", "json")
+boot = process.Worker.init_process
+
+def stopped_while_it_boots(worker):
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(1)  # until the master has told its workers; this one still has the master's handlers
+    boot(worker)
+
+process.Worker.init_process = stopped_while_it_boots
+process.serve(lambda: None, bind="127.0.0.1:0", limits=ServingSettings())
+"""
+
+
+def test_a_worker_that_is_stopped_right_after_the_fork_stops() -> None:
+    command = [sys.executable, "-c", STOPPED_EARLY]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Worker exiting" in done.stderr
+    assert "SIGKILL" not in done.stderr

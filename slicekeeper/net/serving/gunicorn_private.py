@@ -9,6 +9,8 @@ and its worker are taken over here, and nowhere else. It may change any of this 
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 from typing import Any
 
 from gunicorn.asgi.parser import LimitRequestHeaders
@@ -144,9 +146,27 @@ class Protocol(ASGIProtocol):
 class LoopWorker(ASGIWorker):
     """gunicorn's worker process with its event loop; what it does in it is a subclass's."""
 
+    inherited: Any = None
+
     async def serve(self) -> None:
         """Serve until the worker is to stop."""
         raise NotImplementedError
 
     async def _serve(self) -> None:
         await self.serve()
+
+    def init_signals(self) -> None:
+        """Handle signals from now on; obey one that was to stop this process before, and met the master's handler."""
+        super().init_signals()
+        while not self.inherited.empty():
+            if self.inherited.get() in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+                sys.exit(0)
+
+
+def remember_signals(master: Any, worker: LoopWorker) -> None:
+    """Give a worker the queue in which the master's handler, a copy of which it starts with, puts signals.
+
+    A hook for `post_fork`. gunicorn loses such a signal: a server that is stopped just after a fork waits for that
+    worker until it kills it.
+    """
+    worker.inherited = master.SIG_QUEUE

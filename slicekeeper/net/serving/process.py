@@ -20,7 +20,7 @@ from gunicorn.glogging import Logger
 from slicekeeper.config.settings import ServingSettings, TlsSettings
 from slicekeeper.net.serving import memory
 from slicekeeper.net.serving.door import SPARE_FILES, Door
-from slicekeeper.net.serving.gunicorn_private import LoopWorker
+from slicekeeper.net.serving.gunicorn_private import LoopWorker, remember_signals
 from slicekeeper.net.tls import ClientCas, ReloadingContext
 
 DRAIN_SECONDS: Final = 8.0
@@ -111,6 +111,7 @@ def serve(
                 "workers": workers,
                 "graceful_timeout": 10,
                 "control_socket_disable": True,
+                "post_fork": remember_signals,
                 "worker_tmp_dir": "/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108
                 "errorlog": None,
                 "accesslog": None,
