@@ -148,28 +148,32 @@ VC_HOOK(cuDevicePrimaryCtxReset, (CUdevice device)) {
 
 /* ---- synchronising calls: what was launched is complete, and pools have shrunk ---- */
 
-static CUresult synced(CUresult r, const CUstream *stream, CUcontext context) {
+static CUresult synced(CUresult r, const CUstream *stream, CUcontext context, uint64_t since) {
   if (r == CUDA_SUCCESS && atomic_load(&vc_seat.policy)) {
-    vc_launch_synced(stream, context);
+    vc_launch_synced(stream, context, since);
     vc_pools_settle();
   }
   return r;
 }
 
 VC_HOOK(cuCtxSynchronize, (void)) {
-  return synced(VC_CALL(cuCtxSynchronize)(), NULL, NULL);
+  uint64_t since = vc_launch_sync();
+  return synced(VC_CALL(cuCtxSynchronize)(), NULL, NULL, since);
 }
 #ifdef VC_HAVE_cuCtxSynchronize_v2
 VC_HOOK(cuCtxSynchronize_v2, (CUcontext context)) {
-  return synced(VC_CALL(cuCtxSynchronize_v2)(context), NULL, context);
+  uint64_t since = vc_launch_sync();
+  return synced(VC_CALL(cuCtxSynchronize_v2)(context), NULL, context, since);
 }
 #endif
 VC_HOOK(cuStreamSynchronize, (CUstream stream)) {
-  return synced(VC_CALL(cuStreamSynchronize)(stream), &stream, NULL);
+  uint64_t since = vc_launch_sync();
+  return synced(VC_CALL(cuStreamSynchronize)(stream), &stream, NULL, since);
 }
 VC_HOOK(cuStreamSynchronize_ptsz, (CUstream stream)) {
   CUstream own = vc_per_thread(stream);
-  return synced(VC_CALL(cuStreamSynchronize_ptsz)(stream), &own, NULL);
+  uint64_t since = vc_launch_sync();
+  return synced(VC_CALL(cuStreamSynchronize_ptsz)(stream), &own, NULL, since);
 }
 
 /* ---- streams that go ---- */

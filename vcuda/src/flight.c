@@ -114,6 +114,10 @@ uint32_t vc_flight_publish(uint64_t now) {
   return count;
 }
 
+bool vc_flight_any(void) {
+  return atomic_load_explicit(&active, memory_order_relaxed);
+}
+
 uint64_t vc_flight_busy(void) {
   return busy;
 }

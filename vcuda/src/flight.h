@@ -14,6 +14,8 @@ void vc_flight_join(void);
 void vc_flight_launched(uint64_t launches);
 /* Bring the busy time up to now and publish it; returns the number of active lanes. */
 uint32_t vc_flight_publish(uint64_t now);
+/* Whether some lane is active. */
+bool vc_flight_any(void);
 uint64_t vc_flight_busy(void);
 uint64_t vc_flight_idle_since(void);
 /* How much work may be in flight; 0: any amount. */

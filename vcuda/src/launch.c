@@ -11,6 +11,7 @@
 #define QUIET_NS (4 * VC_MS)
 #define SHARED_NS (2 * VC_MS)
 #define PAIR_NS (10 * VC_MS)
+#define SYNC_NS (5 * VC_US) /* a synchronising call that took longer has waited for the GPU */
 #define FEW_NS (200 * VC_US)
 #define FEW_MOST_NS (20 * VC_MS)
 #define CROWD 16u /* launches in flight while others are seated: what is expected can be wrong */
@@ -311,12 +312,17 @@ void vc_launch_end(struct vc_ticket *t, CUresult result) {
 
 /* ---- what the program itself waits for ---- */
 
-static void synced(struct vc_stream *s) {
+uint64_t vc_launch_sync(void) {
+  return vc_flight_any() ? vc_now() : 0;
+}
+
+static void synced(struct vc_stream *s, uint64_t since) {
   if (!s->shown && s->lane.head == s->lane.tail) return;
   vc_lock(&s->lock);
   uint64_t now = vc_now();
   bool one = s->lane.head == s->lane.tail;
   struct vc_note p = s->pending;
+  if (since && now - since > SYNC_NS) s->last_open_at = now;
   vc_stream_poll(s, now);
   vc_stream_fold(s);
   uint64_t begin = p.since > s->last_done ? p.since : s->last_done;
@@ -330,19 +336,19 @@ static void synced(struct vc_stream *s) {
   if (ring) vc_seat_ring();
 }
 
-void vc_launch_synced(const CUstream *handle, CUcontext context) {
+void vc_launch_synced(const CUstream *handle, CUcontext context, uint64_t since) {
   if (handle) {
     struct vc_stream *s = vc_cached[vc_stream_slot(*handle)];
     if (VC_LIKELY(s->handle == *handle && s->context && !s->shown && s->lane.head == s->lane.tail))
       return;
     if (s->context && s->handle == *handle) {
-      synced(s);
+      synced(s, since);
       return;
     }
   } else if (!context) {
     VC_CALL(cuCtxGetCurrent)(&context);
   }
-  vc_stream_mine(synced, handle, context);
+  vc_stream_mine(synced, since, handle, context);
 }
 
 void vc_launch_wait_begin(CUstream handle) {

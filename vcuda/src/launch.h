@@ -43,9 +43,11 @@ static inline bool vc_launch_capturing(CUstream handle) {
   return vc_stream_capturing(handle);
 }
 
-/* A synchronising call of the program: what the thread had launched there before is complete when it
- * returns. With no handle: in all streams of the current context, or of the one given. */
-void vc_launch_synced(const CUstream *handle, CUcontext context);
+/* Before a synchronising call of the program; returns when it begins, 0 if nothing is in flight. */
+uint64_t vc_launch_sync(void);
+/* After it: what the thread had launched there before is complete. With no handle: in all streams of the
+ * current context, or of the one given. */
+void vc_launch_synced(const CUstream *handle, CUcontext context, uint64_t since);
 /* Before and after a call that lets a stream wait for something else than this GPU's work. */
 void vc_launch_wait_begin(CUstream handle);
 void vc_launch_wait_end(CUstream handle, CUresult result);

@@ -210,14 +210,23 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now) {
   return true;
 }
 
-/* The oldest fence is complete; the driver said so now, and not at `open_at`. */
+/* Until when the oldest fence is known not to be complete. */
+static uint64_t open_until(const struct vc_stream *s) {
+  for (uint32_t i = s->lane.head + 1; i != s->lane.tail; i++)
+    if (s->note[i % VC_FENCES].launches) return s->open_at;
+  return s->last_open_at > s->open_at ? s->last_open_at : s->open_at;
+}
+
+/* The oldest fence is complete: the driver said so now. */
 static uint64_t reached(struct vc_stream *s, uint64_t now) {
   struct vc_note *n = &s->note[s->lane.head % VC_FENCES];
-  uint64_t begin = n->since > s->last_done ? n->since : s->last_done;
-  uint64_t least = s->open_at > begin ? s->open_at : begin;
-  /* It ended between the two looks: when it was expected to, else in the middle. */
+  uint64_t begin = n->since > s->last_done ? n->since : s->last_done, open_at = open_until(s);
+  uint64_t least = open_at > begin ? open_at : begin;
+  /* It ended between the two looks, when it was expected to. Expected later, it ended as late as it can have;
+   * expected before, it can have ended at any time. */
   uint64_t then = begin + n->ns;
-  if (then < least || then > now) then = least + (now - least) / 2;
+  if (then < least) then = least + (now - least) / 2;
+  if (then > now) then = now;
   if (!n->since) {
     /* Launches of the fast path, it is not known since when. */
   } else if (n->duration && n->launches && now > begin) {
@@ -310,9 +319,10 @@ bool vc_stream_try(struct vc_stream *s) {
   return atomic_compare_exchange_strong(&s->lock.word, &free_word, 1);
 }
 
-void vc_stream_mine(void (*visit)(struct vc_stream *), const CUstream *handle, CUcontext context) {
+void vc_stream_mine(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument, const CUstream *handle,
+                    CUcontext context) {
   for (struct vc_stream *s = mine; s; s = s->mine)
-    if (handle ? s->handle == *handle : s->context == context) visit(s);
+    if (handle ? s->handle == *handle : s->context == context) visit(s, argument);
 }
 
 void vc_stream_own(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument) {

@@ -38,7 +38,8 @@ struct vc_stream {
   uint64_t folded;                   /* launches counted in `pending` */
   struct vc_note pending;            /* what no fence covers */
   _Atomic uint64_t queued;           /* expected of all that is in flight */
-  uint64_t open_at, last_done, seen; /* known not to be complete; and the keeper's memory */
+  uint64_t open_at, last_open_at;    /* no fence, and not that of the last launch, was complete until then */
+  uint64_t last_done, seen;          /* and the keeper's memory */
   struct vc_note note[VC_FENCES];
   struct vc_stream *next, *mine;
 };
@@ -69,7 +70,8 @@ void vc_stream_drained(struct vc_stream *s, uint64_t upto, uint64_t now);
 
 bool vc_stream_try(struct vc_stream *s);
 /* Visit this thread's lanes in one stream, or in a context. */
-void vc_stream_mine(void (*visit)(struct vc_stream *), const CUstream *handle, CUcontext context);
+void vc_stream_mine(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument, const CUstream *handle,
+                    CUcontext context);
 /* Visit all lanes of this thread. */
 void vc_stream_own(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument);
 /* Visit every stream of the process, without a lock. */

@@ -3,15 +3,16 @@
  * A program that keeps a GPU busy in a given way, and says what it got.
  *
  *   tenant [--kernel-us N[,N...]] [--batch N] [--host-us N] [--sync] [--graph] [--streams N]
- *          [--idle-sync] [--other-context] [--hold-us N] [--processes N]
+ *          [--one-function] [--tie] [--idle-sync] [--other-context] [--hold-us N] [--processes N]
  *          [--seconds N] [--start-after-ms N] [--arrive]
  *
  * A step is a batch of kernels (one graph with --graph), then a synchronisation where there is host
- * work or --sync, then the host work. With --idle-sync each step also synchronises a stream that has
- * nothing to do; with --other-context the streams belong to another context than the current one; with
- * --hold-us the batch waits in its stream, behind its first kernel, until the host lets go of it.
- * Several processes share the seat, and the first one's account is for all. Times are on the GPU's
- * clock, virtual or not.
+ * work or --sync, then the host work. With --one-function all kernels are calls of one function, and with
+ * --tie a batch ends with an event that its stream itself waits for. With --idle-sync each step also
+ * synchronises a stream that has nothing to do; with --other-context the streams belong to another context
+ * than the current one; with --hold-us the batch waits in its stream, behind its first kernel, until the
+ * host lets go of it. Several processes share the seat, and the first one's account is for all. Times are on
+ * the GPU's clock, virtual or not.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -30,7 +31,7 @@
 #define STREAMS 8
 
 static struct {
-  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms, idle_sync, other, hold_us, processes;
+  int kernels, batch, host_us, sync, graph, streams, arrive, start_ms, idle_sync, other, hold_us, processes, one, tie;
   double seconds;
   unsigned long us[KINDS];
   const char *width[KINDS]; /* a kernel's name may go on: 400_w20 fills a fifth of the GPU */
@@ -42,6 +43,7 @@ static CUfunction kernel[KINDS];
 static CUstream stream[STREAMS], idle;
 static unsigned held;
 static CUgraphExec graph;
+static CUevent event;
 
 static unsigned long now_ns(void) {
   struct timespec t;
@@ -66,7 +68,8 @@ static void options(int argc, char **argv) {
                                         {"seconds", 1, NULL, 't'},        {"arrive", 0, NULL, 'a'},
                                         {"start-after-ms", 1, NULL, 'd'}, {"idle-sync", 0, NULL, 'i'},
                                         {"other-context", 0, NULL, 'o'},  {"hold-us", 1, NULL, 'w'},
-                                        {"processes", 1, NULL, 'p'},      {NULL, 0, NULL, 0}};
+                                        {"processes", 1, NULL, 'p'},      {"one-function", 0, NULL, 'f'},
+                                        {"tie", 0, NULL, 'e'},            {NULL, 0, NULL, 0}};
   int c;
   while ((c = getopt_long(argc, argv, "", known, NULL)) != -1) {
     char *save = NULL;
@@ -111,6 +114,12 @@ static void options(int argc, char **argv) {
     case 'p':
       o.processes = atoi(optarg);
       break;
+    case 'f':
+      o.one = 1;
+      break;
+    case 'e':
+      o.tie = 1;
+      break;
     case 'd':
       o.start_ms = atoi(optarg);
       break;
@@ -122,7 +131,10 @@ static void options(int argc, char **argv) {
 }
 
 static void launch(int i) {
-  must(cuLaunchKernel(kernel[i % o.kernels], FILLED, 0, stream[i % o.streams], NULL, NULL), "launch");
+  unsigned long ns = o.us[i % o.kernels] * 1000;
+  void *arguments[] = {&ns};
+  must(cuLaunchKernel(kernel[i % o.kernels], FILLED, 0, stream[i % o.streams], o.one ? arguments : NULL, NULL),
+       "launch");
 }
 
 static void make_graph(void) {
@@ -143,11 +155,13 @@ static void set_up(void) {
   must(cuModuleLoadData(&module, "spin"), "module");
   for (int i = 0; i < o.kernels; i++) {
     snprintf(name, sizeof name, "spin_%luus%s", o.us[i], o.width[i] ? o.width[i] : "");
+    if (o.one) strcpy(name, "spin");
     must(cuModuleGetFunction(&kernel[i], module, name), "function");
   }
   for (int i = 0; i < o.streams; i++)
     must(cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING), "stream");
   must(cuStreamCreate(&idle, CU_STREAM_NON_BLOCKING), "stream");
+  must(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "event");
   if (o.graph) make_graph();
   if (o.other) must(cuCtxSetCurrent(first), "context");
 }
@@ -165,6 +179,11 @@ static int step(int count) {
                                CU_STREAM_WAIT_VALUE_EQ),
            "wait for memory");
     }
+  if (o.tie) {
+    CUstream last = stream[(count + o.batch - 1) % o.streams];
+    must(cuEventRecord(event, last), "record");
+    must(cuStreamWaitEvent(last, event, 0), "wait");
+  }
   if (o.idle_sync) must(cuStreamSynchronize(idle), "synchronise");
   if (o.hold_us) {
     host_work((unsigned long)o.hold_us * 1000);

@@ -107,6 +107,16 @@ def processes() -> None:
     check(28 <= got["share"] <= 31, f"{got['share']:.1f} %")
 
 
+@case("shares: one function's calls, long and short, each waited for with an event behind it")
+def unlike() -> str:
+    # How long a call takes is no guide to the next one: what counts is when the program's wait is over.
+    work = k("5000,50,50,50,50,50,50,50", "--one-function", "--tie", "--sync")
+    (got,) = together([Seat(44, 44, args=work)], SECONDS)
+    note = f"{got['share']:.1f} of 44"
+    check(abs(got["share"] - 44) <= 0.5, note)
+    return note
+
+
 @case("shares: many processes of one seat beside a seat that pauses")
 def many() -> str:
     training = Seat(50, args=k(1000, "--batch", "15", "--host-us", "5000"))
