@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch.h"
 #include "flight.h"
+#include "turn.h"
 
 #define GATE_LOOK_NS (20 * VC_MS)
 #define FENCE_NS (500 * VC_US) /* a fence covers about so much work when nobody else waits */
@@ -174,6 +175,7 @@ static bool wait_gate(void) {
     if (seen & 1) break;
     ok = atomic_load(&vc_seat.policy->confirmed);
     if (!ok) break;
+    vc_turn_keep(now);
     vc_wait(gate, seen, vc_seat.policy->gate_key, watch(start, now, now + GATE_LOOK_NS));
     now = vc_now();
   }
@@ -183,14 +185,27 @@ static bool wait_gate(void) {
   return ok;
 }
 
-static bool has_room(struct vc_stream *s, struct vc_duration *d, bool *stuck) {
+/* Whether a launch leaves room for no other while others are seated: the seat's processes take turns. */
+static bool is_long(const struct vc_duration *d, uint64_t depth) {
+  return depth && depth < ALONE_NS && expected(d, depth) > depth;
+}
+
+static bool has_room(struct vc_stream *s, struct vc_duration *d, uint64_t *since, bool *stuck) {
   vc_lock(&s->lock);
   vc_stream_fold(s);
   struct load load = in_flight();
   *stuck = vc_lane_state(&s->lane) == VC_BLOCKED;
   if (*stuck) load = (struct load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
-  bool room = fits(d, load, vc_flight_depth());
+  uint64_t depth = vc_flight_depth();
+  bool room = fits(d, load, depth);
   vc_unlock(&s->lock);
+  if (!load.launches) vc_turn_over();
+  if (room && !*stuck && is_long(d, depth)) {
+    uint64_t now = vc_now();
+    if (!*since) *since = now;
+    return vc_turn_take(*since, expected(d, depth), now);
+  }
+  if (!room) vc_turn_leave();
   return room;
 }
 
@@ -198,13 +213,16 @@ static bool has_room(struct vc_stream *s, struct vc_duration *d, bool *stuck) {
  * a stream waits for. */
 static bool wait_room(struct vc_stream *s, struct vc_duration *d, uint64_t *waited_since) {
   bool stuck;
-  if (has_room(s, d, &stuck)) return true;
+  if (has_room(s, d, waited_since, &stuck)) return true;
   uint64_t now = vc_now();
   if (!*waited_since) *waited_since = now;
   uint64_t until = watch(*waited_since, now, ask_others_at(*waited_since, now));
-  if (has_room(s, d, &stuck)) return true;
+  if (has_room(s, d, waited_since, &stuck)) return true;
   uint64_t patience = stuck || vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
-  if (now - *waited_since > patience) return true;
+  if (now - *waited_since > patience) {
+    vc_turn_leave();
+    return true;
+  }
   _Atomic uint32_t *gate = atomic_load(&vc_gate);
   vc_wait(gate, atomic_load(gate), vc_seat.policy->gate_key, until);
   return false;
@@ -285,7 +303,10 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
     if (open && wait_room(s, t->duration, &since)) break;
     vc_lane_abandon(&s->lane);
     if (open) continue;
-    if (!wait_gate()) return CUDA_ERROR_SYSTEM_NOT_READY;
+    if (!wait_gate()) {
+      vc_turn_leave();
+      return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
   }
   vc_lock(&s->lock);
   prepare(t, s, kind);
@@ -395,6 +416,8 @@ static void look(struct vc_stream *s, uint64_t now) {
 uint32_t vc_launch_poll(uint64_t now) {
   atomic_store(&blocked, 0);
   vc_stream_each(look, now);
+  if (!in_flight().launches) vc_turn_over();
+  if (atomic_load(&waiting)) vc_turn_keep(now);
   show_waiting();
   return vc_flight_publish(now);
 }

@@ -20,7 +20,7 @@
 #define CEILING_START_NS (1 * MS)
 #define CEILING_START_MAX_NS (50 * MS)
 #define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
-#define CROWD_NS (20 * MS) /* what several processes may keep the GPU past their gate in another's pause */
+#define CROWD_NS (20 * MS) /* what work may keep the GPU past its gate in another's short pause */
 #define HUNGRY_NS (100 * MS)
 /* How long background may hold up in-budget work: in all, and with launches known to be long. */
 #define ALLOWANCE_PERMILLE 30
@@ -256,11 +256,10 @@ static struct ar_view view(const struct ar_sched *s, struct ar_share *copy, uint
   return v;
 }
 
-/* What may be in flight is bounded for each process, so many keep the GPU for as many launches past their
- * gate. Beyond their request they take no short pause of a seat that is owed: each would cost it more
- * than its window pays back. */
+/* Work of long launches keeps the GPU past its gate. Beyond its request it takes no short pause of a seat
+ * that is owed: each would cost that seat more than its window pays back. */
 static bool crowds_out(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
-  if (m->seen.processes < 2 || m->share.residual < CROWD_NS || m->share.credit > 0) return false;
+  if (m->share.residual < CROWD_NS || m->share.credit > 0) return false;
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *o = s->member[i];
     if (o->share.vclass == VC_IN_BUDGET && o->share.credit > 0 && o->seen.connected && !o->lost &&

@@ -17,7 +17,6 @@ struct ar_seen {
   bool connected;
   bool waiting;        /* a thread waits at the gate */
   bool active;         /* work is in flight */
-  unsigned processes;  /* that wait at the gate or have work in flight */
   uint64_t idle_since; /* when it was last seen complete */
   uint64_t busy;       /* nanoseconds with work in flight, ever */
   uint64_t unit;       /* time of one launch */

@@ -84,11 +84,9 @@ static struct ar_seen look(const struct ar_place *place, uint64_t now) {
     if (!s->client[i]) continue;
     const struct vc_slot *slot = &s->usage->slot[i];
     uint64_t since = atomic_load(&slot->idle_since), unit = atomic_load(&slot->unit_ns);
-    bool waiting = atomic_load(&slot->waiting) != 0, active = atomic_load(&slot->inflight) != 0;
     seen.connected = true;
-    seen.waiting |= waiting;
-    seen.active |= active;
-    seen.processes += waiting || active;
+    seen.waiting |= atomic_load(&slot->waiting) != 0;
+    seen.active |= atomic_load(&slot->inflight) != 0;
     seen.beat += atomic_load(&slot->beat);
     if (since > seen.idle_since && since <= now) seen.idle_since = since;
     if (unit > seen.unit) seen.unit = unit;

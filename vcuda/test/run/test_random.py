@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tenants that do anything, by chance but the same for the same seed, in virtual time.
+"""Tenants that do anything, by chance, in virtual time: the same seed has them do like things.
 
-VCUDA_RANDOM=N runs N rounds of each kind in place of 3 (about a minute and a half in all), from other
-seeds with VCUDA_SEED.
+VCUDA_RANDOM=N runs N rounds of each kind in place of 3 (about two minutes in all), from other seeds with
+VCUDA_SEED.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from harness import BUILD, Seat, together
 
 ROUNDS = int(os.environ.get("VCUDA_RANDOM", "3"))
 FIRST = int(os.environ.get("VCUDA_SEED", "1"))
-SECONDS = 10.0
+SECONDS = 20.0
 MIXED = str(BUILD / "fake" / "mixed")
-# The end of the measurement cuts a launch off anywhere; the longest ones take 1 % of it.
+# The end of the measurement cuts a launch off anywhere; the longest ones take 0.5 % of it.
 POINTS, ABOVE, BUSY = 2.0, 1.0, 97.0
 
 

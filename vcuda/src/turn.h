@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whose turn it is among a seat's processes: long launches follow one another, in the order in which
+ * the processes began to wait, so that a seat of many keeps the GPU past its gate no longer than one
+ * process would. What others say of themselves is a hint: who is wrong runs early or late, nothing else.
+ */
+#ifndef VC_TURN_H
+#define VC_TURN_H
+
+#include "os.h"
+
+/* Take the turn for a launch that is expected to take so long, and has been wanted since then; false:
+ * others are before it, ask again. */
+bool vc_turn_take(uint64_t since, uint64_t takes, uint64_t now);
+/* It is not wanted for the time being. */
+void vc_turn_leave(void);
+/* Nothing of this process is in flight. */
+void vc_turn_over(void);
+/* The process waits at the gate, and still wants its turn. */
+void vc_turn_keep(uint64_t now);
+
+#endif
