@@ -53,14 +53,17 @@ def ceilings(seed: int) -> str:
 
 
 def pauses(seed: int) -> str:
-    """Let one rest now and then: the other, who never does, has at least its request, and the GPU is used."""
+    """Let one rest now and then: the other, who never does, has at least its request, and the GPU is used.
+
+    Not all of it: launches longer than a short pause leave that to the seat that is owed time.
+    """
     chance = random.Random(seed)
     core = chance.randrange(20, 60)
     got = together([mixed(core, chance.randrange(10**6), "--pauses"), mixed(100 - core, chance.randrange(10**6))],
                    SECONDS)  # fmt: skip
     shares = [r["share"] for r in got]
     text = f"{shares[0]:.1f} of {core} with pauses, {shares[1]:.1f}"
-    check(shares[1] >= 100 - core - POINTS and sum(shares) >= BUSY, text)
+    check(shares[1] >= 100 - core - POINTS and sum(shares) >= BUSY - 4, text)
     return text
 
 

@@ -131,11 +131,13 @@ def many(us: int, processes: int, owed: float, busy: float) -> str:
 
 # Kernels of 30 ms are longer than any pause: those are left to the seat that is owed, and the GPU idles.
 for us, processes, owed, busy in (
-    (3000, 2, 40, 97), (3000, 8, 40, 97), (10000, 2, 40, 97), (10000, 8, 40, 97),
+    (3000, 2, 40, 94), (3000, 8, 40, 94), (10000, 2, 40, 94), (10000, 8, 40, 94),
     (30000, 1, 30, 87), (30000, 2, 30, 80), (30000, 8, 30, 80),
 ):  # fmt: skip
-    case(f"shares: {processes} processes with kernels of {us // 1000} ms beside a seat that pauses",
-         lambda us=us, processes=processes, owed=owed, busy=busy: many(us, processes, owed, busy))
+    case(
+        f"shares: {processes} processes with kernels of {us // 1000} ms beside a seat that pauses",
+        lambda us=us, processes=processes, owed=owed, busy=busy: many(us, processes, owed, busy),
+    )
 
 
 @case("shares: in-budget beside background, the fixed pair")
