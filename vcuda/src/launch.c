@@ -161,9 +161,16 @@ static uint64_t watch(uint64_t since, uint64_t now, uint64_t until) {
   return w.until;
 }
 
+/* A launch that waits. */
+struct wait {
+  uint64_t since;      /* the first time that there was no room, or that it was not its turn; 0: never */
+  uint64_t full_since; /* with the gate open and its turn come, no room since then; 0: there is */
+  bool turn;           /* it has its turn */
+};
+
 /* Wait for the gate; whoever comes next waits for what this thread has in flight. False when the seat
  * was taken away. */
-static bool wait_gate(void) {
+static bool wait_gate(struct wait *w) {
   uint64_t start = vc_now(), now = start;
   bool ok = true;
   atomic_fetch_add(&waiting, 1);
@@ -179,48 +186,62 @@ static bool wait_gate(void) {
     vc_wait(gate, seen, vc_seat.policy->gate_key, watch(start, now, now + GATE_LOOK_NS));
     now = vc_now();
   }
-  atomic_fetch_add(&waited, vc_now() - start);
+  now = vc_now();
+  if (w->full_since) w->full_since += now - start;
+  atomic_fetch_add(&waited, now - start);
   atomic_fetch_sub(&waiting, 1);
   show_waiting();
   return ok;
 }
 
-/* Whether a launch leaves room for no other while others are seated: the seat's processes take turns. */
+/* Whether a launch leaves room for no other while others want the GPU: the seat's processes take turns.
+ * In another's pause no more may follow each other than when it is over. */
 static bool is_long(const struct vc_duration *d, uint64_t depth) {
-  return depth && depth < ALONE_NS && expected(d, depth) > depth;
+  uint64_t room = depth < SHARED_NS ? depth : SHARED_NS;
+  return depth && depth < ALONE_NS && expected(d, depth) > room;
 }
 
-static bool has_room(struct vc_stream *s, struct vc_duration *d, uint64_t *since, bool *stuck) {
+enum room { FULL, STUCK, NOT_YET, ROOM };
+
+static enum room has_room(struct vc_stream *s, struct vc_duration *d, struct wait *w) {
+  uint64_t seen = vc_turn_seen();
   vc_lock(&s->lock);
   vc_stream_fold(s);
   struct load load = in_flight();
-  *stuck = vc_lane_state(&s->lane) == VC_BLOCKED;
-  if (*stuck) load = (struct load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
+  if (!load.launches) vc_turn_over(seen);
+  bool stuck = vc_lane_state(&s->lane) == VC_BLOCKED;
+  if (stuck) load = (struct load){s->queued, vc_lane_covers(&s->lane) - s->lane.done};
   uint64_t depth = vc_flight_depth();
   bool room = fits(d, load, depth);
   vc_unlock(&s->lock);
-  if (!load.launches) vc_turn_over();
-  if (room && !*stuck && is_long(d, depth)) {
+  if (room && !stuck && is_long(d, depth)) {
     uint64_t now = vc_now();
-    if (!*since) *since = now;
-    return vc_turn_take(*since, expected(d, depth), now);
+    if (!w->since) w->since = now;
+    w->turn = vc_turn_take(w->since, expected(d, depth), load.ns, now);
+    return w->turn ? ROOM : NOT_YET;
   }
-  if (!room) vc_turn_leave();
-  return room;
+  vc_turn_leave();
+  return room ? ROOM : stuck ? STUCK : FULL;
 }
 
 /* Until what is in flight leaves room. Bounded: the program may be about to let go of something that
- * a stream waits for. */
-static bool wait_room(struct vc_stream *s, struct vc_duration *d, uint64_t *waited_since) {
-  bool stuck;
-  if (has_room(s, d, waited_since, &stuck)) return true;
+ * a stream waits for. Its turn comes by itself, for others' are over when they take longer than expected. */
+static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w) {
+  if (has_room(s, d, w) == ROOM) return true;
   uint64_t now = vc_now();
-  if (!*waited_since) *waited_since = now;
-  uint64_t until = watch(*waited_since, now, ask_others_at(*waited_since, now));
-  if (has_room(s, d, waited_since, &stuck)) return true;
-  uint64_t patience = stuck || vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
-  if (now - *waited_since > patience) {
-    vc_turn_leave();
+  if (!w->since) w->since = now;
+  uint64_t until = watch(w->since, now, ask_others_at(w->since, now));
+  enum room room = has_room(s, d, w);
+  if (room == ROOM) return true;
+  if (room == NOT_YET)
+    w->full_since = 0;
+  else if (!w->full_since)
+    w->full_since = now;
+  uint64_t patience = room == STUCK || vc_launch_blocked() ? BLOCKED_PATIENCE_NS : PATIENCE_NS;
+  if (w->full_since && now - w->full_since > patience) {
+    uint64_t depth = vc_flight_depth();
+    w->turn = room == FULL && is_long(d, depth);
+    if (w->turn) vc_turn_force(expected(d, depth), in_flight().ns, now);
     return true;
   }
   _Atomic uint32_t *gate = atomic_load(&vc_gate);
@@ -278,7 +299,7 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
                          enum vc_launch_kind kind) {
   struct vc_stream *s = vc_cached[vc_stream_slot(handle)];
   t->stream = NULL;
-  t->quick = false;
+  t->quick = t->turn = false;
   t->duration = vc_duration_of(key);
   t->key = key;
   if (kind == VC_KERNEL && s->handle == handle && s->key && s->context && begin_known(t, s)) {
@@ -289,7 +310,7 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
   if (vc_stream_capturing(handle)) return CUDA_SUCCESS;
   s = vc_stream_of(handle);
   if (!s) return CUDA_SUCCESS; /* no context: the driver will say so */
-  uint64_t since = 0;
+  struct wait w = {0, 0, false};
   for (;;) {
     /* First show that something is in flight, then look at the gate: an arbiter that closes the gate
      * looks afterwards whether something is. */
@@ -300,10 +321,10 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
     vc_unlock(&s->lock);
     atomic_thread_fence(memory_order_seq_cst);
     bool open = gate_open();
-    if (open && wait_room(s, t->duration, &since)) break;
+    if (open && wait_room(s, t->duration, &w)) break;
     vc_lane_abandon(&s->lane);
     if (open) continue;
-    if (!wait_gate()) {
+    if (!wait_gate(&w)) {
       vc_turn_leave();
       return CUDA_ERROR_SYSTEM_NOT_READY;
     }
@@ -312,6 +333,7 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
   prepare(t, s, kind);
   vc_unlock(&s->lock);
   t->stream = s;
+  t->turn = w.turn;
   return CUDA_SUCCESS;
 }
 
@@ -319,6 +341,7 @@ void vc_launch_end(struct vc_ticket *t, CUresult result) {
   struct vc_stream *s = t->stream;
   if (!s) return;
   vc_lane_end(&s->lane);
+  if (t->turn) vc_turn_made();
   if (t->quick) return;
   vc_lock(&s->lock);
   vc_stream_fold(s);
@@ -415,8 +438,9 @@ static void look(struct vc_stream *s, uint64_t now) {
 
 uint32_t vc_launch_poll(uint64_t now) {
   atomic_store(&blocked, 0);
+  uint64_t seen = vc_turn_seen();
   vc_stream_each(look, now);
-  if (!in_flight().launches) vc_turn_over();
+  if (!in_flight().launches) vc_turn_over(seen);
   if (atomic_load(&waiting)) vc_turn_keep(now);
   show_waiting();
   return vc_flight_publish(now);
@@ -438,6 +462,7 @@ void vc_launch_capture(int change) {
 void vc_launch_reset(void) {
   atomic_store(&waiting, 0);
   atomic_store(&blocked, 0);
+  vc_turn_reset();
   vc_flight_reset(); /* before the streams: one that is taken out tells it */
   vc_stream_reset();
 }

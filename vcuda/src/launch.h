@@ -14,6 +14,7 @@ struct vc_ticket {
   const void *key;
   bool fence; /* right behind it */
   bool quick; /* nothing to do but to count it */
+  bool turn;  /* it took its seat's turn */
 };
 
 /* With an open gate and no fence due, a launch of the same function as before costs a few loads and

@@ -7,6 +7,9 @@
 #define BEFORE_NS (200 * VC_US) /* so long before the end of a launch the next one may follow it */
 #define LATE_NS (5 * VC_MS)    /* a launch that is over by now for certain, if its like takes no longer */
 
+/* Launches that took the turn, and are in the driver's call: they do not show as in flight yet. */
+static _Atomic uint32_t making;
+
 /* Whether another process began to wait before this one. */
 static bool is_before(const struct vc_slot *o, const struct vc_slot *mine, uint64_t since, uint64_t now) {
   uint64_t began = atomic_load(&o->turn_since), seen = atomic_load(&o->turn_seen);
@@ -21,11 +24,24 @@ static bool in_the_way(uint64_t end, uint64_t takes, uint64_t now) {
   return end - now > BEFORE_NS && end - now + takes > PAIR_NS;
 }
 
-bool vc_turn_take(uint64_t since, uint64_t takes, uint64_t now) {
+/* The launch runs behind what of this process is in flight or about to be, and behind others' launches. */
+static void take(struct vc_slot *mine, uint64_t takes, uint64_t begin) {
+  if (atomic_fetch_add(&making, 1)) {
+    uint64_t end = atomic_load(&mine->turn_end);
+    if (end > begin) begin = end;
+  }
+  atomic_store(&mine->turn_end, begin + takes);
+  atomic_store(&mine->turn_since, 0);
+}
+
+bool vc_turn_take(uint64_t since, uint64_t takes, uint64_t own, uint64_t now) {
   struct vc_usage *usage = vc_seat.usage;
   struct vc_slot *mine = atomic_load(&vc_seat.slot);
-  uint64_t last = now;
-  if (!usage || !mine) return true;
+  uint64_t last = now + own;
+  if (!usage || !mine) {
+    atomic_fetch_add(&making, 1);
+    return true;
+  }
   atomic_store(&mine->turn_seen, now);
   atomic_store(&mine->turn_since, since); /* first shown, then looked: of two at once one sees the other */
   uint32_t high = atomic_load(&usage->high);
@@ -38,9 +54,20 @@ bool vc_turn_take(uint64_t since, uint64_t takes, uint64_t now) {
     if (in_the_way(end, takes, now)) return false;
     if (end > last) last = end;
   }
-  atomic_store(&mine->turn_end, last + takes);
-  atomic_store(&mine->turn_since, 0);
+  take(mine, takes, last);
   return true;
+}
+
+void vc_turn_force(uint64_t takes, uint64_t own, uint64_t now) {
+  struct vc_slot *mine = atomic_load(&vc_seat.slot);
+  if (mine)
+    take(mine, takes, now + own);
+  else
+    atomic_fetch_add(&making, 1);
+}
+
+void vc_turn_made(void) {
+  atomic_fetch_sub(&making, 1);
 }
 
 void vc_turn_leave(void) {
@@ -48,12 +75,22 @@ void vc_turn_leave(void) {
   if (mine && atomic_load_explicit(&mine->turn_since, memory_order_relaxed)) atomic_store(&mine->turn_since, 0);
 }
 
-void vc_turn_over(void) {
+uint64_t vc_turn_seen(void) {
   struct vc_slot *mine = atomic_load(&vc_seat.slot);
-  if (mine && atomic_load_explicit(&mine->turn_end, memory_order_relaxed)) atomic_store(&mine->turn_end, 0);
+  uint64_t end = mine ? atomic_load(&mine->turn_end) : 0;
+  return atomic_load(&making) ? 0 : end;
+}
+
+void vc_turn_over(uint64_t seen) {
+  struct vc_slot *mine = atomic_load(&vc_seat.slot);
+  if (mine && seen) atomic_compare_exchange_strong(&mine->turn_end, &seen, 0);
 }
 
 void vc_turn_keep(uint64_t now) {
   struct vc_slot *mine = atomic_load(&vc_seat.slot);
   if (mine && atomic_load_explicit(&mine->turn_since, memory_order_relaxed)) atomic_store(&mine->turn_seen, now);
+}
+
+void vc_turn_reset(void) {
+  atomic_store(&making, 0);
 }

@@ -9,14 +9,21 @@
 
 #include "os.h"
 
-/* Take the turn for a launch that is expected to take so long, and has been wanted since then; false:
- * others are before it, ask again. */
-bool vc_turn_take(uint64_t since, uint64_t takes, uint64_t now);
+/* Take the turn for a launch that is expected to take so long, behind what of this process is in flight,
+ * and has been wanted since then; false: others are before it, ask again. */
+bool vc_turn_take(uint64_t since, uint64_t takes, uint64_t own, uint64_t now);
+/* Take it whoever is before it. */
+void vc_turn_force(uint64_t takes, uint64_t own, uint64_t now);
+/* The launch that took it shows as in flight. */
+void vc_turn_made(void);
 /* It is not wanted for the time being. */
 void vc_turn_leave(void);
-/* Nothing of this process is in flight. */
-void vc_turn_over(void);
+/* Give the turn back, if nothing of this process was in flight after `seen` was asked for. */
+uint64_t vc_turn_seen(void);
+void vc_turn_over(uint64_t seen);
 /* The process waits at the gate, and still wants its turn. */
 void vc_turn_keep(uint64_t now);
+/* In a forked child. */
+void vc_turn_reset(void);
 
 #endif

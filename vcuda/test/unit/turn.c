@@ -16,12 +16,14 @@ static void as(int process) {
 
 static bool take(int process, uint64_t since, uint64_t takes, uint64_t now) {
   as(process);
-  return vc_turn_take(since, takes, now);
+  if (!vc_turn_take(since, takes, 0, now)) return false;
+  vc_turn_made();
+  return true;
 }
 
 static void over(int process) {
   as(process);
-  vc_turn_over();
+  vc_turn_over(vc_turn_seen());
 }
 
 int main(void) {
@@ -81,5 +83,34 @@ int main(void) {
   CHECK(take(0, t, LONG, t));
   CHECK(!take(1, t, LONG, t + LONG + 1) && !take(1, t, LONG, t + 2 * LONG));
   CHECK(take(1, t, LONG, t + 2 * LONG + 10 * VC_MS));
+  over(0), over(1);
+
+  t += VC_S; /* in the driver's call a launch does not show as in flight: the turn is not over */
+  as(0);
+  CHECK(vc_turn_take(t, LONG, 0, t));
+  over(0);
+  CHECK(!take(1, t, LONG, t + 1));
+  vc_turn_leave();
+  as(0), vc_turn_made();
+  uint64_t seen = vc_turn_seen(); /* idle when it was looked at, but not any more */
+  CHECK(vc_turn_take(t + 2, LONG, LONG, t + 2));
+  vc_turn_over(seen);
+  vc_turn_made();
+  CHECK(!take(1, t, LONG, t + LONG)); /* behind what its process had in flight before */
+  CHECK(take(1, t, LONG, t + 2 * LONG));
+  over(0), over(1);
+
+  t += VC_S; /* two threads of a process, one right after the other */
+  as(0);
+  CHECK(vc_turn_take(t, LONG, 0, t) && vc_turn_take(t, LONG, 0, t));
+  vc_turn_made(), vc_turn_made();
+  CHECK(!take(1, t, LONG, t + LONG) && take(1, t, LONG, t + 2 * LONG - 100 * VC_US));
+  over(0), over(1);
+
+  t += VC_S; /* who may wait no longer says so to those who wait */
+  CHECK(take(0, t, LONG, t));
+  as(1), vc_turn_force(LONG, 0, t), vc_turn_made();
+  over(0);
+  CHECK(!take(2, t, LONG, t + 1));
   return 0;
 }
