@@ -13,6 +13,7 @@
 #define SHARED_NS (2 * VC_MS)
 #define PAIR_NS (10 * VC_MS)
 #define SYNC_NS (5 * VC_US) /* a synchronising call that took longer has waited for the GPU */
+#define LATE_NS (4 * VC_MS) /* the keeper looks more often than this */
 #define FEW_NS (200 * VC_US)
 #define FEW_MOST_NS (20 * VC_MS)
 #define CROWD 16u /* launches in flight while others are seated: what is expected can be wrong */
@@ -362,11 +363,13 @@ uint64_t vc_launch_sync(void) {
 
 static void synced(struct vc_stream *s, uint64_t since) {
   if (!s->shown && s->lane.head == s->lane.tail) return;
-  vc_lock(&s->lock);
   uint64_t now = vc_now();
+  vc_lock(&s->lock);
   bool one = s->lane.head == s->lane.tail;
   struct vc_note p = s->pending;
-  if (since && now - since > SYNC_NS) s->last_open_at = now;
+  /* The wait ended with the last launch, unless this whole process has not run for a while. */
+  uint64_t looked = s->open_at > since ? s->open_at : since;
+  if (since && now - since > SYNC_NS && now < looked + LATE_NS) s->last_open_at = now;
   vc_stream_poll(s, now);
   vc_stream_fold(s);
   uint64_t begin = p.since > s->last_done ? p.since : s->last_done;

@@ -212,6 +212,7 @@ bool vc_stream_fence(struct vc_stream *s, bool wait, uint64_t now) {
 
 /* Until when the oldest fence is known not to be complete. */
 static uint64_t open_until(const struct vc_stream *s) {
+  if (vc_lane_covers(&s->lane) != s->lane.fenced) return s->open_at; /* the last launch has no fence */
   for (uint32_t i = s->lane.head + 1; i != s->lane.tail; i++)
     if (s->note[i % VC_FENCES].launches) return s->open_at;
   return s->last_open_at > s->open_at ? s->last_open_at : s->open_at;

@@ -21,6 +21,8 @@
 #define CEILING_START_MAX_NS (50 * MS)
 #define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
 #define CROWD_NS (20 * MS) /* what work may keep the GPU past its gate in another's short pause */
+#define DEMAND_NS (200 * MS) /* over about so much time of its own it is seen how much a seat wants */
+#define DEMANDING 0.8         /* a seat that wants so much of its request is helped to it */
 #define HUNGRY_NS (100 * MS)
 /* How long background may hold up in-budget work: in all, and with launches known to be long. */
 #define ALLOWANCE_PERMILLE 30
@@ -171,6 +173,13 @@ static void accrue(struct ar_member *m, uint64_t span, uint64_t now) {
   if (m->ceiling >= (int64_t)start) m->ceiling_shut = false;
 }
 
+/* A mean that fades. The span counts as it was seen when it began. */
+static void weigh_demand(struct ar_member *m, uint64_t span) {
+  if (m->was_present && !m->was_active) return; /* it waits for others */
+  double uses = m->was_active ? 1 : 0;
+  m->demand += (uses - m->demand) * (double)span / (double)(DEMAND_NS + span);
+}
+
 static void join(struct ar_sched *s, struct ar_member *m) {
   /* A newcomer starts level with the others: it has no claim on what was left over before. */
   int64_t least = INT64_MAX;
@@ -204,6 +213,7 @@ static void look(struct ar_sched *s, uint64_t now) {
     m->share.eligible = m->share.present && (!limited(m) || !m->ceiling_shut);
     if (m->share.present && !m->was_present) join(s, m);
     m->was_present = m->share.present;
+    m->was_active = m->share.present && (m->seen.active || !m->seen.waiting || held_by(s, i));
     busy |= m->share.present && m->share.vclass == VC_IN_BUDGET;
   }
   ar_pauses_see(&s->in_budget, busy, now);
@@ -257,13 +267,14 @@ static struct ar_view view(const struct ar_sched *s, struct ar_share *copy, uint
 }
 
 /* Work of long launches keeps the GPU past its gate. Beyond its request it takes no short pause of a seat
- * that is owed: each would cost that seat more than its window pays back. */
+ * that is owed and wants what it is owed: each would cost that seat more than its window pays back. */
 static bool crowds_out(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
-  if (m->share.residual < CROWD_NS || m->share.credit > 0) return false;
+  if (m->share.vclass != VC_IN_BUDGET || m->share.residual < CROWD_NS || m->share.credit > 0) return false;
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *o = s->member[i];
     if (o->share.vclass == VC_IN_BUDGET && o->share.credit > 0 && o->seen.connected && !o->lost &&
-        !o->share.present && now - o->last_active < RECENT_NS)
+        !o->share.present && now - o->last_active < RECENT_NS &&
+        o->demand * VC_PERMILLE >= DEMANDING * o->share.request)
       return true;
   }
   return false;
@@ -423,7 +434,10 @@ static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
 
 uint64_t ar_sched_step(struct ar_sched *s, uint64_t now) {
   uint64_t span = now > s->at ? now - s->at : 0;
-  for (int i = 0; i < s->count; i++) accrue(s->member[i], span, now);
+  for (int i = 0; i < s->count; i++) {
+    accrue(s->member[i], span, now);
+    weigh_demand(s->member[i], span);
+  }
   charge_all(s, now);
   interfere(s, span);
   s->at = now;

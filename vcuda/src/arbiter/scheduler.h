@@ -37,7 +37,8 @@ struct ar_member {
   uint64_t bucket[AR_BUCKETS];
   uint64_t bucket_at;
   uint64_t lost_beat, beat, beat_at;
-  bool was_present, leftover, ceiling_shut;
+  double demand; /* of the time that others leave it, how much it uses: 0 to 1 */
+  bool was_present, was_active, leftover, ceiling_shut;
   bool lost; /* did not answer a grant, or never drained: passed by until it moves again */
 };
 

@@ -140,6 +140,24 @@ for us, processes, owed, busy in (
     )
 
 
+@case("shares: eight processes with kernels of 100 ms have their seat's request and no more")
+def patient() -> str:
+    # Each waits for its turn, and at the gate, for longer than a launch waits for others of its process.
+    hungry, loops = together([Seat(70), Seat(30, args=k(100_000, "--processes", "8"))], SECONDS, threads=9)
+    note = f"{hungry['share']:.1f} of 70"
+    check(abs(hungry["share"] - 70) <= 1, note)
+    return note
+
+
+@case("shares: a seat that wants little of its request leaves the rest to long kernels")
+def modest() -> str:
+    inference = Seat(70, args=k(1000, "--batch", "10", "--host-us", "30000"))
+    first, second = together([inference, Seat(30, args=k(60_000))], SECONDS)
+    note = f"{first['share']:.1f} of 70, {second['share']:.1f} of 30"
+    check(first["share"] >= 10 and first["share"] + second["share"] >= BUSY, note)
+    return note
+
+
 @case("shares: in-budget beside background, the fixed pair")
 def pair() -> None:
     training = ["--kernel-us", "1000", "--batch", "15", "--host-us", "5000"]
