@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import urllib3
+from support.ports import free_port
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from certificates.authority import make_ca
@@ -50,11 +50,6 @@ def wait_ready(address: str, status: int, told: str) -> None:
             return
         assert time.monotonic() < end, answer.data
         time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def bundle() -> bytes:

@@ -7,13 +7,13 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
+from support.ports import free_port
 from support.small_cluster import Api, binding, small_cluster, wait_for
 
 from simulator.errors import ApiError
@@ -31,15 +31,12 @@ class Process:
 
     def __init__(self, cluster, folder):
         self.cluster = cluster
-        with socket.socket() as free, socket.socket() as other:
-            free.bind(("127.0.0.1", 0))
-            other.bind(("127.0.0.1", 0))
-            self.port, self.metrics_port = free.getsockname()[1], other.getsockname()[1]
+        self.port, self.metrics_port = free_port(), free_port()
         self.file = folder / "config.yaml"
         self.file.write_text(
             f"kubernetes: {{server: '{cluster.server.url}'}}\n"
             f"scheduler: {{bind: '127.0.0.1:{self.port}', metricsBind: '127.0.0.1:{self.metrics_port}', "
-            "reclaimSeconds: 0.1, reclaimAfterSeconds: 0.5, leaseSeconds: 1}\n"
+            "reclaimSeconds: 0.1, reclaimAfterSeconds: 0.5, leaseSeconds: 6}\n"
             "log: {style: text}\n"
         )
         self.log = folder / "scheduler.log"
@@ -266,7 +263,8 @@ def test_with_kube_schedulers_loop_everybody_finds_a_place_and_over_budget_gives
         scheduler.kill()  # also now the place must not go to others
         cluster.pod("rival", 60, state=names.OVER_BUDGET)
         scheduler.start()
-        time.sleep(1.5)
+        held = 'slicekeeper_scheduler_places{kind="reserved"} 1.0'
+        wait_for(lambda: held in scheduler.get("/metrics", scheduler.metrics_port)[1], "the place is held again")
         for victim in victims:
             cluster.end(victim)
         wait_for(lambda: cluster.get("waiting")["spec"].get("nodeName"), "the waiting pod has come")

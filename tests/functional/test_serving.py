@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_port
 
 from certificates.authority import make_ca, sign_server
 
@@ -92,9 +93,7 @@ class Server:
         for name, data in {"ca.crt": ca.certificate, "tls.crt": pair.certificate, "tls.key": pair.key}.items():
             (folder / name).write_bytes(data)
         self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = int(listener.getsockname()[1])
+        self.port = free_port()
         given = {"kind": kind, "tls": tls, "port": self.port, "folder": str(folder), "limits": limits}
 
         with (folder / "log").open("wb") as log:
@@ -117,7 +116,8 @@ class Server:
     def plain(self, address: str = "127.0.0.1") -> socket.socket:
         raw = self.opened.enter_context(socket.socket())
         raw.settimeout(30)
-        raw.bind((address, 0))
+        if address != "127.0.0.1":
+            raw.bind((address, 0))
         raw.connect(("127.0.0.1", self.port))
         return raw
 
@@ -204,7 +204,7 @@ def test_a_byte_every_now_and_then_keeps_no_place_and_nobody_waiting(
         "body": (POST + b"Content-Length: 1000\r\n\r\n", b"x"),
         "chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
     }[stage]
-    with Server(tmp_path, kind, tls, request_seconds=1.5) as server:
+    with Server(tmp_path, kind, tls, request_seconds=5.0 if tls else 1.5) as server:
         slow = [server.plain() if stage == "handshake" else server.connect() for _ in range(40)]
         with dripping(slow, first, each):
             for _ in range(20):
@@ -268,7 +268,7 @@ def test_a_refusal_for_size_reaches_a_client_that_sends_everything_first(
 
 @each_kind
 def test_requests_that_are_none_are_answered_and_leave_no_trace_of_ours(tmp_path: Path, kind: str, tls: bool) -> None:
-    with Server(tmp_path, kind, tls, request_seconds=1.5) as server:
+    with Server(tmp_path, kind, tls, request_seconds=5.0 if tls else 1.5) as server:
         for head, statuses in {
             b"Content-Length: " + b"9" * 5000: {400, 413},
             b"Content-Length: " + b"9" * 4000: {413},

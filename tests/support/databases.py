@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from support.ports import free_port
 
 from timekeeper.store.db import migrate
 from timekeeper.store.db.engine import make_engine
@@ -98,9 +98,7 @@ class Postgres:
             self._run("pg_basebackup", "-D", str(self._data), *source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
         else:
             self._initialise()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._durable = durable
         self._network = network
         self._process: subprocess.Popen[bytes] | None = None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+from support.ports import free_port
 
 from simulator import certificates
 from simulator.api import Api, ApiServer
@@ -65,9 +66,7 @@ class Site:
 
     def twin(self) -> Site:
         """Return another server on the same database and cluster, not started."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         settings = json.loads(self.config.read_text())
         settings["timekeeper"]["bind"] = f"127.0.0.1:{port}"
         config = self.folder / f"{port}.yaml"
@@ -169,9 +168,7 @@ def process_site(tmp_path: Path, database_url: str) -> Iterator[Site]:
     cluster = Cluster(clock)
     server = ApiServer(Api(cluster))
     server.start()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "token").write_text("secret")
     (tmp_path / "policy.yaml").write_text(POLICY)
     url = f"https://127.0.0.1:{port}"

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from cluster.harness import binaries
 from cluster.harness.install import ROOT
 from cluster.harness.kubectl import Kubectl, Object, wait_for
 from cluster.harness.pki import Authority, service_account_key
+from support.ports import free_port
 
 from slicekeeper import names
 from slicekeeper.config.settings import KubernetesSettings
@@ -165,13 +165,6 @@ class ControlPlane:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def answers(url: str) -> bool:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.ports import free_port
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_for
 
 from nodeagent.agent import Agent
@@ -40,9 +40,7 @@ class Running:
     """An agent in a thread."""
 
     def __init__(self, small: SmallCluster, folder: Path, source: Any) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.small, self.port, self.stop = small, port, threading.Event()
         self.agent = Agent(settings(folder, small.server.url, port), SystemClock(), source)
         self.thread = threading.Thread(target=self.agent.run, args=(self.stop,), daemon=True)

@@ -214,10 +214,13 @@ def counted_on() -> None:
 def shared() -> None:
     with Node(virtual=False) as node:
         first = node.run(Seat(50, args=["--seconds", "0.3"], name="both"))
-        late = node.run(Seat(50, program=["/bin/sh", "-c", f"sleep 1.5; exec {BUILD}/fake/memory info"], name="both"))
+        go = node.dir / "go"
+        waits = f"until [ -e {go} ]; do sleep 0.05; done; exec {BUILD}/fake/memory info"
+        late = node.run(Seat(50, program=["/bin/sh", "-c", waits], name="both"))
         result(first, 30)
         time.sleep(0.3)
         check("both" in node.seats(), "it went with its first program")
+        go.touch()
         check(result(late, 30)["free"] == 1 << 30, "the second program had no seat")
         deadline = time.monotonic() + 5
         while node.seats() and time.monotonic() < deadline:
