@@ -18,7 +18,7 @@ from slicekeeper.wire.timekeeper import Budget
 POLICY = """
 namespaces:
   - match: spender
-    budget: {amount: 4m, period: none}
+    budget: {amount: 10h, period: none}
 """
 
 STATE = "slicekeeper.io/budget-state"
@@ -59,7 +59,8 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
     assert states(local, "spender") == {"in-budget"}
     assert {p["spec"]["priorityClassName"] for p in before.values()} == {"gpu-default-priority"}
 
-    # 2 GPUs at a time: 4 GPU-minutes are gone after 2 minutes.
+    # 2 GPUs at a time: what is left of 4 GPU-minutes is gone after 2 minutes at most.
+    timekeeper.change_budget(Budget, "spender", {"amountMs": 240_000})
     until("all pods over budget", lambda: states(local, "spender") == {"over-budget"})
     until("the decision in the webhook", lambda: _class_of_a_new_pod(local) == "gpu-lower-priority")
     now = all_running(local, "spender", 6)

@@ -143,7 +143,7 @@ for us, processes, owed, busy in (
 @case("shares: eight processes with kernels of 100 ms have their seat's request and no more")
 def patient() -> str:
     # Each waits for its turn, and at the gate, for longer than a launch waits for others of its process.
-    hungry, loops = together([Seat(70), Seat(30, args=k(100_000, "--processes", "8"))], SECONDS, threads=9)
+    hungry, _ = together([Seat(70), Seat(30, args=k(100_000, "--processes", "8"))], SECONDS, threads=9)
     note = f"{hungry['share']:.1f} of 70"
     check(abs(hungry["share"] - 70) <= 1, note)
     return note
