@@ -13,17 +13,19 @@ from cluster.harness.site import Site, gpu_container, job, plain_container, pod
 
 from slicekeeper import names
 
-STUBBORN = "trap '' TERM; while true; do sleep 1; done"
+FLAG = {"name": "flag", "emptyDir": {}}
+# Runs until it is told to end, however long that takes.
+OTHER = {
+    **plain_container("other", "trap '' TERM; until [ -e /flag/end ]; do sleep 0.2; done"),
+    "volumeMounts": [{"name": "flag", "mountPath": "/flag"}],
+}
 
 SHAPES: dict[str, tuple[list[Object], dict[str, Any]]] = {
-    "a plain container runs on": ([plain_container("plain", "sleep 25")], {}),
-    "whatever would be started again": ([plain_container("plain", "sleep 25")], {"restartPolicy": "OnFailure"}),
+    "a plain container runs on": ([OTHER], {}),
+    "whatever would be started again": ([OTHER], {"restartPolicy": "OnFailure"}),
     "a native sidecar stops slowly": (
         [],
-        {
-            "initContainers": [{**plain_container("slow", STUBBORN), "restartPolicy": "Always"}],
-            "terminationGracePeriodSeconds": 20,
-        },
+        {"initContainers": [{**OTHER, "restartPolicy": "Always"}], "terminationGracePeriodSeconds": 300},
     ),
 }
 
@@ -34,7 +36,7 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     team = site.namespace()
     site.kubectl.create(job("rest", gpu_container(core=100, blocks=None), count=3), namespace=team)
     whole = gpu_container(script="sleep 2", core=100, blocks=None)
-    site.kubectl.create(pod("holds", whole, *others, **more), namespace=team)
+    site.kubectl.create(pod("holds", whole, *others, volumes=[FLAG], **more), namespace=team)
     wait_for("four GPUs held", lambda: _bound(site, team) == 4, seconds=90)
     wait_for("end of the GPU container", lambda: _ended(site.pod(team, "holds"), "train"), seconds=60)
 
@@ -46,6 +48,7 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     assert site.workloads(team)[uid].end is None
     assert "nodeName" not in site.pod(team, "waits")["spec"]
 
+    site.kubectl("exec", "holds", "-c", "other", "-n", team, "--", "touch", "/flag/end")
     done = site.wait_phase(team, "holds", "Succeeded", seconds=90)
     waited = site.wait_phase(team, "waits", "Running", seconds=60)
     closed = wait_for("closed interval", lambda: _closed(site, team, uid), seconds=30)

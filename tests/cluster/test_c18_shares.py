@@ -41,7 +41,7 @@ def _goes_on(site: Site, namespace: str, name: str) -> None:
 
 
 def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brings_them_back(site: Site) -> None:
-    poor, rich = site.namespace("poor"), site.namespace()
+    poor, rich = site.namespace(), site.namespace()
     here = one_gpu(site)
     site.kubectl.create(pod("train", TRAIN, annotations=here), namespace=rich)
     site.kubectl.create(pod("greedy", GREEDY, annotations={**here, names.CORE_LIMIT: "90"}), namespace=poor)
@@ -55,6 +55,8 @@ def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brin
         assert memory == [str(expected[2]), "2", "0"], "its slice, and not one byte more"
     began = site.pod(poor, "greedy")["status"]["containerStatuses"]
 
+    with site.timekeeper() as client:
+        client.set_budget(Budget, poor, {"amountMs": 1_000, "period": "none", "timeZone": "UTC"})
     _wait_for(site, poor, "greedy", "background", 1)
     assert policy(site, rich, "train") == (50, 100, 4 * GIB, "in-budget", 1)
     with site.timekeeper() as client:
