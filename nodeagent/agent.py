@@ -175,7 +175,8 @@ class Agent:
     def _audits(self, namespace: str) -> NamespacePolicy:
         """Return the policy that the audit goes by, which evicts nothing before all of the policy is known."""
         policy = self._policy.of(namespace)
-        return policy if self._policy.complete.is_set() else msgspec.structs.replace(policy, audit="tell")
+        known = self._policy.complete.is_set() and not self._policy.unread
+        return policy if known else msgspec.structs.replace(policy, audit="tell")
 
     def _gone(self, left: set[str]) -> None:
         self._seats.keep_only(left)

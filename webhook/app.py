@@ -139,7 +139,7 @@ def _state(decisions: Decisions, policies: PolicyFile) -> dict[str, object]:
     """Return what an operator wants to know. None of it makes the webhook unready: it answers by its stale modes."""
     age = decisions.age_seconds
     known = "never fetched" if age is None else "stale" if decisions.stale else "fresh"
-    objects = "known" if policies.complete.is_set() else "not listed yet"
+    objects = policies.objects_trouble() or ("known" if policies.complete.is_set() else "not listed yet")
     return {
         "status": "ready", "decisions": known, "policyFile": policies.error or "in force", "policyObjects": objects,
     }  # fmt: skip

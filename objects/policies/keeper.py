@@ -36,6 +36,8 @@ class PolicyKeeper:
             return
         namespaces, _ = self._client.list(NAMESPACES, metadata_only=True)
         self._policy.refresh()
+        if self._policy.unread:  # nobody knows what the file is meant to say
+            return
         laid = lay(self._policy.book, map(read, objects))
         matched = (laid.book.match_of(namespace["metadata"]["name"]) for namespace in namespaces)
         counts = Counter(laid.holders[match].uid for match in matched if match in laid.holders)

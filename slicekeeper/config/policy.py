@@ -12,7 +12,7 @@ import fnmatch
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from datetime import date
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -274,7 +274,7 @@ def read_book(settings: PolicySettings) -> PolicyBook:
     unknown = sorted(str(key) for key in set(tree) - {"default", "namespaces"})
     if unknown:
         raise SettingsError(f"{place(unknown[0])}: unknown key {unknown[0]}; known here: default, namespaces")
-    base = tree.get("default") or {}
+    base = _plain(tree.get("default") or {})
     default = policy_of({}, base, lambda path: f"{place('default', *path)}: default")
     rules: list[tuple[int, int, str, NamespacePolicy]] = []
     entries = tree.get("namespaces") or []
@@ -343,11 +343,7 @@ def policy_of(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...
     """
     if not isinstance(own, dict):
         raise SettingsError(f"{where(())}: must be a mapping, not a {type(own).__name__}")
-    if own.get("mode") is False:
-        own = {**own, "mode": "off"}  # YAML 1.1 reads a bare `off` as false
-    budget = own.get("budget")
-    if isinstance(budget, dict) and isinstance(budget.get("anchor"), datetime):  # YAML reads it without quotes too
-        own = {**own, "budget": {**budget, "anchor": budget["anchor"].isoformat()}}
+    own = _plain(own)
     check_keys(own, NamespacePolicy, where)
     for mode in names.PLANNED_SHARING_MODES:
         if mode in as_list(own.get("sharing")):
@@ -374,6 +370,18 @@ def policy_of(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...
         except (ValueError, ArithmeticError) as error:
             raise SettingsError(f"{where(tuple(key.split('.')))}: {key}: {error}; {example}") from error
     return policy
+
+
+def _plain(own: Any) -> Any:
+    """Return an entry's keys with the words that YAML 1.1 reads as something else without quotes."""
+    if not isinstance(own, dict):
+        return own
+    if own.get("mode") is False:
+        own = {**own, "mode": "off"}
+    budget = own.get("budget")
+    if isinstance(budget, dict) and isinstance(budget.get("anchor"), date):
+        own = {**own, "budget": {**budget, "anchor": budget["anchor"].isoformat()}}
+    return own
 
 
 def _check_amount(quantity: str) -> None:
@@ -427,12 +435,16 @@ class PolicyFile:
             self.complete.set()
         self._lock = threading.Lock()
         self._over: Callable[[PolicyBook], PolicyBook] = lambda book: book
+        self.unread = False
+        """Whether the file has been broken ever since the start, and what was given instead is in force."""
+        self.objects_trouble: Callable[[], str] = lambda: ""
+        """Returns why what is laid over the file may have changed unseen; empty while it is followed."""
         try:
             self._file = read_book(settings)
         except SettingsError as error:
             if last is None:
                 raise
-            self._file = last
+            self._file, self.unread = last, True
             self._refuse(error)
         else:
             self._warn()
@@ -471,7 +483,7 @@ class PolicyFile:
             return False
         with self._lock:
             self._file, self.book = file, self._over(file)
-        self.error = ""
+        self.error, self.unread = "", False
         log.info("policy file loaded: %s", self._settings.file)
         self._warn()
         return True

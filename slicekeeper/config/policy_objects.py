@@ -55,6 +55,17 @@ class Laid:
     """Which object has a name or pattern."""
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What an object says by itself, when its keys are laid over a file's `default`."""
+
+    by: GpuPolicy
+    base: Mapping[str, Any]
+    matches: tuple[str, ...] = ()
+    policy: NamespacePolicy = field(default_factory=NamespacePolicy)
+    error: str = ""
+
+
 def read(obj: Mapping[str, Any]) -> GpuPolicy:
     """Return what of an object decides."""
     metadata = obj["metadata"]
@@ -78,21 +89,35 @@ def matches_of(policy: GpuPolicy) -> tuple[str, ...]:
     return found
 
 
-def lay(book: PolicyBook, objects: Iterable[GpuPolicy]) -> Laid:
-    """Return a file's book with objects before its entries. Their keys are laid over the file's `default`, too."""
+def _judge(one: GpuPolicy, base: Mapping[str, Any]) -> Judged:
+    own = {key: value for key, value in one.spec.items() if key != "match"}
+    try:
+        return Judged(one, base, matches_of(one), policy_of(base, own, _where))
+    except SettingsError as error:
+        return Judged(one, base, error=str(error))
+
+
+def lay(book: PolicyBook, objects: Iterable[GpuPolicy], known: dict[str, Judged] | None = None) -> Laid:
+    """Return a file's book with objects before its entries. Their keys are laid over the file's `default`, too.
+
+    `known` has what became of them the last time, by UID, so that only what has changed is judged again.
+    """
+    known = {} if known is None else known
     errors: dict[str, str] = {}
     holders: dict[str, GpuPolicy] = {}
     policies: dict[str, NamespacePolicy] = {}
-    for one in sorted(objects, key=lambda policy: policy.age):
-        own = {key: value for key, value in one.spec.items() if key != "match"}
-        try:
-            matches, policy = matches_of(one), policy_of(book.base, own, _where)
-        except SettingsError as error:
-            errors[one.uid] = str(error)
-            continue
-        for match in matches:
+    those = sorted(objects, key=lambda policy: policy.age)
+    for gone in known.keys() - {one.uid for one in those}:
+        del known[gone]
+    for one in those:
+        judged = known.get(one.uid)
+        if judged is None or judged.base is not book.base or judged.by != one:
+            judged = known[one.uid] = _judge(one, book.base)
+        if judged.error:
+            errors[one.uid] = judged.error
+        for match in judged.matches:
             if match not in holders:
-                holders[match], policies[match] = one, policy
+                holders[match], policies[match] = one, judged.policy
     exact = {match: policy for match, policy in policies.items() if not is_pattern(match)}
     patterns = tuple((match, policies[match]) for match in sorted(policies.keys() - exact.keys(), key=_precedence))
     over = PolicyBook(

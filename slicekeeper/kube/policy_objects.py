@@ -7,12 +7,13 @@ While the API server is away the last ones hold. Which come before which, `slice
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from typing import Final
 
 from slicekeeper import names
 from slicekeeper.config.policy import PolicyBook, PolicyFile
-from slicekeeper.config.policy_objects import GpuPolicy, lay, read
+from slicekeeper.config.policy_objects import GpuPolicy, Judged, lay, read
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.client import KubeClient, Object, Resource
 from slicekeeper.kube.watch import Watch
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 
 GPU_POLICIES: Final = Resource(f"/apis/{names.GROUP}/v1alpha1", "gpupolicies", namespaced=False)
 
+GONE_SECONDS: Final = 60.0
+"""So long a kind that was served may not be found, as by an API server that has just started."""
+
 
 class PolicyObjects:
     """Keeps the GpuPolicies laid over a policy file, in a daemon thread."""
@@ -28,7 +32,16 @@ class PolicyObjects:
     def __init__(self, client: KubeClient, policy: PolicyFile) -> None:
         self._policy = policy
         self._known: dict[str, GpuPolicy] = {}
+        self._judged: dict[str, Judged] = {}
+        self._told: dict[str, str] = {}
+        self._missing_since: float | None = None
+        self._error = ""
         self._watch = Watch(client, GPU_POLICIES, self, on_error=self._failed)
+        policy.objects_trouble = self.trouble
+
+    def trouble(self) -> str:
+        """Return why GpuPolicies may have changed unseen, empty while they are followed."""
+        return self._error if self._watch.failures > 1 else ""
 
     def start(self) -> None:
         """Start following."""
@@ -51,18 +64,30 @@ class PolicyObjects:
     def _take(self, known: dict[str, GpuPolicy]) -> None:
         if known == self._known and self._policy.complete.is_set():  # a status was written
             return
-        self._known = known
-        self._policy.lay_over(lambda book: _laid(book, known))
-        log.info("GpuPolicies in force: %s", ", ".join(sorted(policy.name for policy in known.values())) or "none")
+        before, self._known = self._known, known
+        self._policy.lay_over(lambda book: self._laid(book, known))
+        changed = {uid: policy.name for uid, policy in known.items() if before.get(uid) != policy}
+        gone = {uid: policy.name for uid, policy in before.items() if uid not in known}
+        log.info(
+            "GpuPolicies: %d, new or changed: %s, gone: %s", len(known),
+            ", ".join(sorted(changed.values())) or "none", ", ".join(sorted(gone.values())) or "none",
+        )  # fmt: skip
+
+    def _laid(self, book: PolicyBook, known: dict[str, GpuPolicy]) -> PolicyBook:
+        laid = lay(book, known.values(), self._judged)
+        for uid, error in laid.errors.items():
+            if self._told.get(uid) != error:
+                log.error("GpuPolicy %s is left out: %s", known[uid].name, error)
+        self._told = dict(laid.errors)
+        return laid.book
 
     def _failed(self, error: Exception) -> None:
-        # The kind is not served, so there is none; once there were some, the last ones hold.
-        if isinstance(error, NotFound) and not self._policy.complete.is_set():
+        self._error = str(error)
+        if not isinstance(error, NotFound):
+            self._missing_since = None
+            return
+        # The kind is not served, so there is none; if there were some, the last ones hold for a while.
+        if self._watch.failures == 1 or self._missing_since is None:
+            self._missing_since = time.monotonic()
+        if not self._known or time.monotonic() - self._missing_since >= GONE_SECONDS:
             self._take({})
-
-
-def _laid(book: PolicyBook, known: dict[str, GpuPolicy]) -> PolicyBook:
-    laid = lay(book, known.values())
-    for uid, error in laid.errors.items():
-        log.error("GpuPolicy %s is left out: %s", known[uid].name, error)
-    return laid.book

@@ -10,6 +10,7 @@ any two steps is made good too.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -62,6 +63,9 @@ STUCK_SECONDS = 60.0
 SEAL_MS = 60_000
 """How often periods that are to be sealed are looked for (our time)."""
 
+FOLLOW_SECONDS = 60.0
+"""How often the policy is compared with the rules of the budgets: another replica may have gone by an older one."""
+
 SWEEP_MS = 3_600_000
 """How often what is too old is looked for (our time)."""
 
@@ -105,6 +109,7 @@ class Controller:
         )  # fmt: skip
         self._thresholds = Thresholds(client, clock, books, self.namespaces.uid)
         self._book: PolicyBook | None = None
+        self._followed = -math.inf
         self._debt_followed = False
         self._lists = 0
         self._later: dict[str, float] = {}
@@ -200,6 +205,7 @@ class Controller:
             self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
             self._lists = 0
             self._debt_followed = False
+            self._followed = -math.inf
             self._paid.clear()
             self._to_label.clear()
             self._to_gates = {}, set()
@@ -271,11 +277,14 @@ class Controller:
         if not self._debt_followed:
             follow_debt(self._books, now)
             self._debt_followed = True
-        book = self._policy.book
-        if book is not self._book:
-            account = [position.account.name for position in self._books.positions()]
-            follow_policy(self._books, {name: book.of(name) for name in account}, now)
-            self._evictions.follow_policy(account, book.of, now if self._book else EPOCH)
+        book, before = self._policy.book, self._book
+        if book is before and time.monotonic() - self._followed < FOLLOW_SECONDS:
+            return
+        account = [position.account.name for position in self._books.positions()]
+        follow_policy(self._books, {name: book.of(name) for name in account}, now)
+        self._followed = time.monotonic()
+        if book is not before:
+            self._evictions.follow_policy(account, book.of, before.of if before else book.of, now)
             self._book = book
             self._budget_states.judge_again()
 

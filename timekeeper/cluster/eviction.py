@@ -43,10 +43,15 @@ class Evictions:
         """When a namespace was seen to be enforced hard from then on; 0 if it was so when this process began."""
 
     def follow_policy(
-        self, namespaces: Collection[str], policy_of: Callable[[str], NamespacePolicy], now: Instant
-    ) -> None:
-        """Note since when namespaces are enforced hard: a grace never counts from before that. `now` is 0 at first."""
-        self._hard_since = {name: self._hard_since.get(name, now) for name in namespaces if policy_of(name).evicts}
+        self, namespaces: Collection[str], policy_of: Callable[[str], NamespacePolicy],
+        before: Callable[[str], NamespacePolicy], now: Instant,
+    ) -> None:  # fmt: skip
+        """Note since when namespaces are enforced hard: a grace never counts from before that."""
+        self._hard_since = {
+            name: self._hard_since.get(name, EPOCH if before(name).evicts else now)
+            for name in namespaces
+            if policy_of(name).evicts
+        }
 
     def due(self, namespace: str, policy: NamespacePolicy, since: Instant) -> Instant:
         """Return when the pods of a namespace that ran out at an instant have to go."""

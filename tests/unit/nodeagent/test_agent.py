@@ -16,6 +16,7 @@ from support.small_cluster import NAMESPACE, SmallCluster, small_cluster, wait_f
 from nodeagent.agent import Agent
 from nodeagent.entitlement import SeatRefused
 from slicekeeper.clock import SystemClock
+from slicekeeper.config.policy import NamespacePolicy, PolicyBook
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings, WebhookSettings
 from slicekeeper.gpu import machine
 from slicekeeper.gpu.machine import Machine
@@ -123,4 +124,20 @@ def test_the_audit_evicts_nothing_before_the_policy_is_known(made: Any, tmp_path
     )
     assert not agent._audits(NAMESPACE).audit_evicts
     agent._policy.lay_over(lambda book: book)
+    assert agent._audits(NAMESPACE).audit_evicts
+
+
+def test_the_audit_evicts_nothing_while_the_file_is_broken_from_the_start(made: Any, tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("default: {audit: evict, ceilling: 5}")
+    policy = PolicySettings(file=str(file), objects=True)
+    agent = Agent(
+        msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), SystemClock(), made(1)
+    )
+    evicts = NamespacePolicy(audit="evict")
+    agent._policy.lay_over(lambda book: PolicyBook(evicts, exempt=book.exempt))
+    assert not agent._audits(NAMESPACE).audit_evicts, "the file may forbid it"
+    file.with_suffix(".new").write_text("default: {audit: evict}")
+    file.with_suffix(".new").replace(file)
+    assert agent._policy.refresh()
     assert agent._audits(NAMESPACE).audit_evicts

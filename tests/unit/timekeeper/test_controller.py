@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from scheduler.placement.policies import Learner
@@ -16,17 +17,18 @@ from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy, PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.errors import Forbidden
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.units import format_instant, format_seconds
+from slicekeeper.units import Instant, format_instant, format_seconds
 from timekeeper.cluster import controller, stray
 from timekeeper.cluster.controller import KUBELET_MS, Controller
 from timekeeper.core.record import Debt
 from timekeeper.ledger import intake, settlement
 from timekeeper.ledger.books import Books
+from timekeeper.ledger.budget import follow_policy
 from timekeeper.ledger.debt import follow_debt
 from timekeeper.store import audit, bookings, debts, workloads
 from timekeeper.store.db.database import Database
@@ -180,6 +182,45 @@ def test_the_setting_for_debts_is_followed_once(stage: Stage, monkeypatch: pytes
     assert followed == [T0]
     with stage.books.database.reading() as session:
         assert debts.of_cluster(session, "default") == [Debt(0, carry=False)]
+
+
+def test_what_a_replica_with_an_older_policy_wrote_is_put_right(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = NamespacePolicy(budget=msgspec.structs.replace(stage.controller._policy.of("team").budget, amount="5s"))
+
+    def amount() -> int:
+        return stage.books.require("team").rule.rule.amount
+
+    monkeypatch.setattr(stage.controller._leadership, "held", lambda: True)
+    stage.create()
+    stage.look()
+    stage.look(fresh=False)
+    for cause in ("takeover", "time"):
+        stage.clock.advance(1_000)
+        follow_policy(stage.books, {"team": older}, stage.clock.now_ms())
+        stage.look(fresh=False)
+        assert amount() == 5_000, "it is not compared with each look"
+        if cause == "takeover":
+            stage.controller._leads = False
+            assert stage.controller._lead()
+        else:
+            monkeypatch.setattr("timekeeper.cluster.controller.FOLLOW_SECONDS", 0.0)
+        stage.clock.advance(1_000)
+        stage.look(fresh=False)
+        assert amount() == 10_000, cause
+
+
+def test_a_grace_counts_from_when_a_namespace_is_enforced_hard_and_no_other_change_lengthens_it(stage: Stage) -> None:
+    evictions = stage.controller._evictions
+    hard = NamespacePolicy(budget=BudgetPolicy(enforcement="hard", grace="1m"))
+    soft = NamespacePolicy()
+    of = {"old": hard, "new": hard, "changed": soft}.__getitem__
+    evictions.follow_policy(["old"], of, of, Instant(T0))
+    later = {"old": hard, "new": hard, "changed": hard}.__getitem__
+    # An edit elsewhere: `new` was there before, and hard, but had no budget account yet.
+    evictions.follow_policy(["old", "new", "changed"], later, of, Instant(T0 + 600_000))
+    since = Instant(T0 + 300_000)
+    dues = [evictions.due(name, hard, since) - T0 for name in ("old", "new", "changed")]
+    assert dues == [360_000, 360_000, 660_000]
 
 
 def test_months_are_sealed_a_day_after_their_end(stage: Stage) -> None:

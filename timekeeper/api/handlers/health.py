@@ -35,6 +35,8 @@ def ready() -> Response:
         reason = str(error)
     except SQLAlchemyError:
         reason = "the database does not answer"
+    if not it.policy.complete.is_set():
+        reason = reason or "GpuPolicies have not been listed yet"
     return _answer(reason or ("" if it.controller.synced else "the cluster's pods have not been listed yet"))
 
 

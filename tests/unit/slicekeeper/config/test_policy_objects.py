@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slicekeeper.config.policy import PolicyBook, PolicyFile, read_book
+from slicekeeper.config.policy import PolicyBook, PolicyFile, policy_of, read_book
 from slicekeeper.config.policy_objects import GpuPolicy, Laid, lay
 from slicekeeper.config.settings import PolicySettings
 
@@ -221,3 +221,35 @@ def test_a_change_of_the_file_makes_an_object_valid_or_not(tmp_path: Path) -> No
 
 def test_without_objects_the_file_alone_is_complete() -> None:
     assert PolicyFile(PolicySettings()).complete.is_set()
+
+
+@pytest.mark.parametrize("default", ["mode: off", "budget: {amount: 5h, period: week, anchor: 2026-04-01T00:00:00Z}"])
+def test_what_yaml_reads_as_something_else_in_the_default_makes_no_object_invalid(tmp_path: Path, default: str) -> None:
+    laid = lay(book_of(tmp_path, f"default: {{{default}}}"), [policy("o", "exact", ceiling=50)])
+    assert laid.errors == {}
+    kept = laid.book.of("exact")
+    assert (kept.ceiling, kept.mode, kept.budget.anchor) == (
+        50, laid.book.default.mode, laid.book.default.budget.anchor
+    )  # fmt: skip
+
+
+def test_what_has_not_changed_is_not_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Any] = []
+
+    def judge(base: Any, own: Any, where: Any) -> Any:
+        judged.append(own)
+        return policy_of(base, own, where)
+
+    monkeypatch.setattr("slicekeeper.config.policy_objects.policy_of", judge)
+    book, known = book_of(tmp_path), {}
+    objects = [policy(f"p{number}", f"t{number}", ceiling=number + 1) for number in range(9)]
+    first = lay(book, objects, known)
+    changed = [*objects[:-1], policy("p8", "t8", ceiling=90)]
+    assert lay(book, changed, known).book.of("t8").ceiling == 90
+    assert (len(judged), first.book.of("t8").ceiling) == (10, 9)
+    lay(book, changed[1:], known)
+    lay(book, changed, known)
+    assert len(judged) == 11, "one that was gone is judged again"
+    other = book_of(tmp_path, "default: {budget: {amount: 7h, period: week}}")
+    assert lay(other, changed, known).book.of("t0").budget.amount == "7h"
+    assert len(judged) == 20, "the file's default has changed"

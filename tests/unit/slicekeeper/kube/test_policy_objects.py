@@ -182,3 +182,20 @@ def test_where_the_kind_is_not_served_there_is_none_until_it_is(world: World) ->
         with policies_served():
             apply_policy(world.cluster.store, "first", "team", ceiling=10)
             wait_for(lambda: ceiling(policy) == 10, "the kind, once it is served")
+
+
+def test_a_kind_that_is_not_served_any_more_takes_its_objects_along_after_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.part() as policy:
+        with policies_served():
+            apply_policy(world.cluster.store, "first", "team", ceiling=10)
+            wait_for(lambda: ceiling(policy) == 10, "the object")
+            assert policy.objects_trouble() == ""
+            world.client.away.set()
+            wait_for(lambda: "no answer" in policy.objects_trouble(), "word that it is not followed", seconds=150)
+        world.client.away.clear()
+        wait_for(lambda: "could not find" in policy.objects_trouble(), "word that there is no such kind")
+        assert ceiling(policy) == 10, "an API server that has just started may not know it yet"
+        monkeypatch.setattr("slicekeeper.kube.policy_objects.GONE_SECONDS", 0.1)
+        wait_for(lambda: ceiling(policy) == 2, "the file alone")
