@@ -93,7 +93,8 @@ def _forget_worker(_server: object, worker: Any) -> None:
 def review(context: Context, file: IO[bytes], namespace: str, over_budget: bool, output: str) -> None:
     """Print manifests as they would be admitted, or the refusal; asks no server.
 
-    A workload is shown with the pods that would be made from it. Exit code 1: something was refused.
+    A workload is shown with the pods that would be made from it. GpuPolicies among the manifests hold for the others,
+    as in a cluster. Exit code 1: something was refused.
     """
     settings = context.loaded.settings
     book = read_book(settings.policy)

@@ -15,6 +15,8 @@ from typing import IO, Any
 
 import yaml
 
+from slicekeeper import names
+from slicekeeper.config import policy_objects
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
@@ -75,10 +77,32 @@ def read(file: IO[bytes], name: str) -> list[Document]:
     return plain  # type: ignore[no-any-return]
 
 
+def with_policies(book: PolicyBook, documents: list[Document]) -> PolicyBook:
+    """Return a book with the GpuPolicies among some documents laid over it, as a cluster's parts do.
+
+    Raises SettingsError if one of them is not valid.
+    """
+    found = []
+    for document in _objects(documents):
+        if document["kind"] == "GpuPolicy" and str(document.get("apiVersion")).startswith(f"{names.GROUP}/"):
+            metadata = as_map(document.get("metadata"))
+            name = str(metadata.get("name") or "")
+            found.append(policy_objects.read({**document, "metadata": {"uid": name, **metadata, "name": name}}))
+    laid = policy_objects.lay(book, found)
+    for one in found:
+        if error := laid.errors.get(one.uid):
+            raise SettingsError(f"GpuPolicy {one.name}: {error}")
+    return laid.book
+
+
 def review(
     documents: list[Document], namespace: str, settings: Settings, book: PolicyBook, *, over_budget: bool
 ) -> list[ReviewOutcome]:
-    """Review all objects as new ones, those in Lists one by one; `namespace` is for objects that name none."""
+    """Review all objects as new ones, those in Lists one by one; `namespace` is for objects that name none.
+
+    Raises SettingsError if a GpuPolicy among them is not valid.
+    """
+    book = with_policies(book, documents)
     admission = Admission(settings, SettingsClasses(settings.classes))
     outcomes = []
     for document in _objects(documents):

@@ -125,3 +125,28 @@ def test_over_a_hard_budget_a_pod_is_refused_and_a_template_is_warned_of(tmp_pat
     assert "Job default/j: warning: pods of this template will be refused: metadata.namespace" in result.stderr
     assert "Pod default/a: refused: metadata.namespace" in result.stderr
     assert "namespaces[1]: match a* never applies" in result.stderr
+
+
+POLICY = """
+apiVersion: slicekeeper.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: guests}
+spec: {match: [guest-*], ceiling: 30}
+---
+"""
+
+
+def test_gpu_policies_among_the_manifests_hold_for_the_others(tmp_path: Path) -> None:
+    refused = run(tmp_path, POLICY + POD, "-n", "guest-a")
+    assert (refused.exit_code, "Pod guest-a/a: refused" in refused.stderr) == (1, True)
+    assert run(tmp_path, POLICY + POD, "-n", "team-a").exit_code == 0
+    # As `kubectl get gpupolicies -o yaml` prints them, whatever their order.
+    listed = {"apiVersion": "v1", "kind": "List", "items": [yaml.safe_load(POLICY.removesuffix("---\n"))]}
+    assert run(tmp_path, POD + "---\n" + json.dumps(listed), "-n", "guest-a").exit_code == 1
+
+
+def test_a_gpu_policy_that_is_not_valid_is_named(tmp_path: Path) -> None:
+    result = run(tmp_path, POLICY.replace("ceiling", "ceilling") + POD)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, SettingsError | SystemExit)
+    assert "GpuPolicy guests: spec" in str(result.exception) + result.stderr
