@@ -303,9 +303,9 @@ def test_a_pod_whose_label_was_taken_in_spite_of_the_guards_is_labelled_again_an
     def labelled() -> bool:
         return site.pod(team, "one")["metadata"].get("labels", {}).get(names.MANAGED_LABEL) == names.MANAGED_VALUE
 
-    wait_for("label", labelled, seconds=30)
+    wait_for("label", labelled)
     uid = site.pod(team, "one")["metadata"]["uid"]
-    wait_for("charge", lambda: site.workloads(team).get(uid), seconds=30, pause=2)
+    wait_for("charge", lambda: site.workloads(team).get(uid), pause=2)
 
 
 def test_an_editor_cannot_make_a_pod_that_says_it_holds_gpus(site: Site) -> None:

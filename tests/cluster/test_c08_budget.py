@@ -38,7 +38,7 @@ def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site
 
     held = {p["metadata"]["uid"] for p in _alive(site, poor)}
 
-    wait_for("webhook that knows", lambda: _class_now(site, poor) == "gpu-lower-priority", seconds=20)
+    wait_for("webhook that knows", lambda: _class_now(site, poor) == "gpu-lower-priority")
     site.kubectl.create(pod("late", gpu_container(core=5, blocks=4)), namespace=poor)
     late = site.pod(poor, "late")
     assert late["spec"]["priorityClassName"] == "gpu-lower-priority"
@@ -64,7 +64,7 @@ def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site
     wait_for("states back in budget", lambda: set(_states(site, poor)) == {names.IN_BUDGET}, seconds=60)
     site.kubectl.create(pod("after", gpu_container(core=5, blocks=4)), namespace=poor)
     assert site.pod(poor, "late")["spec"]["priorityClassName"] == "gpu-lower-priority", "a class never changes"
-    wait_for("webhook that knows", lambda: _class_now(site, poor) == "gpu-default-priority", seconds=20)
+    wait_for("webhook that knows", lambda: _class_now(site, poor) == "gpu-default-priority")
 
 
 def test_an_in_budget_pod_is_never_taken_from(site: Site) -> None:
@@ -72,7 +72,7 @@ def test_an_in_budget_pod_is_never_taken_from(site: Site) -> None:
     site.kubectl.create(job("hold", gpu_container(core=100, blocks=None), count=4), namespace=first)
     wait_for("four running pods", lambda: len(_alive(site, first)) == 4, seconds=90)
     site.kubectl.create(pod("waits", gpu_container(core=50, blocks=64)), namespace=second)
-    wait_for("word why it waits", lambda: site.events(second, "FailedScheduling"), seconds=30)
+    wait_for("word why it waits", lambda: site.events(second, "FailedScheduling"))
     assert len(_alive(site, first)) == 4
     assert site.pod(second, "waits")["status"]["phase"] == "Pending"
     site.kubectl("delete", "job", "hold", "-n", first, "--wait=false")

@@ -74,7 +74,7 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
     pods = wait_for(
         "twenty running pods", lambda: found if len(found := _running(site, team)) == 20 else [], seconds=180, pause=2
     )
-    wait_for("their seats", lambda: all(_right(site, one) for one in pods), seconds=30)
+    wait_for("their seats", lambda: all(_right(site, one) for one in pods))
     ids = {one["metadata"]["uid"]: _seat(site, one)["id"] for one in pods}
     assert len(set(ids.values())) == 20
 

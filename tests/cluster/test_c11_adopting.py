@@ -71,7 +71,7 @@ def test_every_namespace_observes_and_one_line_moves_one_to_enforce(observed: Si
     site.kubectl.create(_wrong(), namespace=team)
     with pytest.raises(Refused, match="vcuda-core"):
         site.kubectl.create(_wrong(), namespace=ENFORCED)
-    wait_for("both in the ledger", lambda: all(site.workloads(n) for n in (team, ENFORCED)), seconds=30)
+    wait_for("both in the ledger", lambda: all(site.workloads(n) for n in (team, ENFORCED)))
 
 
 def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -> None:
@@ -101,7 +101,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
     assert code == 1
     assert f"pod {team}/share is charged from now on" in told
     assert f"pod {team}/whole is charged from now on" in told
-    wait_for("two in the ledger", lambda: len(site.workloads(team)) == 2, seconds=30)
+    wait_for("two in the ledger", lambda: len(site.workloads(team)) == 2)
     last = {}
     site.kubectl("delete", "pods", "--all", "-n", team, "--wait=false")
 

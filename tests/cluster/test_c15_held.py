@@ -41,7 +41,7 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     wait_for("end of the GPU container", lambda: _ended(site.pod(team, "holds"), "train"), seconds=60)
 
     site.kubectl.create(pod("waits", gpu_container(core=100, blocks=None)), namespace=team)
-    wait_for("word why it waits", lambda: site.events(team, "FailedScheduling"), seconds=30)
+    wait_for("word why it waits", lambda: site.events(team, "FailedScheduling"))
     held = site.pod(team, "holds")
     assert held["status"]["phase"] == "Running"
     uid = held["metadata"]["uid"]
@@ -51,7 +51,7 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     site.kubectl("exec", "holds", "-c", "other", "-n", team, "--", "touch", "/flag/end")
     done = site.wait_phase(team, "holds", "Succeeded", seconds=90)
     waited = site.wait_phase(team, "waits", "Running", seconds=60)
-    closed = wait_for("closed interval", lambda: _closed(site, team, uid), seconds=30)
+    closed = wait_for("closed interval", lambda: _closed(site, team, uid))
     assert closed.end is not None
     assert closed.charged_ms + closed.over_budget_ms == charge_of(done)
     assert _instant(closed.end) == max(map(_instant, _ends(done)))

@@ -166,7 +166,7 @@ def test_a_hostile_container_keeps_to_its_caps_or_is_evicted_and_its_neighbour_k
     assert seat is not None
     assert seat["memory_peak"] <= seat["memory_limit"] == 2 * GIB
     # Preloading is a fence: what gets over it, with memory beyond the cap, is told of, and goes if the policy says so.
-    [told] = wait_for("word of it", lambda: site.events(other, "OutsideSlice"), seconds=30)
+    [told] = wait_for("word of it", lambda: site.events(other, "OutsideSlice"))
     assert "container train uses GPU" in told["message"]
     wait_for("eviction", lambda: site.events(other, "AuditEviction"), seconds=60)
     wait_for("its end", lambda: not site.pods(other), seconds=60)

@@ -35,7 +35,7 @@ def test_what_a_slice_and_a_whole_gpu_use_is_reported_and_shown(site: Site) -> N
         seats = {seat["pod"]: seat for gpu in json.loads(told) for seat in gpu["seats"] if seat["namespace"] == team}
         return seats if all(seats[name]["usedPercent"] is not None for name in uids) else None
 
-    seats = wait_for("their shares", shown, seconds=30)
+    seats = wait_for("their shares", shown)
     assert (seats["half"]["usedPercent"] > 5, seats["whole"]["usedPercent"] > 5) == (True, True)
     assert (seats["idle"]["usedPercent"], seats["idle"]["memoryUsedMib"]) == (0, 0)
     assert [seats[name]["askedPercent"] for name in uids] == [50, 100, 20]
