@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes on a GpuBudget or ClusterGpuBudget who changed its spec, for the ledger's audit log.
+"""Notes on a GpuBudget, ClusterGpuBudget or GpuPolicy who changed its spec, for the ledger's audit log.
 
 The API server counts an object's generation up after this review, whenever the spec differs. Nothing else of an object
 is touched. Who forges the annotation is refused by a policy of the API server (`manifests/components/objects`).
@@ -16,7 +16,7 @@ from slicekeeper.untyped import as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.patch import PatchBuilder
 
-KINDS: Final = ("GpuBudget", "ClusterGpuBudget")
+KINDS: Final = ("GpuBudget", "ClusterGpuBudget", "GpuPolicy")
 
 _ANNOTATIONS: Final = "/metadata/annotations"
 

@@ -12,6 +12,7 @@ import fnmatch
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date
 from fractions import Fraction
 from functools import cache
@@ -207,6 +208,15 @@ def parse_rate(text: str) -> Fraction:
     return rate
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The GpuPolicy by which a namespace has its policy."""
+
+    name: str
+    writer: str | None
+    """Who wrote its spec, None if that is not known."""
+
+
 class PolicyBook:
     """All namespaces' policies. Immutable: a changed file makes a new book, and so does a changed GpuPolicy."""
 
@@ -218,6 +228,7 @@ class PolicyBook:
         exempt: tuple[str, ...] = PolicySettings().exempt_namespaces,
         warnings: tuple[str, ...] = (),
         base: Mapping[str, Any] | None = None,
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
         self.default = default or NamespacePolicy()
         self.exact = dict(exact or {})
@@ -227,6 +238,7 @@ class PolicyBook:
         """What of the file never applies."""
         self.base = base or {}
         """The keys of the file's `default`, over which those of an entry are laid."""
+        self._origins = dict(origins or {})
         self._off = msgspec.structs.replace(self.default, mode="off")
 
     def is_exempt(self, namespace: str) -> bool:
@@ -252,6 +264,10 @@ class PolicyBook:
         if namespace in self.exact:
             return namespace
         return next((pattern for pattern, _ in self.patterns if fnmatch.fnmatchcase(namespace, pattern)), "")
+
+    def origin_of(self, namespace: str) -> Origin | None:
+        """Return the GpuPolicy by which a namespace has its policy; None if it has it from the file or by default."""
+        return self._origins.get(self.match_of(namespace))
 
 
 def read_book(settings: PolicySettings) -> PolicyBook:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from slicekeeper.config.patterns import is_pattern, problem_of
-from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, PolicyBook, policy_of
+from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, Origin, PolicyBook, policy_of
 from slicekeeper.config.settings import convert
 from slicekeeper.errors import SettingsError
 from slicekeeper.untyped import as_map
@@ -37,6 +37,8 @@ class GpuPolicy:
     created: str
     """`creationTimestamp`, which the API server writes in UTC, to the second."""
     spec: Mapping[str, Any]
+    writer: str | None = None
+    """Who wrote the spec, None if that is not known; decides nothing."""
 
     @property
     def age(self) -> tuple[str, str]:
@@ -121,7 +123,13 @@ def lay(book: PolicyBook, objects: Iterable[GpuPolicy], known: dict[str, Judged]
     exact = {match: policy for match, policy in policies.items() if not is_pattern(match)}
     patterns = tuple((match, policies[match]) for match in sorted(policies.keys() - exact.keys(), key=_precedence))
     over = PolicyBook(
-        book.default, {**book.exact, **exact}, (*patterns, *book.patterns), book.exempt, book.warnings, book.base
+        book.default,
+        {**book.exact, **exact},
+        (*patterns, *book.patterns),
+        book.exempt,
+        book.warnings,
+        book.base,
+        {match: Origin(one.name, one.writer) for match, one in holders.items()},
     )
     return Laid(over, errors, holders)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from slicekeeper import names
 from slicekeeper.config.policy import PolicyBook, PolicyFile
 from slicekeeper.config.policy_objects import GpuPolicy, Judged, lay, read
 from slicekeeper.errors import NotFound
+from slicekeeper.kube.changed_by import writer_of
 from slicekeeper.kube.client import KubeClient, Object, Resource
 from slicekeeper.kube.watch import Watch
 
@@ -24,6 +26,10 @@ GPU_POLICIES: Final = Resource(f"/apis/{names.GROUP}/v1alpha1", "gpupolicies", n
 
 GONE_SECONDS: Final = 60.0
 """So long a kind that was served may not be found, as by an API server that has just started."""
+
+
+def _read(obj: Object) -> GpuPolicy:
+    return replace(read(obj), writer=writer_of(obj))
 
 
 class PolicyObjects:
@@ -53,11 +59,11 @@ class PolicyObjects:
 
     def on_list(self, objects: Iterable[Object]) -> None:
         """Take the whole state."""
-        self._take({policy.uid: policy for policy in map(read, objects)})
+        self._take({policy.uid: policy for policy in map(_read, objects)})
 
     def on_event(self, kind: str, obj: Object) -> None:
         """Take one change."""
-        policy = read(obj)
+        policy = _read(obj)
         known = {uid: other for uid, other in self._known.items() if uid != policy.uid}
         self._take(known if kind == "DELETED" else {**known, policy.uid: policy})
 

@@ -203,15 +203,17 @@ def test_the_audit_log_names_who_wrote_an_object_and_nobody_forges_it(objects: S
         bob(*forge)
     assert kubectl.get("gpubudget", "default", team)["metadata"]["annotations"][names.CHANGED_BY].endswith(" bob")
 
-    def audit() -> str:
-        told = _said(kubectl, "get", "--raw", f"/apis/{names.API}/audit?namespace={team}&limit=500")
-        return told if told.startswith("{") else ""
-
-    told = wait_for("audit log by way of the API server", audit, 120)
-    entries = {e["detail"]["generation"]: e for e in json.loads(told)["items"] if e["action"] == "object"}
+    told = wait_for("audit log by way of the API server", lambda: _audit(kubectl, team), 120)
+    entries = {e["detail"]["generation"]: e for e in told if e["action"] == "object"}
     assert {generation: entries[generation]["actor"] for generation in expected} == expected
     reporters = {entries[generation]["detail"]["reportedBy"] for generation in expected}
     assert reporters == {f"system:serviceaccount:{NAMESPACE}:objects"}
+
+
+def _audit(kubectl: Kubectl, team: str) -> list[Object]:
+    """Return the audit log of a namespace's budget by way of the API server, empty while that does not lead there."""
+    told = _said(kubectl, "get", "--raw", f"/apis/{names.API}/audit?namespace={team}&limit=500")
+    return list(json.loads(told)["items"]) if told.startswith("{") else []
 
 
 def _said(kubectl: Kubectl, *arguments: str) -> str:
@@ -268,10 +270,19 @@ def test_a_policy_comes_before_the_file_and_says_what_became_of_it(objects: Site
             kubectl.patch("gpupolicy", name, {"spec": {"budget": {"timeZone": "Europe/Berlin"}}})
             ready(objects, "gpupolicy", name)
             wait_for("the policy's ceiling again", lambda: _ceiling(objects, team) == "50", 120)
-            # Nothing on the object but its status is ours.
+            # Nothing on the object is ours but its status, and who wrote it.
             managed = kubectl.get("gpupolicy", name)["metadata"]
             assert "finalizers" not in managed
-            assert set(managed.get("annotations", {})) <= {"kubectl.kubernetes.io/last-applied-configuration"}
+            theirs = "kubectl.kubernetes.io/last-applied-configuration"
+            assert set(managed.get("annotations", {})) <= {theirs, names.CHANGED_BY}
+            user, hours = kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"), count(4)
+
+            def is_named() -> bool:
+                kubectl.patch("gpupolicy", name, {"spec": {"budget": {"amount": f"{next(hours)}h"}}})
+                details = [entry["detail"] for entry in _audit(kubectl, team) if entry["actor"] == "policy"]
+                return any((one.get("gpuPolicy"), one.get("changedBy")) == (name, user) for one in details)
+
+            wait_for("audit log that names who wrote the policy", is_named, 120, 2)
         finally:
             kubectl("delete", "gpupolicy", name, "--ignore-not-found", "--timeout=60s", timeout=70)
         wait_for("the file's ceiling at last", lambda: _ceiling(objects, team) == "100", 120)

@@ -281,7 +281,7 @@ class Controller:
         if book is before and time.monotonic() - self._followed < FOLLOW_SECONDS:
             return
         account = [position.account.name for position in self._books.positions()]
-        follow_policy(self._books, {name: book.of(name) for name in account}, now)
+        follow_policy(self._books, {name: book.of(name) for name in account}, now, book.origin_of)
         self._followed = time.monotonic()
         if book is not before:
             self._evictions.follow_policy(account, book.of, before.of if before else book.of, now)

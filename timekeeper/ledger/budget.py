@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.policy import NamespacePolicy, Origin
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.record import Rule
 from timekeeper.core.refusal import BudgetClosed, BudgetKept, VersionMismatch
@@ -165,8 +166,14 @@ def fall_back(
     return rule
 
 
-def follow_policy(books: Books, policies: dict[str, NamespacePolicy], now: Instant) -> None:
-    """Give namespaces without a budget of their own the policy's, from now on, if it has changed."""
+def follow_policy(
+    books: Books, policies: dict[str, NamespacePolicy], now: Instant,
+    origin_of: Callable[[str], Origin | None] = lambda _: None,
+) -> None:  # fmt: skip
+    """Give namespaces without a budget of their own the policy's, from now on, if it has changed.
+
+    The audit log tells by which GpuPolicy (`origin_of`), and who wrote that.
+    """
 
     def change(session: Session) -> None:
         places = accounts.newest(session, books.cluster)
@@ -178,5 +185,12 @@ def follow_policy(books: Books, policies: dict[str, NamespacePolicy], now: Insta
             rule = replace(policy_rule(policy.budget, not_before(row.rule, now)), open=row.rule.open)
             if not row.rule.says_the_same(rule):
                 _rule(books, session, place, rule, row.status, actor="policy", source="policy")
+                detail = {**rule_detail(rule), "source": "policy", **_origin_detail(origin_of(place.name))}
+                books.note(session, actor="policy", action="budget", about=place, detail=detail, now=rule.since)
 
     books.database.write(change)
+
+
+def _origin_detail(origin: Origin | None) -> dict[str, str]:
+    """Return the origin of a policy as the audit log has it; nothing for the policy file."""
+    return {} if origin is None else {"gpuPolicy": origin.name, "changedBy": origin.writer or "not known"}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from sqlalchemy.orm import Session
 from support.databases import Databases
 from support.openings import opening
 
-from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy, Origin
 from slicekeeper.units import format_instant
 from timekeeper.core import timeline
 from timekeeper.core.record import Claim, Forest, Posting, Records, Rule
@@ -31,7 +32,7 @@ from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
-from timekeeper.store import accounts, bookings, timelines
+from timekeeper.store import accounts, audit, bookings, timelines
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -209,6 +210,22 @@ def test_a_changed_policy_holds_from_then_on_but_not_for_a_budget_of_its_own(boo
     follow_policy(books, {"team": changed, "mine": changed}, T0 + 10_000)
     assert books.require("team").at(T0 + 10_000).balance == 20_000
     assert books.require("mine").at(T0 + 5_000).balance == 2_000
+
+
+def test_the_audit_log_tells_by_which_policy_a_budget_changed_and_who_wrote_that(books: Books) -> None:
+    apply(books, [opening("a", T0, Fraction(1))], [], T0)
+    for step, origin in enumerate((None, Origin("guests", "alice"), Origin("guests", None))):
+        changed = NamespacePolicy(budget=BudgetPolicy(amount=f"{30 + step}s", period="hour"))
+        for _ in range(2):
+            follow_policy(books, {"team": changed}, T0 + 10_000 * (step + 1), {"team": origin}.get)
+    with books.database.reading() as session:
+        found = [entry for entry in audit.page(session, books.cluster, "team", 0, 100) if entry.action == "budget"]
+    assert [entry.actor for entry in found] == ["policy"] * 3
+    details = [json.loads(entry.detail) for entry in found]
+    told = [(detail["amountMs"], detail["source"]) for detail in details]
+    assert told == [(amount, "policy") for amount in (30_000, 31_000, 32_000)]
+    by = [{key: detail[key] for key in ("gpuPolicy", "changedBy") if key in detail} for detail in details]
+    assert by == [{}, {"gpuPolicy": "guests", "changedBy": "alice"}, {"gpuPolicy": "guests", "changedBy": "not known"}]
 
 
 def test_a_policys_budget_has_credit_rollover_and_an_anchor(books: Books) -> None:

@@ -24,7 +24,7 @@ REVIEWER = Reviewer(
 )
 SPEC = {"amount": "2h", "period": "month"}
 OTHER = {**SPEC, "amount": "3h"}
-KINDS = ("GpuBudget", "ClusterGpuBudget")
+KINDS = ("GpuBudget", "ClusterGpuBudget", "GpuPolicy")
 NO_PATCH = b"W10="
 
 
@@ -126,11 +126,17 @@ def test_an_unknown_user_leaves_no_name_that_would_count() -> None:
         {"subResource": "status"},
         {"operation": "DELETE"},
         {"kind": {"group": "example.com", "version": "v1", "kind": "GpuBudget"}},
-        {"kind": {"group": "slicekeeper.io", "version": "v1alpha1", "kind": "GpuPolicy"}},
+        {"kind": {"group": "slicekeeper.io", "version": "v1alpha1", "kind": "Other"}},
     ],
 )
 def test_nothing_else_is_noted(more: dict[str, Any]) -> None:
     assert patched(budget(OTHER), budget(SPEC, generation=1), **more) == budget(OTHER)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_noted_on_all_of_our_kinds(kind: str) -> None:
+    ours = {"group": "slicekeeper.io", "version": "v1alpha1", "kind": kind}
+    assert note_of(patched(budget(OTHER), budget(SPEC, generation=1), kind=ours)) == "2 bob"
 
 
 def test_a_dry_run_is_answered_like_a_real_one() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slicekeeper.config.policy import PolicyBook, PolicyFile, policy_of, read_book
+from slicekeeper.config.policy import Origin, PolicyBook, PolicyFile, policy_of, read_book
 from slicekeeper.config.policy_objects import GpuPolicy, Laid, lay
 from slicekeeper.config.settings import PolicySettings
 
@@ -231,6 +232,14 @@ def test_what_yaml_reads_as_something_else_in_the_default_makes_no_object_invali
     assert (kept.ceiling, kept.mode, kept.budget.anchor) == (
         50, laid.book.default.mode, laid.book.default.budget.anchor
     )  # fmt: skip
+
+
+def test_a_namespaces_policy_names_the_object_that_it_is_from(tmp_path: Path) -> None:
+    objects = [policy("o", "team-*", "both"), replace(policy("p", "team-a", "kube-system"), writer="alice")]
+    book = lay(book_of(tmp_path), objects).book
+    found = {name: book.origin_of(name) for name in ("team-x", "both", "team-a", "exact", "other", "kube-system")}
+    o, p = Origin("o", None), Origin("p", "alice")
+    assert found == {"team-x": o, "both": o, "team-a": p, "exact": None, "other": None, "kube-system": None}
 
 
 def test_what_has_not_changed_is_not_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
