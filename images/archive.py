@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes Slicekeeper's images as one OCI archive: `python -m images.archive --out images.tar [PART…]`.
+"""Makes Slicekeeper's images from a checkout, without an engine and without a registry.
 
-Import it with `ctr -n k8s.io images import images.tar`, or take images out of it by `skopeo copy`. The images
-are for machines with the same architecture and the same or a newer kernel; a Containerfile is beside this file for
-those who have an engine.
+The images are for machines with the same architecture and the same or a newer kernel; a Containerfile is beside this
+file for those who have an engine.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from images import layers
-from images.oci import Image, write_archive
-from slicekeeper.config.settings import Images, convert
-from slicekeeper.errors import SettingsError
+from images.oci import Image
+from slicekeeper.config.settings import Images
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRON = {
@@ -75,27 +71,3 @@ def images(wheel: Path, parts: list[str], named: Images) -> list[Image]:
     ]
     layers.prune(cache())
     return made
-
-
-def main() -> None:
-    """Read the command line and write the archive."""
-    parser = argparse.ArgumentParser(description="Make Slicekeeper's images as one OCI archive.")
-    parser.add_argument("--out", type=Path, required=True, help="file to write")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(recipes())}")
-    parser.add_argument(
-        "--registry", default=Images().registry, help="registry that the images are named by (default: %(default)s)"
-    )
-    asked = parser.parse_args()
-    unknown = sorted(set(asked.parts) - set(recipes()))
-    if unknown:
-        parser.error(f"unknown part {unknown[0]}; known: {', '.join(recipes())}")
-    try:
-        named = convert({"registry": asked.registry}, Images, "--registry")
-    except SettingsError as error:
-        parser.error(str(error))
-    with tempfile.TemporaryDirectory() as folder:
-        write_archive(asked.out, images(build_wheel(Path(folder)), asked.parts or list(recipes()), named))
-
-
-if __name__ == "__main__":
-    main()

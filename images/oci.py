@@ -20,6 +20,7 @@ from typing import Any, Final
 
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+_NAME: Final = "org.opencontainers.image.ref.name"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,20 @@ def write_archive(file: Path, images: Iterable[Image]) -> None:
     fresh.replace(file)
 
 
+def digests(file: Path) -> dict[str, str]:
+    """Return the digest of each image in an archive, by its name.
+
+    Raises ValueError if it is no archive of ours.
+    """
+    try:
+        with tarfile.open(file) as tar:
+            index = tar.extractfile("index.json")
+            manifests = json.load(index)["manifests"] if index is not None else []
+        return {one["annotations"][_NAME]: one["digest"] for one in manifests}
+    except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is no archive of images: {error}") from error
+
+
 def _add_image(tar: tarfile.TarFile, image: Image, written: set[str]) -> dict[str, Any]:
     layers = []
     for layer in image.layers:
@@ -94,7 +109,7 @@ def _add_image(tar: tarfile.TarFile, image: Image, written: set[str]) -> dict[st
             for digest, size in layers
         ],
     }
-    known = {"io.containerd.image.name": image.name, "org.opencontainers.image.ref.name": image.name}  # ctr; skopeo
+    known = {"io.containerd.image.name": image.name, _NAME: image.name}  # ctr; skopeo
     return {**_blob(tar, manifest, _MANIFEST, written), "annotations": known}
 
 

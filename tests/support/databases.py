@@ -23,6 +23,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from support import debian
 from support.ports import free_port
 
 from timekeeper.store.db import migrate
@@ -53,10 +54,8 @@ for _dialect in (PGDialect_psycopg, SQLiteDialect_pysqlite):
 def find_server() -> Path:
     """Return PostgreSQL's folder of programs; install Debian's package where that is missing and we may."""
     found = _programs()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        with suppress(OSError, subprocess.SubprocessError):
-            for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "postgresql"]):
-                subprocess.run(["apt-get", *command], check=False, capture_output=True, timeout=300)
+    if found is None:
+        debian.install("postgresql")
         found = _programs()
     if found is None:
         pytest.skip("PostgreSQL's server is not installed: apt-get install postgresql")

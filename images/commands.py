@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `slicekeeper images`: build the images, and push them to a registry. A checkout has it, no installation."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import click
+import yaml
+
+from images import archive
+from images.oci import digests, write_archive
+from slicekeeper.config.settings import Images, convert
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group()
+def images() -> None:
+    """Build Slicekeeper's images, and push them to your registry."""
+
+
+@images.command()
+@click.option("--registry", default=Images().registry, show_default=True, help="Registry that the images are named by.")
+@click.option("--out", type=FILE, required=True, help="OCI archive to write.")
+@click.argument("parts", nargs=-1, type=click.Choice(list(archive.recipes())), metavar="[PART]...")
+def build(registry: str, out: Path, parts: tuple[str, ...]) -> None:
+    """Write the images of all parts, or of those named, into one archive, and print the settings that name them.
+
+    `ctr -n k8s.io images import FILE` takes it in on a node; `push` brings it to a registry.
+    """
+    named = convert({"registry": registry}, Images, "--registry")
+    with tempfile.TemporaryDirectory() as folder:
+        made = archive.images(archive.build_wheel(Path(folder)), list(parts or archive.recipes()), named)
+        write_archive(out, made)
+    click.echo(_settings(registry, digests(out)), nl=False)
+
+
+@images.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTION...]")
+def push(file: Path, options: tuple[str, ...]) -> None:
+    """Push the images in FILE to the registry that they are named by.
+
+    `skopeo copy` does it, with its logins, and takes the OPTIONs, for example `--sign-by FINGERPRINT`. The digests stay
+    those that `build` has printed.
+    """
+    skopeo = shutil.which("skopeo")
+    if skopeo is None:
+        raise click.ClickException("skopeo is missing; on Debian or Ubuntu: apt-get install skopeo")
+    try:
+        found = digests(file)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    for name, digest in found.items():
+        command = [skopeo, "copy", "--quiet", "--preserve-digests", *options]
+        command += [f"oci-archive:{file}:{name}", f"docker://{name}"]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode != 0:
+            raise click.ClickException(f"{name} was not pushed: {done.stderr.strip()}")
+        click.echo(f"{name.rpartition(':')[0]}@{digest}")
+
+
+def _settings(registry: str, found: dict[str, str]) -> str:
+    """Return what goes into the settings file, or into the chart's values."""
+    by_part = {name.rpartition("/")[2].partition(":")[0]: digest for name, digest in found.items()}
+    return yaml.safe_dump({"images": {"registry": registry, "digests": by_part}}, sort_keys=False)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images go to a real registry, and are there under the digests that were printed when they were built."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from support import debian
+from support.ports import free_port
+from support.webhook_process import eventually
+
+from slicekeeper.cli.main import cli
+from slicekeeper.config.settings import Images, convert
+
+PLAIN = ("--", "--dest-tls-verify=false")
+
+
+@contextmanager
+def registry(folder: Path) -> Iterator[str]:
+    """Run Debian's registry; yield its host and port."""
+    debian.install("docker-registry", "skopeo")
+    program = shutil.which("docker-registry")
+    if program is None or shutil.which("skopeo") is None:
+        pytest.skip("there is no registry to push to: apt-get install docker-registry skopeo")
+    where = f"127.0.0.1:{free_port()}"
+    config = {
+        "version": 0.1,
+        "storage": {"filesystem": {"rootdirectory": str(folder / "kept")}},
+        "http": {"addr": where},
+    }
+    (folder / "registry.yml").write_text(yaml.safe_dump(config))
+    with (folder / "registry.log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", str(folder / "registry.yml")], stdout=log, stderr=log)
+
+    def listens() -> bool:
+        assert process.poll() is None, (folder / "registry.log").read_text()
+        host, port = where.split(":")
+        with suppress(OSError), closing(socket.create_connection((host, int(port)), 5)):
+            return True
+        return False
+
+    try:
+        eventually(listens)
+        yield where
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["images", *map(str, words)])
+
+
+def test_what_is_pushed_has_the_digests_that_the_build_has_printed(tmp_path: Path) -> None:
+    with registry(tmp_path) as where:
+        file, named = tmp_path / "images.tar", f"{where}/gpus"
+        built = run("build", "--registry", named, "--out", file, "webhook", "sidecar")
+        assert built.exit_code == 0, built.output
+        images = convert(yaml.safe_load(built.stdout)["images"], Images, "images")
+        expected = [images.of(part) for part in ("webhook", "sidecar")]
+        assert all(image.startswith(f"{named}/") and "@sha256:" in image for image in expected)
+        for _ in range(2):  # what is there already is no mistake
+            pushed = run("push", file, *PLAIN)
+            assert pushed.exit_code == 0, pushed.output
+            assert pushed.stdout.split() == expected
+        for image in expected:
+            command = ["skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", f"docker://{image}"]
+            told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+            assert image.endswith(told.strip())
+        assert run("build", "--registry", named, "--out", file, "webhook", "sidecar").stdout == built.stdout
+    gone = run("push", file, *PLAIN)
+    assert (gone.exit_code, f"{named}/webhook:" in gone.output) == (1, True), gone.output
+
+
+def test_what_is_no_archive_or_no_registry_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "images.tar"
+    file.write_text("text")
+    refused = run("push", file)
+    assert refused.exit_code != 0
+    assert "is no archive of images" in refused.output or "skopeo is missing" in refused.output
+    unnamed = run("build", "--registry", "gpus", "--out", tmp_path / "out.tar")
+    assert unnamed.exit_code != 0
+    assert "must begin with a host" in unnamed.output + str(unnamed.exception)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debian packages that tests need, installed where that is possible."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def install(*packages: str) -> None:
+    """Install packages, one worker of the suite after the other; do nothing without root or Debian, or if it fails."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return
+    wanted = ["-o", "DPkg::Lock::Timeout=120", "install", "-y", "-qq", "--no-install-recommends", *packages]
+    with (Path(tempfile.gettempdir()) / "slicekeeper-tests-apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_installed(packages):
+            return
+        with suppress(OSError, subprocess.SubprocessError):
+            for command in (["update", "-qq"], wanted):
+                subprocess.run(["apt-get", *command], check=False, capture_output=True, timeout=300)
+
+
+def _is_installed(packages: tuple[str, ...]) -> bool:
+    asked = ["dpkg-query", "-W", "-f", "${db:Status-Status}\n", *packages]
+    done = subprocess.run(asked, check=False, capture_output=True, text=True)
+    return done.returncode == 0 and set(done.stdout.split()) == {"installed"}
