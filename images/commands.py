@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `slicekeeper images`: build the images, and push them to a registry. A checkout has it, no installation."""
+"""`slicekeeper images`: build the images, and push them to a registry. A checkout has it, and no installation."""
 
 from __future__ import annotations
 
