@@ -476,6 +476,7 @@ def test_a_pod_that_replaces_one_of_a_running_gang_is_served_alone(story):
     story.runs("victim", on=left)
     story.settle()
     story.cluster.end("g0")
+    story.settle()
     story.runs("mine", on=places[0], state=IN)
     story.waits("again", annotations=GANG)
     story.look()
