@@ -26,17 +26,26 @@ def images() -> None:
 @images.command()
 @click.option("--registry", default=Images().registry, show_default=True, help="Registry that the images are named by.")
 @click.option("--out", type=FILE, required=True, help="OCI archive to write.")
+@click.option("--sbom", type=click.Path(path_type=Path, file_okay=False), help="Folder for lists of what is in each.")
 @click.argument("parts", nargs=-1, type=click.Choice(list(archive.recipes())), metavar="[PART]...")
-def build(registry: str, out: Path, parts: tuple[str, ...]) -> None:
+def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -> None:
     """Write the images of all parts, or of those named, into one archive, and print the settings that name them.
 
-    `ctr -n k8s.io images import FILE` takes it in on a node; `push` brings it to a registry.
+    `ctr -n k8s.io images import FILE` takes it in on a node; `push` brings it to a registry. With --sbom, PART.cdx.json
+    lists what is in an image (CycloneDX).
     """
     named = convert({"registry": registry}, Images, "--registry")
     with tempfile.TemporaryDirectory() as folder:
         made = archive.images(archive.build_wheel(Path(folder)), list(parts or archive.recipes()), named)
         write_archive(out, made)
-    click.echo(_settings(registry, digests(out)), nl=False)
+    found = digests(out)
+    if sbom is not None:
+        from images.sbom import describe  # noqa: PLC0415 - half a second, and a checkout's alone
+
+        sbom.mkdir(parents=True, exist_ok=True)
+        for image in made:
+            (sbom / f"{_part_of(image.name)}.cdx.json").write_text(describe(image, found[image.name]), "utf-8")
+    click.echo(_settings(registry, found), nl=False)
 
 
 @images.command()
@@ -66,5 +75,9 @@ def push(file: Path, options: tuple[str, ...]) -> None:
 
 def _settings(registry: str, found: dict[str, str]) -> str:
     """Return what goes into the settings file, or into the chart's values."""
-    by_part = {name.rpartition("/")[2].partition(":")[0]: digest for name, digest in found.items()}
+    by_part = {_part_of(name): digest for name, digest in found.items()}
     return yaml.safe_dump({"images": {"registry": registry, "digests": by_part}}, sort_keys=False)
+
+
+def _part_of(image: str) -> str:
+    return image.rpartition("/")[2].partition(":")[0]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import shutil
 import socket
 import subprocess
@@ -17,9 +19,12 @@ from support import debian
 from support.ports import free_port
 from support.webhook_process import eventually
 
+from images.oci import digests
+from slicekeeper import __version__
 from slicekeeper.cli.main import cli
 from slicekeeper.config.settings import Images, convert
 
+ROOT = Path(__file__).parents[2]
 PLAIN = ("--", "--dest-tls-verify=false")
 
 
@@ -78,6 +83,29 @@ def test_what_is_pushed_has_the_digests_that_the_build_has_printed(tmp_path: Pat
         assert run("build", "--registry", named, "--out", file, "webhook", "sidecar").stdout == built.stdout
     gone = run("push", file, *PLAIN)
     assert (gone.exit_code, f"{named}/webhook:" in gone.output) == (1, True), gone.output
+
+
+def test_a_list_names_what_is_in_an_image_in_the_versions_that_are_pinned(tmp_path: Path) -> None:
+    file = tmp_path / "images.tar"
+    assert run("build", "--out", file, "--sbom", tmp_path / "lists", "sidecar").exit_code == 0
+    [listed] = (tmp_path / "lists").iterdir()
+    told = json.loads(listed.read_text())
+    [digest] = digests(file).values()
+    assert (listed.name, told["bomFormat"], told["metadata"]["component"]["version"]) == (
+        "sidecar.cdx.json", "CycloneDX", digest
+    )  # fmt: skip
+    found = {one["purl"].partition("?")[0] for one in told["components"]}
+    packages = {url.removeprefix("pkg:pypi/") for url in found if url.startswith("pkg:pypi/")}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {
+        name.replace("_", "-").lower() + "@" + version for name, _, version in (line.partition("==") for line in lines)
+    }
+    assert packages - pinned == {f"slicekeeper@{__version__}"}
+    assert {one.partition("@")[0] for one in packages} >= {"click", "msgspec", "urllib3"}
+    assert not any("flask" in one for one in packages), "what other parts need is not in it"
+    assert f"pkg:generic/python@{platform.python_version()}" in found
+    if shutil.which("dpkg-query"):
+        assert any(url.startswith("pkg:deb/debian/libc6@") for url in found)
 
 
 def test_what_is_no_archive_or_no_registry_is_named(tmp_path: Path) -> None:
