@@ -186,7 +186,7 @@ def follow_policy(
             if not row.rule.says_the_same(rule):
                 _rule(books, session, place, rule, row.status, actor="policy", source="policy")
                 detail = {**rule_detail(rule), "source": "policy", **_origin_detail(origin_of(place.name))}
-                books.note(session, actor="policy", action="budget", about=place, detail=detail, now=rule.since)
+                books.note(session, actor="policy", action="policy", about=place, detail=detail, now=rule.since)
 
     books.database.write(change)
 

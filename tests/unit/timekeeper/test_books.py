@@ -219,13 +219,14 @@ def test_the_audit_log_tells_by_which_policy_a_budget_changed_and_who_wrote_that
         for _ in range(2):
             follow_policy(books, {"team": changed}, T0 + 10_000 * (step + 1), {"team": origin}.get)
     with books.database.reading() as session:
-        found = [entry for entry in audit.page(session, books.cluster, "team", 0, 100) if entry.action == "budget"]
+        found = [entry for entry in audit.page(session, books.cluster, "team", 0, 100) if entry.action == "policy"]
     assert [entry.actor for entry in found] == ["policy"] * 3
     details = [json.loads(entry.detail) for entry in found]
     told = [(detail["amountMs"], detail["source"]) for detail in details]
     assert told == [(amount, "policy") for amount in (30_000, 31_000, 32_000)]
     by = [{key: detail[key] for key in ("gpuPolicy", "changedBy") if key in detail} for detail in details]
     assert by == [{}, {"gpuPolicy": "guests", "changedBy": "alice"}, {"gpuPolicy": "guests", "changedBy": "not known"}]
+    assert verify(books.database.engine, carry=False).differences == []
 
 
 def test_a_policys_budget_has_credit_rollover_and_an_anchor(books: Books) -> None:
