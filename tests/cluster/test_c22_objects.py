@@ -275,6 +275,9 @@ def test_a_policy_comes_before_the_file_and_says_what_became_of_it(objects: Site
             assert "finalizers" not in managed
             theirs = "kubectl.kubernetes.io/last-applied-configuration"
             assert set(managed.get("annotations", {})) <= {theirs, names.CHANGED_BY}
+            timekeeper.grant(
+                Budget, team, HOUR, "the ledger follows budgets that it has an account of", f"grant-{team}"
+            )
             user, hours = kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"), count(4)
 
             def is_named() -> bool:
