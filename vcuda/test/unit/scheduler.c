@@ -147,7 +147,8 @@ static void within_pauses(void) {
   ar_sched_free(&s);
 }
 
-/* Work that keeps the GPU for long beyond its request: not in a short pause of a seat that is owed. */
+/* Work that keeps the GPU for long beyond its request: not in a short pause of a seat that is owed and
+ * wants what it is owed. */
 static void crowd(void) {
   struct ar_sched s;
   struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
@@ -158,6 +159,7 @@ static void crowd(void) {
   a.share.credit = 100 * MS;
   b.share.credit = -50 * (int64_t)MS;
   a.last_active = now;
+  a.demand = 0.5;
   b.seen.waiting = true;
   ar_sched_step(&s, now += MS);
   CHECK(!b.open);
@@ -169,6 +171,12 @@ static void crowd(void) {
   b.share.residual = 160 * MS;
   ar_sched_step(&s, now += 40 * MS);
   CHECK(!b.open);
+  a.demand = 0.2; /* less than half of its request */
+  ar_sched_step(&s, now += MS);
+  CHECK(b.open);
+  b.open = false;
+  s.holder = -1;
+  a.demand = 0.5;
   ar_sched_step(&s, now += 20 * MS);
   CHECK(b.open); /* no short pause */
   ar_sched_free(&s);
