@@ -102,8 +102,10 @@ def read(sharepod: Mapping[str, Any], container: str) -> Reading:
 
 
 def _read_labels(sharepod: Mapping[str, Any], labels: Mapping[str, Any], container: str, reading: Reading) -> None:
-    """Read KubeShare 2.0's labels, which need not name the memory: here is no policy that tells a GPU's."""
+    """Read KubeShare 2.0's labels, which need not name the memory: here is no policy that says a GPU's."""
     memory = f"{_LABELS}{_MEMORY}"
+    if not any(f"{_LABELS}{word}" in labels for word in _SHARE):
+        return
     kubeshare.read({"metadata": {"labels": {memory: "1", **labels}}, "spec": sharepod.get("spec")}, Gpu(), reading)
     share = reading.shares.get(container)
     if share is not None and share.blocks is not None and memory not in labels:

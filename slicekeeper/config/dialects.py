@@ -45,7 +45,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
     "volcano-vgpu": Dialect(
         resources=(
             "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-memory-percentage",
-            "volcano.sh/vgpu-cores",
+            "volcano.sh/vgpu-cores", "volcano.sh/gpu-number", "volcano.sh/gpu-memory",
         ),
         schedulers=("volcano",),
     ),

@@ -49,8 +49,9 @@ class Reading:
         )
 
     def ignores(self, fields: Mapping[str, Any], keys: Mapping[str, str]) -> None:
-        """Tell of each of `keys` that a map has: it means nothing here, for the reason beside it."""
-        self.notes.extend(f"{key} is ignored: {reason}" for key, reason in keys.items() if key in fields)
+        """Say of each of `keys` that a map has why it means nothing here; one that ends in `/` is a whole prefix."""
+        reasons = ((key, keys.get(key) or keys.get(f"{key.partition('/')[0]}/")) for key in fields)
+        self.notes.extend(f"{key} is ignored: {reason}" for key, reason in reasons if reason)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Gpu:
         """
         if mib is not None and mib > MAX_BLOCKS * MIB_PER_BLOCK:
             rule = f"a GPU has at most {MAX_BLOCKS} blocks of {MIB_PER_BLOCK} MiB"
-            reading.refuse(container, path, "more", rule, "8192 MiB")
+            reading.refuse(container, path, f"{mib.numerator // mib.denominator} MiB", rule, "8192 MiB")
             return None
         if self.memory_mib is None and (mib is None or core is None):
             reading.refuse(
@@ -87,9 +88,10 @@ class Gpu:
                 return Share(CORES_PER_GPU, blocks if whole > 1 else None)
             core = _percent(reading, container, whole)
         if blocks is None:
-            blocks = max(int((self.memory_mib or 0) * (Fraction(core, 100) if part is None else part)), 1)
-            blocks = max(blocks // MIB_PER_BLOCK, 1)
-            reading.notes.append(f"{container}: memory is {blocks} blocks of {MIB_PER_BLOCK} MiB")
+            follows = (self.memory_mib or 0) * (Fraction(core, 100) if part is None else part)
+            blocks = max(int(follows / MIB_PER_BLOCK), 1)
+            rounded = "" if blocks * MIB_PER_BLOCK == follows else f", rounded from {_short(follows)} MiB"
+            reading.notes.append(f"{container}: memory is {blocks} blocks of {MIB_PER_BLOCK} MiB{rounded}")
         return Share(core, blocks)
 
 
@@ -145,4 +147,6 @@ def whole(reading: Reading, container: str, path: str, amounts: Mapping[str, Any
 def _short(value: Fraction | None) -> str:
     if value is None:
         return ""
-    return f"{float(value):.4g}" if value.denominator != 1 else str(value.numerator)
+    if value.denominator == 1:
+        return str(value.numerator)
+    return f"{float(value):.4g}" if value < 1000 else f"{float(value):.0f}"

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign import Gpu, Reading, Share, percent_of
+from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, percent_of
 from slicekeeper.gpu.request import MAX_GANG, container_name
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_list, as_map
@@ -22,8 +22,10 @@ _REQUEST: Final = _PREFIX + "gpu_request"
 _LIMIT: Final = _PREFIX + "gpu_limit"
 _MEMORY: Final = _PREFIX + "gpu_mem"
 _MODEL: Final = _PREFIX + "gpu_model"
+_WHOLE: Final = "nvidia.com/gpu"
 _IGNORED: Final = {
     _PREFIX + "priority": "the namespace's budget decides on the class",
+    _PREFIX + "min_available": "a gang's size is its headcount times its threshold",
 }
 _GROUP: Final = _PREFIX + "group_name"
 _HEADCOUNT: Final = _PREFIX + "group_headcount"
@@ -34,9 +36,11 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
     """Read a pod of KubeShare's: its first container has the share; a request of 0 is background work."""
     labels = as_map(as_map(pod.get("metadata")).get("labels"))
     entries = as_list(as_map(pod.get("spec")).get("containers"))
-    if not entries or not (_REQUEST in labels or _LIMIT in labels):
+    if not entries or not (_REQUEST in labels or _LIMIT in labels or _MEMORY in labels):
         return
     name = container_name(as_map(entries[0]))
+    if not _says_how_much(pod, labels, reading, name):
+        return
     asked = labels.get(_REQUEST, "0")
     background = asked in ("0", "0.0")
     core = 1 if background else percent_of(reading, name, f"metadata.labels[{_REQUEST}]", asked, f'{_REQUEST}: "0.5"')
@@ -44,6 +48,10 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
     if _LIMIT in labels:
         limit = percent_of(reading, name, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], f'{_LIMIT}: "1.0"')
     if core is None or limit is None:
+        return
+    if limit < core:
+        rule = f"it must be at least {_REQUEST}"
+        reading.refuse(name, f"metadata.labels[{_LIMIT}]", labels[_LIMIT], rule, f'{_LIMIT}: "1.0"')
         return
     reading.ignores(labels, _IGNORED)
     if _MODEL in labels:
@@ -67,7 +75,19 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
         mib = Fraction(size, 1 << 20)
     share = gpu.share(reading, name, f"metadata.labels[{_MEMORY}]", core=core, mib=mib)
     if share is not None:
-        reading.shares[name] = Share(share.core, share.blocks, min(max(limit, core), CORES_PER_GPU))
+        reading.shares[name] = Share(share.core, share.blocks, min(limit, CORES_PER_GPU))
+
+
+def _says_how_much(pod: Mapping[str, Any], labels: Mapping[str, Any], reading: Reading, container: str) -> bool:
+    """Whether the labels name compute, and nothing else says what the pod asks for; refuse it otherwise."""
+    if not (_REQUEST in labels or _LIMIT in labels):
+        rule = f"memory is part of a share: name its compute too, by {_REQUEST} and {_LIMIT}"
+        reading.refuse(container, f"metadata.labels[{_MEMORY}]", labels[_MEMORY], rule, f'{_REQUEST}: "0.5"')
+    for path, name, amounts in gpu_containers(pod, (_WHOLE,)):
+        if whole_quantity(amounts[_WHOLE]) != 0:
+            rule = "KubeShare's labels say already what the pod asks for; leave the one or the other out"
+            reading.refuse(name, f"{path}[{_WHOLE}]", amounts[_WHOLE], rule, f"{_REQUEST} alone")
+    return not reading.violations
 
 
 def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> None:

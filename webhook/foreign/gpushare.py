@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpushare (Alibaba Cloud): `aliyun.com/gpu-mem`, in GiB or, as some clusters are set up, in MiB."""
+"""gpushare (Alibaba Cloud): `aliyun.com/gpu-mem`, in GiB or, as some clusters are set up, in MiB.
+
+The number of GPUs that it is spread over is a label of the pod there, and a resource elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
+from slicekeeper.units import CORES_PER_GPU, whole_quantity
+from slicekeeper.untyped import as_map
 
 _MEMORY: Final = "aliyun.com/gpu-mem"
 _CORES: Final = "aliyun.com/gpu-core.percentage"
@@ -18,19 +23,31 @@ _MOST_GIB: Final = 512
 
 def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
     """Read a pod of gpushare's; without percent of compute, compute follows memory."""
+    spread = as_map(as_map(pod.get("metadata")).get("labels")).get(_COUNT, "1")
     for path, name, amounts in gpu_containers(pod, (_MEMORY, _CORES, _COUNT)):
         before = len(reading.violations)
         memory, cores, count = (whole(reading, name, path, amounts, key) for key in (_MEMORY, _CORES, _COUNT))
-        if len(reading.violations) > before or not (memory or cores):
+        if len(reading.violations) > before or not (memory or cores or count):
             continue
-        if (count or 1) > 1:
+        if not (memory or cores):
+            rule = "it says over how many GPUs a share is spread, and not how large it is"
+            reading.refuse(name, f"{path}[{_COUNT}]", count, rule, f"{_MEMORY}: 8")
+            continue
+        if (count or 1) > 1 or whole_quantity(spread) != 1:
+            field, value = (f"{path}[{_COUNT}]", count) if (count or 1) > 1 else (f"metadata.labels[{_COUNT}]", spread)
             reading.refuse(
-                name, f"{path}[{_COUNT}]", count,
+                name, field, value,
                 "shares of several GPUs in one container are not offered: ask for a share of one", f"{_COUNT}: 1",
             )  # fmt: skip
             continue
-        if cores is not None and cores >= 100:
-            reading.shares[name] = Share(cores // 100 * 100)
+        if cores is not None and cores >= CORES_PER_GPU:
+            if cores % CORES_PER_GPU:
+                rule = "it must be percent of one GPU, or whole GPUs"
+                reading.refuse(name, f"{path}[{_CORES}]", cores, rule, f"{_CORES}: 50")
+                continue
+            if memory:
+                reading.notes.append(f"{name}: all compute of a GPU is a whole GPU, with all of its memory")
+            reading.shares[name] = Share(cores)
             continue
         mib = None
         if memory:

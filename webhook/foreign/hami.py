@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign import Gpu, Reading
+from slicekeeper.gpu.foreign import Gpu, Reading, gpu_containers
 from slicekeeper.gpu.request import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
@@ -18,12 +18,14 @@ _NAMES: Final = VgpuNames(
     "nvidia.com/gpucores",
     "nvidia.com/vgpu-mode",
 )
+_PRIORITY: Final = "nvidia.com/priority"
 _USE_TYPE: Final = "nvidia.com/use-gputype"
 _USE_UUID: Final = "nvidia.com/use-gpuuuid"
 _AVOIDS: Final = ("nvidia.com/nouse-gputype", "nvidia.com/nouse-gpuuuid")
 _IGNORED: Final = {
     "hami.io/node-scheduler-policy": "Slicekeeper's scheduler has one policy for the cluster",
     "hami.io/gpu-scheduler-policy": "Slicekeeper's scheduler has one policy for the cluster",
+    "hami.io/": "only HAMi reads it",
     "nvidia.com/numa-bind": "the scheduler chooses by links itself",
 }
 
@@ -35,6 +37,8 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
         return
     annotations = annotations_of(pod)
     reading.ignores(annotations, _IGNORED)
+    for _, name, _ in gpu_containers(pod, (_PRIORITY,)):
+        reading.notes.append(f"{name}: {_PRIORITY} is ignored: the namespace's budget decides on the class")
     if _USE_TYPE in annotations:
         reading.annotations[names.GPU_MODEL] = str(annotations[_USE_TYPE])
     if _USE_UUID in annotations:

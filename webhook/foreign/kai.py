@@ -18,16 +18,33 @@ _MEMORY: Final = "gpu-memory"
 _DEVICES: Final = "gpu-fraction-num-devices"
 _CONTAINER: Final = "gpu-fraction-container-name"
 _WHOLE: Final = "nvidia.com/gpu"
+_IGNORED: Final = {
+    "kai.scheduler/queue": "the namespace's budget takes the place of a queue's share",
+    "kai.scheduler/": "only KAI's scheduler reads it",
+}
 
 
 def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
     """Read a pod of KAI's: one container has the share, the first or the one that is named."""
+    _read_shares(pod, gpu, reading)
+    if reading.shares:
+        reading.ignores(as_map(as_map(pod.get("metadata")).get("labels")), _IGNORED)
+        reading.ignores(annotations_of(pod), _IGNORED)
+
+
+def _read_shares(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
     annotations = annotations_of(pod)
     key = next((key for key in (_FRACTION, _MEMORY) if key in annotations), "")
     if not key:
         _whole_gpus(pod, reading)
         return
     path, value = f"metadata.annotations[{key}]", annotations[key]
+    if key == _FRACTION and _MEMORY in annotations:
+        reading.refuse(
+            "", f"metadata.annotations[{_MEMORY}]", annotations[_MEMORY],
+            f"{_FRACTION} says already what is asked for; leave one of the two out", f'{_FRACTION}: "0.5"',
+        )  # fmt: skip
+        return
     if annotations.get(_DEVICES, "1") != "1":
         reading.refuse(
             "", f"metadata.annotations[{_DEVICES}]", annotations[_DEVICES],

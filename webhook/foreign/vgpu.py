@@ -17,14 +17,14 @@ from slicekeeper.units import CORES_PER_GPU
 class VgpuNames:
     """One plugin's resources: number of GPUs, MiB of each, percent of each one's memory, percent of its compute.
 
-    `mode` is the annotation by which a pod chooses how GPUs are divided.
+    `mode` is the annotation by which a pod chooses how GPUs are divided. Empty: the plugin has no such name.
     """
 
     count: str
     memory: str
-    percentage: str
-    cores: str
-    mode: str
+    percentage: str = ""
+    cores: str = ""
+    mode: str = ""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -54,6 +54,8 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: Gpu, reading: Read
                 f"{names.percentage}: 50",
             )  # fmt: skip
             continue
+        if mib and percentage is not None:
+            reading.notes.append(f"{name}: {names.percentage} is ignored beside {names.memory}")
         all_memory = not mib and percentage in (None, 100)
         if cores == CORES_PER_GPU or (all_memory and not cores):
             if not all_memory:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volcano's vGPU plugin: `volcano.sh/vgpu-number` beside `vgpu-memory`, `vgpu-memory-percentage` and `vgpu-cores`."""
+"""Volcano's vGPU plugin: `volcano.sh/vgpu-number` beside `vgpu-memory`, `vgpu-memory-percentage` and `vgpu-cores`.
+
+Its older plugin shares GPUs by `volcano.sh/gpu-memory` alone, and counts whole ones by `gpu-number`.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,19 @@ _NAMES: Final = VgpuNames(
     "volcano.sh/vgpu-memory",
     "volcano.sh/vgpu-memory-percentage",
     "volcano.sh/vgpu-cores",
-    "volcano.sh/vgpu-mode",
+    mode="volcano.sh/vgpu-mode",
 )
+_OLDER: Final = VgpuNames("volcano.sh/gpu-number", "volcano.sh/gpu-memory")
 _IGNORED: Final = {
     "scheduling.k8s.io/group-name": "each pod of the group is placed by itself",
     "scheduling.volcano.sh/queue-name": "the namespace's budget takes the place of a queue's share",
+    "volcano.sh/queue-name": "the namespace's budget takes the place of a queue's share",
 }
 
 
 def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
     """Read a pod of Volcano's."""
     read_vgpus(pod, _NAMES, gpu, reading)
+    read_vgpus(pod, _OLDER, gpu, reading)
     if reading.shares:
         reading.ignores(annotations_of(pod), _IGNORED)

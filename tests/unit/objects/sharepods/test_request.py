@@ -126,7 +126,7 @@ def test_company_is_the_schedulers_affinity_anti_affinity_and_exclusion(
         (share(mem="-5"), "kubeshare/gpu_mem", '"-5"', "whole number of bytes"),
         (share(mem="1.5"), "kubeshare/gpu_mem", '"1.5"', "whole number of bytes"),
         (share(mem="lots"), "kubeshare/gpu_mem", '"lots"', "whole number of bytes"),
-        (share(mem="9" * 30), "kubeshare/gpu_mem", '"more"', "blocks of 256 MiB"),
+        (share(mem="9" * 30), "kubeshare/gpu_mem", '"953674316406249999999999 MiB"', "blocks of"),
         (said(gpu_request="0.5"), "kubeshare/gpu_limit", '""', "gpu_request, gpu_limit and gpu_mem"),
         (said(G, gpu_limit="0.5", gpu_mem="1"), "gemini/gpu_request", '""', "gpu_request, gpu_limit and gpu_mem"),
         (said(GPUID="xyz"), "kubeshare/gpu_request", '""', "gpu_request, gpu_limit and gpu_mem"),

@@ -101,6 +101,98 @@ def test_memory_in_gib_or_mib(amount: int, gpu_memory: str, expected: Any) -> No
     assert asked(pod({"aliyun.com/gpu-mem": amount}), "gpushare", gpu_memory) == expected
 
 
+SHARED = "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count"
+
+
+@pytest.mark.parametrize(
+    ("amounts", "labels", "expected"),
+    [
+        ((8, 50, None), {}, ("50", "32")),
+        ((8, 200, None), {}, ("200", None)),
+        ((8, 150, None), {}, f"spec.containers[0].resources.limits[{SHARED[1]}]"),
+        ((8, None, 1), {}, ("10", "32")),
+        ((8, None, 2), {}, f"spec.containers[0].resources.limits[{SHARED[2]}]"),
+        ((8, None, None), {SHARED[2]: "1"}, ("10", "32")),
+        ((8, None, None), {SHARED[2]: "2"}, f"metadata.labels[{SHARED[2]}]"),
+        ((None, None, 2), {}, f"spec.containers[0].resources.limits[{SHARED[2]}]"),
+    ],
+)
+def test_compute_and_number_of_gpus_in_gpushares_terms(amounts: Any, labels: dict[str, str], expected: Any) -> None:
+    limits = {name: amount for name, amount in zip(SHARED, amounts, strict=True) if amount is not None}
+    assert asked(pod(limits, labels=labels), "gpushare") == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"volcano.sh/gpu-memory": 1024}, ("1", "4")),
+        ({"volcano.sh/gpu-memory": 40960}, ("50", "160")),
+        ({"volcano.sh/gpu-number": 2}, ("200", None)),
+        ({"volcano.sh/gpu-number": 0}, (None, None)),
+    ],
+)
+def test_volcanos_older_plugin(limits: dict[str, Any], expected: Any) -> None:
+    found = convert(pod(limits), policy("volcano-vgpu"), SETTINGS.resources, "ours")
+    converted = apply(pod(limits), found.patch)["spec"]["containers"][0]["resources"]["limits"]
+    assert (converted.get(CORE), converted.get(MEMORY)) == expected
+
+
+def notes(manifest: dict[str, Any], dialect: str) -> list[str]:
+    """Return what the user is told beside what the request becomes."""
+    found = convert(manifest, policy(dialect), SETTINGS.resources, "ours")
+    assert not found.violations
+    return list(found.warnings[1:])
+
+
+@pytest.mark.parametrize(
+    ("limits", "note"),
+    [
+        ({GPU: 1, PERCENT: 33}, "a: memory is 105 blocks of 256 MiB, rounded from 27034 MiB"),
+        ({GPU: 1, PERCENT: 50}, "a: memory is 160 blocks of 256 MiB"),
+        ({GPU: 1, CORES: 10, PERCENT: 1}, "a: memory is 3 blocks of 256 MiB, rounded from 819.2 MiB"),
+        ({GPU: 1, CORES: 5, MIB: 4096, PERCENT: 50}, f"a: {PERCENT} is ignored beside {MIB}"),
+    ],
+)
+def test_every_rounding_is_stated(limits: dict[str, Any], note: str) -> None:
+    assert notes(pod(limits), "hami") == [note]
+
+
+def test_priorities_and_queues_of_other_schedulers_are_ignored_and_the_user_is_told() -> None:
+    limits = {GPU: 1, CORES: 50, MIB: 4096, "nvidia.com/priority": 1}
+    manifest = pod(limits, annotations={"hami.io/gpu-scheduler-policy": "spread", "hami.io/other": "1"})
+    assert [note.partition(" is ignored")[0] for note in notes(manifest, "hami")] == [
+        "hami.io/gpu-scheduler-policy", "hami.io/other", "a: nvidia.com/priority",
+    ]  # fmt: skip
+    labels, annotations = (
+        {"kai.scheduler/queue": "q", "app": "x"},
+        {"gpu-fraction": "0.5", "kai.scheduler/topology": "t"},
+    )
+    told = notes(pod(labels=labels, annotations=annotations), "kai")
+    assert [note.partition(" is ignored")[0] for note in told[1:]] == ["kai.scheduler/queue", "kai.scheduler/topology"]
+    shared = {"gpu_request": "0.5", "gpu_limit": "1.0", "gpu_mem": "1073741824", "priority": "9", "min_available": "2"}
+    told = notes(pod(labels={f"sharedgpu/{word}": value for word, value in shared.items()}), "kubeshare")
+    assert [note.partition(" is ignored")[0] for note in told] == ["sharedgpu/priority", "sharedgpu/min_available"]
+
+
+@pytest.mark.parametrize(
+    ("words", "limits", "field"),
+    [
+        ({"gpu_request": "0.5", "gpu_limit": "0.3"}, {}, "metadata.labels[sharedgpu/gpu_limit]"),
+        ({"gpu_request": "2", "gpu_limit": "1"}, {}, "metadata.labels[sharedgpu/gpu_limit]"),
+        ({"gpu_mem": "1073741824"}, {}, "metadata.labels[sharedgpu/gpu_mem]"),
+        ({"gpu_request": "0.5", "gpu_limit": "1"}, {GPU: 1}, f"spec.containers[0].resources.limits[{GPU}]"),
+    ],
+)
+def test_what_kubeshare_would_not_place_is_refused(words: dict[str, str], limits: dict[str, Any], field: str) -> None:
+    labels = {f"sharedgpu/{word}": value for word, value in words.items()}
+    assert asked(pod(limits, labels=labels), "kubeshare") == field
+
+
+def test_kai_takes_a_fraction_or_memory() -> None:
+    annotations = {"gpu-fraction": "0.5", "gpu-memory": "2000"}
+    assert asked(pod(annotations=annotations), "kai") == "metadata.annotations[gpu-memory]"
+
+
 @pytest.mark.parametrize("size", ["9" * 400, "1e300", "-1", "0", "0.5", "much", "9" * 5000])
 def test_bytes_that_no_gpu_has_are_refused(size: str) -> None:
     labels = {"sharedgpu/gpu_request": "0.5", "sharedgpu/gpu_mem": size}
