@@ -16,9 +16,9 @@ from scheduler.placement.policies import Learner
 from scheduler.pods import Pod
 from scheduler.state import SchedulerState
 from slicekeeper import log, names
+from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show
-from slicekeeper.cli.reach import cluster, cluster_options
 from slicekeeper.clock import from_settings
 from slicekeeper.errors import Forbidden
 from slicekeeper.gpu.request import annotations_of

@@ -14,7 +14,7 @@ import msgspec
 from slicekeeper import names
 from slicekeeper.config.policy import NamespacePolicy, SidecarPolicy
 from slicekeeper.config.settings import PriorityClassSettings, Settings
-from webhook.escapes import protected_paths
+from webhook.host_access import protected_paths
 from webhook.sidecar_container import sidecar_container, volumes
 
 

@@ -27,7 +27,7 @@ from slicekeeper.gpu.request import (
 )
 from slicekeeper.kube.pod import controller_of
 from slicekeeper.untyped import as_list, as_map, show
-from webhook import escapes, legacy_runtime
+from webhook import host_access, legacy_runtime
 from webhook.context import Case, ClusterContext
 from webhook.mutation import DEFAULT_SCHEDULER, PRELOAD
 from webhook.pod_shape import malformed
@@ -110,7 +110,7 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tu
     violations += _containers(pod, request, case, cluster)
     if request.requests or request.whole_device_gpus:
         violations += legacy_runtime.of_pod(pod)
-        violations += escapes.of_pod(as_map(pod.get("spec")), cluster.webhook, cluster.protected_paths)
+        violations += host_access.of_pod(as_map(pod.get("spec")), cluster.webhook, cluster.protected_paths)
         violations += _pod_fields(as_map(pod.get("spec")), request, case, cluster)
     return request, violations
 
@@ -140,7 +140,7 @@ def check_ephemeral(
                 example=f"{cluster.resources.core}: 50 in spec.containers[0]",
             )
         if on_gpu_pod:
-            yield from escapes.of_container(path, name, container, cluster.webhook)
+            yield from host_access.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, None, cluster)
             yield from _env(path, name, container, None, preload=False)
             if legacy_runtime.needs_void(container, None, cluster):
@@ -299,7 +299,7 @@ def _containers(
         ours = name == names.SIDECAR and kind == "sidecar" and bool(request.requests)
         yield from _seat(path, name, container, cluster, allowed=cluster.gives_seats and (gpu is not None or ours))
         if request.requests or request.whole_device_gpus:
-            yield from escapes.of_container(path, name, container, cluster.webhook)
+            yield from host_access.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, gpu, cluster)
         if name in request.whole_device_gpus and case.policy.nvidia_gpu == "refused":
             for device, count in request.devices[name].items():

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 from msgspec.structs import replace
 
+from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import namespace_argument
@@ -25,7 +26,6 @@ from slicekeeper.cli.output import (
     show_one,
     table,
 )
-from slicekeeper.cli.reach import timekeeper
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Grant, Parent, Statement

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
+from slicekeeper.cli.connection import cluster
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import Column
-from slicekeeper.cli.reach import cluster
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import PODS, Object

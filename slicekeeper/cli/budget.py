@@ -10,6 +10,7 @@ import click
 
 from slicekeeper.cli.accounts import add_commands, show_budget, uid_option, zone_of
 from slicekeeper.cli.budget_files import changes
+from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
@@ -22,7 +23,6 @@ from slicekeeper.cli.options import (
     rule_options,
 )
 from slicekeeper.cli.output import LISTS, Column, gathered, instant_columns, output_option, show_list
-from slicekeeper.cli.reach import timekeeper
 from slicekeeper.cli.records import add_records
 from slicekeeper.wire.timekeeper import Budget, IntervalCorrection
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
-from slicekeeper.cli.reach import ClusterGroup, timekeeper
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.kube import kubeconfig
 from slicekeeper.wire.timekeeper import Budget

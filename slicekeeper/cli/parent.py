@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from slicekeeper.cli.accounts import add_commands, show_budget
+from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.options import (
     GpuTime,
@@ -16,7 +17,6 @@ from slicekeeper.cli.options import (
     rule_options,
 )
 from slicekeeper.cli.output import LISTS, Column, output_option, show, table
-from slicekeeper.cli.reach import ClusterGroup, timekeeper
 from slicekeeper.errors import NotFound
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Parent

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from slicekeeper.cli.accounts import show_budget, uid_option, zone_of
+from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import HELP, instant_of
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, current, known_namespaces, namespace_argument
@@ -27,7 +28,6 @@ from slicekeeper.cli.output import (
     show_list,
     show_one,
 )
-from slicekeeper.cli.reach import timekeeper
 from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from slicekeeper.units import format_duration

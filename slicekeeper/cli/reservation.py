@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import click
 
+from slicekeeper.cli.connection import ClusterGroup, timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.options import GpuTime, booking_options
 from slicekeeper.cli.output import LISTS, Column, instant_columns, output_option, show_list, show_one
-from slicekeeper.cli.reach import ClusterGroup, timekeeper
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Reservation
 

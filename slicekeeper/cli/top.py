@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from slicekeeper.cli.agents import FIGURES, Agents, cells, figures, percent, short
+from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import WIDTH, output_option, show, table
-from slicekeeper.cli.reach import cluster, cluster_options
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NODES, KubeClient, Object
 from slicekeeper.wire.node import SeatUse

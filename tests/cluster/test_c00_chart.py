@@ -17,7 +17,7 @@ from cluster.harness.kubectl import Object, Refused
 from cluster.harness.site import Site
 
 from slicekeeper import __version__
-from slicekeeper.cli.installed import COMPARED
+from slicekeeper.cli.check.installed import COMPARED
 from slicekeeper.config import chart, manifests
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import PARTS, Images, convert

@@ -35,7 +35,7 @@ from scheduler.app import Scheduler
 from scheduler.pods import read_pod
 from scheduler.reclaim.nudge import Nudger
 from slicekeeper import names
-from slicekeeper.cli.rights import ALWAYS
+from slicekeeper.cli.check.rights import ALWAYS
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.policy import NamespacePolicy, PolicyFile
 from slicekeeper.config.settings import PolicySettings, Resources, Settings

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
-from slicekeeper.cli import break_glass
+from slicekeeper.cli.check import break_glass
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
 from slicekeeper.config.policy import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings

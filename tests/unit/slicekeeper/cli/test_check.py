@@ -15,9 +15,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from slicekeeper import names
-from slicekeeper.cli import check as module
+from slicekeeper.cli.check import command as module
+from slicekeeper.cli.check.rights import ALWAYS
 from slicekeeper.cli.main import cli
-from slicekeeper.cli.rights import ALWAYS
 from slicekeeper.config.settings import Classes
 from slicekeeper.gpu import inventory, machine
 from slicekeeper.gpu.machine import Machine

@@ -136,7 +136,7 @@ def test_a_pod_that_only_calls_itself_an_agent_is_not_asked(site: Site) -> None:
 
 def test_nodes_and_pods_show_the_same_figures_where_they_are_known(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[Workload] = []
-    monkeypatch.setattr("slicekeeper.cli.reach.TimekeeperClient.workloads", lambda *_: known)
+    monkeypatch.setattr("slicekeeper.cli.connection.TimekeeperClient.workloads", lambda *_: known)
     monkeypatch.setenv("SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "http://127.0.0.1:9")
     for name, node in (("a", "node-1"), ("away", "node-2")):
         chosen = {names.gpu_annotation("c"): f"{node}-0"}
@@ -204,7 +204,7 @@ def test_tables_fit_80_columns_and_wide_ones_have_it_all(site: Site, monkeypatch
         gpu_class="standard", state="open", budget_state="over-budget", start="", end="", charged_ms=412_345_678,
         over_budget_ms=9, used_ms=None, peak_memory_mib=None,
     )  # fmt: skip
-    monkeypatch.setattr("slicekeeper.cli.reach.TimekeeperClient.workloads", lambda *_: [charged])
+    monkeypatch.setattr("slicekeeper.cli.connection.TimekeeperClient.workloads", lambda *_: [charged])
     monkeypatch.setenv("SLICEKEEPER_TIMEKEEPER_CLIENT_URL", "http://127.0.0.1:9")
     for command in ("pods", "nodes", "top"):
         narrow, wide = site.run(command).stdout, site.run(command, "-o", "wide").stdout

@@ -286,7 +286,9 @@ def test_a_plugin_that_fails_says_why(api: ApiServer, tmp_path: Path) -> None:
 def test_the_library_is_needed_only_for_a_kubeconfig(
     api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "import sys; import slicekeeper.cli.cluster, slicekeeper.cli.check; print('kubernetes' in sys.modules)"
+    program = (
+        "import sys; import slicekeeper.cli.cluster, slicekeeper.cli.check.command; print('kubernetes' in sys.modules)"
+    )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
     file = write(tmp_path / "config", api.cluster, {"token": "secret"})
     for module in ("kubernetes.client", "kubernetes"):

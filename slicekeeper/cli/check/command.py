@@ -11,29 +11,39 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
 
 from slicekeeper import clock, names
-from slicekeeper.cli import beside, break_glass, clocks, installed, machines, reached, remedies, rights, waiting
+from slicekeeper.cli.check import (
+    break_glass,
+    clocks,
+    installed,
+    leftovers,
+    machines,
+    other_plugins,
+    reachability,
+    readiness,
+    remedies,
+    rights,
+)
+from slicekeeper.cli.check.leftovers import name_of
+from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.cli.reach import cluster, cluster_options
 from slicekeeper.config.policy import read_book
 from slicekeeper.config.policy_objects import lay, read
 from slicekeeper.config.settings import Resources, Settings
-from slicekeeper.errors import Conflict, NotFound, RequestRefused, ServiceError, SettingsError
+from slicekeeper.errors import Conflict, NotFound, RequestRefused, SettingsError
 from slicekeeper.gpu.request import asks_for, parse_pod
 from slicekeeper.kube import released
 from slicekeeper.kube.client import (
     CONFIG_MAPS,
     DAEMON_SETS,
     DEPLOYMENTS,
-    JSON_PATCH,
     LEASES,
-    MERGE_PATCH,
     NODES,
     PODS,
     PRIORITY_CLASSES,
@@ -41,7 +51,7 @@ from slicekeeper.kube.client import (
     Object,
     Resource,
 )
-from slicekeeper.kube.pod import gate_index, has_ended, has_finalizer, without_finalizer, without_gate
+from slicekeeper.kube.pod import has_ended
 from slicekeeper.kube.policy_objects import GPU_POLICIES
 from slicekeeper.units import format_instant
 from slicekeeper.untyped import as_map
@@ -116,7 +126,7 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
     client = cluster(context)
     # Wherever it is: what is taken away below would be sorely missed by an installation in another namespace.
     homes = _homes(client)
-    left = [] if homes else _left_behind(client, settings)
+    left = [] if homes else leftovers.left_behind(client, settings)
     if adopt and not homes:
         raise SettingsError(
             "--adopt: no timekeeper is installed, so nobody would charge the pods and let them go again"
@@ -131,8 +141,11 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
     elif repair:
         failed = [thing for thing in left if not thing.strip()]
         click.echo(f"{len(left) - len(failed)} things taken away", err=True)
-        findings = [_stays(thing) for thing in failed]
-        findings += _findings(_unmetered(client, settings), settings) if homes else _stranded(client, settings)
+        findings = [Finding(*thing.finding) for thing in failed]
+        if homes:
+            findings += _findings(_unmetered(client, settings), settings)
+        else:
+            findings += itertools.starmap(Finding, leftovers.stranded(client, settings))
     elif adopt:
         findings = list(_adopt(client, settings))
     else:
@@ -140,7 +153,7 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
         findings += _missing(client, own, namespace, homes, workloads)
         findings += _findings(_unmetered(client, settings), settings)
         findings += _uncharged(client, namespace)
-        findings += map(_stays, left)
+        findings += [Finding(*thing.finding) for thing in left]
     upgrade = remedies.upgrade_of(workloads.values(), namespace)
     rows = [(finding.problem, remedies.told(finding.remedy, upgrade)) for finding in findings]
     show(
@@ -173,10 +186,6 @@ def _uncharged(client: KubeClient, namespace: str) -> Iterator[Finding]:
         )
 
 
-def _stays(thing: _Left) -> Finding:
-    return Finding(f"{thing.what}, and nobody will remove it", "slicekeeper check --repair")
-
-
 def _workloads(client: KubeClient, namespace: str) -> dict[str, Object | None]:
     """Return our Deployments and DaemonSets by their names; None for one that is missing."""
     found = {f"deployment {part}": _get(client, DEPLOYMENTS, part, namespace) for part in _PARTS}
@@ -203,7 +212,7 @@ def _missing(
         return
     operators = {f"deployment {part}": _get(client, DEPLOYMENTS, part, namespace) for part in _BY_COMPONENTS}
     for name, found in (*workloads.items(), *(one for one in operators.items() if one[1])):
-        yield from itertools.starmap(Finding, waiting.not_ready(client, name, found, namespace))
+        yield from itertools.starmap(Finding, readiness.not_ready(client, name, found, namespace))
     for known in (settings.classes.in_budget, settings.classes.over_budget):
         made = _get(client, PRIORITY_CLASSES, known.name)
         if made is None:
@@ -219,7 +228,7 @@ def _missing(
     policy = installed.mounted(client, namespace, running.values(), "slicekeeper-policy", "policy.yaml")
     yield from itertools.starmap(Finding, rights.lacking(client, namespace, settings, policy or ""))
     if all(as_map(as_map(found).get("status")).get("readyReplicas") for found in _servers(workloads)):
-        yield from itertools.starmap(Finding, reached.unreached(client, namespace, settings.resources))
+        yield from itertools.starmap(Finding, reachability.unreached(client, namespace, settings.resources))
     for resource, name in _FORMER:
         if _get(client, resource, name) is not None:
             kind = resource.plural.removesuffix("s")
@@ -227,7 +236,7 @@ def _missing(
                 f"{kind} {name} is left from an older release, and gives more rights than are needed now",
                 f"kubectl delete {kind} {name}",
             )
-    for overlap in beside.overlaps(nodes, settings.resources):
+    for overlap in other_plugins.overlaps(nodes, settings.resources):
         yield Finding(*overlap)
 
 
@@ -309,7 +318,7 @@ def _findings(pods: Iterable[Object], settings: Settings) -> Iterator[Finding]:
         reason = _not_adoptable(pod, settings.resources)
         again = "create it again, so that it is admitted"
         yield Finding(
-            f"pod {_name(pod)} uses GPUs unmetered{f', and cannot be charged: {reason}' if reason else ''}",
+            f"pod {name_of(pod)} uses GPUs unmetered{f', and cannot be charged: {reason}' if reason else ''}",
             again if reason else f"slicekeeper check --adopt charges it from now on; or {again}",
         )
 
@@ -345,68 +354,9 @@ def _adopt(client: KubeClient, settings: Settings) -> Iterator[Finding]:
         try:
             client.patch(PODS, metadata["name"], {"metadata": marks}, metadata["namespace"])
         except (Conflict, NotFound):
-            yield Finding(f"pod {_name(pod)} changed meanwhile and was not adopted", "slicekeeper check --adopt")
+            yield Finding(f"pod {name_of(pod)} changed meanwhile and was not adopted", "slicekeeper check --adopt")
         else:
-            click.echo(f"pod {_name(pod)} is charged from now on", err=True)
-
-
-def _left_behind(client: KubeClient, settings: Settings) -> list[_Left]:
-    """Return what only our own parts would remove, in a cluster that no longer has them."""
-    resources = settings.resources
-    found = []
-    for pod in client.list(PODS)[0]:
-        if has_finalizer(pod):
-            found.append(_Left(f"pod {_name(pod)} keeps our finalizer", client, PODS, pod, without_finalizer(pod)))
-        if gate_index(pod) is not None:
-            found.append(_Left(f"pod {_name(pod)} keeps our scheduling gate", client, PODS, pod, without_gate(pod)))
-    gone = {resources.core: None, resources.memory: None}
-    for node in client.list(NODES)[0]:
-        if names.NODE_GPUS in (node["metadata"].get("annotations") or {}):
-            merge = {
-                "metadata": {"annotations": dict.fromkeys((names.NODE_GPUS, names.NODE_AGENT, names.NODE_MACHINE))},
-                "status": {"capacity": gone, "allocatable": gone},
-            }
-            found.append(_Left(f"node {node['metadata']['name']} shows GPUs", client, NODES, node, merge))
-    return found
-
-
-def _stranded(client: KubeClient, settings: Settings) -> Iterator[Finding]:
-    """Yield pods that wait for a scheduler that is no more: nobody can give a pod another."""
-    for pod in client.list(PODS)[0]:
-        spec, ends = pod["spec"], pod["metadata"].get("deletionTimestamp")
-        if spec.get("schedulerName") == settings.webhook.scheduler_name and not spec.get("nodeName") and not ends:
-            namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-            remedy = f"kubectl delete pod -n {namespace} {name}"
-            yield Finding(f"pod {_name(pod)} waits for {settings.webhook.scheduler_name}, which is gone", remedy)
-
-
-@dataclass(frozen=True)
-class _Left:
-    """Something left behind, and the patch that takes it away."""
-
-    what: str
-    client: KubeClient
-    resource: Resource
-    obj: Object
-    patch: Any
-
-    def strip(self) -> bool:
-        """Take it away; return False if it changed meanwhile, so that another look is needed."""
-        metadata = self.obj["metadata"]
-        kind = JSON_PATCH if isinstance(self.patch, list) else MERGE_PATCH
-        part = "status" if self.resource == NODES else ""
-        try:
-            self.client.patch(
-                self.resource, metadata["name"], self.patch, metadata.get("namespace", ""),
-                content_type=kind, subresource=part,
-            )  # fmt: skip
-        except NotFound:
-            pass  # another was faster
-        except ServiceError as error:
-            if error.status not in (409, 422):
-                raise
-            return False
-        return True
+            click.echo(f"pod {name_of(pod)} is charged from now on", err=True)
 
 
 def _get(client: KubeClient, resource: Resource, name: str, namespace: str = "") -> Object | None:
@@ -414,7 +364,3 @@ def _get(client: KubeClient, resource: Resource, name: str, namespace: str = "")
         return client.get(resource, name, namespace)
     except NotFound:
         return None
-
-
-def _name(pod: Object) -> str:
-    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

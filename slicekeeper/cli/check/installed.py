@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import yaml
 
+from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Remedy
 from slicekeeper.cli.config import value_of
-from slicekeeper.cli.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Remedy
 from slicekeeper.config import manifests
 from slicekeeper.config.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings, keys
 from slicekeeper.errors import NotFound, SettingsError

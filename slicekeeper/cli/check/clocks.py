@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from slicekeeper.cli.remedies import Remedy
+from slicekeeper.cli.check.remedies import Remedy
 from slicekeeper.kube.client import Object
 from slicekeeper.units import parse_instant
 from slicekeeper.untyped import as_list, as_map

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from slicekeeper import names
-from slicekeeper.cli.remedies import APPLY, Remedy, component
+from slicekeeper.cli.check.remedies import APPLY, Remedy, component
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import ACCESS_REVIEWS, KubeClient
 from slicekeeper.untyped import as_map

@@ -8,7 +8,7 @@ import pytest
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import NodeAgentSettings, Settings, WebhookSettings
 from webhook.admission import Admission, Case
-from webhook.escapes import canonical, protected_paths, reaches
+from webhook.host_access import canonical, protected_paths, reaches
 from webhook.priority_classes import SettingsClasses
 
 SETTINGS = Settings()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from slicekeeper.cli.remedies import APPLY, Remedy
+from slicekeeper.cli.check.remedies import APPLY, Remedy
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.untyped import as_list, as_map
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.cli.remedies import Remedy, component
+from slicekeeper.cli.check.remedies import Remedy, component
 from slicekeeper.gpu import inventory, machine
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.gpu.request import annotations_of

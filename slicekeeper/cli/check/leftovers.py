@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an uninstalled Slicekeeper leaves in a cluster, for `slicekeeper check`: finalizers, gates, nodes' GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slicekeeper import names
+from slicekeeper.config.settings import Settings
+from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.kube.client import JSON_PATCH, MERGE_PATCH, NODES, PODS, KubeClient, Object, Resource
+from slicekeeper.kube.pod import gate_index, has_finalizer, without_finalizer, without_gate
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """Something left behind, and the patch that takes it away."""
+
+    what: str
+    client: KubeClient
+    resource: Resource
+    obj: Object
+    patch: Any
+
+    @property
+    def finding(self) -> tuple[str, str]:
+        """The problem, and its remedy."""
+        return f"{self.what}, and nobody will remove it", "slicekeeper check --repair"
+
+    def strip(self) -> bool:
+        """Take it away; return False if it changed meanwhile, so that another look is needed."""
+        metadata = self.obj["metadata"]
+        kind = JSON_PATCH if isinstance(self.patch, list) else MERGE_PATCH
+        part = "status" if self.resource == NODES else ""
+        try:
+            self.client.patch(
+                self.resource, metadata["name"], self.patch, metadata.get("namespace", ""),
+                content_type=kind, subresource=part,
+            )  # fmt: skip
+        except NotFound:
+            pass  # another was faster
+        except ServiceError as error:
+            if error.status not in (409, 422):
+                raise
+            return False
+        return True
+
+
+def left_behind(client: KubeClient, settings: Settings) -> list[LeftBehind]:
+    """Return what only our own parts would remove, in a cluster that no longer has them."""
+    resources = settings.resources
+    found = []
+    for pod in client.list(PODS)[0]:
+        if has_finalizer(pod):
+            found.append(
+                LeftBehind(f"pod {name_of(pod)} keeps our finalizer", client, PODS, pod, without_finalizer(pod))
+            )
+        if gate_index(pod) is not None:
+            found.append(
+                LeftBehind(f"pod {name_of(pod)} keeps our scheduling gate", client, PODS, pod, without_gate(pod))
+            )
+    gone = {resources.core: None, resources.memory: None}
+    for node in client.list(NODES)[0]:
+        if names.NODE_GPUS in (node["metadata"].get("annotations") or {}):
+            merge = {
+                "metadata": {"annotations": dict.fromkeys((names.NODE_GPUS, names.NODE_AGENT, names.NODE_MACHINE))},
+                "status": {"capacity": gone, "allocatable": gone},
+            }
+            found.append(LeftBehind(f"node {node['metadata']['name']} shows GPUs", client, NODES, node, merge))
+    return found
+
+
+def stranded(client: KubeClient, settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield pods that wait for our scheduler, which is gone: no one can give a pod another one."""
+    for pod in client.list(PODS)[0]:
+        spec, ends = pod["spec"], pod["metadata"].get("deletionTimestamp")
+        if spec.get("schedulerName") == settings.webhook.scheduler_name and not spec.get("nodeName") and not ends:
+            namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+            remedy = f"kubectl delete pod -n {namespace} {name}"
+            yield f"pod {name_of(pod)} waits for {settings.webhook.scheduler_name}, which is gone", remedy
+
+
+def name_of(pod: Object) -> str:
+    """Return a pod's namespace and name, as people write them."""
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
