@@ -20,6 +20,8 @@ class Told:
 
     lost: bool = False
     mig: bool | None = None
+    mig_next: bool | None = None
+    """Whether it is in MIG mode after its next reset."""
     rows: tuple[int, int] | None = None
     """Whether a remapping of rows waits for a reset, and whether one has failed."""
     uncorrected: int | None = None
@@ -32,6 +34,8 @@ def judge(told: Told) -> str:
         return "the driver has lost it, or asks for a reset"
     if told.mig:
         return "it is in MIG mode, and its instances are given out by NVIDIA's plugin"
+    if told.mig_next:
+        return "its next reset puts it into MIG mode"
     if told.rows is not None:
         # Errors that were remapped are over and done with, so they are not counted once more.
         pending, failed = told.rows

@@ -7,14 +7,18 @@ NVIDIA's devices to kubelet.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
 import yaml
 
 from nodeagent.entitlement import SeatRefused
+
+log = logging.getLogger(__name__)
 
 KIND: Final = "nvidia.com/gpu"
 OLDEST_VERSION: Final = "0.6.0"
@@ -43,6 +47,21 @@ class Devices(Protocol):
         """Return what makes these GPUs, by index and UUID, usable; raises SeatRefused with what is missing."""
 
 
+_Content = dict[str, list[dict[str, Any] | str | int] | dict[str, Any] | None]
+
+
+class _Device(msgspec.Struct):
+    name: str
+    containerEdits: _Content | None = None  # noqa: N815 - CDI's name
+
+
+class _Spec(msgspec.Struct):
+    kind: str
+    cdiVersion: str = OLDEST_VERSION  # noqa: N815 - CDI's name
+    devices: list[_Device] | None = None
+    containerEdits: _Content | None = None  # noqa: N815 - CDI's name
+
+
 class HostCdi:
     """NVIDIA's specification in one of the folders where container runtimes look; a later folder goes first."""
 
@@ -50,7 +69,7 @@ class HostCdi:
         """Look in these folders, but at no file whose name begins as one of `own`."""
         self._folders = folders
         self._own = own
-        self._read: dict[Path, tuple[tuple[int, int], Any]] = {}
+        self._read: dict[Path, tuple[tuple[int, int], _Spec | None]] = {}
 
     def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
         """Return the edits of these GPUs, by index and UUID, and those that any of them needs.
@@ -62,30 +81,49 @@ class HostCdi:
             for spec in self._specs():
                 device = _device(spec, (uuid, str(index), f"gpu{index}"))
                 if device is not None:
-                    found += [_edits(spec, spec), _edits(device, spec)]
+                    found += [_edits(spec.containerEdits, spec), _edits(device.containerEdits, spec)]
                     break
             else:
                 where = " or ".join(map(str, self._folders))
                 raise SeatRefused(f"no CDI specification of {KIND} in {where} has GPU {uuid}; {MAKE_ONE}")
         return joined(found)
 
-    def _specs(self) -> Iterator[Any]:
+    def _specs(self) -> Iterator[_Spec]:
         for folder in reversed(self._folders):
             for file in sorted(folder.glob("*")):
                 if file.suffix in (".json", ".yaml", ".yml") and not file.name.startswith(self._own):
                     spec = self._load(file)
-                    if isinstance(spec, dict) and spec.get("kind") == KIND:
+                    if spec is not None and spec.kind == KIND:
                         yield spec
 
-    def _load(self, file: Path) -> Any:
+    def _load(self, file: Path) -> _Spec | None:
+        """Return what a file says; None if it is gone meanwhile or damaged: container runtimes pass it over too."""
         try:
             stat = file.stat()
             mark = (stat.st_mtime_ns, stat.st_ino)
             if file not in self._read or self._read[file][0] != mark:
-                self._read[file] = (mark, yaml.safe_load(file.read_bytes()))
-        except (OSError, yaml.YAMLError):
-            return None  # gone meanwhile, or damaged: container runtimes pass it over too
+                self._read[file] = (mark, _parsed(file))
+        except OSError:
+            return None
         return self._read[file][1]
+
+
+def _parsed(file: Path) -> _Spec | None:
+    data = file.read_bytes()
+    try:
+        # A part that is not as CDI has it spoils the whole: a container must not start with what is left.
+        return msgspec.convert(_untyped(data), _Spec)
+    # PyYAML passes on what Python says of a value that it cannot make, such as a date in a 13th month.
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        log.warning("%s is passed over, it is no CDI specification: %s", file, error)
+        return None
+
+
+def _untyped(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except ValueError:  # JSON with tabs is none to PyYAML, hence not YAML for all
+        return yaml.safe_load(data)
 
 
 def joined(parts: Iterable[Edits]) -> Edits:
@@ -100,14 +138,14 @@ def joined(parts: Iterable[Edits]) -> Edits:
     return Edits(content, version)
 
 
-def _device(spec: Any, names: Sequence[str]) -> Any:
-    devices = {device.get("name"): device for device in spec.get("devices") or [] if isinstance(device, dict)}
+def _device(spec: _Spec, names: Sequence[str]) -> _Device | None:
+    devices = {device.name: device for device in spec.devices or ()}
     return next((devices[name] for name in names if name in devices), None)
 
 
-def _edits(holder: Any, spec: Any) -> Edits:
-    content = {key: values for key, values in (holder.get("containerEdits") or {}).items() if isinstance(values, list)}
-    return Edits(content, str(spec.get("cdiVersion") or OLDEST_VERSION))
+def _edits(content: _Content | None, spec: _Spec) -> Edits:
+    lists = {key: values for key, values in (content or {}).items() if isinstance(values, list)}
+    return Edits(lists, spec.cdiVersion)
 
 
 def _number(version: str) -> tuple[int, ...]:

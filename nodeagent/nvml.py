@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 import pynvml
 
+from nodeagent.entitlement import SeatRefused
 from nodeagent.health import Told, judge, judge_xid
 from nodeagent.host_cdi import Devices, Edits
 from nodeagent.seat_store import replace_file
@@ -46,7 +47,7 @@ def ask(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the library's answer, None if it has none."""
     try:
         answer = function(*arguments)
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, UnicodeDecodeError):
         return None
     return None if answer == UNKNOWN else answer
 
@@ -120,7 +121,9 @@ class NvmlGpus:
         """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""
         with self._lock:
             index = {device.gpu.uuid: number for number, device in enumerate(self._devices)}
-        return self._made.edits([(index[uuid], uuid) for uuid in uuids if uuid in index])
+        if unknown := [uuid for uuid in uuids if uuid not in index]:
+            raise SeatRefused(f"the driver does not list GPU {', '.join(unknown)}; kubelet tries again")
+        return self._made.edits([(index[uuid], uuid) for uuid in uuids])
 
     def _wait(self, seconds: float) -> None:
         if self._events is None:
@@ -154,7 +157,11 @@ class NvmlGpus:
     def _begin(self) -> bool:
         try:
             pynvml.nvmlInit()
-            count = pynvml.nvmlDeviceGetCount()
+            try:
+                count = pynvml.nvmlDeviceGetCount()
+            except pynvml.NVMLError:
+                pynvml.nvmlShutdown()  # NVML counts: one that stays open is never another driver's
+                raise
         except pynvml.NVMLError as error:
             if self._told != str(error):
                 log.warning("no GPU is published: NVML does not answer: %s", error)
@@ -264,20 +271,25 @@ def _register(devices: list[_Device]) -> Any:
 
 def _told(handle: Any) -> Told | None:
     """Return what the driver says of a GPU now; None: there is no driver to say anything."""
-    lost, uncorrected = False, None
-    try:
-        uncorrected = pynvml.nvmlDeviceGetTotalEccErrors(
-            handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-        )
-    except pynvml.NVMLError as error:
-        if error.value in _CLOSED:
-            return None
-        lost = error.value in _LOST
-    rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
-    mig = ask(pynvml.nvmlDeviceGetMigMode, handle)
+    lost, answers = False, []
+    for function, *more in (
+        (pynvml.nvmlDeviceGetTotalEccErrors, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
+        (pynvml.nvmlDeviceGetRemappedRows,),
+        (pynvml.nvmlDeviceGetMigMode,),
+        (pynvml.nvmlDeviceGetMemoryInfo,),  # which even a GPU knows that tells none of the others, unless it is lost
+    ):
+        try:
+            answers.append(function(handle, *more))
+        except pynvml.NVMLError as error:
+            if error.value in _CLOSED:
+                return None
+            lost = lost or error.value in _LOST
+            answers.append(None)
+    uncorrected, rows, mig, _ = answers
     return Told(
         lost=lost,
         mig=None if mig is None else bool(mig[0]),
+        mig_next=None if mig is None else bool(mig[1]),
         rows=None if rows is None else (rows[2], rows[3]),
         uncorrected=None if uncorrected == UNKNOWN else uncorrected,
     )

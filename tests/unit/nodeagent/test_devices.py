@@ -89,6 +89,28 @@ def test_what_is_missing_is_said_with_how_to_make_it(folders: list[Path]) -> Non
         HostCdi([]).edits([(0, "GPU-a")])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({**NVIDIA, "devices": 1}), json.dumps({**NVIDIA, "devices": [{"name": []}]}),
+        json.dumps({**NVIDIA, "devices": [{"name": "0", "containerEdits": [1]}]}),
+        json.dumps({**NVIDIA, "devices": [{"name": "0", "containerEdits": {"deviceNodes": "x"}}]}),
+        json.dumps({**NVIDIA, "containerEdits": "x"}), json.dumps({**NVIDIA, "cdiVersion": 0.5}),
+        "a: 2024-13-45", "a: !!int x", "a: !!timestamp x", "\xff", "[" * 2000, "{[a]: b}", "",
+    ],
+)  # fmt: skip
+def test_a_specification_that_is_damaged_is_passed_over(folders: list[Path], text: str) -> None:
+    (folders[1] / "nvidia.yaml").write_bytes(text.encode("latin-1"))
+    assert nodes(HostCdi(folders).edits([(0, "GPU-a")]))[0] == "/dev/nvidiactl", "there is another one"
+    with pytest.raises(SeatRefused, match="no CDI specification"):
+        HostCdi(folders[1:]).edits([(0, "GPU-a")])
+
+
+def test_a_specification_may_be_json_with_tabs(folders: list[Path]) -> None:
+    (folders[1] / "nvidia.json").write_text(json.dumps(NVIDIA, indent="\t"))
+    assert nodes(HostCdi(folders[1:]).edits([(1, "GPU-b")]))[-1] == "/dev/nvidia1"
+
+
 def test_versions_are_compared_as_numbers() -> None:
     assert joined([Edits(version="0.10.0"), Edits(version="0.9.0")]).version == "0.10.0"
 

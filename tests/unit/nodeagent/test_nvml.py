@@ -12,6 +12,7 @@ import pynvml
 import pytest
 from support.small_cluster import small_cluster, wait_for
 
+from nodeagent.entitlement import SeatRefused
 from nodeagent.fake import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_watch import GpuWatch
 from nodeagent.health import Told, judge, judge_xid
@@ -105,6 +106,48 @@ def test_a_gpu_that_fails_is_withdrawn_until_it_is_well(gpus: NvmlGpus, driver: 
     assert list(ill(gpus)) == [1]
 
 
+def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception, *functions: str) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    for function in functions:
+        monkeypatch.setattr(pynvml, function, fail)
+
+
+def test_a_gpu_that_tells_nothing_of_its_health_is_lost_all_the_same(
+    gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode")
+    refuse(monkeypatch, pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), *kinds)
+    assert ill(gpus) == {}
+    refuse(monkeypatch, pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), "nvmlDeviceGetMemoryInfo")
+    assert set(ill(gpus)) == {0, 1, 2, 3}
+
+
+def test_words_that_are_no_text_stop_nothing(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    garbled = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    refuse(monkeypatch, garbled, "nvmlDeviceGetName", "nvmlSystemGetDriverVersion")
+    gpus = NvmlGpus(tmp_path, HostCdi([]))
+    assert [gpu.model for gpu in gpus.gpus()] == ["unknown"] * 4
+    assert gpus.driver() == ("unknown", "")
+
+
+def test_a_library_that_counts_no_gpus_is_closed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    open_, refused = [0], pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: open_.append(open_[-1] + 1))
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: open_.append(open_[-1] - 1))
+    refuse(monkeypatch, refused, "nvmlDeviceGetCount")
+    gpus = NvmlGpus(tmp_path, HostCdi([]))
+    gpus.look(0.01)
+    assert open_ == [0, 1, 0, 1, 0]
+
+
+def test_a_gpu_that_the_driver_does_not_list_is_in_no_container(gpus: NvmlGpus) -> None:
+    """As after a reboot, while the driver is not loaded yet: a container would start without its GPU."""
+    with pytest.raises(SeatRefused, match="does not list GPU GPU-gone; kubelet tries again"):
+        gpus.edits(["GPU-gone"])
+
+
 def test_an_xid_withdraws_at_once_and_for_the_next_agent_too(gpus: NvmlGpus, driver: Any, tmp_path: Path) -> None:
     first = gpus.gpus()[0].uuid
     waiting = threading.Thread(target=gpus.look, args=(60,))
@@ -133,6 +176,7 @@ def test_remapped_rows_count_and_not_the_errors_that_led_to_them() -> None:
     assert judge(Told(rows=(0, 0), uncorrected=5)) == ""
     assert judge(Told(uncorrected=5))
     assert judge(Told()) == ""
+    assert "next reset" in judge(Told(mig=False, mig_next=True))
     assert not judge_xid(13)
     assert judge_xid(48)
 
