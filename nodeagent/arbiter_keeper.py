@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,15 @@ END_SECONDS: Final = 5.0
 class ArbiterKeeper:
     """Starts the arbiter, and starts it again whenever it ends."""
 
-    def __init__(self, program: Path, folder: Path, options: Sequence[str]) -> None:
+    def __init__(
+        self,
+        program: Path,
+        folder: Path,
+        options: Sequence[str],
+        environ: Callable[[], Mapping[str, str]] = lambda: os.environ,
+    ) -> None:
+        """`environ` is asked for the arbiter's environment at each start of it."""
+        self._environ = environ
         self._command = [str(program), "serve", "--dir", str(folder), *options]
         self._folder = folder
 
@@ -39,7 +48,9 @@ class ArbiterKeeper:
         self._folder.mkdir(parents=True, exist_ok=True)
         while self._wait_for_the_place(stop):
             began = time.monotonic()
-            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)  # noqa: S603 - our own program
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                self._command, stdin=subprocess.DEVNULL, env=self._environ()
+            )
             log.info("arbiter %d serves %s", process.pid, self._folder)
             while process.poll() is None and not stop.wait(LOOK_SECONDS):
                 pass

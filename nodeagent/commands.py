@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import tempfile
 import threading
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from nodeagent.arbiter_keeper import ArbiterKeeper
 from nodeagent.fake import FakeDevices, install
 from nodeagent.host_cdi import Devices, HostCdi, own_files
 from nodeagent.nvml import NvmlGpus
+from nodeagent.plain_driver import PlainDriver, links, load
 from slicekeeper import log
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import SystemClock
-from slicekeeper.config.settings import Settings
+from slicekeeper.config.settings import NodeAgentSettings, Settings
 
 
 @click.group()
@@ -43,10 +46,12 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
     """Publish this node's GPUs and give every GPU container its seat, until SIGTERM."""
     settings, world = _begin(context, fake_gpus, node_name)
     mine = settings.node_agent
-    devices: Devices = HostCdi([Path(folder) for folder in mine.host_cdi_dirs], (own_files(settings.resources.seat),))
+    cdi = HostCdi([Path(folder) for folder in mine.host_cdi_dirs], (own_files(settings.resources.seat),))
+    root = _root(mine, world)
+    devices: Devices = PlainDriver(root, cdi) if root else cdi
     if world is not None:
         devices = FakeDevices(Path(mine.programs_dir), Path(mine.state_dir) / "lib", world)
-    gpus = NvmlGpus(Path(mine.run_dir) / "withdrawn", devices)
+    gpus = NvmlGpus(Path(mine.run_dir) / "withdrawn", devices, lambda: load(root) if root else None)
     Agent(settings, SystemClock(), gpus).run(_until_told())
 
 
@@ -56,9 +61,22 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
 @click.pass_obj
 def arbiter(context: Context, fake_gpus: str, node_name: str) -> None:
     """Keep this node's arbiter running, until SIGTERM; it needs the node's own process IDs."""
-    mine = _begin(context, fake_gpus, node_name)[0].node_agent
-    options = ["--rule", mine.rule, *(["--fake"] if mine.fake_gpus else [])]
-    ArbiterKeeper(Path(mine.programs_dir) / "arbiter", Path(mine.run_dir), options).run(_until_told())
+    settings, world = _begin(context, fake_gpus, node_name)
+    mine = settings.node_agent
+    options = ["--rule", mine.rule, *(["--fake"] if world else [])]
+    root = _root(mine, world)
+
+    def environ() -> dict[str, str]:
+        found = links(root, Path(tempfile.gettempdir()) / "driver") if root else ""
+        return {**os.environ, "LD_LIBRARY_PATH": str(found)} if found else {**os.environ}
+
+    ArbiterKeeper(Path(mine.programs_dir) / "arbiter", Path(mine.run_dir), options, environ).run(_until_told())
+
+
+def _root(mine: NodeAgentSettings, world: Path | None) -> Path | None:
+    """Return where the node's file system is, if the driver's files may be taken from there."""
+    root = Path(mine.driver_root)
+    return root if mine.driver_root and world is None and root.is_dir() else None
 
 
 def _begin(context: Context, fake_gpus: str, node_name: str) -> tuple[Settings, Path | None]:

@@ -55,9 +55,11 @@ def ask(function: Callable[..., Any], *arguments: Any) -> Any:
 class NvmlGpus:
     """The GPUs that NVML lists; none while there is no driver, which may come later."""
 
-    def __init__(self, withdrawn: Path, devices: Devices) -> None:
+    def __init__(self, withdrawn: Path, devices: Devices, load: Callable[[], None] = lambda: None) -> None:
+        """`load` is called before the library is opened: it may be none of this container's."""
         self._withdrawn = withdrawn
         self._made = devices
+        self._load = load
         self._withdrawn.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._devices: list[_Device] = []
@@ -155,6 +157,7 @@ class NvmlGpus:
             self._troubles = troubles
 
     def _begin(self) -> bool:
+        self._load()
         try:
             pynvml.nvmlInit()
             try:

@@ -356,6 +356,13 @@ class NodeAgentSettings(Section, frozen=True):
     host_cdi_dirs: Annotated[
         tuple[str, ...], about("Where NVIDIA's own CDI specification lies; a later folder goes first.")
     ] = ("/etc/cdi", "/var/run/cdi")
+    driver_root: Annotated[
+        str,
+        about(
+            "Where the node's file system is mounted on nodes without NVIDIA's container toolkit: if no CDI "
+            "specification has a GPU, the driver's files are taken from there. Not there: they are not looked for."
+        ),
+    ] = "/host"
     state_dir: Annotated[str, about("Where seats are remembered; it must outlive a reboot.")] = "/var/lib/slicekeeper"
     run_dir: Annotated[str, about("Folders that containers see at /run/slicekeeper, one per seat.")] = (
         "/run/slicekeeper"

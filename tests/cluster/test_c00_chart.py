@@ -90,7 +90,7 @@ SETS = (
     (),
     ("observe", "objects", "sharepods", "openshift", "postgresql", "nvidia-runtime", "quota-weight"),
     ("cert-manager", "postgresql", "hard-budgets", "audit-evictions", "critical-quota"),
-    ("host-network", "cert-manager", "aks", "fake-gpus", "single"),
+    ("host-network", "cert-manager", "aks", "plain-driver", "fake-gpus", "single"),
 )
 """Sets of components in which each is once at least."""
 

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's driver as its own installer leaves it on a node, for nodes that have no NVIDIA container toolkit.
+
+The toolkit's CDI specification goes first: it knows more, such as graphics. Here is what CUDA programs need: the GPU's
+device file, those of the driver, and the libraries of this driver's version. They are mounted where both Debian's and
+Red Hat's loaders look without a cache, because no hook renews the container's cache. The node's file system is mounted
+in the agent's container at `root`; device files and libraries are named by their places on the node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from nodeagent.entitlement import SeatRefused
+from nodeagent.host_cdi import Devices, Edits
+from nodeagent.shipped import mount
+
+log = logging.getLogger(__name__)
+
+_MULTIARCH: Final = f"usr/lib/{platform.machine()}-linux-gnu"
+IN_CONTAINER: Final = (f"/{_MULTIARCH}", "/usr/lib64")
+"""Where containers find the libraries: Debian's and Red Hat's images."""
+FOLDERS: Final = (_MULTIARCH, "usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "home/kubernetes/bin/nvidia/lib64")
+"""Where installers put them, the last one that of Google's images."""
+
+CUDA: Final = "libcuda.so"
+NVML: Final = "libnvidia-ml.so"
+LIBRARIES: Final = (
+    CUDA, NVML, "libcudadebugger.so", "libnvidia-gpucomp.so", "libnvidia-nvvm.so", "libnvidia-opencl.so",
+    "libnvidia-ptxjitcompiler.so",
+)  # fmt: skip
+PROGRAM: Final = "usr/bin/nvidia-smi"
+
+DEVICES: Final = ("nvidiactl", "nvidia-uvm")
+OPTIONAL_DEVICES: Final = ("nvidia-uvm-tools",)
+
+
+class PlainDriver:
+    """NVIDIA's CDI specification, and without one the driver's own files."""
+
+    def __init__(self, root: Path, specification: Devices) -> None:
+        self._root = root
+        self._specification = specification
+
+    def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+        """Return what makes these GPUs, by index and UUID, usable; raises SeatRefused with what is missing."""
+        try:
+            return self._specification.edits(gpus)
+        except SeatRefused as missing:
+            try:
+                return self._made(gpus)
+            except SeatRefused as error:
+                raise SeatRefused(f"{missing}. Nor do the driver's own files do: {error}") from error
+
+    def _made(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+        found = libraries(self._root)
+        if f"{CUDA}.1" not in found:
+            where = ", ".join(f"/{folder}" for folder in FOLDERS)
+            raise SeatRefused(f"there is no {CUDA}.1 that leads to a driver's version in any of {where}")
+        mounts = [
+            mount(self._on_node(file), f"{folder}/{name}") for folder in IN_CONTAINER for name, file in found.items()
+        ]
+        program = self._root / PROGRAM
+        if program.is_file():
+            mounts.append(mount(self._on_node(program), f"/{PROGRAM}"))
+        nodes = [self._device(name) for name in DEVICES]
+        nodes += [f"/dev/{name}" for name in OPTIONAL_DEVICES if self._is_device(name)]
+        nodes += [self._device(f"nvidia{_minor(uuid)}") for _, uuid in gpus]
+        return Edits({"deviceNodes": [{"path": path} for path in nodes], "mounts": mounts})
+
+    def _device(self, name: str) -> str:
+        if not self._is_device(name):
+            raise SeatRefused(f"the node has no device /dev/{name}; `nvidia-modprobe -u -c 0` makes it")
+        return f"/dev/{name}"
+
+    def _is_device(self, name: str) -> bool:
+        with suppress(OSError):
+            return stat.S_ISCHR((self._root / "dev" / name).stat().st_mode)
+        return False
+
+    def _on_node(self, file: Path) -> Path:
+        return Path("/") / file.relative_to(self._root)
+
+
+def libraries(root: Path) -> dict[str, Path]:
+    """Return the driver's libraries below a node's root, each under all names by which programs load it.
+
+    The driver's version is that to which `libcuda.so.1` leads. The first folder that has one counts.
+    """
+    for folder in (root / name for name in FOLDERS):
+        names = {file.name for part in LIBRARIES for file in folder.glob(f"{part}*")}
+        version = _end(folder, f"{CUDA}.1").removeprefix(f"{CUDA}.")
+        if version[:1].isdecimal() and "." in version:
+            ends = {name: _end(folder, name) for name in sorted(names)}
+            return {
+                name: folder / end
+                for name, end in ends.items()
+                if end.endswith(f".so.{version}") and (folder / end).is_file()
+            }
+    return {}
+
+
+def _end(folder: Path, name: str) -> str:
+    """Return the file of the same folder to which a name leads: links are those of the node, not of the agent."""
+    for _ in range(8):
+        try:
+            name = (folder / name).readlink().name
+        except OSError:
+            break
+    return name
+
+
+def _minor(uuid: str) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMinorNumber(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
+    except pynvml.NVMLError as error:
+        raise SeatRefused(f"the driver does not say which device file GPU {uuid} has: {error}") from error
+
+
+def links(root: Path, folder: Path) -> Path:
+    """Make `folder` lead to the libraries that the agent and the arbiter load themselves, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, file in libraries(root).items():
+        link = folder / name
+        if not link.is_symlink() or link.readlink() != file:
+            link.unlink(missing_ok=True)
+            link.symlink_to(file)
+    return folder
+
+
+def load(root: Path) -> None:
+    """Load the node's NVML, so that whoever asks the loader for that name has it. Without one nothing is done."""
+    library: Any = libraries(root).get(f"{NVML}.1")
+    if library is not None:
+        try:
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            log.warning("%s cannot be loaded: %s", library, error)
