@@ -1,40 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The extender over HTTP: a thin shell that decodes, calls, encodes and measures.
 
+Starlette on the event loop, and not Flask as other servers: a Flask view that does nothing takes longer than all that
+is worked out here (`benchmarks/scheduler/README.md`). What is answered in moments is worked out on the loop itself;
+what may take longer, or waits for others, has threads.
+
 kube-scheduler takes any status but 200 for a failure of the whole extender, so what is wrong with one call is in the
 answer's `Error`. Only `prioritize` and `preempt`, whose answers have no such field, say 400 or 503.
 """
 
 from __future__ import annotations
 
-import gc
+import asyncio
 import logging
-import os
-import socket
-import threading
 import time
-import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
-from flask import Flask, Response, request
-from werkzeug.exceptions import HTTPException
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from scheduler.agents import NodeAgents
-from scheduler.binder import REQUEST_SECONDS, Binder
-from scheduler.extender import filter_nodes, preempt, prioritize_nodes
-from scheduler.fence import BINDER_LEASE, Fence
-from scheduler.gangs import WAITERS, Gangs
-from scheduler.metrics import Metrics
-from scheduler.notices import Notices
-from scheduler.placement.policies import Learner
-from scheduler.placement.policy import BestFit
-from scheduler.reclaim.eviction import Evictor
-from scheduler.reclaim.nudge import Nudger
-from scheduler.reclaim.reclaimer import Reclaimer
-from scheduler.state import SchedulerState
-from scheduler.watches import Watches
+from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
+from scheduler.gangs import WAITERS
+from scheduler.pods import Pod
+from scheduler.service import NotSynced, Scheduler
 from scheduler.wire import (
     BadRequest,
     binding_result,
@@ -44,226 +39,133 @@ from scheduler.wire import (
     filter_result,
 )
 from slicekeeper import threads
-from slicekeeper.clock import Clock
-from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SlicekeeperError
-from slicekeeper.kube.client import KubeClient
-from slicekeeper.kube.leader import LeaderElection
-from slicekeeper.net.serving.wsgi import WsgiBridge
+from slicekeeper.net.serving.bodies import Bodies, BodyRefused
 
 log = logging.getLogger(__name__)
 
+Body = bytes | bytearray
+
 MAX_BODY: Final = 32 << 20
 BIND_THREADS: Final = 32
-LEASE: Final = "slicekeeper-reclaimer"
-RENEWALS: Final = 7.5
-"""How often a lease is renewed in the time after which it expires."""
-
-REAL_SECONDS: Final = 2.0
-"""A hold lasts at least this long in real time, however fast the clock runs: HTTP calls don't run faster with it."""
 
 
-LEARN_SECONDS: Final = 1.0
-"""Real seconds between two looks whether enough pods have arrived to learn from."""
+Work = tuple[Callable[[], bytes], ThreadPoolExecutor | None]
+"""What is left to do, and whose threads do it; None: it is done at once."""
 
 
-class NotSynced(SlicekeeperError):
-    """A call came before both lists were read."""
+class NotBound(SlicekeeperError):
+    """A pod was not bound; the message says why."""
 
-    code = "not-synced"
-
-
-class Scheduler:
-    """Everything that lives as long as the process: client, state, watches, binder, metrics."""
-
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        self.settings = settings
-        self.clock = clock
-        self.client = KubeClient(settings.kubernetes)
-        self.stopped = threading.Event()
-        learner = Learner(settings.scheduler.policy)
-        hold = max(settings.scheduler.assume_seconds, REAL_SECONDS * settings.clock.speed)
-        lost = max(settings.scheduler.assume_seconds, REQUEST_SECONDS * settings.clock.speed)
-        fresh = REAL_SECONDS * settings.clock.speed
-        self.state = SchedulerState(
-            settings.resources, learner, clock, hold_seconds=hold, lost_seconds=lost, fresh_seconds=fresh
-        )
-        self.metrics = Metrics(self.state)
-        self.watches = Watches(self.client, self.state, lambda name: self.metrics.watch_errors.labels(name).inc())
-        agents = NodeAgents(clock, lambda answer: self.metrics.agent_answers.labels(answer).inc())
-        # No other process can listen where this one does: after a crash its lease is at once its own again.
-        lease = self._lease(BINDER_LEASE, f"{socket.gethostname()}/{settings.scheduler.bind}")
-        renew_seconds = settings.scheduler.lease_seconds / RENEWALS
-        self.fence = Fence(lease, self.watches.catch_up, idle_seconds=renew_seconds)
-        after = settings.scheduler.reclaim_after_seconds
-        self.gangs = Gangs(
-            self.state, clock, Nudger(self.client, clock, pause_seconds=after), hold_seconds=hold,
-        )  # fmt: skip
-        self.binder = Binder(self.client, self.state, clock, agents, self.fence, self.gangs)
-        self.leader = self._lease(LEASE, f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-        evictor = Evictor(
-            self.client, clock, settings.resources,
-            reporter=settings.webhook.scheduler_name, hold_seconds=hold,
-            count=lambda outcome: self.metrics.evictions.labels(outcome).inc(),
-        )  # fmt: skip
-        nudger = Nudger(self.client, clock, pause_seconds=after)
-        # Room that is made for one pod is the first that will do: a mix of arrivals says nothing about it.
-        self.reclaimer = Reclaimer(
-            settings, clock, self.state, BestFit(), self.leader, evictor, nudger, hold_seconds=hold
-        )
-
-        reporter = settings.webhook.scheduler_name
-        self.notices = Notices(self.client, clock, self.state, lambda: self.leader.is_leader, reporter=reporter)
-
-    def _lease(self, name: str, identity: str) -> LeaderElection:
-        mine = self.settings.scheduler
-        return LeaderElection(
-            self.client,
-            self.clock,
-            namespace=mine.lease_namespace,
-            name=name,
-            identity=identity,
-            duration_seconds=mine.lease_seconds,
-            renew_seconds=mine.lease_seconds / RENEWALS,
-        )
-
-    def start(self) -> None:
-        """Start the watches, the threads that look after bindings and their lease, and the reclaimer."""
-        self.watches.start()
-        threads.keep("binder-lease", lambda: self.fence.run(self.stopped), self.stopped.is_set)
-        threads.keep("overdue", self._look, self.stopped.is_set)
-        threads.keep("gangs", lambda: self.gangs.run(self.stopped), self.stopped.is_set)
-        threads.keep("reclaimer", self._reclaim, self.stopped.is_set)
-        threads.keep("notices", lambda: self.notices.run(self.stopped), self.stopped.is_set)
-        threads.keep("learner", self._learn, self.stopped.is_set)
-
-    def check_synced(self) -> None:
-        """Raise NotSynced if the state is not whole yet."""
-        if not self.watches.synced:
-            raise NotSynced("the scheduler has not read the cluster's state yet; try again")
-
-    def stop(self) -> None:
-        """Stop all threads, and let another process reclaim and bind at once."""
-        self.stopped.set()
-        self.gangs.stop()
-        self.fence.stop()
-        self.watches.stop()
-        self.leader.stop()
-        self.binder.stop()
-
-    def _reclaim(self) -> None:
-        # A process that does not know all pods evicts none.
-        self.watches.wait(self.stopped)
-        self.leader.start()
-        self.reclaimer.run(self.stopped)
-
-    def _learn(self) -> None:
-        self.watches.wait(self.stopped)
-        # What the lists brought stays: the collector need not look at it again, which takes longer than any call.
-        gc.collect()
-        gc.freeze()
-        while not self.stopped.wait(LEARN_SECONDS):
-            try:
-                self.state.learn()
-            except Exception:
-                log.exception("the policy could not be made again; the old one stays")
-
-    def _look(self) -> None:
-        pause = max(1.0, 0.05 * self.settings.clock.speed)
-        while not self.clock.wait(self.stopped, pause):
-            try:
-                self.binder.look_at_overdue()
-            except Exception:
-                log.exception("overdue bindings could not be looked at")
+    code = "not-bound"
 
 
-def bridge(scheduler: Scheduler) -> WsgiBridge:
-    """Return the server's application: binds wait for others (agents, the API server), so they have own threads."""
-    return WsgiBridge(
-        make_app(scheduler),
-        threads=scheduler.settings.scheduler.threads,
-        apart={"/bind": BIND_THREADS + WAITERS},
-        max_body_bytes=MAX_BODY,
-    )
+@dataclass(frozen=True)
+class Verb:
+    """A call of kube-scheduler: `begin` decodes its body, `failed` makes an answer of an error."""
+
+    name: str
+    begin: Callable[[Body], Work]
+    failed: Callable[[str], bytes]
+    always_200: bool
 
 
-def make_app(scheduler: Scheduler) -> Flask:
-    """Return the WSGI application of a scheduler that has been started."""
-    app = Flask("scheduler")
-    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
+def make_app(scheduler: Scheduler) -> Starlette:
+    """Return the application of a scheduler that has been started."""
     state, gangs, watches = scheduler.state, scheduler.gangs, scheduler.watches
+    slow = ThreadPoolExecutor(scheduler.settings.scheduler.threads, thread_name_prefix="request")
+    binds = ThreadPoolExecutor(BIND_THREADS + WAITERS, thread_name_prefix="bind")
 
-    @app.post("/filter")
-    def filter_() -> Response:
-        return _answer(
-            scheduler,
-            lambda body: filter_nodes(state, gangs, *decode_args(body)),
-            lambda error, _: (filter_result(b"[]", error=error), 200),
-        )
+    def nodes(answer: Callable[..., bytes]) -> Callable[[Body], Work]:
+        def begin(body: Body) -> Work:
+            obj, names = decode_args(body)
+            pod = gpu_pod(state, obj)
+            return partial(answer, state, gangs, pod, names), None if pod is None or _is_quick(pod) else slow
 
-    @app.post("/prioritize")
-    def prioritize() -> Response:
-        return _answer(
-            scheduler,
-            lambda body: prioritize_nodes(state, gangs, *decode_args(body)),
-            lambda error, status: ({"Error": error}, status),
-        )
+        return begin
 
-    @app.post("/preempt")
-    def preempt_() -> Response:
-        return _answer(
-            scheduler,
-            lambda body: preempt(state, gangs, *decode_preemption(body)),
-            lambda error, status: ({"Error": error}, status),
-        )
+    def begin_preempt(body: Body) -> Work:
+        obj, victims = decode_preemption(body)
+        return lambda: orjson.dumps(preempt(state, gangs, gpu_pod(state, obj), victims)), slow
 
-    @app.post("/bind")
-    def bind() -> Response:
-        return _answer(
-            scheduler,
-            lambda body: binding_result(scheduler.binder.bind(decode_binding(body))),
-            lambda error, _: (binding_result(error), 200),
-        )
+    def begin_bind(body: Body) -> Work:
+        args = decode_binding(body)
 
-    @app.get("/healthz")
-    def healthz() -> Response:
+        def bind() -> bytes:
+            why_not = scheduler.binder.bind(args)
+            if why_not:
+                raise NotBound(why_not)
+            return orjson.dumps(binding_result())
+
+        return bind, binds
+
+    verbs = (
+        Verb("filter", nodes(filter_nodes), lambda error: filter_result(b"[]", error=error), always_200=True),
+        Verb("prioritize", nodes(prioritize_nodes), _error, always_200=False),
+        Verb("preempt", begin_preempt, _error, always_200=False),
+        Verb("bind", begin_bind, lambda error: orjson.dumps(binding_result(error)), always_200=True),
+    )
+    bodies = Bodies(MAX_BODY)
+
+    async def healthz(_request: Request) -> Response:
         wrong = threads.trouble()
-        return Response(f"{wrong}\n" if wrong else "ok\n", 503 if wrong else 200, mimetype="text/plain")
+        return PlainTextResponse(f"{wrong}\n" if wrong else "ok\n", 503 if wrong else 200)
 
-    @app.get("/readyz")
-    def readyz() -> Response:
+    async def readyz(_request: Request) -> Response:
         missing = ", ".join(watches.missing)
-        return Response(f"the list of {missing} has not been read\n" if missing else "ok\n", 503 if missing else 200)
+        return PlainTextResponse(
+            f"the list of {missing} has not been read\n" if missing else "ok\n", 503 if missing else 200
+        )
 
+    app = Starlette(routes=[
+        *(Route(f"/{verb.name}", _endpoint(scheduler, bodies, verb), methods=["POST"]) for verb in verbs),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+    ])  # fmt: skip
+    app.router.redirect_slashes = False
     return app
 
 
-def _answer(
-    scheduler: Scheduler, call: Callable[[bytes], Any], failed: Callable[[str, int], tuple[Any, int]]
-) -> Response:
-    """Return what `call` makes of the body, or what `failed` makes of an error and its HTTP status."""
-    start, verb, metrics = time.perf_counter(), request.path[1:], scheduler.metrics
-    status = 200
-    try:
-        data = request.get_data()
-        scheduler.check_synced()
-        body = call(data)
-        told = isinstance(body, dict) and body.get("Error")
-    except Exception as error:  # noqa: BLE001 - whatever it is, kube-scheduler gets an answer that it can read
-        told, status = _blame(error, verb)
-        body, status = failed(told, status)
-    metrics.calls.labels(verb, "error" if told else "ok").inc()
-    metrics.seconds.labels(verb).observe(time.perf_counter() - start)
-    return Response(body if isinstance(body, bytes) else orjson.dumps(body), status, mimetype="application/json")
+def _is_quick(pod: Pod) -> bool:
+    """Whether a pod is placed in moments: neither with its whole gang, nor by a search for unequal containers."""
+    return pod.gang is None and len(set(pod.demand.slices)) <= 1
+
+
+def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> Callable[[Request], Any]:
+    ok, failed = (scheduler.metrics.calls.labels(verb.name, outcome) for outcome in ("ok", "error"))
+    seconds = scheduler.metrics.seconds.labels(verb.name)
+
+    async def view(request: Request) -> Response:
+        start, status = time.perf_counter(), 200
+        try:
+            async with bodies.received(request.scope, request.receive) as body:
+                scheduler.check_synced()
+                work, pool = verb.begin(body)
+                answer = work() if pool is None else await asyncio.get_running_loop().run_in_executor(pool, work)
+            ok.inc()
+        except Exception as error:  # noqa: BLE001 - whatever it is, kube-scheduler gets an answer that it can read
+            told, status = _blame(error, verb.name)
+            answer, status = verb.failed(told), 200 if verb.always_200 else status
+            failed.inc()
+        seconds.observe(time.perf_counter() - start)
+        return Response(answer, status, media_type="application/json")
+
+    return view
+
+
+def _error(message: str) -> bytes:
+    return orjson.dumps({"Error": message})
 
 
 def _blame(error: Exception, verb: str) -> tuple[str, int]:
     """Return an error in words for kube-scheduler, and its HTTP status."""
     if isinstance(error, BadRequest):
         return str(error), 400
-    if isinstance(error, HTTPException):  # a body too large or cut off
-        return f"the body could not be read: {error.description}", 400
+    if isinstance(error, BodyRefused):
+        return f"the body could not be read: {error}", 400
     if isinstance(error, NotSynced):
         return str(error), 503
+    if isinstance(error, NotBound):
+        return str(error), 200
     log.error("%s failed", verb, exc_info=error)
     return "internal error of the scheduler, see its log", 500

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import click
+from starlette.applications import Starlette
 
-from scheduler.app import Scheduler, bridge
+from scheduler.app import make_app
 from scheduler.explain import Outlook, deadlines, outlook
 from scheduler.extender import placeable
 from scheduler.placement.policies import Learner
 from scheduler.pods import Pod
+from scheduler.service import Scheduler
 from scheduler.state import SchedulerState
 from slicekeeper import log, names
 from slicekeeper.cli.connection import cluster, cluster_options
@@ -26,9 +29,12 @@ from slicekeeper.kube.client import JOBS, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.net import probes
 from slicekeeper.net.serving.process import serve as serve_app
-from slicekeeper.net.serving.wsgi import WsgiBridge
 from slicekeeper.units import format_instant
 from slicekeeper.untyped import as_list, as_map
+
+SWITCH_SECONDS: Final = 0.0005
+"""How long a thread that works keeps others waiting. By Python's own 5 ms a call would wait for a watch or a look of
+the reclaimer for longer than it takes."""
 
 
 @click.group()
@@ -46,13 +52,14 @@ def serve(context: Context) -> None:
     mine = settings.scheduler
     made: list[Scheduler] = []
 
-    def start() -> WsgiBridge:
+    def start() -> Starlette:
+        sys.setswitchinterval(SWITCH_SECONDS)
         running = Scheduler(settings, from_settings(settings.clock))
         made.append(running)
         running.start()
         if mine.metrics_bind:
             probes.serve_metrics(mine.metrics_bind, settings.serving, running.metrics.registry)
-        return bridge(running)
+        return make_app(running)
 
     def stop(_arbiter: Any, _worker: Any) -> None:
         for running in made:

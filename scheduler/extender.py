@@ -25,12 +25,11 @@ UNMANAGED: Final = (
 )
 
 
-def filter_nodes(state: SchedulerState, gangs: Gangs, obj: Mapping[str, Any], names: bytes) -> bytes:
+def filter_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes) -> bytes:
     """Return the answer to a filter call: the nodes on which the pod fits, and for the others why it does not.
 
-    `names` and the answer are JSON.
+    `pod` is None if it is not ours to place. `names` and the answer are JSON.
     """
-    pod = gpu_pod(state, obj)
     if pod is None:
         return filter_result(orjson.dumps(decode_names(names)))
     refusal = placeable(pod)
@@ -56,13 +55,12 @@ def filter_nodes(state: SchedulerState, gangs: Gangs, obj: Mapping[str, Any], na
     return filter_result(fitting, b"{%b}" % failed[:-1], b"{%b}" % unresolvable[:-1])
 
 
-def prioritize_nodes(state: SchedulerState, gangs: Gangs, obj: Mapping[str, Any], names: bytes) -> bytes:
+def prioritize_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes) -> bytes:
     """Return the answer to a prioritize call: a score for each node, 10 for one alone.
 
     kube-scheduler would choose at random among equals. A node that is left out has no points (`prioritizeNodes` adds
     what is listed), so those with none are.
     """
-    pod = gpu_pod(state, obj)
     if pod is None or placeable(pod):
         return b"[]"
     if pod.gang is not None and not gangs.has_started(pod):
@@ -73,9 +71,7 @@ def prioritize_nodes(state: SchedulerState, gangs: Gangs, obj: Mapping[str, Any]
     return found.roster.write_scores(found.rows[scored], given[scored])
 
 
-def preempt(
-    state: SchedulerState, gangs: Gangs, obj: Mapping[str, Any], nodes: Mapping[str, MetaVictims]
-) -> PreemptionResult:
+def preempt(state: SchedulerState, gangs: Gangs, pod: Pod | None, nodes: Mapping[str, MetaVictims]) -> PreemptionResult:
     """Return those of `nodes` on which what kube-scheduler proposes may be done, and makes room on single GPUs.
 
     kube-scheduler counts whole nodes: its victims may sit on GPUs where their leaving does not help, or be in budget.
@@ -83,7 +79,6 @@ def preempt(
     disruption budgets and keeps the place. Nor is anybody evicted for a pod whose place the reclaimer is clearing, or
     for a single pod of a gang.
     """
-    pod = gpu_pod(state, obj)
     if pod is None:
         return PreemptionResult(NodeNameToMetaVictims=dict(nodes))
     helped: dict[str, MetaVictims] = {}

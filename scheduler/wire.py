@@ -23,7 +23,7 @@ class BadRequest(SlicekeeperError):
     code = "extender-request-invalid"
 
 
-def _fields(body: bytes) -> Mapping[str, Any]:
+def _fields(body: bytes | bytearray) -> Mapping[str, Any]:
     try:
         decoded = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -44,7 +44,7 @@ _ARGS: Final = msgspec.json.Decoder(_Args)
 _NAMES: Final = msgspec.json.Decoder(list[str])
 
 
-def decode_args(body: bytes) -> tuple[dict[str, Any], bytes]:
+def decode_args(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
     """Return the pod of a filter or prioritize call, and the nodes' names as the JSON that came, not decoded yet."""
     try:
         args = _ARGS.decode(body)
@@ -62,7 +62,7 @@ def decode_names(text: bytes) -> list[str]:
         raise BadRequest("NodeNames is no list of strings") from error
 
 
-def _decode_any_args(body: bytes) -> tuple[dict[str, Any], bytes]:
+def _decode_any_args(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
     """Return the same of a body that is spelled otherwise, or say what is wrong with it."""
     fields = _fields(body)
     pod, names = fields.get("pod"), fields.get("nodenames")
@@ -75,7 +75,7 @@ def _decode_any_args(body: bytes) -> tuple[dict[str, Any], bytes]:
     return pod, text
 
 
-def decode_binding(body: bytes) -> BindingArgs:
+def decode_binding(body: bytes | bytearray) -> BindingArgs:
     """Return the arguments of a bind call."""
     fields = _fields(body)
     values: dict[str, str] = {}
@@ -89,7 +89,7 @@ def decode_binding(body: bytes) -> BindingArgs:
     )
 
 
-def decode_preemption(body: bytes) -> tuple[dict[str, Any], dict[str, MetaVictims]]:
+def decode_preemption(body: bytes | bytearray) -> tuple[dict[str, Any], dict[str, MetaVictims]]:
     """Return the pod of a preempt call, and for each node the pods that kube-scheduler would evict there."""
     fields = _fields(body)
     pod, nodes = fields.get("pod"), fields.get("nodenametometavictims")

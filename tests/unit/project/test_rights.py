@@ -31,9 +31,9 @@ from objects.budgets.resources import CLUSTER_GPU_BUDGETS, GPU_BUDGETS
 from objects.policies.keeper import PolicyKeeper
 from objects.sharepods.keeper import SharePodKeeper
 from objects.sharepods.template import MADE
-from scheduler.app import Scheduler
 from scheduler.pods import read_pod
 from scheduler.reclaim.nudge import Nudger
+from scheduler.service import Scheduler
 from slicekeeper import names
 from slicekeeper.cli.check.rights import ALWAYS
 from slicekeeper.clock import ManualClock
@@ -296,7 +296,7 @@ def run_timekeeper(server: Server) -> None:
 def run_scheduler(server: Server) -> None:
     client: Any = server
     clock = ManualClock(NOW)
-    with mock.patch("scheduler.app.KubeClient", return_value=client):
+    with mock.patch("scheduler.service.KubeClient", return_value=client):
         scheduler = Scheduler(Settings(), clock)
     for watch in scheduler.watches._watches.values():
         attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
+from support.asgi import ask
 from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
 
-from scheduler.app import Scheduler, make_app
+from scheduler.app import make_app
+from scheduler.service import Scheduler
 from scheduler.state import HoldKind
 from simulator.errors import ApiError
 from slicekeeper import names
@@ -29,16 +31,16 @@ class Extender:
         self.clock = ManualClock(1_800_000_000_123)
         self.scheduler = Scheduler(Settings(kubernetes=KubernetesSettings(server=cluster.server.url)), self.clock)
         self.state = self.scheduler.state
-        self.http = make_app(self.scheduler).test_client()
+        self.app = make_app(self.scheduler)
 
     def start(self):
         self.scheduler.watches.start()
-        wait_for(lambda: self.http.get("/readyz").status_code == 200, "ready")
+        wait_for(lambda: ask(self.app, "GET", "/readyz").status == 200, "ready")
         return self
 
     def call(self, verb, body):
-        answer = self.http.post(f"/{verb}", data=body if isinstance(body, bytes) else json.dumps(body))
-        return answer.status_code, answer.json
+        answer = ask(self.app, "POST", f"/{verb}", body if isinstance(body, bytes) else json.dumps(body).encode())
+        return answer.status, answer.json
 
     def metrics(self):
         return generate_latest(self.scheduler.metrics.registry).decode()
@@ -216,8 +218,8 @@ def test_no_json_whatever_is_an_internal_error(shared, verb, body):
 def test_nothing_is_answered_before_both_lists_are_read(cluster):
     extender = Extender(cluster)
     pod = cluster.pod("a")
-    assert extender.http.get("/readyz").status_code == 503
-    assert extender.http.get("/healthz").status_code == 200
+    assert ask(extender.app, "GET", "/readyz").status == 503
+    assert ask(extender.app, "GET", "/healthz").status == 200
     assert "not read the cluster's state" in extender.call("filter", {"Pod": pod, "NodeNames": ["n0"]})[1]["Error"]
     assert extender.call("prioritize", {"Pod": pod, "NodeNames": ["n0"]})[0] == 503
     assert "not read" in extender.bind(pod, "n0")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from support.small_cluster import SmallCluster, binding, lost_after, lost_before
 
-from scheduler.app import Scheduler
 from scheduler.fence import BINDER_LEASE
+from scheduler.service import Scheduler
 from simulator.errors import ApiError
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

@@ -4,9 +4,11 @@
 import json
 
 import pytest
+from support.asgi import ask
 from support.small_cluster import binding, small_cluster, wait_for
 
-from scheduler.app import Scheduler, make_app
+from scheduler.app import make_app
+from scheduler.service import Scheduler
 from scheduler.state import HoldKind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
@@ -25,7 +27,7 @@ class Node:
             Settings(kubernetes=KubernetesSettings(server=cluster.server.url)), ManualClock(1_800_000_000_000)
         )
         self.state = self.scheduler.state
-        self.http = make_app(self.scheduler).test_client()
+        self.app = make_app(self.scheduler)
         self.scheduler.watches.start()
         wait_for(lambda: self.scheduler.watches.synced, "synced")
 
@@ -39,8 +41,8 @@ class Node:
     def ask(self, pod, *uids, node="n0"):
         listed = {node: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 1}}
         body = {"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": listed}
-        answer = self.http.post("/preempt", data=json.dumps(body))
-        assert answer.status_code == 200
+        answer = ask(self.app, "POST", "/preempt", json.dumps(body).encode())
+        assert answer.status == 200
         return answer.json == {"NodeNameToMetaVictims": listed} or answer.json["NodeNameToMetaVictims"]
 
 
@@ -122,6 +124,6 @@ def test_unknown_nodes_and_pods_without_gpus(node):
     {"Pod": {}, "NodeNameToMetaVictims": {"n0": {"Pods": None}}},
 ])  # fmt: skip
 def test_what_nobody_sends_is_answered_in_words(node, body):
-    answer = node.http.post("/preempt", data=json.dumps(body))
-    assert answer.status_code == 400
+    answer = ask(node.app, "POST", "/preempt", json.dumps(body).encode())
+    assert answer.status == 400
     assert answer.json["Error"]

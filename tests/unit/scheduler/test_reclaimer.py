@@ -5,8 +5,8 @@ import orjson
 import pytest
 from support.small_cluster import binding, protected, small_cluster, wait_for
 
-from scheduler.app import Scheduler
 from scheduler.extender import filter_nodes
+from scheduler.service import Scheduler
 from scheduler.state import HoldKind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from support.small_cluster import binding, small_cluster, wait_for
 
-from scheduler import app
-from scheduler.app import Scheduler
+from scheduler.app import make_app
+from scheduler.service import Scheduler
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import KubernetesSettings, ServingSettings, Settings
@@ -70,7 +70,7 @@ def extender(cluster):
     scheduler = Scheduler(Settings(kubernetes=KubernetesSettings(server=cluster.server.url)), SystemClock())
     scheduler.watches.start()
     wait_for(lambda: scheduler.watches.synced, "ready")
-    server = BackgroundServer("127.0.0.1:0", app.bridge(scheduler), ServingSettings())
+    server = BackgroundServer("127.0.0.1:0", make_app(scheduler), ServingSettings())
     yield JsonClient(f"http://127.0.0.1:{server.port}", timeout=120)
     server.close()
     scheduler.watches.stop()
