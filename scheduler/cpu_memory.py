@@ -69,6 +69,12 @@ def entry_of(pod: Mapping[str, Any]) -> Entry | None:
     return (str(as_map(pod.get("spec")).get("nodeName")), *asked_by(pod)) if holds_gpus(pod) else None
 
 
+def comes_with_its_node(pod: Mapping[str, Any]) -> bool:
+    """Whether a DaemonSet made the pod: then it says nothing of what arrives."""
+    owners = map(as_map, as_list(as_map(pod.get("metadata")).get("ownerReferences")))
+    return any(owner.get("kind") == "DaemonSet" for owner in owners)
+
+
 class Beside:
     """Sums by node. The caller guards it."""
 
@@ -85,6 +91,9 @@ class Beside:
         else:
             self._offered[name] = offered
         return before != offered
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
 
     def uids(self) -> set[str]:
         """Return the pods that count."""

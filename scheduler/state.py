@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from scheduler.cpu_memory import Amount, Beside, entry_of, offered_by
+from scheduler.cpu_memory import Amount, Beside, Entry, comes_with_its_node, entry_of, offered_by
 from scheduler.gang_places import Muster, Near, Trial, muster
 from scheduler.node_names import Roster
 from scheduler.nodefit import NodeFacts, admits, read_node
@@ -46,6 +46,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.gpu import inventory
+from slicekeeper.gpu.request import asks_for
 from slicekeeper.untyped import as_map
 
 log = logging.getLogger(__name__)
@@ -241,18 +242,19 @@ class SchedulerState:
 
     def set_bound(self, objects: Iterable[Object]) -> None:
         """Replace all bound pods by a list, managed or not, for the CPU and memory that they take."""
-        entries = {_uid(obj): entry_of(obj) for obj in objects}  # the slow part, before the lock
+        # The slow part, before the lock.
+        entries = {_uid(obj): (entry_of(obj), self._wants_cores_alone(obj)) for obj in objects}
         with self._lock:
-            gone = dict.fromkeys(self._beside.uids() - entries.keys())
-            changed = {node for uid, entry in (entries | gone).items() for node in self._beside.put(uid, entry)}
+            gone = dict.fromkeys(self._beside.uids() - entries.keys(), (None, False))
+            changed = {node for uid, entry in (entries | gone).items() for node in self._put_beside(uid, *entry)}
             for node in changed:
                 self._recount(node)
 
     def set_bound_pod(self, obj: Object) -> None:
         """Put in one bound pod as it is now."""
-        entry = entry_of(obj)
+        entry, cores_alone = entry_of(obj), self._wants_cores_alone(obj)
         with self._lock:
-            for node in self._beside.put(_uid(obj), entry):
+            for node in self._put_beside(_uid(obj), entry, cores_alone):
                 self._recount(node)
 
     def drop_bound_pod(self, uid: str) -> None:
@@ -721,6 +723,16 @@ class SchedulerState:
             return len(self._fleet), *self._fleet.totals()
 
     # Below, the lock is held.
+
+    def _wants_cores_alone(self, obj: Object) -> bool:
+        """Whether a pod that arrives takes cores beside GPUs and no GPU; takes no lock."""
+        return not asks_for(obj, (self.resources.core, self.resources.memory)) and not comes_with_its_node(obj)
+
+    def _put_beside(self, uid: str, entry: Entry | None, cores_alone: bool) -> Iterator[str]:
+        """Record what a bound pod takes beside GPUs; yield the nodes whose sums change."""
+        if cores_alone and entry is not None and uid not in self._beside and entry[0] in self._fleet:
+            self._learner.arrivals.add_without_gpus()
+        return self._beside.put(uid, entry)
 
     def _view(self, name: str) -> NodeView | None:
         gpus = self._inventory.get(name)

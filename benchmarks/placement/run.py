@@ -202,10 +202,12 @@ def run(nodes: list[Node], pods: list[Pod], seed: int, options: argparse.Namespa
     if options.prior:
         known = Arrivals()
         for pod in pods:
-            if pod.gpus:
-                known.add(pod.demand)
-                if options.load:
-                    known.end()
+            if not pod.gpus:
+                known.add_without_gpus()
+                continue
+            known.add(pod.demand)
+            if options.load:
+                known.end()
         cluster.learner.learn(known.mix(), cluster.fleet.models)
     whole = sum(node.gpus for node in nodes) * CORES_PER_GPU
     if options.load:
@@ -217,7 +219,9 @@ def run(nodes: list[Node], pods: list[Pod], seed: int, options: argparse.Namespa
 
 
 def _arrive(cluster: Cluster, pod: Pod, options: argparse.Namespace) -> None:
-    if pod.gpus and not options.prior:
+    if not options.prior and not pod.gpus:
+        cluster.learner.arrivals.add_without_gpus()
+    elif not options.prior:
         cluster.learner.arrivals.add(pod.demand)
         mix = cluster.learner.due(cluster.fleet.models)
         if mix is not None:

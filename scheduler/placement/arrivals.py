@@ -49,6 +49,8 @@ class Mix:
     """Their weights sum to 1."""
     turnover: float = 0.0
     """How many pods end for each that arrives, 0 … 1: 0 while a cluster fills, 1 when as many go as come."""
+    without_gpus: float = 0.0
+    """The part of all pods on nodes with GPUs that ask for none, 0 … 1."""
 
 
 class Arrivals:
@@ -57,6 +59,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._counts: Counter[tuple[int, int, int, float, float, tuple[str, ...]]] = Counter()
         self._counted = 0
+        self._without_gpus = 0
         self._came = 0
         self._ended = 0.0
         self.seen = 0
@@ -78,7 +81,12 @@ class Arrivals:
             self._counts[kind] += 2 * gpus
         if self._counted >= FULL:
             self._counted //= 2
+            self._without_gpus //= 2
             self._counts = Counter({kind: count // 2 for kind, count in self._counts.items() if count > 1})
+
+    def add_without_gpus(self) -> None:
+        """Count a pod that asks for no GPU and takes cores beside some."""
+        self._without_gpus += 1
 
     def end(self) -> None:
         """Count that a pod which had a place has ended."""
@@ -89,4 +97,5 @@ class Arrivals:
         found = self._counts.most_common(MOST_KINDS)
         total = sum(count for _, count in found)
         kinds = tuple(Arrival(*kind, weight=count / total) for kind, count in found)
-        return Mix(kinds, min(self._ended / max(self._came, 1), 1.0))
+        without = self._without_gpus / max(self._counted + self._without_gpus, 1)
+        return Mix(kinds, min(self._ended / max(self._came, 1), 1.0), without)

@@ -2,26 +2,30 @@
 """Fragmentation gradient descent (Weng et al., USENIX ATC 2023), as published: the place that fragments the least.
 
 A node's fragmentation is the part of its free GPUs that the mix of arriving pods could not use. The score is an
-integer, 0 to 100; equal scores are very frequent, and the paper leaves them open: here the best fit among them is
-taken.
+integer, 0 to 100; equal scores are very frequent, and the paper leaves them open: here the node that is left with the
+least cores and GPUs is taken, the paper's best fit, and there the GPU with the least left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from scheduler.placement.arrivals import Arrival, Mix
 from scheduler.placement.fleet import Bools, Floats, GpuModel, Ints
-from scheduler.placement.policy import BestFit, Gpus, Piece
+from scheduler.placement.policy import Gpus, Piece
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU
 
 COVERED: Final = 0.95
 """Part of the arriving pods whose kinds are looked at, the most frequent first."""
+
+LARGE_CORES: Final = 128
+LARGE_GPUS: Final = 8
+"""What a large node has: for the best fit, its cores count as much as its GPUs."""
 
 _TIE: Final = 1 << 32
 
@@ -42,20 +46,24 @@ class FragmentationGradient:
 
     def __init__(self, mix: Mix, models: Sequence[GpuModel]) -> None:
         """Take the kinds of pods that make up most of the mix."""
-        self._ties = BestFit()
-        pods = sum(arrival.weight / arrival.gpus for arrival in mix.kinds)
+        pods: dict[Arrival, float] = {}
+        for one in mix.kinds:
+            kind = replace(one, memory_mib=0, ram=0.0, weight=0.0)  # FGD knows neither memory
+            pods[kind] = pods.get(kind, 0.0) + one.weight / one.gpus
         kinds: list[Arrival] = []
         covered = 0.0
-        for arrival in sorted(mix.kinds, key=lambda arrival: -arrival.weight / arrival.gpus):
-            if covered >= COVERED * pods:
+        for kind in sorted(pods, key=pods.__getitem__, reverse=True):
+            if covered >= COVERED * sum(pods.values()):
                 break
-            kinds.append(arrival)
-            covered += arrival.weight / arrival.gpus
+            kinds.append(kind)
+            covered += pods[kind]
+        with_gpus = 1 - mix.without_gpus
+        self._without_gpus = mix.without_gpus
         self._kinds = _Kinds(
-            np.array([arrival.weight / arrival.gpus / covered for arrival in kinds]),
-            np.array([min(arrival.core, CORES_PER_GPU) for arrival in kinds]),
-            np.array([arrival.gpus for arrival in kinds]),
-            np.array([arrival.cpu * arrival.gpus for arrival in kinds]),
+            np.array([with_gpus * pods[kind] / covered for kind in kinds]),
+            np.array([min(kind.core, CORES_PER_GPU) for kind in kinds]),
+            np.array([kind.gpus for kind in kinds]),
+            np.array([kind.cpu * kind.gpus for kind in kinds]),
             np.array([[is_wanted(model.name, kind.models) for model in models] for kind in kinds]),
         )
 
@@ -71,14 +79,27 @@ class FragmentationGradient:
             after[at, columns] -= piece.core
         before = _fragments(kinds, gpus.core, gpus.model, gpus.cpu)
         then = _fragments(kinds, after, gpus.model[rows], (gpus.cpu - piece.cpu)[rows])
-        gradient = (before[rows] - then) * 10 / 1000  # percent of a GPU to thousandths; the paper divides by 1000
+        # Pods that want no GPU can use none: to them all that is free is a fragment, and what is taken is one less.
+        taken = self._without_gpus * (gpus.core[rows].sum(axis=1) - after.sum(axis=1))
+        gradient = (
+            (before[rows] - then + taken) * 10 / 1000
+        )  # percent of a GPU to thousandths; the paper divides by 1000
         score = 100 - (100 / (1 + np.exp(-gradient))).astype(np.int64)
         prices = np.zeros(gpus.core.shape, np.int64)
         if piece.whole:
             prices[rows] = score[:, None]
         else:
             prices[rows, columns] = score
-        return prices * _TIE + self._ties.prices(gpus, piece, possible)
+        return prices * _TIE + _left(gpus)
+
+
+def _left(gpus: Gpus) -> Ints:
+    """Return what is free of each node, in thousandths of a large one's cores and GPUs, then of each GPU."""
+    cpu = np.where(np.isfinite(gpus.cpu), gpus.cpu, 0.0)
+    free = np.where(gpus.capacity > 0, gpus.core, 0).sum(axis=1) / CORES_PER_GPU
+    node = (1000 * cpu / LARGE_CORES + 1000 * free / LARGE_GPUS).astype(np.int64)
+    left: Ints = node[:, None] * (CORES_PER_GPU + 1) + np.minimum(gpus.core, CORES_PER_GPU)
+    return np.minimum(left, _TIE - 1)
 
 
 def _fragments(kinds: _Kinds, core: Ints, model: Ints, cpu: Floats) -> Floats:

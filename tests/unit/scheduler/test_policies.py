@@ -155,6 +155,23 @@ def test_fgd_by_hand():
     assert prices["b"] >> 32 == 100 - int(100 / (1 + np.exp(0.3)))
 
 
+def test_fgd_counts_pods_without_gpus_which_can_use_nothing_that_is_free():
+    fleet = fleet_of({"a": [100], "b": [60]})
+    policy = FragmentationGradient(Mix([arrival(50, 1.0)], without_gpus=0.2), fleet.models)
+    prices = judge(fleet, share(30), policy)
+    assert prices["a"] >> 32 == 100 - int(100 / (1 + np.exp(-0.2 * 0.3)))
+    assert prices["b"] >> 32 == 100 - int(100 / (1 + np.exp(0.8 * 0.3 - 0.2 * 0.3)))
+
+
+def test_of_equals_fgd_takes_the_node_that_is_left_with_the_least_cores_and_gpus():
+    fleet = fleet_of({"few-cores": [100, 0], "more-cores": [100, 0], "more-gpus": [100, 100]})
+    for node, cores in (("few-cores", 8.0), ("more-cores", 16.0), ("more-gpus", 8.0)):
+        fleet.set_beside(node, cores, 1e6)
+    prices = judge(fleet, share(30, cpu=1000), FragmentationGradient(Mix([arrival(50, 1.0, cpu=1.0)]), fleet.models))
+    assert len({price >> 32 for price in prices.values()}) == 1
+    assert prices["few-cores"] < prices["more-cores"] < prices["more-gpus"]
+
+
 DEMANDS = st.sampled_from([share(30), share(60, 4096), share(100), replace(share(30), affinity="ns/x"),
                            replace(share(10), slices=share(10).slices * 2)])  # fmt: skip
 CHANGES = st.lists(
@@ -243,6 +260,18 @@ def test_a_mix_counts_slices_and_old_pods_fade():
     assert mix[100].gpus == 4
     assert mix[100].weight > 0.85
     assert sum(one.weight for one in mix.values()) == pytest.approx(1)
+
+
+def test_a_mix_knows_what_part_of_the_pods_wants_no_gpu_and_old_ones_fade():
+    arrivals = Arrivals()
+    for _ in range(3 * FULL // 4):
+        arrivals.add(share(30))
+    for _ in range(FULL // 4):
+        arrivals.add_without_gpus()
+    assert arrivals.mix().without_gpus == pytest.approx(1 / 4)
+    for _ in range(4 * FULL):
+        arrivals.add(share(30))
+    assert arrivals.mix().without_gpus < 0.02
 
 
 def test_turnover_is_none_while_a_cluster_fills_and_one_when_as_many_pods_end_as_come():

@@ -522,3 +522,19 @@ def test_cpu_and_memory_of_nodes_follow_bound_pods_and_those_about_to_be_there(c
     state.drop_bound_pod("uid-a")
     state.set_node({**node("n0", gpus=2), "status": offers})
     assert beside()[0] == 5.0, "the binding is still held"
+
+
+def test_pods_that_take_cores_beside_gpus_and_no_gpu_are_counted_once_as_arrivals(clock):
+    learner = Learner("fgd")
+    state = SchedulerState(Resources(), learner, clock, hold_seconds=30, lost_seconds=60)
+    state.set_node(node("n0", gpus=2))
+    bound = {"status": {"phase": "Running"}, "spec": {"nodeName": "n0", "containers": []}}
+    plain = {"metadata": {"uid": "plain"}, **bound}
+    of_the_node = {"metadata": {"uid": "log", "ownerReferences": [{"kind": "DaemonSet", "name": "log"}]}, **bound}
+    elsewhere = {"metadata": {"uid": "far"}, **bound, "spec": {"nodeName": "without-gpus", "containers": []}}
+    mine = pod("a", on="n0", gpus="n0-0", phase="Running")
+    state.set_pod(mine)
+    for _ in range(2):
+        state.set_bound([plain, of_the_node, elsewhere, mine])
+        state.set_bound_pod(plain)
+    assert learner.arrivals.mix().without_gpus == 1 / 2, "one of two pods"
