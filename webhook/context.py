@@ -71,8 +71,8 @@ class ClusterContext:
         """For namespaces that ignore NVIDIA's plugin: no container asks for a resource without a name."""
         self.ours = (settings.resources.core, settings.resources.memory)
         self.asked = (*self.ours, *settings.resources.devices)
-        self.plugin_devices = ("nvidia.com/*", *settings.resources.devices)
-        """Of NVIDIA's plugin, those that the settings do not name included."""
+        self.plugin_devices = ("nvidia.com/gpu*", "nvidia.com/mig-*", *settings.resources.devices)
+        """GPUs of NVIDIA's plugin, those that the settings do not name included. Its network adapters are none."""
         self._default_classes = settings.classes
         self._settings = settings
         self._sidecars: dict[SidecarPolicy, dict[str, Any]] = {}

@@ -28,16 +28,24 @@ Those that only reach the pod itself are not here: debuggers need SYS_PTRACE, RD
 
 _PATHS: Final = (
     "/run/slicekeeper", "/dev/kmem", "/dev/mem", "/dev/nvidia*", "/etc/cdi", "/etc/kubernetes", "/etc/ld.so.preload",
-    "/etc/nvidia-container-runtime", "/proc", "/run/cdi", "/run/containerd", "/run/crio", "/run/docker*",
-    "/run/nvidia*", "/sys/fs", "/sys/kernel", "/var/lib/containerd", "/var/lib/containers",
-    "/var/lib/docker", "/var/lib/kubelet", "/var/lib/slicekeeper",
+    "/etc/nvidia-container-runtime", "/proc", "/run/cdi", "/run/containerd", "/run/crio", "/run/docker*", "/run/k0s",
+    "/run/k3s", "/run/nvidia*", "/run/runc", "/sys/bus", "/sys/devices", "/sys/fs", "/sys/kernel", "/sys/module",
+    "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/k0s", "/var/lib/kubelet",
+    "/var/lib/rancher", "/var/lib/slicekeeper", "/var/snap",
+    # What the node itself runs, or is told to run.
+    "/bin", "/boot", "/etc/cron*", "/etc/systemd", "/lib/systemd", "/root", "/run/dbus", "/run/systemd", "/sbin",
+    "/usr/bin", "/usr/lib/systemd", "/usr/local/bin", "/usr/local/sbin", "/usr/sbin", "/var/spool/cron",
 )  # fmt: skip
-"""Seats, GPUs, CDI specs, and the runtime and kubelet that hand them out. A star matches the rest of a name."""
+"""Seats, GPUs, CDI specs, the runtime and kubelet that hand them out, and ways to root. A star matches the rest of a
+name."""
 
 
 def protected_paths(agent: NodeAgentSettings) -> tuple[str, ...]:
     """Return the node's paths that no GPU pod may mount, including those that the node agent is set to use."""
-    own = (agent.plugin_dir, agent.pod_resources_socket, agent.cdi_dir, agent.state_dir, agent.run_dir)
+    own = (
+        agent.plugin_dir, agent.pod_resources_socket, agent.cdi_dir, *agent.host_cdi_dirs, agent.state_dir,
+        agent.run_dir,
+    )  # fmt: skip
     return tuple(dict.fromkeys((*_PATHS, *(canonical(path) for path in own if path))))
 
 

@@ -38,6 +38,10 @@ def share(**more: Any) -> dict[str, Any]:
         "/run/containerd/containerd.sock", "/run/docker.sock", "/var/run/docker.sock", "/run/crio/crio.sock",
         "/sys", "/sys/fs/cgroup", "/sys/kernel/debug", "/etc/kubernetes/manifests", "/etc/kubernetes",
         "/run/nvidia/driver", "/run/nvidia-persistenced/socket",
+        "/sys/bus/pci/devices", "/sys/devices/pci0000:00", "/sys/module/nvidia",
+        "/run/k3s/containerd/containerd.sock", "/run/k0s", "/var/lib/rancher/k3s", "/var/lib/k0s/kubelet", "/var/snap",
+        "/etc/cron.d", "/etc/systemd/system", "/root/.ssh", "/run/systemd/private", "/run/dbus/system_bus_socket",
+        "/var/spool/cron/crontabs", "/usr", "/usr/bin", "/usr/local/bin", "/usr/lib/systemd",
     ],
 )  # fmt: skip
 def test_a_path_that_reaches_seats_is_refused_however_it_is_written(path: str) -> None:
@@ -50,7 +54,7 @@ def test_a_path_that_reaches_seats_is_refused_however_it_is_written(path: str) -
     [
         "/data", "/mnt/x", "/dev/shm", "/dev/infiniband", "/etc/localtime", "/etc/cdix", "/var/lib/kubelets", "/runs",
         "/var/log", "/run/slicekeepers", "/sys/class/infiniband", "/var/lib/data", "/home", "/var/run/udev",
-        "/dev/null",
+        "/dev/null", "/usr/share/zoneinfo", "/usr/local/share", "/etc/ssl/certs", "/rooted", "/opt/data",
     ],
 )  # fmt: skip
 def test_a_path_that_leads_nowhere_is_not(path: str) -> None:
@@ -59,8 +63,10 @@ def test_a_path_that_leads_nowhere_is_not(path: str) -> None:
 
 
 def test_what_the_agent_is_told_to_use_is_protected_too() -> None:
-    settings = Settings(node_agent=NodeAgentSettings(run_dir="/var/run/gpus", cdi_dir="/opt/cdi"))
-    for path in ("/run/gpus/seats", "/opt", "/opt/cdi/x"):
+    settings = Settings(
+        node_agent=NodeAgentSettings(run_dir="/var/run/gpus", cdi_dir="/opt/cdi", host_cdi_dirs=("/opt/nvidia",))
+    )
+    for path in ("/run/gpus/seats", "/opt", "/opt/cdi/x", "/opt/nvidia"):
         spec = {"containers": [share()], "volumes": [{"name": "v", "hostPath": {"path": path}}]}
         assert codes(spec, settings) == ["host-path"]
 

@@ -7,7 +7,7 @@ import pytest
 from support.json_patch import apply
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.config.settings import Settings, WebhookSettings
+from slicekeeper.config.settings import Resources, Settings, WebhookSettings
 from webhook.admission import Admission, Case
 from webhook.priority_classes import SettingsClasses
 
@@ -64,6 +64,23 @@ def test_every_container_without_a_gpu_gets_void(limits: dict[str, int], kind: s
     assert not ADMISSION.validate(manifest, CASE).allowed
     [holder] = [c for c in done["spec"]["containers"] if c["name"] == "a"]
     assert (VOID in holder.get("env", [])) is (limits is SHARE), "NVIDIA's plugin sets its own value"
+
+
+@pytest.mark.parametrize("name", ["hostdev", "rdma_shared_device_a", "sriov_rdma_vf"])
+def test_who_holds_another_device_of_nvidias_than_a_gpu_gets_void(name: str) -> None:
+    """Network adapters, for one: their plugin sets no such variable, so the image's would show all GPUs."""
+    manifest = pod(gpu(SHARE), {"name": "b", "resources": {"limits": {f"nvidia.com/{name}": 1}}})
+    done = apply(manifest, ADMISSION.mutate(manifest, CASE).patch)
+    assert done["spec"]["containers"][1]["env"] == [VOID]
+    assert not ADMISSION.validate(manifest, CASE).allowed
+
+
+@pytest.mark.parametrize("name", ["gpu", "gpu.shared", "gpu-a100", "mig-1g.5gb", "mig-1g.5gb.shared"])
+def test_who_holds_a_gpu_of_the_plugin_keeps_its_variable_if_the_settings_do_not_name_it(name: str) -> None:
+    settings = Settings(resources=Resources(device=()))
+    judge = Admission(settings, SettingsClasses(settings.classes))
+    manifest = pod(gpu(SHARE), {"name": "b", "resources": {"limits": {f"nvidia.com/{name}": 1}}})
+    assert "env" not in apply(manifest, judge.mutate(manifest, CASE).patch)["spec"]["containers"][1]
 
 
 def test_our_own_sidecar_gets_void_whoever_made_its_image() -> None:
