@@ -113,16 +113,19 @@ class Server:
         status = self.process.wait(30)
         assert status == 0 or self.kind == "background"
 
-    def plain(self, address: str = "127.0.0.1") -> socket.socket:
+    def plain(self, address: str = "127.0.0.1", receives: int = 0) -> socket.socket:
         raw = self.opened.enter_context(socket.socket())
         raw.settimeout(30)
+        if receives:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
         if address != "127.0.0.1":
             raw.bind((address, 0))
         raw.connect(("127.0.0.1", self.port))
         return raw
 
-    def connect(self, address: str = "127.0.0.1") -> socket.socket:
-        raw = self.plain(address)
+    def connect(self, address: str = "127.0.0.1", receives: int = 0) -> socket.socket:
+        """Connect from an address; `receives`: bytes that the system takes before they are read."""
+        raw = self.plain(address, receives)
         if not self.tls:
             return raw
         return self.opened.enter_context(self.context.wrap_socket(raw, server_hostname="127.0.0.1"))
@@ -304,6 +307,27 @@ def test_whoever_leaves_answers_unread_keeps_nobody_waiting(tmp_path: Path, kind
             assert ask(server.connect(), GET) == (200, b"ok")
         status, body = ask(server.connect(), b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (status, len(body)) == (200, 8 << 20)
+
+
+@each_kind
+@pytest.mark.parametrize("requests", [b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n", GET * 3000], ids=["large", "many"])
+def test_whoever_reads_answers_a_little_at_a_time_keeps_no_place_from_others(
+    tmp_path: Path, kind: str, tls: bool, requests: bytes
+) -> None:
+    """From several addresses, because one cannot have all places; what is read now and then keeps an answer alive."""
+    with Server(tmp_path, kind, tls, connections=20, connections_per_address=12) as server:
+        crowd = []
+        for number in range(24):
+            with contextlib.suppress(OSError):
+                reader = server.connect(f"127.0.0.{20 + number % 3}", receives=4096)
+                reader.settimeout(0.2)
+                crowd.append(reader)
+                reader.sendall(requests)
+        for _ in range(5):
+            assert ask(server.connect("127.0.0.4"), GET) == (200, b"ok")
+            for reader in crowd:
+                with contextlib.suppress(OSError):
+                    reader.recv(2000)
 
 
 @each_kind

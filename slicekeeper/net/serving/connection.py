@@ -56,10 +56,20 @@ class Connection(Protocol):
         self._since = 0.0
         self._clock: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._hasty = False
         self._head = 0
         self._lingering = False
         self._dropped = 0
         self._run_clock()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the client leaves an answer unread, or sends requests ahead of answers.
+
+        Its connection is always busy, though nobody waits for what it is busy with: by reading a little now and then,
+        or by a stream of requests, it could keep its place for ever. No client of an API server does either.
+        """
+        return self._hasty or self._stalled is not None
 
     def give_way(self) -> None:
         """End at once: another client needs the place."""
@@ -99,6 +109,7 @@ class Connection(Protocol):
         super().data_received(data)
         if self._head > HEAD_BYTES and not self.closing and not self.in_request:
             self.refuse(431, "the head is too long")
+        self._hasty = self._hasty or (self.busy and self.has_next)
 
     def pause_writing(self) -> None:
         """Wait for the client to read, but not for ever."""

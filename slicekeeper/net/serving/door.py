@@ -2,8 +2,9 @@
 """Accepts connections, as many as the process can carry, and no more from one address than leaves room for others.
 
 A client that comes when all places are taken gets the place of the connection that is missed least: of the address that
-has the most, one that has never sent a whole request, or else the one that has been idle for longest. A request under
-way keeps its place. So a crowd of idle connections costs its own address, and not a client that works.
+has the most, one that has never sent a whole request or is `greedy`, or else the one that has been idle for longest. A
+request under way keeps its place otherwise. So a crowd of idle connections costs its own address, and not a client that
+works.
 """
 
 from __future__ import annotations
@@ -125,10 +126,10 @@ class Door:
 
     def _free(self, crowds: list[set[Connection]]) -> bool:
         """End the connection that is missed least; return whether there is one."""
-        idle = [connection for crowd in crowds for connection in crowd if not connection.busy]
+        idle = [connection for crowd in crowds for connection in crowd if connection.greedy or not connection.busy]
         if not idle:
             return False
-        victim = min(idle, key=lambda c: (-len(self._by_address[c.address]), c.proven, c.used_at))
+        victim = min(idle, key=lambda c: (-len(self._by_address[c.address]), c.proven and not c.greedy, c.used_at))
         self._forget(victim)
         victim.give_way()
         return True

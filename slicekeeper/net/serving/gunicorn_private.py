@@ -76,6 +76,11 @@ class Protocol(ASGIProtocol):
         """Whether the client has yet to send the rest of a body."""
         return self.in_body and not self._body_receiver._complete
 
+    @property
+    def has_next(self) -> bool:
+        """Whether something has come behind the request that came as a whole."""
+        return self._callback_parser is not None and bool(self._callback_parser.remaining())
+
     def read_ahead(self, size: int) -> None:
         """Limit how many bytes are read ahead of the application."""
         self._max_buffer_size = size
