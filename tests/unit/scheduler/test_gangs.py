@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.extender import filter_nodes, preempt, prioritize_nodes
+from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.policies import Learner
 from scheduler.pods import read_pod
@@ -81,7 +81,9 @@ class World:
         return objects
 
     def filter(self, obj, *among):
-        return orjson.loads(filter_nodes(self.state, self.gangs, obj, orjson.dumps(among or self.nodes)))
+        return orjson.loads(
+            filter_nodes(self.state, self.gangs, gpu_pod(self.state, obj), orjson.dumps(among or self.nodes))
+        )
 
     def fits(self, obj, *among):
         return self.filter(obj, *among)["NodeNames"]
@@ -137,7 +139,10 @@ def test_nothing_is_held_until_all_are_there_and_then_all_have_a_place():
     theirs = [world.fits(p) for p in pods]
     assert theirs[3] == [where]
     assert len(set(map(tuple, theirs))) == 4, "each has its own node, and only that"
-    assert orjson.loads(prioritize_nodes(world.state, world.gangs, pods[0], orjson.dumps(theirs[0]))) == []
+    assert (
+        orjson.loads(prioritize_nodes(world.state, world.gangs, gpu_pod(world.state, pods[0]), orjson.dumps(theirs[0])))
+        == []
+    )
     assert world.fits(pod("other", gang="", size=0)) == sorted(set(world.nodes) - {t for [t] in theirs})
 
 
@@ -447,7 +452,7 @@ def test_kube_scheduler_preempts_for_no_single_pod_of_a_gang():
     proposed = {"n0": {"Pods": [{"UID": "uid-v"}], "NumPDBViolations": 0}}
 
     def helped(obj):
-        return preempt(world.state, world.gangs, obj, proposed)["NodeNameToMetaVictims"]
+        return preempt(world.state, world.gangs, gpu_pod(world.state, obj), proposed)["NodeNameToMetaVictims"]
 
     assert helped(pod("p0", size=2)) == {}
     assert helped(pod("alone", gang="", size=0)) == proposed

@@ -5,7 +5,7 @@ import orjson
 import pytest
 from support.small_cluster import binding, protected, small_cluster, wait_for
 
-from scheduler.extender import filter_nodes
+from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.service import Scheduler
 from scheduler.state import HoldKind
 from slicekeeper import names
@@ -84,7 +84,9 @@ class Story:
                 if p["metadata"].get("deletionTimestamp")}  # fmt: skip
 
     def fits(self, pod, *nodes):
-        return orjson.loads(filter_nodes(self.state, self.scheduler.gangs, pod, orjson.dumps(nodes)))["NodeNames"]
+        return orjson.loads(
+            filter_nodes(self.state, self.scheduler.gangs, gpu_pod(self.state, pod), orjson.dumps(nodes))
+        )["NodeNames"]
 
 
 @pytest.fixture

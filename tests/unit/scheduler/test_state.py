@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.extender import filter_nodes, prioritize_nodes
+from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.policies import Learner
 from scheduler.pods import chosen_hold, read_pod
@@ -68,7 +68,7 @@ def read(obj):
 
 
 def judged(state, obj, *among):
-    return orjson.loads(filter_nodes(state, no_gangs(state), obj, orjson.dumps(among or ["n0", "n1"])))
+    return orjson.loads(filter_nodes(state, no_gangs(state), gpu_pod(state, obj), orjson.dumps(among or ["n0", "n1"])))
 
 
 def fitting(state, obj, *among):
@@ -76,7 +76,7 @@ def fitting(state, obj, *among):
 
 
 def points(state, obj, *among):
-    scored = orjson.loads(prioritize_nodes(state, no_gangs(state), obj, orjson.dumps(among)))
+    scored = orjson.loads(prioritize_nodes(state, no_gangs(state), gpu_pod(state, obj), orjson.dumps(among)))
     return {entry["Host"]: entry["Score"] for entry in scored}
 
 
