@@ -7,11 +7,13 @@ import os
 import shutil
 import sys
 import tempfile
-from typing import IO, TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from slicekeeper import log
+from slicekeeper.cli.files import files_option, texts
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option
 from slicekeeper.config.policy import PolicyBook, read_book
@@ -78,19 +80,14 @@ def _forget_worker(_server: object, worker: Any) -> None:
 
 
 @click.command()
-@click.option(
-    "-f",
-    "--filename",
-    "file",
-    required=True,
-    type=click.File("rb"),
-    help="Manifests, YAML or JSON; - is standard input.",
+@files_option(
+    "--filename", required=True, help="Manifests, YAML or JSON, or a folder of such files; - is standard input."
 )
 @click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of objects that name none.")
 @click.option("--over-budget", is_flag=True, help="Show what holds once the namespace's budget has run out.")
 @output_option("yaml", "json", "diff")
 @click.pass_obj
-def review(context: Context, file: IO[bytes], namespace: str, over_budget: bool, output: str) -> None:
+def review(context: Context, files: tuple[Path, ...], namespace: str, over_budget: bool, output: str) -> None:
     """Print manifests as they would be admitted, or the refusal; asks no server.
 
     A workload is shown with the pods that would be made from it. GpuPolicies among the manifests hold for the others,
@@ -101,7 +98,7 @@ def review(context: Context, file: IO[bytes], namespace: str, over_budget: bool,
     for warning in book.warnings:
         click.echo(f"warning: {warning}", err=True)
     outcomes = offline.review(
-        offline.read(file, getattr(file, "name", "standard input")),
+        [document for name, text in texts(files) for document in offline.read(text, name)],
         namespace,
         settings,
         book,

@@ -60,7 +60,7 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def read(file: IO[bytes], name: str) -> list[Document]:
+def read(file: IO[bytes] | str, name: str) -> list[Document]:
     """Return the documents of a YAML or JSON file; `name` is for messages.
 
     Raises SettingsError if it holds something else than Kubernetes objects.

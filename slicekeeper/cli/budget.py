@@ -12,6 +12,7 @@ from slicekeeper.cli.accounts import add_commands, show_budget, uid_option, zone
 from slicekeeper.cli.budget_files import changes
 from slicekeeper.cli.connection import timekeeper
 from slicekeeper.cli.dates import instant_of
+from slicekeeper.cli.files import files_option
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.namespaces import METAVAR, BudgetGroup, namespace_argument
 from slicekeeper.cli.options import (
@@ -44,12 +45,8 @@ _COLUMNS: list[Column[Budget]] = [
 @budget.command("set")
 @click.argument("namespace", metavar=METAVAR, required=False)
 @click.argument("amount", type=GpuTime(), required=False)
-@click.option(
-    "-f",
+@files_option(
     "--file",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, allow_dash=True),
     help="Budgets as `get -o yaml` shows them, or a folder of such files; what has not changed is left alone.",
 )
 @rule_options

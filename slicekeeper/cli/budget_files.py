@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from slicekeeper.cli.files import texts
 from slicekeeper.cli.output import gathered
 from slicekeeper.errors import SettingsError
 from slicekeeper.net.timekeeper_client import TimekeeperClient
@@ -48,18 +48,15 @@ def _missing(there: Budget, rule: dict[str, object]) -> dict[str, object]:
 
 
 def _documents(files: Iterable[Path]) -> Iterator[tuple[str, object]]:
-    for given in files:
-        inside = sorted(one for one in given.rglob("*") if one.suffix in (".yaml", ".yml", ".json"))
-        for file in inside if given.is_dir() else [given]:
-            try:
-                text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
-                whole = list(yaml.safe_load_all(text))
-            except (OSError, ValueError, yaml.YAMLError) as error:
-                raise SettingsError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
-            for document in whole:
-                for one in document if isinstance(document, list) else [document]:
-                    if one is not None:
-                        yield str(file), one
+    for source, text in texts(files):
+        try:
+            whole = list(yaml.safe_load_all(text))
+        except (ValueError, yaml.YAMLError) as error:
+            raise SettingsError(f"{source}: cannot be read: {' '.join(str(error).split())}") from error
+        for document in whole:
+            for one in document if isinstance(document, list) else [document]:
+                if one is not None:
+                    yield source, one
 
 
 def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:

@@ -58,6 +58,19 @@ def test_diff_shows_only_what_the_webhook_adds(tmp_path: Path) -> None:
     assert "+  schedulerName: slicekeeper-scheduler" in lines
 
 
+def test_a_folder_is_read_with_the_policies_in_it(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "pod.yaml").write_text(POD)
+    (tmp_path / "notes.txt").write_text("no manifest")
+    policy = {"apiVersion": "slicekeeper.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "off"}}
+    (tmp_path / "below/policy.json").write_text(json.dumps({**policy, "spec": {"match": ["default"], "mode": "off"}}))
+    alone = CliRunner().invoke(cli, ["review", "-f", str(tmp_path / "pod.yaml")], env={})
+    both = CliRunner().invoke(cli, ["review", "-f", str(tmp_path)], env={})
+    assert (alone.exit_code, both.exit_code) == (0, 0)
+    assert "slicekeeper.io/seat" in alone.stdout
+    assert "slicekeeper.io/seat" not in both.stdout
+
+
 def test_over_budget_warns(tmp_path: Path) -> None:
     result = run(tmp_path, POD, "--over-budget")
     assert "gpu-lower-priority" in result.stdout
