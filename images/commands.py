@@ -50,27 +50,40 @@ def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -
 
 @images.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--key", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Private key to sign with.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTION...]")
-def push(file: Path, options: tuple[str, ...]) -> None:
+def push(file: Path, key: Path | None, options: tuple[str, ...]) -> None:
     """Push the images in FILE to the registry that they are named by.
 
     `skopeo copy` does it, with its logins, and takes the OPTIONs, for example `--sign-by FINGERPRINT`. The digests stay
-    those that `build` has printed.
+    those that `build` has printed. With --key (PEM, on the curve P-256) a signature as cosign has it is beside each.
     """
     skopeo = shutil.which("skopeo")
     if skopeo is None:
         raise click.ClickException("skopeo is missing; on Debian or Ubuntu: apt-get install skopeo")
+    copy = [skopeo, "copy", "--quiet", "--preserve-digests", *options]
     try:
         found = digests(file)
+        with tempfile.TemporaryDirectory() as folder:
+            signatures = Path(folder) / "signatures.tar"
+            if key is not None:
+                from images.signatures import read_key, write_signatures  # noqa: PLC0415 - who signs has cryptography
+
+                write_signatures(signatures, found, read_key(key))
+            for name, digest in found.items():
+                _copy(copy, file, name)
+                click.echo(f"{name.rpartition(':')[0]}@{digest}")
+            for name in digests(signatures) if key is not None else ():
+                _copy(copy, signatures, name)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    for name, digest in found.items():
-        command = [skopeo, "copy", "--quiet", "--preserve-digests", *options]
-        command += [f"oci-archive:{file}:{name}", f"docker://{name}"]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode != 0:
-            raise click.ClickException(f"{name} was not pushed: {done.stderr.strip()}")
-        click.echo(f"{name.rpartition(':')[0]}@{digest}")
+
+
+def _copy(command: list[str], file: Path, name: str) -> None:
+    words = [*command, f"oci-archive:{file}:{name}", f"docker://{name}"]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise click.ClickException(f"{name} was not pushed: {done.stderr.strip()}")
 
 
 def _settings(registry: str, found: dict[str, str]) -> str:

@@ -13,7 +13,8 @@ import json
 import os
 import platform
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -55,16 +56,83 @@ def write_layer(file: Path, tree: Path, *, links: Mapping[str, str] | None = Non
     fresh.replace(file)
 
 
+class Archive:
+    """An OCI archive that is being written; what several images have is in it once."""
+
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+        self._written: set[str] = set()
+        self._manifests: list[dict[str, Any]] = []
+        self._add("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+
+    def blob(self, data: bytes, media_type: str) -> dict[str, Any]:
+        """Take in some bytes, and return what a manifest says of them."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self._written:
+            self._written.add(digest)
+            self._add(f"blobs/sha256/{digest}", data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+    def layer(self, file: Path) -> dict[str, Any]:
+        """Take in a layer, and return what a manifest says of it."""
+        digest = _digest(file)
+        if digest not in self._written:
+            self._written.add(digest)
+            self._tar.add(file, arcname=f"blobs/sha256/{digest}")
+        media_type = "application/vnd.oci.image.layer.v1.tar"
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": file.stat().st_size}
+
+    def image(self, name: str, layers: Sequence[dict[str, Any]], **config: object) -> None:
+        """Take in an image of layers that are in the archive; `config` is what its configuration says beside them."""
+        config["rootfs"] = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": _MANIFEST,
+            "config": self.blob(_encoded(config), "application/vnd.oci.image.config.v1+json"),
+            "layers": list(layers),
+        }
+        known = {"io.containerd.image.name": name, _NAME: name}  # ctr; skopeo
+        self._manifests.append({**self.blob(_encoded(manifest), _MANIFEST), "annotations": known})
+
+    def end(self) -> None:
+        """Write the index of all images."""
+        media_type = "application/vnd.oci.image.index.v1+json"
+        index = {"schemaVersion": 2, "mediaType": media_type, "manifests": self._manifests}
+        self._add("index.json", json.dumps(index).encode())
+
+    def _add(self, name: str, data: bytes) -> None:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        self._tar.addfile(info, io.BytesIO(data))
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[Archive]:
+    """Write an archive, which takes the place of `file` once it is whole."""
+    fresh = file.with_suffix(f".{os.getpid()}.new")
+    with tarfile.open(fresh, "w") as tar:
+        archive = Archive(tar)
+        yield archive
+        archive.end()
+    fresh.replace(file)
+
+
 def write_archive(file: Path, images: Iterable[Image]) -> None:
     """Write images as one OCI archive; a layer that several of them have is in it once."""
-    fresh = file.with_suffix(f".{os.getpid()}.new")
-    written: set[str] = set()
-    with tarfile.open(fresh, "w") as tar:
-        _add(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
-        manifests = [_add_image(tar, image, written) for image in images]
-        index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests}
-        _add(tar, "index.json", json.dumps(index).encode())
-    fresh.replace(file)
+    with writing(file) as archive:
+        for image in images:
+            archive.image(
+                image.name,
+                [archive.layer(layer) for layer in image.layers],
+                architecture=_MACHINES.get(platform.machine(), platform.machine()),
+                os="linux",
+                config={
+                    "User": image.user,
+                    "Env": [f"{key}={value}" for key, value in image.environ.items()],
+                    "Entrypoint": list(image.entrypoint),
+                    "WorkingDir": "/",
+                },
+            )
 
 
 def digests(file: Path) -> dict[str, str]:
@@ -81,51 +149,8 @@ def digests(file: Path) -> dict[str, str]:
         raise ValueError(f"{file} is no archive of images: {error}") from error
 
 
-def _add_image(tar: tarfile.TarFile, image: Image, written: set[str]) -> dict[str, Any]:
-    layers = []
-    for layer in image.layers:
-        digest = _digest(layer)
-        layers.append((digest, layer.stat().st_size))
-        if digest not in written:
-            written.add(digest)
-            tar.add(layer, arcname=f"blobs/sha256/{digest}")
-    config = {
-        "architecture": _MACHINES.get(platform.machine(), platform.machine()),
-        "os": "linux",
-        "config": {
-            "User": image.user,
-            "Env": [f"{key}={value}" for key, value in image.environ.items()],
-            "Entrypoint": list(image.entrypoint),
-            "WorkingDir": "/",
-        },
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest, _ in layers]},
-    }
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": _MANIFEST,
-        "config": _blob(tar, config, "application/vnd.oci.image.config.v1+json", written),
-        "layers": [
-            {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": f"sha256:{digest}", "size": size}
-            for digest, size in layers
-        ],
-    }
-    known = {"io.containerd.image.name": image.name, _NAME: image.name}  # ctr; skopeo
-    return {**_blob(tar, manifest, _MANIFEST, written), "annotations": known}
-
-
-def _blob(tar: tarfile.TarFile, content: Any, media_type: str, written: set[str]) -> dict[str, Any]:
-    data = json.dumps(content, sort_keys=True).encode()
-    digest = hashlib.sha256(data).hexdigest()
-    if digest not in written:
-        written.add(digest)
-        _add(tar, f"blobs/sha256/{digest}", data)
-    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    tar.addfile(info, io.BytesIO(data))
+def _encoded(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True).encode()
 
 
 def _digest(file: Path) -> str:

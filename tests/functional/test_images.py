@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import platform
 import shutil
@@ -13,13 +14,14 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import urllib3
 import yaml
 from click.testing import CliRunner, Result
 from support import debian
 from support.ports import free_port
 from support.webhook_process import eventually
 
-from images.oci import digests
+from images.oci import Image, digests, write_archive, write_layer
 from slicekeeper import __version__
 from slicekeeper.cli.main import cli
 from slicekeeper.config.settings import Images, convert
@@ -83,6 +85,57 @@ def test_what_is_pushed_has_the_digests_that_the_build_has_printed(tmp_path: Pat
         assert run("build", "--registry", named, "--out", file, "webhook", "sidecar").stdout == built.stdout
     gone = run("push", file, *PLAIN)
     assert (gone.exit_code, f"{named}/webhook:" in gone.output) == (1, True), gone.output
+
+
+def test_a_signature_is_beside_each_image_and_openssl_finds_it_good(tmp_path: Path) -> None:
+    key, public = tmp_path / "key.pem", tmp_path / "public.pem"
+    _openssl("ecparam", "-genkey", "-noout", "-name", "prime256v1", "-out", key)
+    _openssl("ec", "-in", key, "-pubout", "-out", public)
+    (tmp_path / "tree").mkdir()
+    write_layer(tmp_path / "layer.tar", tmp_path / "tree")
+    with registry(tmp_path) as where:
+        file = tmp_path / "images.tar"
+        images = [
+            Image(f"{where}/gpus/{part}:1", (tmp_path / "layer.tar",), (part,)) for part in ("webhook", "sidecar")
+        ]
+        write_archive(file, images)
+        pushed = run("push", file, "--key", key, *PLAIN)
+        assert pushed.exit_code == 0, pushed.output
+        for name, digest in digests(file).items():
+            repository = name.rpartition(":")[0].partition("/")[2]
+            url = f"http://{where}/v2/{repository}"
+            accepted = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+            manifest = urllib3.request(
+                "GET", f"{url}/manifests/{digest.replace(':', '-')}.sig", headers=accepted
+            ).json()
+            [layer] = manifest["layers"]
+            assert layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
+            payload = urllib3.request("GET", f"{url}/blobs/{layer['digest']}").data
+            critical = json.loads(payload)["critical"]
+            assert critical["image"] == {"docker-manifest-digest": digest}
+            assert critical["identity"] == {"docker-reference": f"{where}/{repository}"}
+            (tmp_path / "payload").write_bytes(payload)
+            signature = layer["annotations"]["dev.cosignproject.cosign/signature"]
+            (tmp_path / "signature").write_bytes(base64.b64decode(signature))
+            _openssl("dgst", "-sha256", "-verify", public, "-signature", tmp_path / "signature", tmp_path / "payload")
+
+
+def _openssl(*words: str | Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a key with, and to verify by")
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, timeout=60)
+
+
+def test_what_is_no_key_to_sign_with_is_named_before_anything_is_pushed(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    write_layer(tmp_path / "layer.tar", tmp_path / "tree")
+    write_archive(tmp_path / "images.tar", [Image("registry.invalid/a:1", (tmp_path / "layer.tar",), ("a",))])
+    (tmp_path / "text.pem").write_text("text")
+    _openssl("genrsa", "-out", tmp_path / "rsa.pem", "2048")
+    for name, said in (("text.pem", "no private key is there"), ("rsa.pem", "not one on the curve P-256")):
+        refused = run("push", tmp_path / "images.tar", "--key", tmp_path / name)
+        assert refused.exit_code == 1
+        assert said in refused.output or "skopeo is missing" in refused.output
 
 
 def test_a_list_names_what_is_in_an_image_in_the_versions_that_are_pinned(tmp_path: Path) -> None:
