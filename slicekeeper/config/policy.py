@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ MAX_AMOUNT_MS: Final = 10**14
 
 LAST_ANCHOR: Final = 221_845_392_000_000
 """The beginning of the year 9000: a wall clock can show every anchor before it."""
+
+_CLASS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_CLASS_EXAMPLE: Final = "for example research-high"
 
 
 def _gpu_time(text: str) -> GpuMilliseconds:
@@ -282,7 +286,7 @@ def read_book(settings: PolicySettings) -> PolicyBook:
         return PolicyBook(exempt=settings.exempt_namespaces)
     file = Path(settings.file)
     document = read_yaml(file)
-    tree = document.tree
+    tree = {key: value for key, value in document.tree.items() if value is not None}
 
     def place(*path: str | int) -> str:
         return f"{file}: line {document.line(*path)}"
@@ -290,10 +294,10 @@ def read_book(settings: PolicySettings) -> PolicyBook:
     unknown = sorted(str(key) for key in set(tree) - {"default", "namespaces"})
     if unknown:
         raise SettingsError(f"{place(unknown[0])}: unknown key {unknown[0]}; known here: default, namespaces")
-    base = _plain(tree.get("default") or {})
+    base = _plain(tree.get("default", {}))
     default = policy_of({}, base, lambda path: f"{place('default', *path)}: default")
     rules: list[tuple[int, int, str, NamespacePolicy]] = []
-    entries = tree.get("namespaces") or []
+    entries = tree.get("namespaces", [])
     if not isinstance(entries, list):
         raise SettingsError(f"{place('namespaces')}: namespaces must be a list of entries with `match`")
     for index, entry in enumerate(entries):
@@ -379,6 +383,9 @@ def policy_of(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...
         ("foreign.gpuMemory", "for example 80Gi", lambda: policy.foreign.gpu_memory_mib),
         ("sidecar.memory", "for example 48Mi", lambda: _check_amount(policy.sidecar.memory)),
         ("budget.timeZone", "for example Europe/Berlin", lambda: check_time_zone(policy.budget.time_zone)),
+        ("inBudgetClass", _CLASS_EXAMPLE, lambda: _check_classes(*filter(None, [policy.in_budget_class]))),
+        ("overBudgetClass", _CLASS_EXAMPLE, lambda: _check_classes(*filter(None, [policy.over_budget_class]))),
+        ("allowedPriorityClasses", _CLASS_EXAMPLE, lambda: _check_classes(*policy.allowed_priority_classes)),
     )
     for key, example, check in checks:
         try:
@@ -398,6 +405,12 @@ def _plain(own: Any) -> Any:
     if isinstance(budget, dict) and isinstance(budget.get("anchor"), date):
         own = {**own, "budget": {**budget, "anchor": budget["anchor"].isoformat()}}
     return own
+
+
+def _check_classes(*named: str) -> None:
+    for name in named:
+        if not _CLASS_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} can be no PriorityClass's name")
 
 
 def _check_amount(quantity: str) -> None:

@@ -589,7 +589,7 @@ def read_yaml(file: Path) -> Document:
             loader.dispose()
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read ({error.strerror}); name a readable file") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, number or date
         raise SettingsError(f"{file}: not valid YAML: {error}") from error
     if twice:
         raise SettingsError(f"{file}: {twice}; keep one of the two")
