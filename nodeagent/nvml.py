@@ -74,9 +74,10 @@ class NvmlGpus:
     def gpus(self) -> list[Gpu]:
         """Return the GPUs as they were last seen, in NVML's order."""
         with self._lock:
+            why = [self._troubles.get(device.gpu.uuid, "") for device in self._devices]
             return [
-                msgspec.structs.replace(device.gpu, healthy=device.gpu.uuid not in self._troubles)
-                for device in self._devices
+                msgspec.structs.replace(device.gpu, healthy=not trouble, trouble=trouble)
+                for device, trouble in zip(self._devices, why, strict=True)
             ]
 
     def driver(self) -> tuple[str, str]:

@@ -255,7 +255,7 @@ def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[
         largest = max((gpu.memory_mib for gpu in gpus), default=0)
         yield f"ask for less on one node: the largest GPU has {largest} MiB, the largest node {_most(snapshot)} GPUs"
     if why[Why.HEALTH]:
-        yield "its GPUs are unhealthy: the node agent's log says why"
+        yield "its GPUs are unhealthy: `slicekeeper nodes -o wide` says why"
 
 
 def _most(snapshot: Snapshot) -> int:

@@ -61,6 +61,7 @@ def _gpu(node: Object, gpu: inventory.Gpu, seats: list[SeatUse] | None) -> dict[
         "gpu": gpu.uuid,
         "model": gpu.model,
         "healthy": gpu.healthy,
+        "trouble": gpu.trouble,
         "memoryMib": gpu.memory_mib,
         "askedPercent": None if here is None else sum(seat.asked_percent for seat in here),
         **figures(here),

@@ -15,7 +15,7 @@ class Gpu(msgspec.Struct, frozen=True, rename="camel"):
 
     `numa_node` is −1 if the machine has no such notion; `links` maps another GPU's UUID to the number of
     direct links (NVLink) to it; GPUs with the same `pcie_switch` reach each other without the host's bridge, −1 if that
-    is not known or none does; `healthy` is False for a GPU that must get no new slice.
+    is not known or none does; `healthy` is False for a GPU that must get no new slice, and `trouble` says why.
     """
 
     uuid: str
@@ -25,6 +25,7 @@ class Gpu(msgspec.Struct, frozen=True, rename="camel"):
     links: dict[str, int] = {}
     pcie_switch: int = -1
     healthy: bool = True
+    trouble: str = ""
 
 
 def encode(gpus: list[Gpu]) -> str:

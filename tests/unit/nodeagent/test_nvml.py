@@ -37,6 +37,7 @@ def ill(gpus: NvmlGpus) -> dict[int, str]:
     gpus.look(0.01)
     known = [gpu.uuid for gpu in gpus.gpus()]
     assert [gpu.healthy for gpu in gpus.gpus()] == [uuid not in gpus.troubles() for uuid in known]
+    assert [gpu.trouble for gpu in gpus.gpus()] == [gpus.troubles().get(uuid, "") for uuid in known]
     return {known.index(uuid): why for uuid, why in gpus.troubles().items()}
 
 

@@ -134,6 +134,17 @@ def test_a_pod_that_only_calls_itself_an_agent_is_not_asked(site: Site) -> None:
     assert site.top()["node-1-0"]["seats"][0]["pod"] == "a"
 
 
+def test_nodes_say_why_a_gpu_is_not_healthy(site: Site) -> None:
+    node = site.small.client.get(NODES, "node-2")
+    gpus = inventory.of_node(node)
+    gpus[1] = msgspec.structs.replace(gpus[1], healthy=False, trouble="it is in MIG mode")
+    site.small.client.patch(NODES, "node-2", {"metadata": {"annotations": {names.NODE_GPUS: inventory.encode(gpus)}}})
+    lines = site.run("nodes", "-o", "wide").stdout.splitlines()
+    assert [("no: it is in MIG mode" in line) for line in lines] == [False, False, False, True]
+    assert "A100, not healthy" in site.run("nodes").stdout
+    assert site.top()["node-2-1"]["trouble"] == "it is in MIG mode"
+
+
 def test_nodes_and_pods_show_the_same_figures_where_they_are_known(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[Workload] = []
     monkeypatch.setattr("slicekeeper.cli.connection.TimekeeperClient.workloads", lambda *_: known)
