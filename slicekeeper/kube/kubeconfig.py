@@ -12,8 +12,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote
 
+import urllib3
 import yaml
 
 from slicekeeper.errors import SettingsError
@@ -38,6 +40,7 @@ def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClie
         from kubernetes.client import Configuration  # noqa: PLC0415 - takes half a second, and only some commands need it
         from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415
         from kubernetes.config import ConfigException, load_kube_config  # noqa: PLC0415
+        from kubernetes.config.kube_config import KubeConfigMerger  # noqa: PLC0415
     except ImportError as error:
         raise SettingsError(
             f"kubeconfig is {files!r}: reading it needs {error.name}; install it by pip install 'slicekeeper[cli]'"
@@ -48,6 +51,7 @@ def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClie
     with _complaints() as complaints:
         try:
             load_kube_config(files, context or None, configuration, persist_config=False)
+            impersonated = _impersonation(KubeConfigMerger(files).config, context)
         except (ConfigException, yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise SettingsError(_wrong(files, context, str(error))) from error
         if complaints:
@@ -59,10 +63,13 @@ def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClie
     except (OSError, ValueError) as error:
         raise SettingsError(_wrong(files, context, str(error))) from error
 
-    def authorization() -> dict[str, str]:
+    def authorization() -> urllib3.HTTPHeaderDict:
         with _complaints():
             token = configuration.get_api_key_with_prefix("BearerToken")  # asks the exec plugin again in time
-        return {"Authorization": token} if token else {}
+        headers = urllib3.HTTPHeaderDict(impersonated)
+        if token:
+            headers["Authorization"] = token
+        return headers
 
     return JsonClient(configuration.host, timeout=timeout, pool=pool, authorization=authorization)
 
@@ -82,6 +89,27 @@ def namespace(files: str, context: str = "") -> str:
     if found is None:
         raise SettingsError(_wrong(files, context, "there is no such context"))
     return str(found["context"].get("namespace") or "default")
+
+
+def _impersonation(config: Any, context: str) -> urllib3.HTTPHeaderDict:
+    """Return the headers by which a context's user acts as somebody else, which the library does not read.
+
+    `config` is a ConfigNode of the library. Raises ValueError if it says as what, but not as whom.
+    """
+    chosen = config["contexts"].get_with_name(context or config["current-context"])["context"].value
+    found = config["users"].get_with_name(chosen.get("user"), safe=True) if chosen.get("user") else None
+    user = found.value.get("user") or {} if found is not None else {}
+    said = [("User", user.get("as")), ("Uid", user.get("as-uid"))]
+    said += [("Group", group) for group in user.get("as-groups") or []]
+    extra = (user.get("as-user-extra") or {}).items()
+    said += [(f"Extra-{quote(key.lower(), safe='')}", value) for key, values in extra for value in values]
+    if not user.get("as") and any(value for _, value in said):
+        raise ValueError(f"user {chosen['user']!r} has as-uid, as-groups or as-user-extra without as")
+    headers = urllib3.HTTPHeaderDict()
+    for name, value in said:
+        if value:
+            headers.add(f"Impersonate-{name}", str(value).encode().decode("latin-1"))
+    return headers
 
 
 def _check_readable(file: str) -> None:

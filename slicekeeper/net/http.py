@@ -51,9 +51,9 @@ class JsonClient:
         token_file: str = "",
         timeout: float = 10.0,
         pool: urllib3.PoolManager | None = None,
-        authorization: Callable[[], dict[str, str]] | None = None,
+        authorization: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        """Connect by `pool`, by default without a proxy; `authorization` returns the header of each request."""
+        """Connect by `pool`, by default without a proxy; `authorization` returns the headers that say who asks."""
         if not url.startswith(("http://", "https://")):
             raise SettingsError(f"server URL is {url!r}: it must begin with http:// or https://")
         self._url = url.rstrip("/")
@@ -118,7 +118,9 @@ class JsonClient:
         timeout: urllib3.Timeout | None = None,
     ) -> urllib3.BaseHTTPResponse:
         url = self._url + path + (f"?{urlencode(query)}" if query else "")
-        sent = {"Accept": "application/json", **self._authorization(), **(headers or {})}
+        sent = urllib3.HTTPHeaderDict({"Accept": "application/json"})
+        sent.extend(self._authorization())  # in which a header may be several times
+        sent.update(headers or {})
         payload = None
         if body is not None:
             sent["Content-Type"] = content_type

@@ -20,9 +20,15 @@ class _Quiet(ThreadingHTTPServer):
 
 
 class TlsServer:
-    """Answers each GET with a body, until `stop`; `seen` gets the request's Authorization and its client's name."""
+    """Answers each GET with a body, until `stop`; `seen` gets the request's Authorization and its client's name.
+
+    `headers` are those of the last request.
+    """
 
     def __init__(self, context: ssl.SSLContext, body: bytes, seen: Callable[[str, str], object]) -> None:
+        self.headers: list[tuple[str, str]] = []
+        outer = self
+
         class Handler(BaseHTTPRequestHandler):
             connection: ssl.SSLSocket
 
@@ -36,6 +42,7 @@ class TlsServer:
 
             def do_GET(self) -> None:
                 subject = dict(part[0] for part in (self.connection.getpeercert() or {}).get("subject", ()))
+                outer.headers = self.headers.items()
                 seen(self.headers.get("Authorization", ""), str(subject.get("commonName", "")))
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))

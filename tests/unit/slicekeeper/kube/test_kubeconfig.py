@@ -59,6 +59,10 @@ class ApiServer:
         self.url = f"https://127.0.0.1:{self.port}"
         self.cluster = {"server": self.url, "certificate-authority-data": encoded(self.ca.certificate)}
 
+    def impersonated(self) -> list[tuple[str, str]]:
+        """Return as whom the last request was sent."""
+        return [header for header in self._server.headers if header[0].startswith("Impersonate-")]
+
     def stop(self) -> None:
         self._server.stop()
 
@@ -160,6 +164,27 @@ def test_the_server_learns_who_asks(
     done = nodes("--kubeconfig", str(file), home=tmp_path)
     assert (done.exit_code, done.output) == (0, "[]\n")
     assert set(api.asked) == {(authorization, subject)}
+
+
+def test_who_acts_as_somebody_else_is_nobody_else(api: ApiServer, tmp_path: Path) -> None:
+    """As kubectl has it: the API server is told, and decides by that user's rights."""
+    user = {"token": "secret", "as": "lead", "as-uid": "7", "as-groups": ["team", "all"],
+            "as-user-extra": {"Scopes/a": ["x", "y"]}}  # fmt: skip
+    file = write(tmp_path / "config", api.cluster, user)
+    assert nodes("--kubeconfig", str(file), home=tmp_path).exit_code == 0
+    assert set(api.asked) == {("Bearer secret", "")}
+    assert sorted(api.impersonated()) == [
+        ("Impersonate-Extra-scopes%2Fa", "x"), ("Impersonate-Extra-scopes%2Fa", "y"),
+        ("Impersonate-Group", "all"), ("Impersonate-Group", "team"),
+        ("Impersonate-Uid", "7"), ("Impersonate-User", "lead"),
+    ]  # fmt: skip
+    himself = write(tmp_path / "himself", api.cluster, {"token": "secret"})
+    assert nodes("--kubeconfig", str(himself), home=tmp_path).exit_code == 0
+    assert api.impersonated() == []
+    nobody = write(tmp_path / "nobody", api.cluster, {"token": "secret", "as-groups": ["system:masters"]})
+    refused = nodes("--kubeconfig", str(nobody), home=tmp_path)
+    assert isinstance(refused.exception, SettingsError)
+    assert "without as" in str(refused.exception)
 
 
 def test_files_of_the_environment_are_merged_and_a_context_chosen(api: ApiServer, tmp_path: Path) -> None:
