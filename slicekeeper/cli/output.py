@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -106,8 +107,14 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     heads = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(out, heads, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({key: _flat(value) for key, value in row.items()})
     return out.getvalue()
+
+
+def _flat(value: object) -> object:
+    """Return a cell of a CSV file: what has parts is JSON there."""
+    return json.dumps(value) if isinstance(value, dict | list | bool) else value
 
 
 def rounded(ms: int) -> str:

@@ -104,6 +104,7 @@ def test_formats_agree_with_each_other(run: Run) -> None:
     assert run("list", "-o", "name").split() == [one["namespace"] for one in whole]
     rows = list(csv.DictReader(run("list", "-o", "csv").splitlines()))
     assert [(row["namespace"], int(row["usedMs"])) for row in rows] == [(b["namespace"], b["usedMs"]) for b in whole]
+    assert [json.loads(row["gone"]) for row in rows] == [one["gone"] for one in whole]
     wide = run("list", "-o", "wide").splitlines()
     assert len(wide) == len(whole) + 1
 
