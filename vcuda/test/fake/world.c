@@ -99,6 +99,7 @@ void fk_uuid(int gpu, unsigned char out[16]) {
   static const unsigned char tail[] = {0x40, 0x00, 0x80, 0x00, 0x46, 0x41, 0x4b, 0x45, 0x00};
   for (int i = 0; i < 6; i++) out[i] = (unsigned char)(fk_world()->node >> (40 - 8 * i));
   memcpy(out + 6, tail, sizeof tail);
+  out[3] += (unsigned char)gpu; /* people are shown the first eight digits alone */
   out[15] = (unsigned char)gpu;
 }
 
