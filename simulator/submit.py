@@ -40,7 +40,7 @@ def documents(text: str, where: str) -> Iterator[Object]:
     """
     try:
         loaded: list[Any] = list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(f"{where}: not valid YAML: {error}") from error
     for document in loaded:
         yield from _expand(document, where)

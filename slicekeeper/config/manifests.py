@@ -171,7 +171,7 @@ def _read(path: Path) -> str:
 def _settings_in(text: str, path: Path) -> Settings:
     try:
         objects = [obj for obj in yaml.safe_load_all(text) if isinstance(obj, dict)]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no number or date
         raise SettingsError(f"{path}: not valid YAML: {error}") from error
     for obj in objects:
         if obj.get("kind") == "ConfigMap" and str((obj.get("metadata") or {}).get("name")).startswith(CONFIG_MAP):
@@ -183,7 +183,7 @@ def parse(text: str, where: str) -> Settings:
     """Return the settings of an installation's `config.yaml`."""
     try:
         tree = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(f"{where}: {CONFIG_KEY} is not valid YAML: {error}") from error
     check_keys(tree, Settings, where)
     return convert(tree, Settings, where)

@@ -162,7 +162,7 @@ def _scheduler(
         extenders = [e for e in tree["extenders"] if "managedResources" in e]
         asked = [tuple(managed["name"] for managed in extender["managedResources"]) for extender in extenders]
         profiles = [profile["schedulerName"] for profile in tree["profiles"]]
-    except (yaml.YAMLError, KeyError, TypeError):
+    except (yaml.YAMLError, KeyError, TypeError, ValueError):
         yield f"configmap {_SCHEDULER_MAP} cannot be read as kube-scheduler's configuration", RENDER
         return
     wanted = (settings.resources.core, settings.resources.memory)

@@ -104,6 +104,6 @@ def _policies(text: str) -> list[dict[str, Any]]:
     try:
         tree = yaml.safe_load(text) or {}
         entries = [tree.get("default") or {}, *(tree.get("namespaces") or [])]
-    except (yaml.YAMLError, AttributeError, TypeError):
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError):
         return []
     return [{**entry, "budget": as_map(entry.get("budget"))} for entry in entries if isinstance(entry, dict)]

@@ -32,6 +32,7 @@ def test_documents_and_lists_come_in_the_files_order() -> None:
     ("text", "what"),
     [
         ("a: [", "not valid YAML"),
+        ("a: 2026-13-01", "not valid YAML"),
         ("just text", "no object"),
         ("apiVersion: v1\nkind: Secret\n", "kind is 'Secret' of 'v1'"),
     ],

@@ -241,6 +241,15 @@ def test_a_file_without_settings_is_refused(tmp_path: Path) -> None:
         manifests.write(file)
 
 
+def test_a_date_that_is_none_is_an_error_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "part.yaml"
+    file.write_text("kind: 2026-13-01\n")
+    with pytest.raises(SettingsError, match="part.yaml: not valid YAML: month must be"):
+        manifests.write(file)
+    with pytest.raises(SettingsError, match="configmap x: config.yaml is not valid YAML: month must be"):
+        manifests.parse("webhook: 2026-13-01", "configmap x")
+
+
 def test_the_command_writes_and_tells(folder: Path) -> None:
     configure(folder, "images: {registry: registry.example}")
     run = CliRunner().invoke

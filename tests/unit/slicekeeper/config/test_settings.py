@@ -43,6 +43,7 @@ def test_file_then_environment(tmp_path: Path) -> None:
         ("clock: {speed: -1}", "clock.speed (is -1)"),
         ("- a", "must hold a mapping, not a list"),
         ("a: [", "not valid YAML"),
+        ("a: 2026-13-01", "not valid YAML"),
     ],
 )
 def test_errors_name_key_value_and_remedy(tmp_path: Path, text: str, told: str) -> None:
