@@ -103,6 +103,15 @@ def test_strange_manifests_are_passed_on_or_refused(tmp_path: Path, text: str) -
     assert run(tmp_path, text).exit_code in (0, 1)
 
 
+def test_what_the_manifests_install_can_be_tried_from_a_checkout() -> None:
+    installed = Path(__file__).parents[3] / "manifests/base/config"
+    options = ["--config", str(installed / "config.yaml"), "review", "-f", "-", "-o", "diff"]
+    policy = {"SLICEKEEPER_POLICY_FILE": str(installed / "policy.yaml")}
+    result = CliRunner().invoke(cli, options, input=POD, env=policy)
+    assert result.exit_code == 0, result.output
+    assert "value: https://timekeeper.slicekeeper-system.svc:8444" in result.stdout
+
+
 def test_the_injection_is_that_of_the_manifests_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     [container] = yaml.safe_load(run(tmp_path, POD).stdout)["spec"]["containers"]
