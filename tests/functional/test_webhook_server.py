@@ -48,6 +48,8 @@ def webhook(tmp_path: Path, timekeeper: FakeTimekeeper, authority: Authority) ->
     finally:
         if server.process.poll() is None:
             assert server.stop() == 0
+            ends = [line for line in server.log() if line["message"].startswith("Worker exiting")]  # and all is JSON
+            assert len(ends) == len({line["message"] for line in ends})
 
 
 def test_a_pod_is_mutated_and_then_validated_by_any_worker(webhook: Webhook) -> None:

@@ -113,8 +113,6 @@ def serve(
                 "control_socket_disable": True,
                 "post_fork": remember_signals,
                 "worker_tmp_dir": "/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108
-                "errorlog": None,
-                "accesslog": None,
                 **options,
             }
             if tls is not None and tls.certificate_file:
@@ -136,6 +134,8 @@ def serve(
 
 GUNICORN: Final[dict[str, Any]] = {
     "logger_class": RootLogger,
+    "errorlog": None,  # or the logger that all servers share writes each line a second time, in gunicorn's own form
+    "accesslog": None,
     "asgi_loop": "asyncio",
     # Longer than the API server's 90 s: the end that calls closes an idle connection, and never meets one that is
     # being closed under its call.
