@@ -18,8 +18,9 @@ from scheduler.agents import NodeAgents
 from scheduler.extender import gpu_pod, placeable
 from scheduler.fence import Fence, NotHolder
 from scheduler.gangs import Gangs
+from scheduler.places import Place
 from scheduler.pods import Pod
-from scheduler.state import NoPlace, Place, SchedulerState
+from scheduler.state import NoPlace, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable

@@ -20,9 +20,10 @@ from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.placement.survey import Why, best_of, explain, shareable, survey
+from scheduler.places import HoldKind
 from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
 from scheduler.reclaim.picture import Picture
-from scheduler.state import HoldKind, Snapshot
+from scheduler.snapshot import Snapshot
 from slicekeeper import names
 from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant
 from slicekeeper.untyped import as_list, as_map
@@ -204,7 +205,7 @@ class _Cluster:
             if best is None:
                 hopeless.add(shape)
                 continue
-            node, uuids = near[best], self._fleet.uuids(near[best])
+            node, uuids = near[best], self._fleet.publish().uuids(near[best])
             if pod.uid == self.pod.uid:
                 return node
             waiting.remove(pod)

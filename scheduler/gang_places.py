@@ -11,7 +11,8 @@ import numpy as np
 from scheduler.node_names import Roster
 from scheduler.nodefit import NodeFacts, admits
 from scheduler.placement.demand import Demand
-from scheduler.placement.fleet import Bools, Fleet
+from scheduler.placement.fleet import Fleet
+from scheduler.placement.fleet_version import Bools
 from scheduler.placement.links import relinked
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
@@ -116,7 +117,7 @@ class Trial:
         """
         found: list[tuple[Pod, Hold]] = []
         for pod in pods:
-            judged, _ = self._prices.survey(pod.demand, policy)
+            judged, _ = self._prices.survey(self._fleet.publish(), pod.demand, policy)
             row = self._cheapest(judged, pod, near.get(pod.uid))
             if row is not None:
                 found.append((pod, self._take(pod, row, judged)))
@@ -133,7 +134,7 @@ class Trial:
             offered = near.get(pod.uid)
             shape = pod.demand, id(offered)
             if shape not in known:
-                fits = self._prices.survey(pod.demand, policy)[0].fits[: len(self._roster.names)]
+                fits = self._prices.survey(self._fleet.publish(), pod.demand, policy)[0].fits[: len(self._roster.names)]
                 if offered is not None and offered.roster is self._roster:
                     fits = fits & offered.rows[: len(fits)]
                 known[shape] = int(fits.sum())
@@ -157,13 +158,13 @@ class Trial:
 
     def _take(self, pod: Pod, row: int, judged: Survey) -> Hold:
         node = self._roster.names[row]
-        uuids = self._fleet.uuids(node)
-        view = self._fleet.view([node], pod.demand)
+        fleet = self._fleet.publish()
+        uuids, view = fleet.uuids(node), fleet.view([node], pod.demand)
         columns = relinked(self._gpus_of(node), view, 0, pod.demand, judged.gpus[row].tolist())
         hold, _ = chosen_hold(pod, node, [uuids[column] for column in columns])
         mine = self._held.setdefault(node, [])
         mine.append(hold)
-        cpu, ram = self._fleet.beside(node)
+        cpu, ram = fleet.beside(node)
         self._fleet.set(node, gpu_rows(self._gpus_of(node), [*self._holds_of(node), *mine]))
         self._fleet.set_beside(node, cpu - pod.demand.cpu_milli / 1000, ram - pod.demand.ram_mib)
         return hold

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from scheduler.placement.fleet import Ints
+from scheduler.placement.fleet_version import Ints
 from scheduler.wire import decode_names
 
 Letters = NDArray[np.uint8]

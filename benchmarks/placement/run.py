@@ -2,7 +2,7 @@
 """How much of a cluster's GPUs a policy gives out: a list of pods put on a list of nodes by the extender's own code.
 
     .venv/bin/python benchmarks/placement/run.py --nodes FILE --pods FILE [--policy P] [--seeds 10]
-        [--cpu-pods policy|random|kube] [--prior] [--load PERCENT]
+        [--cpu-pods policy|random|kube] [--prior] [--load PERCENT] [--copies N] [--shards N]
 
 The lists have the columns of Alibaba's openb trace. The pods are shuffled, then drawn with replacement until they ask
 for 130 % of all GPUs; they arrive one after the other, and one that does not fit is dropped. With `--load` they arrive
@@ -11,6 +11,9 @@ and end by the list's own lengths of life, at that load, and what is given out i
 kube-scheduler's part is played here: CPU, memory and models of nodes are respected, the extender's integer scores
 decide, equal ones by chance. Pods without GPUs are unknown to the extender; `--cpu-pods` says what places them. A
 policy that looks ahead learns from the arrivals, or knows the whole list's mix (`--prior`).
+
+`--copies` makes a larger cluster of the same list. With `--shards` its nodes are dealt out to so many schedulers, and
+each pod, by chance, to one of them: if it does not fit there, it is dropped.
 """
 
 from __future__ import annotations
@@ -22,14 +25,13 @@ import itertools
 import random
 import statistics
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from scheduler.placement.arrivals import Arrivals
+from scheduler.placement.arrivals import Arrivals, Mix
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.policies import FIXED, LEARNING, Learner
@@ -114,7 +116,7 @@ class Cluster:
         for row in range(len(nodes)):
             self._show(row)
         self.learner = Learner(policy)
-        self._prices = Prices(self.fleet, nullcontext())
+        self._prices = Prices()
         self._cpu_pods = cpu_pods
         self._chance = chance
         self.given = 0
@@ -127,7 +129,7 @@ class Cluster:
             if row is None:
                 return None
         else:
-            survey, _ = self._prices.survey(pod.demand, self.learner.policy)
+            survey, _ = self._prices.survey(self.fleet.publish(), pod.demand, self.learner.policy)
             fits = survey.fits & enough
             if not fits.any():
                 return None
@@ -198,24 +200,36 @@ def arrivals(pods: list[Pod], chance: random.Random, percent: float) -> Iterator
 def run(nodes: list[Node], pods: list[Pod], seed: int, options: argparse.Namespace) -> float:
     """Return the percent of all GPUs that are given out in one run."""
     chance = random.Random(seed)
-    cluster = Cluster(nodes, options.policy, options.cpu_pods, random.Random(seed + 1_000))
+    shards = [
+        Cluster(nodes[shard :: options.shards], options.policy, options.cpu_pods, random.Random(seed + 1_000 + shard))
+        for shard in range(options.shards)
+    ]
     if options.prior:
-        known = Arrivals()
-        for pod in pods:
-            if not pod.gpus:
-                known.add_without_gpus()
-                continue
-            known.add(pod.demand)
-            if options.load:
-                known.end()
-        cluster.learner.learn(known.mix(), cluster.fleet.models)
+        known = _mix(pods, ends=bool(options.load))
+        for cluster in shards:
+            cluster.learner.learn(known, cluster.fleet.models)
     whole = sum(node.gpus for node in nodes) * CORES_PER_GPU
     if options.load:
-        return _churn(cluster, pods, chance, whole, options)
+        return _churn(shards[0], pods, chance, whole, options)
+    dealt = random.Random(seed + 2_000)
     for pod in arrivals(pods, chance, OFFERED * whole):
+        cluster = dealt.choice(shards)
         _arrive(cluster, pod, options)
         cluster.place(pod)
-    return 100 * cluster.given / whole
+    return 100 * sum(cluster.given for cluster in shards) / whole
+
+
+def _mix(pods: list[Pod], *, ends: bool) -> Mix:
+    """Return what a policy that has seen the whole list knows."""
+    known = Arrivals()
+    for pod in pods:
+        if not pod.gpus:
+            known.add_without_gpus()
+            continue
+        known.add(pod.demand)
+        if ends:
+            known.end()
+    return known.mix()
 
 
 def _arrive(cluster: Cluster, pod: Pod, options: argparse.Namespace) -> None:
@@ -280,8 +294,17 @@ def main() -> None:
     parser.add_argument("--prior", action="store_true", help="the policy knows the whole list's mix from the start")
     parser.add_argument("--load", type=float, default=0.0, help="let pods end, and offer this percentage of all GPUs")
     parser.add_argument("--arrivals", type=int, default=10_000, help="pods of a run with --load")
+    parser.add_argument("--copies", type=int, default=1, help="take the list of nodes so many times")
+    parser.add_argument("--shards", type=int, default=1, help="deal nodes and pods out to so many schedulers")
     options = parser.parse_args()
-    nodes, pods = read_nodes(options.nodes), read_pods(options.pods)
+    if options.load and options.shards > 1:
+        parser.error("--load is for one scheduler: leave --shards away")
+    pods = read_pods(options.pods)
+    nodes = [
+        replace(node, name=f"{node.name}-{copy}")
+        for copy in range(options.copies)
+        for node in read_nodes(options.nodes)
+    ]
     found = []
     for seed in range(options.seeds):
         found.append(run(nodes, pods, seed, options))

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from scheduler.placement.arrivals import Arrival, Mix
-from scheduler.placement.fleet import Bools, Floats, GpuModel, Ints
+from scheduler.placement.fleet_version import Bools, Floats, GpuModel, Ints
 from scheduler.placement.policy import Gpus, Piece
 from slicekeeper.gpu.inventory import is_wanted
 from slicekeeper.units import CORES_PER_GPU

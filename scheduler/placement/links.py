@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from scheduler.placement.demand import Demand
-from scheduler.placement.fleet import Ints, View
+from scheduler.placement.fleet_version import Ints, View
 from slicekeeper.gpu.inventory import Gpu
 
 NUMA: Final = 1

@@ -9,7 +9,7 @@ from typing import Final
 from scheduler.placement.arrivals import Arrivals, Mix
 from scheduler.placement.expected_fill import ExpectedFill
 from scheduler.placement.fgd import FragmentationGradient
-from scheduler.placement.fleet import GpuModel
+from scheduler.placement.fleet_version import GpuModel
 from scheduler.placement.policy import BestFit, Packing, Policy, Random, Spread
 
 ENOUGH: Final = 300

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from scheduler.placement.fleet import Bools, Floats, Ints
+from scheduler.placement.fleet_version import Bools, Floats, Ints
 from slicekeeper.units import CORES_PER_GPU
 
 

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from scheduler.placement.demand import Demand
-from scheduler.placement.fleet import Fleet, Ints
+from scheduler.placement.fleet_version import FleetVersion, Ints
 from scheduler.placement.policy import Policy
 from scheduler.placement.survey import Survey, survey
 
@@ -30,44 +28,46 @@ class _Vector:
 
 
 class Prices:
-    """The vectors of the shapes asked for of late. Safe from any thread."""
+    """The vectors of the shapes asked for of late. Safe from any thread, without a lock: vectors are only replaced.
 
-    def __init__(self, fleet: Fleet, lock: AbstractContextManager[object]) -> None:
-        """`lock` keeps the fleet still; it is held while changed rows are copied, not while they are priced."""
-        self._fleet = fleet
-        self._lock = lock
-        self._vectors: OrderedDict[Demand, _Vector] = OrderedDict()
+    Two threads may work out the same one at once; the later one stays.
+    """
 
-    def copy(self, fleet: Fleet) -> Prices:
-        """Return the vectors for a copy of the fleet that is one thread's own."""
-        other = Prices(fleet, nullcontext())
-        with self._lock:
-            other._vectors = self._vectors.copy()
+    def __init__(self) -> None:
+        self._vectors: dict[Demand, _Vector] = {}
+        """The one used last is the last."""
+
+    def copy(self) -> Prices:
+        """Return the same vectors, for a fleet that goes its own way from here."""
+        other = Prices()
+        other._vectors = self._vectors.copy()
         return other
 
-    def survey(self, demand: Demand, policy: Policy) -> tuple[Survey, int]:
-        """Return the answer for every row of the fleet, rows of no node among them, and the version it is of."""
-        with self._lock:
-            fleet = self._fleet
-            known = self._vectors.get(demand)
-            has_friends = fleet.has_friends(demand)
-            if known is not None and (known.policy is not policy or known.has_friends != has_friends):
-                known = None
-            rows = fleet.changed_since(known.version if known else 0)
-            version = fleet.version
-            view = fleet.view_rows(rows, demand) if len(rows) else None
-        if view is None and known is not None:
-            return known.survey, version
-        if view is None:
-            return _none(len(demand.slices)), version
-        fresh = survey(view, demand, policy)
-        whole = fresh if known is None else merged(known.survey, rows, fresh)
-        with self._lock:
-            self._vectors[demand] = _Vector(policy, version, has_friends, whole)
-            self._vectors.move_to_end(demand)
-            if len(self._vectors) > MOST_SHAPES:
-                self._vectors.popitem(last=False)
-        return whole, version
+    def survey(self, fleet: FleetVersion, demand: Demand, policy: Policy) -> tuple[Survey, int]:
+        """Return the answer for every row, rows of no node among them, and the version it is of.
+
+        That is `fleet`'s, or a later one that another thread has asked for.
+        """
+        known = self._vectors.get(demand)
+        has_friends = fleet.has_friends(demand)
+        if known is not None and (known.policy is not policy or known.has_friends != has_friends):
+            known = None
+        if known is None or known.version < fleet.version:
+            known = _Vector(policy, fleet.version, has_friends, _renewed(fleet, demand, policy, known))
+        self._vectors.pop(demand, None)
+        self._vectors[demand] = known
+        if len(self._vectors) > MOST_SHAPES:
+            for oldest in list(self._vectors)[: len(self._vectors) - MOST_SHAPES]:
+                self._vectors.pop(oldest, None)
+        return known.survey, known.version
+
+
+def _renewed(fleet: FleetVersion, demand: Demand, policy: Policy, known: _Vector | None) -> Survey:
+    rows = fleet.changed_since(known.version if known else 0)
+    if not len(rows):
+        return known.survey if known is not None else _none(len(demand.slices))
+    fresh = survey(fleet.view_rows(rows, demand), demand, policy)
+    return fresh if known is None else merged(known.survey, rows, fresh)
 
 
 def _none(slices: int) -> Survey:

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from scheduler.placement.demand import Demand, Slice
-from scheduler.placement.fleet import Bools, Ints, View
+from scheduler.placement.fleet_version import Bools, Ints, View
 from scheduler.placement.policy import BestFit, Gpus, Piece, Policy
 from scheduler.placement.search import Bin, StepBudget, pack
 

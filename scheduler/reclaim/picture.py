@@ -8,7 +8,6 @@ takes seconds, the few nodes that have changed a millisecond.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,9 +18,10 @@ from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
 from scheduler.placement.survey import best_of, survey
+from scheduler.places import HoldKind, Place
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims
-from scheduler.state import HoldKind, NodeView, Place
+from scheduler.snapshot import NodeView
 from slicekeeper import names
 from slicekeeper.untyped import as_map
 
@@ -44,7 +44,7 @@ class _Layer:
     def __init__(self, counts: Callable[[Place], bool]) -> None:
         self._counts = counts
         self._fleet = Fleet()
-        self._prices = Prices(self._fleet, nullcontext())
+        self._prices = Prices()
         self.stale: set[str] = set()
 
     def fleet(self, nodes: Mapping[str, NodeView]) -> Fleet:
@@ -60,9 +60,9 @@ class _Layer:
 
     def fitting(self, nodes: Mapping[str, NodeView], demand: Demand, policy: Policy) -> frozenset[str]:
         """Return the nodes on which a demand fits."""
-        names_by_row = self.fleet(nodes).names_by_row()
-        judged, _ = self._prices.survey(demand, policy)
-        return frozenset(names_by_row[row] for row in np.flatnonzero(judged.fits).tolist())
+        fleet = self.fleet(nodes).publish()
+        judged, _ = self._prices.survey(fleet, demand, policy)
+        return frozenset(fleet.names[row] for row in np.flatnonzero(judged.fits).tolist())
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Picture:
         best = best_of(result.fits, result.price, np.arange(len(near)))
         if best is None:
             return None
-        uuids = fleet.uuids(near[best])
+        uuids = fleet.publish().uuids(near[best])
         hold, _ = chosen_hold(pod, near[best], [uuids[column] for column in result.gpus[best].tolist()])
         return hold
 

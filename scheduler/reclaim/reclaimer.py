@@ -17,11 +17,12 @@ from typing import Final
 from scheduler.gang_places import Muster
 from scheduler.placement.demand import Demand
 from scheduler.placement.policy import Policy
+from scheduler.places import HoldKind
 from scheduler.pods import Pod
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.picture import Picture
-from scheduler.state import HoldKind, SchedulerState
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings

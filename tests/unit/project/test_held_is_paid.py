@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from nodeagent.entitlement import may_start
 from scheduler.placement.policies import Learner
-from scheduler.state import HoldKind, SchedulerState
+from scheduler.places import HoldKind
+from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources

@@ -11,8 +11,8 @@ from support.asgi import ask
 from support.small_cluster import NAMESPACE, binding, lost_after, lost_before, small_cluster, wait_for
 
 from scheduler.app import make_app
+from scheduler.places import HoldKind
 from scheduler.service import Scheduler
-from scheduler.state import HoldKind
 from simulator.errors import ApiError
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

@@ -272,7 +272,7 @@ def test_rows_are_used_again_and_columns_grow():
     fleet.remove("a")
     fleet.set("c", [GpuRow(f"GPU-c{i}", "T4", 1024, core=0, idle=False) for i in range(5)])
     assert fleet.names() == ["b", "c"]
-    assert fleet.totals() == (6, 100, 6 * 1024)
+    assert fleet.publish().totals() == (6, 100, 6 * 1024)
     demand = demand_of(PodRequest((GpuRequest("c", 50, 1),)), "x")
     view = fleet.view(["c", "b"], demand)
     assert view.capacity.shape == (2, 5)

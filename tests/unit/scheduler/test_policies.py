@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policies: expected fill against its definition, price vectors against pricing everything, and what is learned."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,8 @@ from scheduler.placement.arrivals import FULL, MOST_KINDS, RECENT, Arrival, Arri
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.expected_fill import ExpectedFill, _table
 from scheduler.placement.fgd import FragmentationGradient
-from scheduler.placement.fleet import Fleet, GpuModel, GpuRow
+from scheduler.placement.fleet import Fleet, GpuRow
+from scheduler.placement.fleet_version import GpuModel
 from scheduler.placement.policies import ENOUGH, FIXED, LEARNING, Learner
 from scheduler.placement.policy import BestFit
 from scheduler.placement.prices import Prices
@@ -185,7 +185,7 @@ CHANGES = st.lists(
 def test_a_vector_that_is_kept_up_equals_one_that_is_made_anew(changes, policy):
     fleet = Fleet()
     chosen = FIXED[policy]() if policy in FIXED else LEARNING[policy](Mix(MIX), [T4])
-    kept = Prices(fleet, nullcontext())
+    kept = Prices()
     for name, cores, demand in changes:
         if cores:
             labels = frozenset({"ns/x"}) if cores[0] == 20 else frozenset()
@@ -193,8 +193,8 @@ def test_a_vector_that_is_kept_up_equals_one_that_is_made_anew(changes, policy):
             fleet.set_beside(name, float(sum(cores)), 4096.0)
         else:
             fleet.remove(name)
-        mine, version = kept.survey(demand, chosen)
-        anew, _ = Prices(fleet, nullcontext()).survey(demand, chosen)
+        mine, version = kept.survey(fleet.publish(), demand, chosen)
+        anew, _ = Prices().survey(fleet.publish(), demand, chosen)
         assert version == fleet.version
         for field in ("fits", "why", "gpus", "price"):
             known = slice(None) if field in ("fits", "why") else anew.fits

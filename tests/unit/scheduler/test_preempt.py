@@ -8,8 +8,8 @@ from support.asgi import ask
 from support.small_cluster import binding, small_cluster, wait_for
 
 from scheduler.app import make_app
+from scheduler.places import HoldKind
 from scheduler.service import Scheduler
-from scheduler.state import HoldKind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, Settings

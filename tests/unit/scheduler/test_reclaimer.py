@@ -6,8 +6,8 @@ import pytest
 from support.small_cluster import binding, protected, small_cluster, wait_for
 
 from scheduler.extender import filter_nodes, gpu_pod
+from scheduler.places import HoldKind
 from scheduler.service import Scheduler
-from scheduler.state import HoldKind
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
@@ -75,7 +75,8 @@ class Story:
                 for uid, p in pods.items()
             }  # fmt: skip
             bound = {uid for uid, p in pods.items() if p["spec"].get("nodeName")}
-            return known == there and not self.state.counts()[HoldKind.BINDING] and self.state._beside.uids() == bound
+            counted = self.state._held.beside.uids()
+            return known == there and not self.state.counts()[HoldKind.BINDING] and counted == bound
 
         wait_for(same, "the watches have caught up")
 

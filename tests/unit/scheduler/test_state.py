@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.policies import Learner
+from scheduler.places import HoldKind
 from scheduler.pods import chosen_hold, read_pod
-from scheduler.state import HoldKind, NoPlace, SchedulerState
+from scheduler.state import NoPlace, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
@@ -500,7 +501,7 @@ def test_cpu_and_memory_of_nodes_follow_bound_pods_and_those_about_to_be_there(c
     state = new_state(clock, {**node("n0", gpus=2), "status": offers})
 
     def beside():
-        view = state._fleet.view(["n0"], read(pod("x")).demand)
+        view = state._held.fleet.view(["n0"], read(pod("x")).demand)
         return view.cpu[0], view.ram[0]
 
     other = {"metadata": {"uid": "other"}, "status": {"phase": "Running"}, "spec": {

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from scheduler.placement.policies import Learner
-from scheduler.state import HoldKind, SchedulerState
+from scheduler.places import HoldKind
+from scheduler.state import SchedulerState
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is held where, and the arrays made of it: one thread at a time writes, and publishes a version when it is done.
+
+Whoever only reads takes `published`, and no lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from scheduler.cpu_memory import Beside
+from scheduler.known_pods import KnownPods
+from scheduler.nodes import Nodes
+from scheduler.placement.fleet import Fleet
+from scheduler.placement.fleet_version import FleetVersion
+from scheduler.places import NEVER, Place, Places
+from scheduler.pods import gpu_rows
+from slicekeeper.clock import Clock
+
+Unwanted = Callable[[Place], bool]
+
+
+class Held:
+    """Nodes, pods, places and the fleet, which agree with each other whenever nobody writes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self.nodes = Nodes()
+        self.pods = KnownPods()
+        self.places = Places()
+        self.beside = Beside()
+        self.fleet = Fleet()
+        self.published: FleetVersion = self.fleet.publish()
+        """The fleet after the last change that is complete."""
+        self.stirred: set[str] = set()
+        """Nodes that have changed since the reclaimer asked, or pods on them."""
+        self._next_end_ns = NEVER
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the one that writes; what has ended by time is gone when it begins. Publish at the end."""
+        with self._lock:
+            self._end()
+            try:
+                yield
+            finally:
+                self._next_end_ns = min(self.places.next_end_ns, *self.nodes.avoided.values(), NEVER)
+                self.published = self.fleet.publish()
+
+    def end_due(self) -> None:
+        """End what time has ended: a look at the clock, unless something has."""
+        if self._clock.monotonic_ns() >= self._next_end_ns:
+            with self.writing():
+                pass
+
+    def _end(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self.places.next_end_ns:
+            self.refresh(self.places.end(now_ns))
+        self.nodes.end_avoiding(now_ns)
+
+    # Below, only while writing.
+
+    def put(self, uid: str, places: Sequence[Place]) -> None:
+        """Make `places` all that is held for a pod."""
+        self.pods.place_changed(uid)
+        self.refresh(self.places.put(uid, places))
+
+    def let_go(self, uid: str, unwanted: Unwanted) -> None:
+        """Give up some of what is held for a pod."""
+        self.put(uid, self.places.without(uid, unwanted))
+
+    def refresh(self, nodes: Iterable[str]) -> None:
+        """Compute nodes' rows again from their GPUs and all that is held there."""
+        for node in nodes:
+            self.stirred.add(node)
+            self._fill(self.fleet, node, None)
+
+    def recount(self, node: str) -> None:
+        """Work out again what CPU and memory a node has free."""
+        self._fill_beside(self.fleet, node, None)
+
+    def fleet_without(self, nodes: Iterable[str], ignored: Unwanted) -> Fleet:
+        """Return the fleet as it would be if some of what is held on `nodes` was not."""
+        other = Fleet(self.fleet.publish())
+        for node in nodes:
+            self._fill(other, node, ignored)
+        return other
+
+    def _fill(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:
+        gpus = self.nodes.gpus.get(node)
+        if not gpus:
+            fleet.remove(node)
+            return
+        here = (place for place in self.places.on(node) if ignored is None or not ignored(place))
+        fleet.set(node, gpu_rows(gpus, (place.hold for place in here)))
+        self._fill_beside(fleet, node, ignored)
+
+    def _fill_beside(self, fleet: Fleet, node: str, ignored: Unwanted | None) -> None:
+        """Work out what is free beside the GPUs; pods that are about to be there count already."""
+        if node not in fleet:
+            return
+        coming = (
+            (place.pod.uid, (place.pod.demand.cpu_milli, place.pod.demand.ram_mib))
+            for place in self.places.on(node)
+            if self.places.is_passing(place.pod.uid) and (ignored is None or not ignored(place))
+        )
+        fleet.set_beside(node, *self.beside.free(node, coming))

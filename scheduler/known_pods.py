@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The managed pods that the watch has shown, and which of them wait, may have to give way, or belong to a gang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler.gang_places import Muster, muster
+from scheduler.pods import Pod
+from slicekeeper import names as marks
+
+
+class KnownPods:
+    """All managed pods. One thread at a time may change them; `get` may be asked at any time."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, Pod] = {}
+        self._waiting: dict[str, Pod] = {}
+        """Pods without a node: all that the reclaimer has to care for."""
+        self._yielding: set[str] = set()
+        """Pods on nodes that may have to give way, or are on their way out: without any, no eviction makes room."""
+        self._gangs: dict[str, dict[str, None]] = {}
+        """Each gang's pods."""
+        self._musters: dict[str, Muster] = {}
+        """What `muster` found, while none of the gang's pods and places has changed."""
+
+    def get(self, uid: str) -> Pod | None:
+        """Return a pod, None if it is not known."""
+        return self._pods.get(uid)
+
+    def uids(self) -> set[str]:
+        """Return all pods' UIDs."""
+        return set(self._pods)
+
+    def every(self) -> list[Pod]:
+        """Return all pods."""
+        return list(self._pods.values())
+
+    def waiting(self) -> list[Pod]:
+        """Return the pods without a node."""
+        return list(self._waiting.values())
+
+    def may_yield(self) -> bool:
+        """Whether any pod could give way, or is on its way out."""
+        return bool(self._yielding)
+
+    def put(self, pod: Pod) -> None:
+        """Take a pod as it is now."""
+        self.forget(pod.uid)
+        self._pods[pod.uid] = pod
+        if pod.gang is not None:
+            self._gangs.setdefault(pod.gang.key, {})[pod.uid] = None
+            self._musters.pop(pod.gang.key, None)
+        if pod.finished:
+            return
+        if not pod.node:
+            self._waiting[pod.uid] = pod
+        elif pod.leaving or pod.budget_state == marks.OVER_BUDGET or pod.gpu_class == marks.BACKGROUND:
+            self._yielding.add(pod.uid)
+
+    def forget(self, uid: str) -> None:
+        """Forget a pod."""
+        known = self._pods.pop(uid, None)
+        if known is not None and known.gang is not None:
+            members = self._gangs[known.gang.key]
+            self._musters.pop(known.gang.key, None)
+            del members[uid]
+            if not members:
+                del self._gangs[known.gang.key]
+        self._waiting.pop(uid, None)
+        self._yielding.discard(uid)
+
+    def place_changed(self, uid: str) -> None:
+        """Take note that a pod has another place, or none."""
+        known = self._pods.get(uid)
+        if known is not None and known.gang is not None:
+            self._musters.pop(known.gang.key, None)
+
+    def muster(self, key: str, asking: Pod | None, is_binding: Callable[[Pod], bool]) -> Muster | None:
+        """Return the pods of a gang, None if it has none; `asking` counts even if no watch has shown it yet."""
+        members = self._gangs.get(key, {})
+        unseen = [asking] if asking is not None and asking.uid not in members else []
+        there = None if unseen else self._musters.get(key)
+        if there is None:
+            there = muster((*(self._pods[uid] for uid in members), *unseen), is_binding)
+            if there is not None and not unseen:
+                self._musters[key] = there
+        return there

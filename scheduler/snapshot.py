@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes with their places, as the reclaimer and `explain` look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scheduler.nodefit import NodeFacts
+from scheduler.places import Place
+from scheduler.pods import Pod
+from slicekeeper.gpu import inventory
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node with GPUs, and all places there with their pods as they are now."""
+
+    facts: NodeFacts
+    gpus: tuple[inventory.Gpu, ...]
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Nodes with GPUs, pods and places as they were at one instant."""
+
+    nodes: dict[str, tuple[NodeFacts, tuple[inventory.Gpu, ...]]]
+    pods: list[Pod]
+    places: list[Place]
+
+    def views(self) -> dict[str, NodeView]:
+        """Return the nodes with the places there."""
+        pods = {pod.uid: pod for pod in self.pods}
+        here: dict[str, list[Place]] = {name: [] for name in self.nodes}
+        for place in self.places:
+            if place.hold.node in here:
+                here[place.hold.node].append(replace(place, pod=pods.get(place.pod.uid, place.pod)))
+        return {name: NodeView(facts, gpus, tuple(here[name])) for name, (facts, gpus) in self.nodes.items()}
