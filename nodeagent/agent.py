@@ -73,7 +73,9 @@ class Agent:
         self._live = Live(self._store)
         self._metrics = ShareMetrics(arbiter, self._store, every, self._live, mine.node_name)
         self._usage = UsageFiles(arbiter, WholeGpus(source, files), self._store, files, self._live)
-        self._shares = Shares(arbiter, self._store, settings.resources, limits=limits, rule=mine.rule)
+        self._shares = Shares(
+            arbiter, self._store, settings.resources, limits=limits, rule=mine.rule, ceiling_of=self._ceiling_of
+        )
         self._pods = NodePods(self._client, mine.node_name, self._gone, self._shares.changed)
         self._seats = Seats(
             self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused, self._shares
@@ -172,11 +174,17 @@ class Agent:
         self._own.look_at(node)
         self._shares.look_at(node)
 
+    def _ceiling_of(self, namespace: str) -> int | None:
+        return self._policy.of(namespace).ceiling if self._policy_is_known else None
+
+    @property
+    def _policy_is_known(self) -> bool:
+        return self._policy.complete.is_set() and not self._policy.unread
+
     def _audits(self, namespace: str) -> NamespacePolicy:
         """Return the policy that the audit goes by, which evicts nothing before all of the policy is known."""
         policy = self._policy.of(namespace)
-        known = self._policy.complete.is_set() and not self._policy.unread
-        return policy if known else msgspec.structs.replace(policy, audit="tell")
+        return policy if self._policy_is_known else msgspec.structs.replace(policy, audit="tell")
 
     def _gone(self, left: set[str]) -> None:
         self._seats.keep_only(left)

@@ -13,9 +13,9 @@ from typing import Any
 
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
-from slicekeeper.errors import RequestRefused, SlicekeeperError
+from slicekeeper.errors import SlicekeeperError
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.gpu.request import annotations_of, container_name, containers, parse_pod, sharing_mode
+from slicekeeper.gpu.request import annotations_of, container_name, containers, parse_admitted, sharing_mode
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped import as_list, as_map
@@ -45,10 +45,7 @@ class ContainerHold:
 def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, ContainerHold]:
     """Return the holds of a bound pod by container; containers without chosen GPUs are left out."""
     annotations = annotations_of(pod)
-    try:
-        requests = parse_pod(pod, resources).requests
-    except RequestRefused:
-        return {}
+    requests = parse_admitted(pod, resources)[0].requests
     limited, alone = _limited(pod), sharing_mode(pod) == names.EXCLUSIVE
     found = {}
     for request in requests:

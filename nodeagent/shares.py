@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -39,12 +39,21 @@ class Shares:
     """The fractions of the node, as the arbiter has to hold them."""
 
     def __init__(
-        self, arbiter: Arbiter, store: SeatStore, resources: Resources, *, limits: bool, rule: Rule = RULES[0]
+        self,
+        arbiter: Arbiter,
+        store: SeatStore,
+        resources: Resources,
+        *,
+        limits: bool,
+        rule: Rule = RULES[0],
+        ceiling_of: Callable[[str], int | None] = lambda _namespace: CORES_PER_GPU,
     ) -> None:
+        """`ceiling_of` returns a namespace's ceiling, None while it is not known."""
         self._arbiter = arbiter
         self._store = store
         self._resources = resources
         self._limits = limits
+        self._ceiling_of = ceiling_of
         self._usual_rule = rule
         self._rule = ""
         """Which rule the node must have; empty until it is known."""
@@ -54,8 +63,8 @@ class Shares:
         self._stop = threading.Event()
         self._away = "it was not asked yet"
         self._refused: dict[str, str] = {}
-        self._heard: dict[str, Object] = {}
-        """By seat, the pod that has nothing more to say than is kept with the seat."""
+        self._heard: dict[str, tuple[Object, int | None]] = {}
+        """By seat, the pod that has nothing more to say than is kept with the seat, and its namespace's ceiling."""
 
     def start(self, pods: KnownPods) -> None:
         """Start comparing, in a daemon thread."""
@@ -88,7 +97,7 @@ class Shares:
             self.changed()
 
     def said(self, pod: Mapping[str, Any], seat: Seat) -> Seat:
-        """Return a seat with what its pod says now of ceiling and class."""
+        """Return a seat with what its pod says now of ceiling and class; no ceiling is above its namespace's."""
         if not seat.is_fraction:
             return seat
         annotations = annotations_of(pod)
@@ -100,9 +109,9 @@ class Shares:
             requests = {request.container: request for request in parse_pod(pod, self._resources).requests}
         except RequestRefused:
             requests = {}
-        limit = seat.limit
-        if seat.container in requests:
-            limit = requests[seat.container].limit or CORES_PER_GPU
+        limit, ceiling = seat.limit, self._ceiling_of(seat.namespace)
+        if seat.container in requests and (ceiling is not None or not limit):
+            limit = min(requests[seat.container].limit or CORES_PER_GPU, ceiling or CORES_PER_GPU)
         if sharing_mode(pod) == names.EXCLUSIVE:
             limit = CORES_PER_GPU  # it pays for all of its GPU, and nobody else may be there
         return msgspec.structs.replace(seat, limit=max(limit, seat.core), background=background)
@@ -146,11 +155,13 @@ class Shares:
 
     def _now(self, seat: Seat, pod: Object | None) -> Seat:
         """Return a seat as its pod has it; a pod that is the same as before is not read again."""
-        if pod is None or self._heard.get(seat.name) is pod:
+        ceiling = self._ceiling_of(seat.namespace)
+        before = self._heard.get(seat.name)
+        if pod is None or (before is not None and before[0] is pod and before[1] == ceiling):
             return seat
         now = self.said(pod, seat)
         if now == seat:
-            self._heard[seat.name] = pod
+            self._heard[seat.name] = pod, ceiling
         return now
 
     def _bring(self, before: Seat, now: Seat, held: ArbiterSeat | None, gpus: Mapping[str, int]) -> None:

@@ -202,7 +202,10 @@ def _editor(site: Site, namespace: str) -> Kubectl:
         ({"annotations": {names.BOUND_AT: "2030-01-01T00:00:00.000Z"}}, "stays as it was"),
         ({"annotations": {names.gpu_annotation("train"): None}}, "stays as it was"),
         ({"annotations": {names.GPU_CLASS: names.BACKGROUND}}, "stays as it was"),
-        ({"annotations": {names.CORE_LIMIT: "99"}}, "stays as it was"),
+        ({"annotations": {names.CORE_LIMIT: None}}, "stays as it was"),
+        ({"annotations": {names.CORE_LIMIT: "101"}}, "from 1 to 100"),
+        ({"annotations": {names.CORE_LIMIT: "60", names.BOUND_AT: "2030"}}, "bound-at.*stays as it was"),
+        ({"annotations": {names.limit_annotation("train"): "60"}}, "stays as it was"),
         ({"annotations": {"io.kubernetes.cri-o.Devices": "/dev/nvidia0"}}, "stays as it was"),
         ({"labels": {names.MANAGED_LABEL: None}}, "stays as it was"),
         ({"finalizers": None}, "the timekeeper removes it"),
@@ -216,11 +219,11 @@ def test_an_editor_cannot_change_what_we_wrote(
     alice = _editor(site, namespace)
     with pytest.raises(Refused, match=told):
         alice.patch("pod", "one", {"metadata": metadata}, namespace)
-    own = {"annotations": {"mine": "yes"}, "labels": {"team": "mine"}}
+    own = {"annotations": {"mine": "yes", names.CORE_LIMIT: "60"}, "labels": {"team": "mine"}}
     alice.patch("pod", "one", {"metadata": own}, namespace)
     after = site.pod(namespace, "one")
     assert after["metadata"]["finalizers"] == before["metadata"]["finalizers"]
-    assert after["metadata"]["annotations"] == {**before["metadata"]["annotations"], "mine": "yes"}
+    assert after["metadata"]["annotations"] == {**before["metadata"]["annotations"], **own["annotations"]}
 
 
 def _binding(name: str, metadata: dict[str, Any]) -> Object:

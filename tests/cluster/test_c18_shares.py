@@ -54,6 +54,8 @@ def test_a_budget_that_runs_out_makes_running_slices_background_and_a_grant_brin
         [memory] = said(site, namespace, name, "memory")
         assert memory == [str(expected[2]), "2", "0"], "its slice, and not one byte more"
     began = site.pod(poor, "greedy")["status"]["containerStatuses"]
+    site.kubectl.patch("pod", "greedy", {"metadata": {"annotations": {names.CORE_LIMIT: "60"}}}, poor)
+    _wait_for(site, poor, "greedy", 40, 60, 8 * GIB, "in-budget", 1)
 
     with site.timekeeper() as client:
         client.set_budget(Budget, poor, {"amountMs": 1_000, "period": "none", "timeZone": "UTC"})

@@ -257,6 +257,15 @@ def test_memory_is_counted_too(bench: Any) -> None:
         _start(bench, "seat-0001", "late")
 
 
+def test_a_pod_with_an_annotation_that_cannot_be_read_holds_what_it_asked_for(bench: Any) -> None:
+    for name, at in (("early", "10:00:00"), ("late", "11:00:00")):
+        pod = bench.pods.add(name, gpu=0, core=60, at=at)
+        pod["metadata"]["annotations"]["tencent.com/vcuda-core-limit"] = "nonsense"
+    _start(bench, "seat-0000", "early")
+    with pytest.raises(grpc.RpcError, match="booked twice: with team/early"):
+        _start(bench, "seat-0001", "late")
+
+
 EXCLUSIVE = {"slicekeeper.io/sharing-mode": "exclusive: asked for"}
 
 

@@ -36,6 +36,7 @@ class Bench:
 
     def __init__(self, running: Any, folder: Path) -> None:
         self.running, self.folder = running, folder
+        self.ceiling: int | None = 100
         self.pods: list[dict[str, Any]] = []
         wait_for(running.read, "the arbiter answers")
         self.gpus = NvmlGpus(folder / "withdrawn", HostCdi([]))
@@ -45,7 +46,9 @@ class Bench:
     def agent(self) -> None:
         """Start as another process would: only the folders are the same."""
         self.store = SeatStore(self.folder / "state")
-        self.shares = Shares(Arbiter(self.running.folder), self.store, Resources(), limits=True)
+        self.shares = Shares(
+            Arbiter(self.running.folder), self.store, Resources(), limits=True, ceiling_of=lambda _: self.ceiling
+        )
 
     def all(self) -> list[dict[str, Any]]:
         return list(self.pods)
@@ -140,6 +143,24 @@ def test_a_change_of_budget_or_ceiling_reaches_the_arbiter_at_once(
     wait_for(
         lambda: bench.held()["seat-0001-ab"][2:] == (90, "background"), "what cannot be read keeps the last ceiling"
     )
+
+
+def test_no_ceiling_is_above_the_namespaces(bench: Bench) -> None:
+    bench.shares.start(bench)
+    bench.ceiling = None
+    bench.seat(1)
+    assert bench.held()["seat-0001-ab"][2] == 70, "before the policy is known, what the webhook let pass"
+    for ceiling, limit, expected in ((60, "70", 60), (60, "90", 60), (60, "50", 50), (30, "50", 40), (80, "75", 75)):
+        bench.ceiling = ceiling
+        bench.annotate(**{names.CORE_LIMIT: limit})
+        wait_for(lambda want=expected: bench.held()["seat-0001-ab"][2] == want, f"{limit} under {ceiling}")
+    bench.shares.compare()  # now the pod has nothing more to say, its policy may have
+    bench.ceiling = 65
+    wait_for(lambda: bench.held()["seat-0001-ab"][2] == 65, "the policy alone has changed")
+    bench.ceiling = None
+    bench.annotate(**{names.CORE_LIMIT: "100"})
+    bench.shares.compare()
+    assert bench.held()["seat-0001-ab"][2] == 65, "while the policy cannot be read the last ceiling holds"
 
 
 def test_the_last_policy_holds_while_nobody_tells_of_the_pods(bench: Bench) -> None:
