@@ -16,6 +16,9 @@ class GpuSource(Protocol):
     def gpus(self) -> list[Gpu]:
         """Return the GPUs as they were last seen, in a stable order."""
 
+    def indexes(self) -> Mapping[str, int]:
+        """Return by UUID the driver's number of each GPU; a number is missing if it tells nothing of that GPU."""
+
     def driver(self) -> tuple[str, str]:
         """Return the driver's version, or empty and why it does not answer."""
 

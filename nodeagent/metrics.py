@@ -57,7 +57,8 @@ class ShareMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family; while no arbiter answers, fractions are left out."""
-        models = {gpu.uuid: (index, gpu.model) for index, gpu in enumerate(self._source.gpus())}
+        indexes = self._source.indexes()
+        models = {gpu.uuid: (indexes.get(gpu.uuid, ""), gpu.model) for gpu in self._source.gpus()}
 
         def labels(uuid: str, owner: Seat) -> list[str]:
             index, model = models.get(uuid, ("", ""))

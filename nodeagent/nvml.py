@@ -38,6 +38,7 @@ _CLOSED: Final = (pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_
 
 @dataclass
 class _Device:
+    index: int
     handle: Any
     gpu: Gpu
     bus: tuple[int, int, int] | None
@@ -79,6 +80,11 @@ class NvmlGpus:
                 msgspec.structs.replace(device.gpu, healthy=not trouble, trouble=trouble)
                 for device, trouble in zip(self._devices, why, strict=True)
             ]
+
+    def indexes(self) -> Mapping[str, int]:
+        """Return by UUID NVML's index of each GPU: one that it does not describe leaves a gap."""
+        with self._lock:
+            return {device.gpu.uuid: device.index for device in self._devices}
 
     def driver(self) -> tuple[str, str]:
         """Return the driver's version, or empty and why it does not answer."""
@@ -122,8 +128,7 @@ class NvmlGpus:
 
     def edits(self, uuids: Sequence[str]) -> Edits:
         """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""
-        with self._lock:
-            index = {device.gpu.uuid: number for number, device in enumerate(self._devices)}
+        index = self.indexes()
         if unknown := [uuid for uuid in uuids if uuid not in index]:
             raise SeatRefused(f"the driver does not list GPU {', '.join(unknown)}; kubelet tries again")
         return self._made.edits([(index[uuid], uuid) for uuid in uuids])
@@ -210,7 +215,7 @@ def _describe(index: int) -> _Device | None:
     info = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     bus = (info.domain, info.bus, info.device) if info is not None else None
     model = ask(pynvml.nvmlDeviceGetName, handle) or "unknown"
-    return _Device(handle, Gpu(uuid, model, total // _MIB, numa_node=_numa_node(bus)), bus)
+    return _Device(index, handle, Gpu(uuid, model, total // _MIB, numa_node=_numa_node(bus)), bus)
 
 
 def _host_memory() -> int:

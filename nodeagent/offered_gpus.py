@@ -70,11 +70,16 @@ class OwnGpus:
 
     def gpus(self) -> list[Gpu]:
         """Return the GPUs to offer, as they were last seen, in the source's order."""
-        every = self._source.gpus()
+        every, indexes = self._source.gpus(), self._source.indexes()
+        names = {gpu.uuid: {gpu.uuid, str(indexes.get(gpu.uuid, ""))} for gpu in every}
         with self._lock:
-            listed = [gpu for index, gpu in enumerate(every) if self._listed & {gpu.uuid, str(index)}]
+            listed = [gpu for gpu in every if self._listed & names[gpu.uuid]]
             offered = listed or ([] if self._beside else every)
-            return [gpu for gpu in offered if not self._taken & {gpu.uuid, str(every.index(gpu))}]
+            return [gpu for gpu in offered if not self._taken & names[gpu.uuid]]
+
+    def indexes(self) -> Mapping[str, int]:
+        """Return by UUID the driver's number of each GPU, those of others among them."""
+        return self._source.indexes()
 
     def driver(self) -> tuple[str, str]:
         """Return the driver's version, or empty and why it does not answer."""

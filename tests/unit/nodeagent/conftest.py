@@ -50,6 +50,9 @@ class Made:
     def gpus(self) -> list[Gpu]:
         return list(self.known)
 
+    def indexes(self) -> dict[str, int]:
+        return {gpu.uuid: int(gpu.uuid.removeprefix("GPU-")) for gpu in self.known}
+
     def driver(self) -> tuple[str, str]:
         return "550.54.14", ""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from nodeagent.gpu_watch import GpuWatch
 from nodeagent.health import Told, judge, judge_xid
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml import NvmlGpus
+from nodeagent.offered_gpus import OwnGpus
 from nodeagent.publisher import GpuPublisher
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
@@ -147,6 +149,28 @@ def test_a_gpu_that_the_driver_does_not_list_is_in_no_container(gpus: NvmlGpus) 
     """As after a reboot, while the driver is not loaded yet: a container would start without its GPU."""
     with pytest.raises(SeatRefused, match="does not list GPU GPU-gone; kubelet tries again"):
         gpus.edits(["GPU-gone"])
+
+
+def test_a_gpu_that_is_left_out_gives_no_other_its_number(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NVIDIA's specification may know GPUs by their numbers alone."""
+    find = pynvml.nvmlDeviceGetHandleByIndex
+
+    def lost(index: int) -> Any:
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return find(index)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lost)
+    devices = [{"name": str(n), "containerEdits": {"deviceNodes": [{"path": f"/dev/nvidia{n}"}]}} for n in range(4)]
+    (tmp_path / "nvidia.json").write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": devices}))
+    gpus = NvmlGpus(tmp_path / "withdrawn", HostCdi([tmp_path]))
+    found = [gpu.uuid for gpu in gpus.gpus()]
+    assert [gpus.indexes()[uuid] for uuid in found] == [1, 2, 3]
+    assert gpus.edits(found[:1]).content == {"deviceNodes": [{"path": "/dev/nvidia1"}]}
+    listed = OwnGpus(gpus, ["1"], (), set)
+    assert [gpu.uuid for gpu in listed.gpus()] == found[:1]
 
 
 def test_an_xid_withdraws_at_once_and_for_the_next_agent_too(gpus: NvmlGpus, driver: Any, tmp_path: Path) -> None:
