@@ -29,6 +29,10 @@ _WORD: Final = 8
 _MASKS: Final = np.array([(1 << 8 * letters) - 1 for letters in range(_WORD + 1)], np.uint64)
 """Masks of a word, by how many of its letters belong to the name."""
 
+_DIGITS: Final = np.array(
+    [[ord(letter) for letter in f"{number:2}".replace(" ", "\0")] for number in range(100)], np.uint8
+)
+
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -101,9 +105,7 @@ class Roster:
     def write_scores(self, rows: Ints, scores: Ints) -> bytes:
         """Return the JSON list of hosts with their scores, 0 to 99."""
         pieces = self._pieces(rows, b'{"Host":', b',"Score":\0\0},')
-        tens, ones = np.divmod(scores, 10)
-        pieces[:, -4] = np.where(tens, ord("0") + tens, 0)
-        pieces[:, -3] = ord("0") + ones
+        pieces[:, -4:-2] = _DIGITS[scores]
         return b"[%b]" % _packed(pieces)[:-1]
 
     def _pieces(self, rows: Ints, before: bytes, after: bytes) -> Letters:

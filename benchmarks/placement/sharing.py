@@ -14,8 +14,7 @@ less what the limiter was measured to cost (`--kept`, docs/limiter.md).
 
 Two tables: first the jobs that ask for shares alone, exclusive beside shared (XJTU's experiment), then all jobs in the
 three modes (KubeGPU's). The load is what the pods ask for when each has whole GPUs, in percent of all GPUs. A third
-table is worked out: how long a batch of equal containers takes on some GPUs. `--plots` draws the completion times of
-the first two.
+table: how long jobs that ask for shares take if so many come at once to so many GPUs. `--plots` draws all three.
 """
 
 from __future__ import annotations
@@ -43,14 +42,22 @@ JOBS = 5_000
 """Jobs of a run."""
 
 
+BATCH_GPUS = (2, 8, 32)
+BATCHES = (2, 4, 8, 16, 32, 64, 128)
+
+
 @dataclass(frozen=True)
 class Figures:
-    """One run: the seconds that a job waits, and takes from its arrival to its end; the GPU time used, % of all."""
+    """One run: the seconds that a job waits, and takes from its arrival to its end; the GPU time used, % of all.
+
+    The last job ends at second `last`.
+    """
 
     wait: float
     completion: float
     p95: float
     used: float
+    last: float
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,20 @@ def as_mode(pod: Pod, mode: str) -> Pod:
 
 
 def run(nodes: list[Node], pods: list[Pod], mode: str, load: float, kept: float, seed: int) -> Figures:
-    """Let all pods come and end; the same seed is the same pods at the same times in every mode."""
+    """Let pods come by chance at a load; the same seed is the same pods at the same times in every mode."""
     chance = random.Random(seed)
+    rate = load / 100 * sum(node.gpus for node in nodes) / statistics.fmean(pod.gpus * pod.life for pod in pods)
+    arriving, coming = 0.0, []
+    for pod in chance.choices(pods, k=JOBS):
+        arriving += chance.expovariate(rate)
+        coming.append((arriving, pod))
+    return play(nodes, coming, mode, kept, seed)
+
+
+def play(nodes: list[Node], coming: list[tuple[float, Pod]], mode: str, kept: float, seed: int) -> Figures:
+    """Let all pods come, each at its second, and end."""
     gpus = sum(node.gpus for node in nodes)
-    rate = load / 100 * gpus / statistics.fmean(pod.gpus * pod.life for pod in pods)
     cluster = Cluster(nodes, "expected-fill", "policy", random.Random(seed + 1_000))
-    arriving = 0.0
     waiting: list[tuple[float, Pod, Pod]] = []
     ends: list[tuple[float, int, int, list[int], Pod]] = []
     ran: list[tuple[float, float, float, Pod]] = []
@@ -107,8 +122,8 @@ def run(nodes: list[Node], pods: list[Pod], mode: str, load: float, kept: float,
             hopeless.clear()
             waiting = [(came, mine, asked) for came, mine, asked in waiting if not start(came, mine, asked, now)]
 
-    for pod in chance.choices(pods, k=JOBS):
-        arriving += chance.expovariate(rate)
+    arriving = 0.0
+    for arriving, pod in coming:
         end_until(arriving)
         asked = as_mode(pod, mode)
         cluster.learner.arrivals.add(asked.demand)
@@ -127,18 +142,46 @@ def run(nodes: list[Node], pods: list[Pod], mode: str, load: float, kept: float,
         statistics.fmean(began - came for came, began, _, _ in ran),
         statistics.fmean(took),
         statistics.quantiles(took, n=20)[-1],
-        100 * sum(worked) / (gpus * CORES_PER_GPU * arriving),
+        100 * sum(worked) / (gpus * CORES_PER_GPU * max(arriving, 1.0)),
+        max(end for _, _, end, _ in ran),
     )
 
 
-def batch(containers: int, gpus: int, need: int, kept: float) -> tuple[float, float]:
-    """Return how long equal containers take, in times of one alone: with whole GPUs in turn, and sharing them.
+def batches(nodes: list[Node], pods: list[Pod], options: argparse.Namespace) -> None:
+    """Print how long jobs take that come at once, by their number and that of GPUs; draw it if asked."""
+    drawn: dict[str, list[tuple[float, float]]] = {}
+    print("\nJobs that come at once\n")
+    print("| GPUs | containers | exclusive: mean, s | last, s | shared: mean, s | last, s | mean, of exclusive |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for gpus in BATCH_GPUS:
+        some = _nodes_of(nodes, gpus)
+        fitting = [pod for pod in pods if any(pod.cpu <= node.cpu and pod.ram <= node.ram for node in some)]
+        for containers in BATCHES:
+            row = f"| {gpus} | {containers} |"
+            whole = 0.0
+            for mode in ("exclusive", "shared"):
+                runs = []
+                for seed in range(options.batch_seeds):
+                    jobs = random.Random(seed).choices(fitting, k=containers)
+                    runs.append(play(some, [(0.0, pod) for pod in jobs], mode, options.kept / 100, seed))
+                mean = statistics.fmean(figures.completion for figures in runs)
+                row += f" {mean:.0f} | {statistics.fmean(figures.last for figures in runs):.0f} |"
+                whole = whole or mean
+            drawn.setdefault(f"shared, {gpus} GPUs", []).append((containers, 100 * mean / whole))
+            print(f"{row} {100 * mean / whole:.0f} % |", flush=True)
+    if options.plots:
+        highest = max(seconds for points in drawn.values() for _, seconds in points)
+        picture = chart.lines(drawn, {}, x="containers", y="completion time, % of exclusive", most=highest)
+        (options.plots / "jobs-at-once.svg").write_text(picture)
 
-    Each needs `need` percent of a GPU to run as fast as alone; of more the limiter gives each its equal part.
-    """
-    on_fullest = -(-containers // gpus)
-    shared = 1.0 if on_fullest == 1 else max(1.0, on_fullest * need / CORES_PER_GPU) / kept
-    return float(on_fullest), shared
+
+def _nodes_of(nodes: list[Node], gpus: int) -> list[Node]:
+    """Return the first nodes that have so many GPUs together."""
+    some: list[Node] = []
+    for node in nodes:
+        if node.gpus <= gpus - sum(one.gpus for one in some) and not node.gpus % 2:
+            some.append(node)
+    return some
 
 
 def table(title: str, nodes: list[Node], pods: list[Pod], modes: list[str], options: argparse.Namespace) -> None:
@@ -176,6 +219,7 @@ def main() -> None:
     parser.add_argument(
         "--kept", type=float, default=97.4, help="percent of its speed that a job keeps under the limiter"
     )
+    parser.add_argument("--batch-seeds", type=int, default=20, help="runs of each batch")
     parser.add_argument("--plots", type=Path, help="a folder for an SVG file of each of the two tables")
     options = parser.parse_args()
     nodes = read_nodes(options.nodes)[:: options.every]
@@ -188,13 +232,7 @@ def main() -> None:
     table("Jobs that ask for a share", nodes, [pod for pod in pods if pod.core < CORES_PER_GPU],
           ["exclusive", "shared"], options)  # fmt: skip
     table("All jobs", nodes, pods, ["exclusive", "shared", "adaptive"], options)
-    print("\nA batch of equal containers, in times of one alone\n")
-    print("| containers | GPUs | needs | whole GPUs in turn | shared |\n|---:|---:|---:|---:|---:|")
-    for need in (30, 60, 100):
-        for gpus in (1, 2, 4):
-            for containers in (2, 4, 8):
-                whole, shared = batch(containers, gpus, need, options.kept / 100)
-                print(f"| {containers} | {gpus} | {need} % | {whole:.2f} | {shared:.2f} |")
+    batches(read_nodes(options.nodes), [pod for pod in pods if pod.core < CORES_PER_GPU and not pod.models], options)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@
 Both run as `slicekeeper.net.serving` runs a server, with one worker. The scheduler lists and watches a simulated API
 server with N nodes of 8 GPUs, 70 % of them given out, and 16 pods that wait for more than is free anywhere. Pods of
 four shapes come one after the other over one keep-alive connection, as kube-scheduler calls: filter, prioritize, bind.
-The bare view echoes the bodies of the first two. Prints a Markdown table, and what memory the scheduler takes.
+The bare view echoes the bodies of the first two. The API server is a process of its own, as a real one is. Prints a
+Markdown table, and what memory the scheduler takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import multiprocessing
 import os
 import random
 import signal
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,9 @@ from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.clock import SystemClock
+from slicekeeper.config.settings import KubernetesSettings
 from slicekeeper.gpu import inventory
-from slicekeeper.kube.client import NAMESPACES, NODES, PODS
+from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient
 
 GPUS = 8
 GPU_MIB = 81_920
@@ -135,31 +139,43 @@ def percentile(values: list[float], part: float) -> float:
     return sorted(values)[min(int(len(values) * part), len(values) - 1)]
 
 
-def measure(count: int, rounds: int) -> None:
-    """Print the table's rows for one number of nodes."""
+def serve_api(count: int, outside: Connection) -> None:
+    """Be the API server of a cluster that is filled, until something comes."""
     cluster = Cluster(SystemClock())
     for namespace in ("team", "slicekeeper-system"):
         cluster.store.create(NAMESPACES, {"metadata": {"name": namespace}})
     fill(cluster, count)
-    api = ApiServer(Api(cluster))
-    api.start()
+    server = ApiServer(Api(cluster))
+    server.start()
+    outside.send(server.url)
+    outside.recv()
+    server.stop()
+
+
+def measure(count: int, rounds: int) -> None:
+    """Print the table's rows for one number of nodes."""
+    api, inside = multiprocessing.Pipe()
+    beside = multiprocessing.get_context("fork").Process(target=serve_api, args=(count, inside))
+    beside.start()
+    url = api.recv()
     ours, bare = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(
-            f"kubernetes: {{server: '{api.url}'}}\nscheduler: {{bind: '127.0.0.1:{ours}'}}\nlog: {{level: warning}}\n"
+            f"kubernetes: {{server: '{url}'}}\nscheduler: {{bind: '127.0.0.1:{ours}'}}\nlog: {{level: warning}}\n"
         )
         command = [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", "--config", str(config)]
         processes = [start([*command, "scheduler", "serve"], ours, "/readyz"),
                      start([sys.executable, "-c", BARE, f"127.0.0.1:{bare}"], bare, "/")]  # fmt: skip
         try:
-            rows = time_calls(count, rounds, cluster, connect(ours), connect(bare))
+            rows = time_calls(count, rounds, url, connect(ours), connect(bare))
             memory = resident(processes[0].pid)
         finally:
             for process in processes:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
-            api.stop()
+            api.send(None)
+            beside.join()
     for verb, mine, echo in rows:
         half, most = percentile(mine, 0.5), percentile(mine, 0.99)
         beside = "| | | |"
@@ -184,9 +200,10 @@ def resident(parent: int) -> int:
 
 
 def time_calls(
-    count: int, rounds: int, cluster: Cluster, ours: http.client.HTTPConnection, bare: http.client.HTTPConnection
+    count: int, rounds: int, url: str, ours: http.client.HTTPConnection, bare: http.client.HTTPConnection
 ) -> list[tuple[str, list[float], list[float]]]:
     """Return milliseconds per call, ours and the bare view's."""
+    client = KubeClient(KubernetesSettings(server=url))
     every, chance = [f"node-{n:05}" for n in range(count)], random.Random(0)
     taken: dict[str, tuple[list[float], list[float]]] = {
         verb: ([], []) for verb in ("filter", "prioritize", "both", "bind")
@@ -201,7 +218,7 @@ def time_calls(
 
     time.sleep(5)  # the policy learns from what is there
     for turn in range(rounds + 20):
-        asked = cluster.store.create(PODS, pod(f"p{turn}", SHAPES[turn % len(SHAPES)]), "team")
+        asked = client.create(PODS, pod(f"p{turn}", SHAPES[turn % len(SHAPES)]), "team")
         nodes, spent, best = chance.sample(every, count), [], ""  # kube-scheduler lists them as its threads are done
         for verb in ("filter", "prioritize"):
             body = orjson.dumps({"Pod": asked, "Nodes": None, "NodeNames": nodes})
