@@ -143,11 +143,7 @@ def _in_chart(obj: dict[str, Any]) -> dict[str, Any]:
     metadata = found["metadata"]
     if found["kind"] == "PersistentVolumeClaim":  # the ledger outlives `helm uninstall`
         metadata["annotations"] = {"helm.sh/resource-policy": "keep"}
-    if found["kind"] == "Job":  # it cannot be changed: one of other values has another name, and the old one goes
-        values = '(include "slicekeeper.image" (list "timekeeper" .)) .Values.databaseSecret .Values.imagePullSecrets'
-        metadata["name"] = Code(f"{metadata['name']}-{{{{ list {values} | toJson | sha256sum | trunc 8 }}}}")
-        del found["spec"]["ttlSecondsAfterFinished"]
-    if found["kind"] in ("Deployment", "DaemonSet", "Job"):
+    if found["kind"] in ("Deployment", "DaemonSet"):
         found["spec"]["template"]["spec"]["imagePullSecrets"] = Code("{{ toJson .Values.imagePullSecrets }}")
     if found["kind"] == "Deployment" and metadata["name"] == "timekeeper":
         found["spec"]["replicas"] = Code(

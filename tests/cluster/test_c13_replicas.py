@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cluster.harness import install
 from cluster.harness.binaries import say
 from cluster.harness.charges import charge_of
@@ -73,24 +72,14 @@ def ledger(site: Site, cluster: Cluster) -> Iterator[Ledger]:
         opened = Ledger(server, name)
         _stop(site)
         try:
-            _migrate(site)
             install.install(site.kubectl, OVERLAY)
             yield opened
         finally:
             opened.close()
             _stop(site)
-            for left in ("job/timekeeper-migrate", "poddisruptionbudget/timekeeper", f"secret/{SECRET}"):
+            for left in ("poddisruptionbudget/timekeeper", f"secret/{SECRET}"):
                 site.kubectl("delete", left, "-n", NAMESPACE, "--ignore-not-found")
             install.install(site.kubectl)
-
-
-def _migrate(site: Site) -> None:
-    """Have the Job go first: servers that end until it is done would be started again ever later after each kill."""
-    rendered = yaml.safe_load_all(site.kubectl("kustomize", install.named(OVERLAY)))
-    site.kubectl.apply(*(one for one in rendered if one["kind"] == "Job"))
-    site.kubectl(
-        "wait", "--for=condition=complete", "job/timekeeper-migrate", "-n", NAMESPACE, "--timeout=120s", timeout=130
-    )
 
 
 def _stop(site: Site) -> None:
