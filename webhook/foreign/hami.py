@@ -42,7 +42,13 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
     if _USE_TYPE in annotations:
         reading.annotations[names.GPU_MODEL] = str(annotations[_USE_TYPE])
     if _USE_UUID in annotations:
-        reading.annotations[names.GPU_UUID] = str(annotations[_USE_UUID])  # several are refused as ours would be
+        [uuid, *others] = [text.strip() for text in str(annotations[_USE_UUID]).split(",")]
+        reading.annotations[names.GPU_UUID] = uuid
+        if others:
+            reading.refuse(
+                "", f"metadata.annotations[{_USE_UUID}]", annotations[_USE_UUID],
+                "one of several GPUs cannot be asked for; name one, or the models that will do", f"{_USE_UUID}: {uuid}",
+            )  # fmt: skip
     for key in _AVOIDS:
         if key in annotations:
             reading.refuse(

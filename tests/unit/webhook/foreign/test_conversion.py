@@ -188,6 +188,13 @@ def test_what_kubeshare_would_not_place_is_refused(words: dict[str, str], limits
     assert asked(pod(limits, labels=labels), "kubeshare") == field
 
 
+def test_hami_may_name_one_gpu() -> None:
+    one, several = ({"nvidia.com/use-gpuuuid": uuids} for uuids in ("GPU-1", "GPU-1,GPU-2"))
+    found = convert(pod({GPU: 1}, annotations=one), policy("hami"), SETTINGS.resources, "ours")
+    assert {"op": "add", "path": "/metadata/annotations/slicekeeper.io~1gpu-uuid", "value": "GPU-1"} in found.patch
+    assert asked(pod({GPU: 1}, annotations=several), "hami") == "metadata.annotations[nvidia.com/use-gpuuuid]"
+
+
 def test_kai_takes_a_fraction_or_memory() -> None:
     annotations = {"gpu-fraction": "0.5", "gpu-memory": "2000"}
     assert asked(pod(annotations=annotations), "kai") == "metadata.annotations[gpu-memory]"
