@@ -9,6 +9,7 @@ two ways to install cannot differ.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -191,6 +192,8 @@ def schema(folder: Path) -> dict[str, Any]:
     _, known = msgspec.json.schema_components((Settings, NamespacePolicy, NamespaceRule), ref_template="#/$defs/{name}")
     for one in known.values():
         one.pop("required", None)
+        if "description" in one:
+            one["description"] = inspect.cleandoc(one["description"])  # Python 3.13 does so by itself
         for below in one.get("properties", {}).values():
             below.pop("default", None)
     rule = known.pop("NamespaceRule")
