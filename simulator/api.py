@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from simulator.cluster import Cluster, access_review
-from simulator.errors import ApiError, BadRequest, Expired, Invalid, ObjectNotFound
+from simulator.errors import ApiError, Expired, Invalid, Malformed, ObjectNotFound
 from simulator.kinds import BY_PATH, ObjectKind
 from simulator.patch import PatchError, apply, clone, merge
 from simulator.selectors import Selector, SelectorError, compile_selectors
@@ -74,12 +74,12 @@ class Call:
         try:
             return compile_selectors(self.query.get("labelSelector", ""), self.query.get("fieldSelector", ""))
         except SelectorError as error:
-            raise BadRequest(str(error)) from error
+            raise Malformed(str(error)) from error
 
     def object(self) -> Object:
         """Return the body, which must be an object with metadata."""
         if not isinstance(self.body, dict) or not isinstance(self.body.setdefault("metadata", {}), dict):
-            raise BadRequest("the body must be an object")
+            raise Malformed("the body must be an object")
         return self.body
 
 
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(error.code, error.status(), [])
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             log.exception("%s %s", self.command, self.path)
-            self._send(400, BadRequest(f"{type(error).__name__}: {error}").status(), [])
+            self._send(400, Malformed(f"{type(error).__name__}: {error}").status(), [])
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request  # noqa: N815 - the standard library's names
 
@@ -250,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return msgspec.json.decode(data) if data else None
         except (msgspec.DecodeError, RecursionError) as error:
-            raise BadRequest(f"the body is not JSON: {error}") from error
+            raise Malformed(f"the body is not JSON: {error}") from error
 
     def _send(self, code: int, body: Any, warnings: list[str]) -> None:
         data = msgspec.json.encode(body)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from simulator.admission import Attributes, SimulatedAdmission
-from simulator.errors import BadRequest, ObjectConflict, ObjectNotFound
+from simulator.errors import Malformed, ObjectConflict, ObjectNotFound
 from simulator.kinds import BY_RESOURCE
 from simulator.patch import clone
 from simulator.store import Store
@@ -44,7 +44,7 @@ class Cluster:
         metadata = obj.setdefault("metadata", {})
         if resource.namespaced:
             if metadata.setdefault("namespace", namespace) != namespace:
-                raise BadRequest(
+                raise Malformed(
                     f"the namespace of the provided object ({metadata['namespace']}) does not match the namespace "
                     f"sent on the request ({namespace})"
                 )
@@ -73,7 +73,7 @@ class Cluster:
         node = str((binding.get("target") or {}).get("name", ""))
         told = binding.get("metadata") or {}
         if not node:
-            raise BadRequest("target.name: Required value")
+            raise Malformed("target.name: Required value")
 
         def assign(pod: Object) -> Object:
             metadata, spec = pod["metadata"], pod["spec"]

@@ -52,7 +52,7 @@ class Invalid(ApiError):
         super().__init__(422, "Invalid", message)
 
 
-class BadRequest(ApiError):
+class Malformed(ApiError):
     """400."""
 
     def __init__(self, message: str) -> None:

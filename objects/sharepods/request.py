@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu import kubeshare
-from slicekeeper.gpu.foreign import Gpu, Reading, Share, percent_of
+from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, percent_of
 from slicekeeper.gpu.request import LABEL
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_map
@@ -106,7 +106,9 @@ def _read_labels(sharepod: Mapping[str, Any], labels: Mapping[str, Any], contain
     memory = f"{_LABELS}{_MEMORY}"
     if not any(f"{_LABELS}{word}" in labels for word in _SHARE):
         return
-    kubeshare.read({"metadata": {"labels": {memory: "1", **labels}}, "spec": sharepod.get("spec")}, Gpu(), reading)
+    kubeshare.read(
+        {"metadata": {"labels": {memory: "1", **labels}}, "spec": sharepod.get("spec")}, ReferenceGpu(), reading
+    )
     share = reading.shares.get(container)
     if share is not None and share.blocks is not None and memory not in labels:
         rule = "a SharePod with a share of a GPU names its memory in bytes"
@@ -127,7 +129,7 @@ def _read_share(words: _Words) -> None:
     if reading.violations or request is None or limit is None or size is None:
         return
     if request == 1:
-        reading.shares[name] = Share(CORES_PER_GPU)
+        reading.shares[name] = ConvertedShare(CORES_PER_GPU)
         if _GPUID in words:
             words.refuse(_REQUEST, "a whole GPU is shared with nobody, so a GPUID says nothing; leave it out", '"0.9"')
         return
@@ -138,9 +140,9 @@ def _read_share(words: _Words) -> None:
     else:
         core = percent_of(reading, name, words.path(_REQUEST), words.get(_REQUEST), _SHARE[_REQUEST]) or 1
     most = percent_of(reading, name, words.path(_LIMIT), words.get(_LIMIT), _SHARE[_LIMIT]) or 1
-    share = Gpu().share(reading, name, words.path(_MEMORY), core=core, mib=Fraction(size, 1 << 20))
+    share = ReferenceGpu().share(reading, name, words.path(_MEMORY), core=core, mib=Fraction(size, 1 << 20))
     if share is not None:
-        reading.shares[name] = Share(share.core, share.blocks, max(most, core))
+        reading.shares[name] = ConvertedShare(share.core, share.blocks, max(most, core))
 
 
 def _part(words: _Words, word: str) -> Fraction | None:

@@ -18,7 +18,7 @@ from objects.sharepods.request import read
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
-from slicekeeper.gpu.foreign import Share
+from slicekeeper.gpu.foreign import ConvertedShare
 from slicekeeper.gpu.request import container_name, containers
 from slicekeeper.kube.client import Object, Resource
 from slicekeeper.untyped import as_list, as_map
@@ -106,7 +106,7 @@ def owner_reference(sharepod: Object) -> Object:
     }
 
 
-def _ask(container: Object, share: Share, resources: Resources) -> None:
+def _ask(container: Object, share: ConvertedShare, resources: Resources) -> None:
     declared = dict(as_map(container.get("resources")))
     amounts = {resources.core: str(share.core)}
     if share.blocks is not None:

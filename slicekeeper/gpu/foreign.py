@@ -19,7 +19,7 @@ from slicekeeper.untyped import as_map, show
 
 
 @dataclass(frozen=True)
-class Share:
+class ConvertedShare:
     """What one container asks for, in our terms.
 
     `core` is percent of one GPU or n × 100; `blocks` counts 256 MiB, None for whole GPUs; `limit` is the elastic
@@ -35,7 +35,7 @@ class Share:
 class Reading:
     """What one dialect says in a pod: shares by container, our annotations, warnings for the user, what is refused."""
 
-    shares: dict[str, Share] = field(default_factory=dict)
+    shares: dict[str, ConvertedShare] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class ReferenceGpu:
     """The GPU that parts are counted from: the policy's `foreign.gpuMemory` in MiB, None if it does not say."""
 
     memory_mib: int | None = None
@@ -63,7 +63,7 @@ class Gpu:
     def share(
         self, reading: Reading, container: str, path: str, *,
         core: int | None = None, part: Fraction | None = None, mib: Fraction | None = None,
-    ) -> Share | None:  # fmt: skip
+    ) -> ConvertedShare | None:  # fmt: skip
         """Return the share of a container that names compute in percent, and memory as a part of a GPU or in MiB.
 
         What is not named follows the other: half of the memory has half of the compute. None if it is refused.
@@ -85,14 +85,14 @@ class Gpu:
             whole = part if part is not None else Fraction(mib or 0) / memory_mib
             if whole >= 1:
                 reading.notes.append(f"{container}: all of a GPU's memory is a whole GPU")
-                return Share(CORES_PER_GPU, blocks if whole > 1 else None)
+                return ConvertedShare(CORES_PER_GPU, blocks if whole > 1 else None)
             core = _percent(reading, container, whole)
         if blocks is None:
             follows = (self.memory_mib or 0) * (Fraction(core, 100) if part is None else part)
             blocks = max(int(follows / MIB_PER_BLOCK), 1)
             rounded = "" if blocks * MIB_PER_BLOCK == follows else f", rounded from {_short(follows)} MiB"
             reading.notes.append(f"{container}: memory is {blocks} blocks of {MIB_PER_BLOCK} MiB{rounded}")
-        return Share(core, blocks)
+        return ConvertedShare(core, blocks)
 
 
 def _blocks(reading: Reading, container: str, mib: Fraction) -> int:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, percent_of
+from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, gpu_containers, percent_of
 from slicekeeper.gpu.request import MAX_GANG, container_name
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_list, as_map
@@ -32,7 +32,7 @@ _HEADCOUNT: Final = _PREFIX + "group_headcount"
 _THRESHOLD: Final = _PREFIX + "group_threshold"
 
 
-def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod of KubeShare's: its first container has the share; a request of 0 is background work."""
     labels = as_map(as_map(pod.get("metadata")).get("labels"))
     entries = as_list(as_map(pod.get("spec")).get("containers"))
@@ -61,7 +61,7 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
         reading.annotations[names.GPU_CLASS] = names.BACKGROUND
         reading.notes.append(f"{name}: without {_REQUEST} it is background work")
     if core >= CORES_PER_GPU:
-        reading.shares[name] = Share(core)
+        reading.shares[name] = ConvertedShare(core)
         return
     mib = None
     if _MEMORY in labels:
@@ -75,7 +75,7 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
         mib = Fraction(size, 1 << 20)
     share = gpu.share(reading, name, f"metadata.labels[{_MEMORY}]", core=core, mib=mib)
     if share is not None:
-        reading.shares[name] = Share(share.core, share.blocks, min(limit, CORES_PER_GPU))
+        reading.shares[name] = ConvertedShare(share.core, share.blocks, min(limit, CORES_PER_GPU))
 
 
 def _says_how_much(pod: Mapping[str, Any], labels: Mapping[str, Any], reading: Reading, container: str) -> bool:

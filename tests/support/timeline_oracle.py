@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from timekeeper.core.record import Claim, Debt, Forest, Grant, Link, Records, Rule, Withdrawal
+from timekeeper.core.record import Claim, Debt, Forest, GrantRecord, Link, Records, Rule, Withdrawal
 
 SHORT = {"hour": 40, "day": 100, "week": 150, "month": 230}
 
@@ -87,7 +87,7 @@ class Oracle:
         self.credit, self.open = rule.credit, rule.open
         self.exhausted = self.spendable() <= 0
 
-    def turn(self, t: int, refunds: Sequence[Grant] = ()) -> None:
+    def turn(self, t: int, refunds: Sequence[GrantRecord] = ()) -> None:
         """Have allowances come and go at t; `refunds` are those of budgets below."""
         if self.spendable() <= 0:
             self.exhausted = True
@@ -226,7 +226,7 @@ def histories(draw: st.DrawFn) -> Records:
     for index, since in enumerate(draw(st.lists(st.integers(1000, 1300), max_size=3))):
         until = draw(st.one_of(st.none(), st.integers(1, 150)))
         grants.append(
-            Grant(
+            GrantRecord(
                 f"grant-{index}",
                 draw(st.integers(1, 120)),
                 since,
@@ -314,7 +314,7 @@ class ForestOracle:
             for budget in self.budgets.values():
                 budget.exhausted = budget.exhausted or budget.spendable() <= 0
             self.parents |= {link.child: link.parent for link in self.forest.links if link.since == t}
-            refunds: dict[int, list[Grant]] = {}
+            refunds: dict[int, list[GrantRecord]] = {}
             for key, budget in self.budgets.items():
                 for grant in budget.records.grants:
                     for up in self.chain(key)[1:] if grant.since == t and grant.kind == "refund" else ():

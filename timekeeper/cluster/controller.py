@@ -30,7 +30,7 @@ from timekeeper.cluster import pod_patch
 from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
-from timekeeper.cluster.opening import Intake, charged_request, namespace_of
+from timekeeper.cluster.opening import Openings, charged_request, namespace_of
 from timekeeper.cluster.released import Released
 from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.threshold import Thresholds
@@ -46,7 +46,7 @@ from timekeeper.ledger.intake import ORPHAN, Closing, Opening
 from timekeeper.store import workloads
 from timekeeper.store.db.failures import may_succeed_later, out_of_room
 from timekeeper.store.db.leadership import Leadership
-from timekeeper.store.db.models import Workload
+from timekeeper.store.db.models import WorkloadRow
 from timekeeper.store.workloads import holders_of
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Controller:
         self.pods = Pods(self._wake)
         self.namespaces = Namespaces()
         nodes = Nodes()
-        self._intake = Intake(settings, client, books.database, nodes, self.namespaces)
+        self._openings = Openings(settings, client, books.database, nodes, self.namespaces)
         self._watches = (
             Watch(client, NAMESPACES, self.namespaces),
             Watch(client, NODES, nodes),
@@ -101,7 +101,7 @@ class Controller:
         self.strays = Strays(client, self.pods, self._patches)
         margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
         self._gates = Gates(
-            client, clock, books, self._intake, self.pods, margin_ms=margin_ms, each=self._each
+            client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each
         )  # fmt: skip
         self._evictions = Evictions(client, clock, books)
         self._budget_states = BudgetStates(
@@ -228,7 +228,7 @@ class Controller:
         now = self._clock.now_ms()
         self._failures = []
         steps: tuple[tuple[str, Callable[[], Instant | None]], ...] = (
-            ("GPUs", self._intake.keep_inventory),
+            ("GPUs", self._openings.keep_inventory),
             ("settings", lambda: self._follow_settings(now)),
             ("strays", lambda: self.strays.look(RETRY_SECONDS)),
             ("intervals", lambda: self._keep_intervals(now)),
@@ -379,7 +379,7 @@ class Controller:
         return []
 
     def _read(
-        self, pod: Object, row: Workload | None, now: Instant, *, gone: bool
+        self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool
     ) -> tuple[Opening | None, Closing | None, bool]:
         """Return the interval's opening and closing as far as they are news, and whether all is settled by them."""
         uid = pod["metadata"]["uid"]
@@ -392,7 +392,7 @@ class Controller:
         else:
             start = interval.start_of(pod, now)
             policy = self._policy.of(namespace_of(pod))
-            opening = None if start is None else self._intake.opening(pod, start, policy)
+            opening = None if start is None else self._openings.opening(pod, start, policy)
             if start is None or opening is None:
                 over = gone or has_ended(pod) or interval.deleted_at(pod) is not None
                 if over and is_bound(pod):

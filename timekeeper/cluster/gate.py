@@ -20,7 +20,7 @@ from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.units import Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
-from timekeeper.cluster.opening import Intake, namespace_of
+from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.watches import Pods
 from timekeeper.core import interval
 from timekeeper.core.refusal import LedgerError
@@ -48,12 +48,13 @@ class Gates:
     """
 
     def __init__(
-        self, client: KubeClient, clock: Clock, books: Books, intake: Intake, pods: Pods, *, margin_ms: int, each: Each,
+        self, client: KubeClient, clock: Clock, books: Books, openings: Openings, pods: Pods, *,
+        margin_ms: int, each: Each,
     ) -> None:  # fmt: skip
         self._client = client
         self._clock = clock
         self._books = books
-        self._intake = intake
+        self._openings = openings
         self._pods = pods
         self._margin_ms = margin_ms
         self._each = each
@@ -167,18 +168,18 @@ class Gates:
     def _admit(self, pod: Object, policy: NamespacePolicy, now: Instant) -> tuple[str, bool]:
         """Return why a pod may start, empty if it may not; and whether those behind it wait with it."""
         namespace, uid = namespace_of(pod), pod["metadata"]["uid"]
-        if not policy.reserves or not self._intake.is_charged(pod, policy):
+        if not policy.reserves or not self._openings.is_charged(pod, policy):
             return f"namespace {namespace} sets no GPU time aside for this pod", False
         span = span_of(pod, self._margin_ms)
         if span is None:
             self._tell(pod, "deadline", "has no activeDeadlineSeconds, so it is not known how much GPU time it needs")
             return "", False
         with self._books.database.reading() as session:
-            need = self._intake.need(pod, policy, span, rates.read(session), now)
+            need = self._openings.need(pod, policy, span, rates.read(session), now)
         if need is None:
             self._tell(pod, "gpu", "waits for a node with a GPU that fits it; until then its share is not known")
             return "", False
-        place = NamespaceRef(self._intake.namespace_uid(namespace), namespace, policy)
+        place = NamespaceRef(self._openings.namespace_uid(namespace), namespace, policy)
         needs = f"{format_duration(need.amount)} of GPU time (deadline, grace and margin are {format_duration(span)})"
         if not self._fits(place, need) or not reservation.open_for_pod(
             self._books, place, uid, pod["metadata"]["name"], need, now

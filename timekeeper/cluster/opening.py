@@ -37,7 +37,7 @@ def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) ->
     return request
 
 
-class Intake:
+class Openings:
     """Makes openings. Asks the API server only for what no watch has brought."""
 
     def __init__(

@@ -14,7 +14,7 @@ import msgspec
 
 from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.period import bounds
-from timekeeper.core.record import AccountId, Claim, Debt, Grant, Posting, PostingKind, Records, Rule, Withdrawal
+from timekeeper.core.record import AccountId, Claim, Debt, GrantRecord, Posting, PostingKind, Records, Rule, Withdrawal
 
 _SCALE: Final = 2**40
 """Parts of a GPU-millisecond in which estimates are kept: integers are far cheaper than fractions."""
@@ -131,7 +131,7 @@ class BudgetLine:
                 at_once = self.rules.get(rule.since)
                 reset = at_once is not None and at_once.used == "reset"  # which holds, whatever rule follows at once
                 self.rules[rule.since] = replace(rule, used="reset") if reset else rule
-        self.grants: dict[Instant, list[Grant]] = {}
+        self.grants: dict[Instant, list[GrantRecord]] = {}
         for grant in records.grants:
             if grant.since > state.at:
                 self.grants.setdefault(grant.since, []).append(grant)
@@ -358,7 +358,7 @@ class BudgetLine:
     def _opened(self, before: Rule) -> bool:
         return self.rule.credit > before.credit or (self.rule.open and not before.open)
 
-    def grant(self, grant: Grant, until: Instant | None) -> None:
+    def grant(self, grant: GrantRecord, until: Instant | None) -> None:
         """Take in a grant, whose rest expires at `until`."""
         bucket = Bucket(grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority)
         self.state.grants.append(bucket)

@@ -123,7 +123,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GrantRecord:
     """GPU time beside the budget; what is left of it at `until` expires (None: never). Low `priority` is used first."""
 
     key: str
@@ -161,7 +161,7 @@ class Records:
 
     claims: Sequence[Claim]
     rules: Sequence[Rule]
-    grants: Sequence[Grant] = ()
+    grants: Sequence[GrantRecord] = ()
     withdrawals: Sequence[Withdrawal] = ()
     debts: Sequence[Debt] = ()
     opened: Instant | None = None

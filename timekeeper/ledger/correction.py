@@ -22,7 +22,7 @@ from timekeeper.ledger import settlement
 from timekeeper.ledger.books import Books
 from timekeeper.store import corrections, movements, workloads
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.db.models import Workload
+from timekeeper.store.db.models import WorkloadRow
 
 FLAG: Final = "corrected"
 
@@ -85,7 +85,7 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
     return books.database.write(change)
 
 
-def _check(session: Session, pod: Workload, start: Instant, end: Instant | None, wanted: RequestedInterval) -> None:
+def _check(session: Session, pod: WorkloadRow, start: Instant, end: Instant | None, wanted: RequestedInterval) -> None:
     """Refuse an interval that the pod cannot have had: it lies within what is known of the pod's life."""
     if wanted.end is not None and pod.ended_at is None:
         raise PodRunning(

@@ -37,7 +37,7 @@ from timekeeper.store import (
 )
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.bookings import Caused
-from timekeeper.store.db.models import BudgetGrant, Workload
+from timekeeper.store.db.models import BudgetGrant, WorkloadRow
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Causes:
         pod = self._find(uid)
         return _named(uid, pod.pod_name if pod else "")
 
-    def _find(self, uid: str) -> Workload | None:
+    def _find(self, uid: str) -> WorkloadRow | None:
         return workloads.by_uid(self._session, [uid]).get(uid)
 
     def _cause(self, posting: Posting, pod_name: str, ended: str) -> str:

@@ -20,7 +20,7 @@ from timekeeper.ledger.account import ensure
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.settlement import settle_all
 from timekeeper.store import accounts, workloads
-from timekeeper.store.db.models import Workload
+from timekeeper.store.db.models import WorkloadRow
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def _close(books: Books, session: Session, closings: Collection[Closing], now: I
     return changes
 
 
-def _note_orphan(books: Books, session: Session, workload: Workload, end: Instant, now: Instant) -> None:
+def _note_orphan(books: Books, session: Session, workload: WorkloadRow, end: Instant, now: Instant) -> None:
     """Log an interval that was closed although no record of the pod shows its end."""
     account = accounts.named(session, [workload.namespace_id])[workload.namespace_id]
     detail = {"podUid": workload.pod_uid, "podName": workload.pod_name, "endMs": end}

@@ -31,7 +31,7 @@ from timekeeper.ledger.standing import Position
 from timekeeper.store import accounts, budget_rules, memberships
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
-from timekeeper.store.db.models import Reservation
+from timekeeper.store.db.models import ReservationRow
 
 CONTROLLER: Final = "controller"
 
@@ -127,7 +127,9 @@ def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: Instant) ->
     books.database.write(change)
 
 
-def open_by_hand(books: Books, place: NamespaceRef, order: Order, *, expires_at: Instant) -> tuple[Reservation, bool]:
+def open_by_hand(
+    books: Books, place: NamespaceRef, order: Order, *, expires_at: Instant
+) -> tuple[ReservationRow, bool]:
     """Set GPU time aside until an instant; return the reservation, and False if it was made before under its key.
 
     Raises Conflicting if less is free, the budget may not be spent, or the key was already used for another request.
@@ -179,7 +181,7 @@ def key_of(idempotency_key: str) -> str:
 
 def release(
     books: Books, find: Callable[[Session], BudgetAccount | None], name: str, key: int, *, actor: str, now: Instant
-) -> Reservation:  # fmt: skip
+) -> ReservationRow:  # fmt: skip
     """Give back what was set aside by hand; again is harmless. `find` gives whose it is.
 
     Raises Unknown if the namespace has no such reservation, Conflicting if it is a pod's.
@@ -201,12 +203,12 @@ def release(
     return _read(books, key)
 
 
-def _read(books: Books, key: int) -> Reservation:
+def _read(books: Books, key: int) -> ReservationRow:
     with books.database.reading() as session:
-        return session.get_one(Reservation, key)
+        return session.get_one(ReservationRow, key)
 
 
-def outcome_of(row: Reservation, now: Instant) -> str:
+def outcome_of(row: ReservationRow, now: Instant) -> str:
     """Return `open`, or how a reservation ended."""
     if row.outcome:
         return row.outcome

@@ -20,11 +20,11 @@ from timekeeper.store.db.models import (
     BudgetGrant,
     BudgetRule,
     DebtRule,
-    IntervalCorrection,
+    IntervalCorrectionRow,
     Membership,
     Namespace,
     Rate,
-    Reservation,
+    ReservationRow,
     Seal,
 )
 from timekeeper.store.seals import BY_ITSELF
@@ -103,7 +103,7 @@ def _done(session: Session) -> Iterator[_Act]:
             lambda r, at: (f"the withdrawal of grant {r.id}", ("withdraw", *at, r.id)),
         ),
         (
-            select(IntervalCorrection, *of).join(Namespace, Namespace.id == IntervalCorrection.namespace_id),
+            select(IntervalCorrectionRow, *of).join(Namespace, Namespace.id == IntervalCorrectionRow.namespace_id),
             lambda r, at: (f"correction {r.id} of the interval of pod {r.pod_uid}",
                            ("interval", *at, r.actor, r.id, r.pod_uid, r.started_at, r.ended_at, r.reason)),
         ),
@@ -121,13 +121,13 @@ def _done(session: Session) -> Iterator[_Act]:
             lambda r, at: (f"the seal of {at[1]} up to {r.until}", ("seal", *at, r.actor, r.until)),
         ),
         (
-            select(Reservation, *of).join(Namespace, Namespace.id == Reservation.namespace_id)
-            .where(Reservation.pod_uid.is_(None)),
+            select(ReservationRow, *of).join(Namespace, Namespace.id == ReservationRow.namespace_id)
+            .where(ReservationRow.pod_uid.is_(None)),
             lambda r, at: (f"reservation {r.id}", ("reservation", *at, r.actor, r.id, r.amount_ms, r.reason)),
         ),
         (
-            select(Reservation, *of).join(Namespace, Namespace.id == Reservation.namespace_id)
-            .where(Reservation.outcome == "released"),
+            select(ReservationRow, *of).join(Namespace, Namespace.id == ReservationRow.namespace_id)
+            .where(ReservationRow.outcome == "released"),
             lambda r, at: (f"the release of reservation {r.id}", ("release", *at, r.id)),
         ),
     )  # fmt: skip

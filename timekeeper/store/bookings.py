@@ -15,7 +15,7 @@ from slicekeeper.units import Instant
 from timekeeper.core.posting import AccountKind, Booked, entries, idempotency_key
 from timekeeper.core.record import AccountId, Posting, PostingKind
 from timekeeper.core.timeline import CHILD
-from timekeeper.store.db.models import Account, Entry, Transaction, Workload
+from timekeeper.store.db.models import Account, Entry, Transaction, WorkloadRow
 
 REVERSAL = "reversal"
 _CHUNK = 500
@@ -191,9 +191,9 @@ def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, tuple[int,
         )
         .join(Entry, Entry.txn_id == Transaction.id)
         .join(Account, Account.id == Entry.account_id)
-        .join(Workload, and_(Workload.namespace_id == Transaction.namespace_id,
-                             Workload.pod_uid == Transaction.subject))
-        .where(Workload.pod_uid.in_(uids))
+        .join(WorkloadRow, and_(WorkloadRow.namespace_id == Transaction.namespace_id,
+                             WorkloadRow.pod_uid == Transaction.subject))
+        .where(WorkloadRow.pod_uid.in_(uids))
         .group_by(Transaction.subject)
     )  # fmt: skip
     return {subject: (int(charged), int(over)) for subject, charged, over in session.execute(query)}
@@ -269,10 +269,10 @@ def causes(session: Session, namespace: AccountId, after: Instant, at: Instant) 
         select(
             Transaction.id, func.coalesce(undone.kind, Transaction.kind), due, Transaction.subject,
             Transaction.started_at, Transaction.amount_ms, Transaction.reverses, Transaction.corrects_at,
-            Transaction.effective_at, Workload.pod_name, Workload.ended_at, Workload.end_source,
+            Transaction.effective_at, WorkloadRow.pod_name, WorkloadRow.ended_at, WorkloadRow.end_source,
         )
         .outerjoin(undone, undone.id == Transaction.reverses)
-        .outerjoin(Workload, Workload.pod_uid == Transaction.subject)
+        .outerjoin(WorkloadRow, WorkloadRow.pod_uid == Transaction.subject)
         .where(Transaction.namespace_id == namespace, Transaction.effective_at > after, due <= at)
         .order_by(due, Transaction.id)
         .execution_options(yield_per=1000)

@@ -11,45 +11,49 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from timekeeper.core.record import AccountId
-from timekeeper.store.db.models import IntervalCorrection, Workload
+from timekeeper.store.db.models import IntervalCorrectionRow, WorkloadRow
 
 
 def add(session: Session, values: dict[str, Any]) -> int:
     """Append a correction; return its id."""
-    return session.execute(insert(IntervalCorrection).values(values).returning(IntervalCorrection.id)).scalar_one()
+    return session.execute(
+        insert(IntervalCorrectionRow).values(values).returning(IntervalCorrectionRow.id)
+    ).scalar_one()
 
 
-def under(session: Session, namespace: AccountId, key: str) -> IntervalCorrection | None:
+def under(session: Session, namespace: AccountId, key: str) -> IntervalCorrectionRow | None:
     """Return the correction that was booked under an idempotency key."""
-    query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
-    return session.scalars(query.where(IntervalCorrection.idempotency_key == key)).one_or_none()
+    query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.namespace_id == namespace)
+    return session.scalars(query.where(IntervalCorrectionRow.idempotency_key == key)).one_or_none()
 
 
-def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[IntervalCorrection]:
+def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[IntervalCorrectionRow]:
     """Return a namespace's corrections, newest first, from the one before an id on."""
-    query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
+    query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.namespace_id == namespace)
     if before is not None:
-        query = query.where(IntervalCorrection.id < before)
-    return list(session.scalars(query.order_by(IntervalCorrection.id.desc()).limit(limit)))
+        query = query.where(IntervalCorrectionRow.id < before)
+    return list(session.scalars(query.order_by(IntervalCorrectionRow.id.desc()).limit(limit)))
 
 
-def newest(session: Session, namespace: AccountId) -> dict[str, IntervalCorrection]:
+def newest(session: Session, namespace: AccountId) -> dict[str, IntervalCorrectionRow]:
     """Return the newest correction of each of a namespace's pods that has one, by the pod's UID."""
-    query = select(IntervalCorrection).where(IntervalCorrection.namespace_id == namespace)
-    return {row.pod_uid: row for row in session.scalars(query.order_by(IntervalCorrection.id))}
+    query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.namespace_id == namespace)
+    return {row.pod_uid: row for row in session.scalars(query.order_by(IntervalCorrectionRow.id))}
 
 
-def of_pod(session: Session, uid: str) -> list[IntervalCorrection]:
+def of_pod(session: Session, uid: str) -> list[IntervalCorrectionRow]:
     """Return a pod's corrections, oldest first."""
-    query = select(IntervalCorrection).where(IntervalCorrection.pod_uid == uid)
-    return list(session.scalars(query.order_by(IntervalCorrection.id)))
+    query = select(IntervalCorrectionRow).where(IntervalCorrectionRow.pod_uid == uid)
+    return list(session.scalars(query.order_by(IntervalCorrectionRow.id)))
 
 
 def broken(session: Session) -> Iterator[str]:
     """Yield the pods whose interval is not that of their last correction, or whose corrections do not follow."""
-    query = select(IntervalCorrection, Workload).join(Workload, Workload.pod_uid == IntervalCorrection.pod_uid)
-    rows: dict[str, list[tuple[IntervalCorrection, Workload]]] = {}
-    for row, pod in session.execute(query.order_by(IntervalCorrection.id)):
+    query = select(IntervalCorrectionRow, WorkloadRow).join(
+        WorkloadRow, WorkloadRow.pod_uid == IntervalCorrectionRow.pod_uid
+    )
+    rows: dict[str, list[tuple[IntervalCorrectionRow, WorkloadRow]]] = {}
+    for row, pod in session.execute(query.order_by(IntervalCorrectionRow.id)):
         rows.setdefault(pod.pod_uid, []).append((row, pod))
     for uid, mine in rows.items():
         (last, pod), finding = mine[-1], f"pod {uid}: its interval is not what its corrections say"

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.record import AccountId
-from timekeeper.store.db.models import BudgetGrant, Workload
+from timekeeper.store.db.models import BudgetGrant, WorkloadRow
 
 # Grants, and what else comes beside the budget or goes
 
@@ -74,7 +74,7 @@ def refunds(
     query = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys), BudgetGrant.kind == "refund")
     if since is not None:
         late = select(BudgetGrant.counterpart).where(BudgetGrant.kind == "refund", BudgetGrant.valid_from >= since)
-        ended = select(Workload.pod_uid).where(Workload.ended_at >= since, Workload.namespace_id.in_(keys))
+        ended = select(WorkloadRow.pod_uid).where(WorkloadRow.ended_at >= since, WorkloadRow.namespace_id.in_(keys))
         query = query.where(or_(BudgetGrant.counterpart.in_(late), BudgetGrant.counterpart.in_(ended)))
     found: dict[str, list[BudgetGrant]] = {}
     query = query.order_by(BudgetGrant.valid_from, BudgetGrant.id).execution_options(populate_existing=True)

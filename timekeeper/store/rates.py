@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, aliased
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant
 from timekeeper.core.rate import ONE, RateBook
-from timekeeper.store.db.models import Rate, Workload
+from timekeeper.store.db.models import Rate, WorkloadRow
 
 Source = Literal["settings", "rest"]
 
@@ -109,4 +109,4 @@ def changed_settings(session: Session, wanted: Mapping[str, Fraction]) -> dict[s
 
 def none_counted(session: Session) -> bool:
     """Whether no pod was ever charged and no rate was ever set."""
-    return all(session.execute(select(column).limit(1)).first() is None for column in (Rate.id, Workload.pod_uid))
+    return all(session.execute(select(column).limit(1)).first() is None for column in (Rate.id, WorkloadRow.pod_uid))

@@ -18,64 +18,68 @@ from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.rate import RateBook
 from timekeeper.core.record import AccountId, Aside, planned
 from timekeeper.store import rates
-from timekeeper.store.db.models import Namespace, Reservation, Workload
+from timekeeper.store.db.models import Namespace, ReservationRow, WorkloadRow
 
 _CHUNK = 500
 
 
 def add(session: Session, values: dict[str, Any]) -> int:
     """Append a reservation; return its id."""
-    return session.execute(insert(Reservation).values(values).returning(Reservation.id)).scalar_one()
+    return session.execute(insert(ReservationRow).values(values).returning(ReservationRow.id)).scalar_one()
 
 
-def by_id(session: Session, namespace: AccountId, key: int) -> Reservation | None:
+def by_id(session: Session, namespace: AccountId, key: int) -> ReservationRow | None:
     """Return a namespace's reservation."""
-    query = select(Reservation).where(Reservation.namespace_id == namespace, Reservation.id == key)
+    query = select(ReservationRow).where(ReservationRow.namespace_id == namespace, ReservationRow.id == key)
     return session.scalars(query).one_or_none()
 
 
-def under(session: Session, namespace: AccountId, key: str) -> Reservation | None:
+def under(session: Session, namespace: AccountId, key: str) -> ReservationRow | None:
     """Return the reservation that was made under an idempotency key."""
-    query = select(Reservation).where(Reservation.namespace_id == namespace, Reservation.idempotency_key == key)
+    query = select(ReservationRow).where(
+        ReservationRow.namespace_id == namespace, ReservationRow.idempotency_key == key
+    )
     return session.scalars(query).one_or_none()
 
 
-def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[Reservation]:
+def page(session: Session, namespace: AccountId, before: int | None, limit: int) -> list[ReservationRow]:
     """Return a namespace's reservations, newest first, from the one before an id on."""
-    query = select(Reservation).where(Reservation.namespace_id == namespace)
+    query = select(ReservationRow).where(ReservationRow.namespace_id == namespace)
     if before is not None:
-        query = query.where(Reservation.id < before)
-    return list(session.scalars(query.order_by(Reservation.id.desc()).limit(limit)))
+        query = query.where(ReservationRow.id < before)
+    return list(session.scalars(query.order_by(ReservationRow.id.desc()).limit(limit)))
 
 
 def pods(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
     """Return the pods of a cluster that have an open reservation: namespace and name by UID."""
-    query = select(Reservation.pod_uid, Namespace.name, Reservation.pod_name)
-    query = query.join(Namespace, Namespace.id == Reservation.namespace_id)
-    query = query.where(Reservation.pod_uid.is_not(None), Reservation.ended_at.is_(None), Namespace.cluster == cluster)
+    query = select(ReservationRow.pod_uid, Namespace.name, ReservationRow.pod_name)
+    query = query.join(Namespace, Namespace.id == ReservationRow.namespace_id)
+    query = query.where(
+        ReservationRow.pod_uid.is_not(None), ReservationRow.ended_at.is_(None), Namespace.cluster == cluster
+    )
     return {str(uid): (namespace, name) for uid, namespace, name in session.execute(query)}
 
 
 def end_pods(session: Session, uids: Collection[str], now: Instant) -> None:
     """End the reservations of pods: settled if the pod held GPUs, expired if it never did."""
-    ran = select(Workload.pod_uid).where(Workload.pod_uid == Reservation.pod_uid).exists()
+    ran = select(WorkloadRow.pod_uid).where(WorkloadRow.pod_uid == ReservationRow.pod_uid).exists()
     ordered = sorted(uids)
     for start in range(0, len(ordered), _CHUNK):
         session.execute(
-            update(Reservation)
-            .where(Reservation.pod_uid.in_(ordered[start : start + _CHUNK]), Reservation.ended_at.is_(None))
+            update(ReservationRow)
+            .where(ReservationRow.pod_uid.in_(ordered[start : start + _CHUNK]), ReservationRow.ended_at.is_(None))
             .values(ended_at=now, outcome=case((ran, "settled"), else_="expired"))
         )
 
 
-def exceeded(session: Session, uids: Collection[str]) -> list[tuple[Reservation, int]]:
+def exceeded(session: Session, uids: Collection[str]) -> list[tuple[ReservationRow, int]]:
     """Return the open reservations of pods that have ended and paid more than was set aside, with what they paid."""
-    query = select(Reservation, Workload.started_at, Workload.ended_at, Workload.shares)
-    query = query.join(Workload, Workload.pod_uid == Reservation.pod_uid)
-    query = query.where(Reservation.ended_at.is_(None), Workload.ended_at.is_not(None))
+    query = select(ReservationRow, WorkloadRow.started_at, WorkloadRow.ended_at, WorkloadRow.shares)
+    query = query.join(WorkloadRow, WorkloadRow.pod_uid == ReservationRow.pod_uid)
+    query = query.where(ReservationRow.ended_at.is_(None), WorkloadRow.ended_at.is_not(None))
     found, ordered, book = [], sorted(uids), rates.read(session)
     for start in range(0, len(ordered), _CHUNK):
-        rows = session.execute(query.where(Reservation.pod_uid.in_(ordered[start : start + _CHUNK])))
+        rows = session.execute(query.where(ReservationRow.pod_uid.in_(ordered[start : start + _CHUNK])))
         for row, started, ended, shares in rows:
             paid = book.claim("", started, ended, shares).gross(ended or EPOCH)
             if paid > row.amount_ms:
@@ -85,21 +89,23 @@ def exceeded(session: Session, uids: Collection[str]) -> list[tuple[Reservation,
 
 def release(session: Session, key: int, now: Instant) -> None:
     """End a reservation by hand."""
-    session.execute(update(Reservation).where(Reservation.id == key).values(ended_at=now, outcome="released"))
+    session.execute(update(ReservationRow).where(ReservationRow.id == key).values(ended_at=now, outcome="released"))
 
 
 # What is set aside
 
 
-def _open_ones() -> Select[Reservation, Instant, str]:
-    query = select(Reservation, Workload.started_at, Workload.shares)
-    query = query.outerjoin(Workload, Workload.pod_uid == Reservation.pod_uid)
-    return query.where(Reservation.ended_at.is_(None), or_(Workload.pod_uid.is_(None), Workload.ended_at.is_(None)))
+def _open_ones() -> Select[ReservationRow, Instant, str]:
+    query = select(ReservationRow, WorkloadRow.started_at, WorkloadRow.shares)
+    query = query.outerjoin(WorkloadRow, WorkloadRow.pod_uid == ReservationRow.pod_uid)
+    return query.where(
+        ReservationRow.ended_at.is_(None), or_(WorkloadRow.pod_uid.is_(None), WorkloadRow.ended_at.is_(None))
+    )
 
 
 def asides(session: Session, namespaces: Collection[AccountId], at: Instant) -> list[Aside]:
     """Return what is set aside in some namespaces; a pod that is not bound yet counts as if it were bound at `at`."""
-    query = _open_ones().where(Reservation.namespace_id.in_(namespaces))
+    query = _open_ones().where(ReservationRow.namespace_id.in_(namespaces))
     return [aside for _, aside in _asides(session, query, at)]
 
 
@@ -107,29 +113,29 @@ def held_by_namespace(session: Session, at: Instant, namespace: AccountId | None
     """Return what is set aside at an instant, by namespace."""
     query = _open_ones()
     if namespace is not None:
-        query = query.where(Reservation.namespace_id == namespace)
+        query = query.where(ReservationRow.namespace_id == namespace)
     total: Counter[AccountId] = Counter()
     for row, aside in _asides(session, query, at):
         total[row.namespace_id] += aside.rest(at)
     return total
 
 
-def left(session: Session, rows: Sequence[Reservation], at: Instant) -> dict[int, int]:
+def left(session: Session, rows: Sequence[ReservationRow], at: Instant) -> dict[int, int]:
     """Return what is left of reservations at an instant, by id; ended ones have nothing left."""
     wanted = [row.id for row in rows if row.ended_at is None]
-    found = _asides(session, _open_ones().where(Reservation.id.in_(wanted)), at) if wanted else []
+    found = _asides(session, _open_ones().where(ReservationRow.id.in_(wanted)), at) if wanted else []
     return dict.fromkeys((row.id for row in rows), 0) | {row.id: aside.rest(at) for row, aside in found}
 
 
 def _asides(
-    session: Session, query: Select[Reservation, Instant, str], at: Instant
-) -> list[tuple[Reservation, Aside]]:  # fmt: skip
+    session: Session, query: Select[ReservationRow, Instant, str], at: Instant
+) -> list[tuple[ReservationRow, Aside]]:  # fmt: skip
     rows = session.execute(query).all()
     book = rates.read(session) if rows else RateBook([])
     return [(row, _aside(row, started, shares, book, at)) for row, started, shares in rows]
 
 
-def _aside(row: Reservation, started: Instant | None, shares: str | None, book: RateBook, at: Instant) -> Aside:
+def _aside(row: ReservationRow, started: Instant | None, shares: str | None, book: RateBook, at: Instant) -> Aside:
     if row.expires_at is not None:
         return Aside(row.namespace_id, row.amount_ms, until=row.expires_at)
     if started is None or shares is None:

@@ -18,7 +18,7 @@ from slicekeeper.units import Instant
 from timekeeper.core.posting import effect
 from timekeeper.core.record import AccountId, PostingKind
 from timekeeper.store import seals, timelines
-from timekeeper.store.db.models import BudgetGrant, IntervalCorrection, Namespace, Transaction, Workload
+from timekeeper.store.db.models import BudgetGrant, IntervalCorrectionRow, Namespace, Transaction, WorkloadRow
 
 _ENDS = ("charge", "over-budget", "expiry")
 _undone = aliased(Transaction)
@@ -114,14 +114,14 @@ def charged(
     query = (
         select(
             Transaction.subject,
-            func.max(Workload.pod_name),
+            func.max(WorkloadRow.pod_name),
             func.sum(Transaction.amount_ms),
             func.sum(over),
             func.sum(case((Transaction.corrects_at.is_not(None), Transaction.amount_ms), else_=0)),
-            select(IntervalCorrection.id).where(IntervalCorrection.pod_uid == Transaction.subject).exists(),
+            select(IntervalCorrectionRow.id).where(IntervalCorrectionRow.pod_uid == Transaction.subject).exists(),
         )
         .outerjoin(_undone, _undone.id == Transaction.reverses)
-        .outerjoin(Workload, Workload.pod_uid == Transaction.subject)
+        .outerjoin(WorkloadRow, WorkloadRow.pod_uid == Transaction.subject)
         .where(
             Transaction.namespace_id == namespace,
             instant >= start,

@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.budget import BudgetState
-from timekeeper.core.record import AccountId, Claim, Debt, Grant, PostingKind, Records, Withdrawal
+from timekeeper.core.record import AccountId, Claim, Debt, GrantRecord, PostingKind, Records, Withdrawal
 from timekeeper.store import debts, memberships, rates
 from timekeeper.store.budget_rules import ruling_of_each
-from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, Workload
+from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, WorkloadRow
 
 # The time line
 
@@ -27,10 +27,10 @@ def records(
 
     They are of one cluster. `carry` tells whether time over budget is owed while the ledger has no word of it.
     """
-    begun = Workload.started_at + 0  # the index of the end finds them; that of the start would pass by all before
-    query = _claims(keys).order_by(begun, Workload.pod_uid)
+    begun = WorkloadRow.started_at + 0  # the index of the end finds them; that of the start would pass by all before
+    query = _claims(keys).order_by(begun, WorkloadRow.pod_uid)
     if after is not None:
-        query = query.where(or_(Workload.ended_at.is_(None), Workload.ended_at > after))
+        query = query.where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > after))
     if until is not None:
         query = query.where(begun <= until)
     found = _without_claims(session, keys, after, carry=carry)
@@ -53,7 +53,7 @@ def stretches(
     pods: dict[AccountId, list[Claim]] = {key: [] for key in keys}
     count, last = 0, EPOCH
     for key, pod, start, end, shares in session.execute(
-        _claims(keys).order_by(Workload.started_at, Workload.pod_uid).execution_options(yield_per=1000)
+        _claims(keys).order_by(WorkloadRow.started_at, WorkloadRow.pod_uid).execution_options(yield_per=1000)
     ):
         if count >= _STRETCH and start > last:
             yield last, {one: replace(mine, claims=pods[one]) for one, mine in found.items()}
@@ -76,12 +76,14 @@ def first_starts(session: Session, keys: Collection[AccountId]) -> dict[AccountI
 
 def first_start(session: Session, key: AccountId) -> Instant | None:
     """Return when a budget's first pod began. One by one: an index answers that, but not a group."""
-    return session.execute(select(func.min(Workload.started_at)).where(Workload.namespace_id == key)).scalar()
+    return session.execute(select(func.min(WorkloadRow.started_at)).where(WorkloadRow.namespace_id == key)).scalar()
 
 
 def _claims(keys: Collection[AccountId]) -> Select[AccountId, str, Instant, Instant | None, str]:
-    query = select(Workload.namespace_id, Workload.pod_uid, Workload.started_at, Workload.ended_at, Workload.shares)
-    return query.where(Workload.namespace_id.in_(keys))
+    query = select(
+        WorkloadRow.namespace_id, WorkloadRow.pod_uid, WorkloadRow.started_at, WorkloadRow.ended_at, WorkloadRow.shares
+    )
+    return query.where(WorkloadRow.namespace_id.in_(keys))
 
 
 def _without_claims(
@@ -92,14 +94,14 @@ def _without_claims(
         moved = moved.where(BudgetGrant.valid_from > after)
     ruled = select(BudgetRule).where(BudgetRule.namespace_id.in_(keys))
     rules = ruling_of_each(session.scalars(ruled.order_by(BudgetRule.id)))
-    grants: dict[AccountId, list[Grant]] = {key: [] for key in keys}
+    grants: dict[AccountId, list[GrantRecord]] = {key: [] for key in keys}
     withdrawals: dict[AccountId, list[Withdrawal]] = {key: [] for key in keys}
     for row in session.scalars(moved.order_by(BudgetGrant.valid_from, BudgetGrant.id)):
         name, amount = f"{row.kind}:{row.id}", GpuMilliseconds(row.amount_ms - row.taken_back_ms)
         if not amount:
             continue
         if amount > 0:
-            grant = Grant(name, amount, row.valid_from, row.valid_to, _COMES[row.kind], row.priority)
+            grant = GrantRecord(name, amount, row.valid_from, row.valid_to, _COMES[row.kind], row.priority)
             grants[row.namespace_id].append(grant)
         else:
             withdrawals[row.namespace_id].append(
@@ -127,7 +129,7 @@ _GOES: dict[str, PostingKind] = {"adjustment": "withdrawal", "transfer": "transf
 
 def touched_by(session: Session, since: Instant) -> list[AccountId]:
     """Return the namespaces that have a pod which held GPUs at an instant or later."""
-    query = select(Workload.namespace_id).where(or_(Workload.ended_at.is_(None), Workload.ended_at > since))
+    query = select(WorkloadRow.namespace_id).where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > since))
     return sorted(session.scalars(query.distinct()))
 
 

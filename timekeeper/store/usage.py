@@ -34,7 +34,7 @@ from timekeeper.core import usage
 from timekeeper.core.period import bounds
 from timekeeper.core.usage import HourUsed, in_this_hour
 from timekeeper.store import watermarks, workloads
-from timekeeper.store.db.models import Namespace, UsageHour, WatermarkRow, Workload
+from timekeeper.store.db.models import Namespace, UsageHour, WatermarkRow, WorkloadRow
 
 GroupBy = Literal["namespace", "workload", "model"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -89,23 +89,23 @@ def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit:
     span = values(*columns).data(rows).cte("span")
     first, last = wanted.spans[0][0], wanted.spans[-1][1]
 
-    until = case((func.coalesce(Workload.ended_at, wanted.now) < span.c.until,
-                  func.coalesce(Workload.ended_at, wanted.now)), else_=span.c.until)  # fmt: skip
-    since = case((Workload.started_at > span.c.start, Workload.started_at), else_=span.c.start)
-    group = {"namespace": Namespace.name, "workload": Workload.pod_uid, "model": Workload.models}[wanted.group_by]
+    until = case((func.coalesce(WorkloadRow.ended_at, wanted.now) < span.c.until,
+                  func.coalesce(WorkloadRow.ended_at, wanted.now)), else_=span.c.until)  # fmt: skip
+    since = case((WorkloadRow.started_at > span.c.start, WorkloadRow.started_at), else_=span.c.start)
+    group = {"namespace": Namespace.name, "workload": WorkloadRow.pod_uid, "model": WorkloadRow.models}[wanted.group_by]
     held = (
         select(
-            span.c.index, group.label("name"), Workload.pod_uid, Workload.gpus_ppm, (until - since).label("wall"),
+            span.c.index, group.label("name"), WorkloadRow.pod_uid, WorkloadRow.gpus_ppm, (until - since).label("wall"),
         )
         .select_from(span)
-        .join(Workload, and_(Workload.started_at < span.c.until,
-                             func.coalesce(Workload.ended_at, wanted.now) > span.c.start))
-        .join(Namespace, Namespace.id == Workload.namespace_id)
+        .join(WorkloadRow, and_(WorkloadRow.started_at < span.c.until,
+                             func.coalesce(WorkloadRow.ended_at, wanted.now) > span.c.start))
+        .join(Namespace, Namespace.id == WorkloadRow.namespace_id)
         .where(Namespace.cluster == wanted.cluster, tuple_(span.c.index, group) > tuple_(*after))
-        .where(or_(Workload.ended_at.is_(None), Workload.ended_at > first), Workload.started_at < last)
+        .where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > first), WorkloadRow.started_at < last)
     )  # fmt: skip
-    for name, given in ((Namespace.name, wanted.namespace), (Workload.pod_uid, wanted.pod_uid),
-                        (Workload.models, wanted.model)):  # fmt: skip
+    for name, given in ((Namespace.name, wanted.namespace), (WorkloadRow.pod_uid, wanted.pod_uid),
+                        (WorkloadRow.models, wanted.model)):  # fmt: skip
         if given:
             held = held.where(name == given)
     if wanted.group_by == "workload":  # a row is a group then, so that a page takes no more than its own
@@ -171,16 +171,16 @@ def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
 def archivable(session: Session, cluster: str, before: Instant, limit: int) -> list[str]:
     """Return pods that ended before an instant, in a period that is sealed, and still have their watermarks."""
     query = (
-        select(Workload.pod_uid)
-        .join(Namespace, Namespace.id == Workload.namespace_id)
+        select(WorkloadRow.pod_uid)
+        .join(Namespace, Namespace.id == WorkloadRow.namespace_id)
         .where(
-            Workload.archived_at.is_(None),
-            Workload.ended_at < before,
-            Workload.ended_at <= Namespace.sealed_until,
+            WorkloadRow.archived_at.is_(None),
+            WorkloadRow.ended_at < before,
+            WorkloadRow.ended_at <= Namespace.sealed_until,
             Namespace.cluster == cluster,
         )
     )
-    return list(session.scalars(query.order_by(Workload.ended_at).limit(limit)))
+    return list(session.scalars(query.order_by(WorkloadRow.ended_at).limit(limit)))
 
 
 def archive(session: Session, uids: Collection[str], now: Instant) -> None:
@@ -196,7 +196,7 @@ def archive(session: Session, uids: Collection[str], now: Instant) -> None:
         peaks.setdefault(uid, []).append(usage.peak_memory(epochs))
     add(session, over)
     session.execute(
-        update(Workload),
+        update(WorkloadRow),
         [
             {
                 "pod_uid": uid, "archived_at": now, "heard_at": heard.get(uid, pod.heard_at),

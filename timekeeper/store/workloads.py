@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.units import Instant
 from timekeeper.core.record import AccountId
-from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, Workload
+from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, WorkloadRow
 
 _CHUNK = 500
 
@@ -25,11 +25,11 @@ def _chunks(keys: Iterable[str]) -> Iterable[list[str]]:
     return (ordered[start : start + _CHUNK] for start in range(0, len(ordered), _CHUNK))
 
 
-def by_uid(session: Session, uids: Collection[str]) -> dict[str, Workload]:
+def by_uid(session: Session, uids: Collection[str]) -> dict[str, WorkloadRow]:
     """Return the workloads of pods."""
-    found: dict[str, Workload] = {}
+    found: dict[str, WorkloadRow] = {}
     for chunk in _chunks(uids):
-        found |= {w.pod_uid: w for w in session.scalars(select(Workload).where(Workload.pod_uid.in_(chunk)))}
+        found |= {w.pod_uid: w for w in session.scalars(select(WorkloadRow).where(WorkloadRow.pod_uid.in_(chunk)))}
     return found
 
 
@@ -42,14 +42,14 @@ def namespace_names(session: Session, ids: Collection[AccountId]) -> dict[Accoun
 def add(session: Session, rows: list[dict[str, Any]]) -> None:
     """Append workloads."""
     if rows:
-        session.execute(insert(Workload), rows)
+        session.execute(insert(WorkloadRow), rows)
 
 
 def close(session: Session, ends: list[dict[str, Any]]) -> None:
     """Note the ends of workloads: `uid`, `end`, `source`, `flags`, and `seen` (when). An end that is there stays."""
-    table = Workload.__table__
+    table = WorkloadRow.__table__
     statement = (
-        update(Workload)
+        update(WorkloadRow)
         .where(table.c.pod_uid == bindparam("uid"), table.c.ended_at.is_(None))
         .values(
             ended_at=bindparam("end"),
@@ -62,64 +62,64 @@ def close(session: Session, ends: list[dict[str, Any]]) -> None:
         session.connection().execute(statement, ends)
 
 
-def ended_after(session: Session, cluster: str, at: Instant) -> list[Workload]:
+def ended_after(session: Session, cluster: str, at: Instant) -> list[WorkloadRow]:
     """Return the workloads of a cluster that end later than an instant."""
-    query = select(Workload).join(Namespace, Namespace.id == Workload.namespace_id)
-    query = query.where(Workload.archived_at.is_(None), Workload.ended_at > at, Namespace.cluster == cluster)
-    return list(session.scalars(query.order_by(Workload.pod_uid)))
+    query = select(WorkloadRow).join(Namespace, Namespace.id == WorkloadRow.namespace_id)
+    query = query.where(WorkloadRow.archived_at.is_(None), WorkloadRow.ended_at > at, Namespace.cluster == cluster)
+    return list(session.scalars(query.order_by(WorkloadRow.pod_uid)))
 
 
-def hold_end(session: Session, workload: Workload, latest: Instant) -> None:
+def hold_end(session: Session, workload: WorkloadRow, latest: Instant) -> None:
     """Have a workload end at an instant, or when it began if that is later; its flags tell that clocks differed."""
     flags = {*filter(None, workload.flags.split(",")), "clock-skew"}
     end = max(latest, workload.started_at)
     values = {"ended_at": end, "flags": ",".join(sorted(flags)), "closed_at": max(end, workload.closed_at or 0)}
-    session.execute(update(Workload).where(Workload.pod_uid == workload.pod_uid).values(values))
+    session.execute(update(WorkloadRow).where(WorkloadRow.pod_uid == workload.pod_uid).values(values))
 
 
 def correct(session: Session, uid: str, start: Instant, end: Instant | None, flags: str) -> None:
     """Have a workload hold another interval, because it was put right."""
     values = {"started_at": start, "ended_at": end, "flags": flags}
-    session.execute(update(Workload).where(Workload.pod_uid == uid).values(values))
+    session.execute(update(WorkloadRow).where(WorkloadRow.pod_uid == uid).values(values))
 
 
 def heard(session: Session, uid: str, now: Instant) -> None:
     """Note a sign of life."""
-    session.execute(update(Workload).where(Workload.pod_uid == uid).values(heard_at=now))
+    session.execute(update(WorkloadRow).where(WorkloadRow.pod_uid == uid).values(heard_at=now))
 
 
 def open_ones(session: Session, cluster: str) -> dict[str, tuple[str, str]]:
     """Return the pods of a cluster whose interval is open: namespace and name by UID."""
-    query = select(Workload.pod_uid, Namespace.name, Workload.pod_name).join(
-        Namespace, Namespace.id == Workload.namespace_id
+    query = select(WorkloadRow.pod_uid, Namespace.name, WorkloadRow.pod_name).join(
+        Namespace, Namespace.id == WorkloadRow.namespace_id
     )
-    rows = session.execute(query.where(Workload.ended_at.is_(None), Namespace.cluster == cluster))
+    rows = session.execute(query.where(WorkloadRow.ended_at.is_(None), Namespace.cluster == cluster))
     return {uid: (namespace, name) for uid, namespace, name in rows}
 
 
 def page(
     session: Session, cluster: str, namespace: AccountId | None, before: tuple[Instant, str] | None, limit: int
-) -> list[tuple[Workload, str]]:
+) -> list[tuple[WorkloadRow, str]]:
     """Return a namespace's workloads, or a cluster's, latest start first, from the one before a place on.
 
     Each comes with its namespace's name.
     """
     if namespace is None:
-        mine = _page(before, limit).join(Namespace, Namespace.id == Workload.namespace_id)
+        mine = _page(before, limit).join(Namespace, Namespace.id == WorkloadRow.namespace_id)
         mine = mine.where(Namespace.cluster == cluster)
     else:
-        mine = _page(before, limit).where(Workload.namespace_id == namespace)
+        mine = _page(before, limit).where(WorkloadRow.namespace_id == namespace)
     pods = list(session.scalars(mine))
     names = namespace_names(session, {pod.namespace_id for pod in pods})
     return [(pod, names[pod.namespace_id]) for pod in pods]
 
 
-def _page(before: tuple[Instant, str] | None, limit: int) -> Select[Workload]:
-    query = select(Workload).order_by(Workload.started_at.desc(), Workload.pod_uid.desc()).limit(limit)
+def _page(before: tuple[Instant, str] | None, limit: int) -> Select[WorkloadRow]:
+    query = select(WorkloadRow).order_by(WorkloadRow.started_at.desc(), WorkloadRow.pod_uid.desc()).limit(limit)
     if before is None:
         return query
     at, uid = before
-    return query.where(tuple_(Workload.started_at, Workload.pod_uid) < tuple_(literal(at), literal(uid)))
+    return query.where(tuple_(WorkloadRow.started_at, WorkloadRow.pod_uid) < tuple_(literal(at), literal(uid)))
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,12 @@ class UsageSum:
 
 def used(session: Session, namespace: AccountId, since: Instant) -> UsageSum:
     """Return what the pods of a namespace used that were open at an instant or later, each over its whole life."""
-    reported = select(func.sum(WatermarkRow.used_ms)).where(WatermarkRow.pod_uid == Workload.pod_uid).scalar_subquery()
+    reported = (
+        select(func.sum(WatermarkRow.used_ms)).where(WatermarkRow.pod_uid == WorkloadRow.pod_uid).scalar_subquery()
+    )
     pods = (
-        select(func.coalesce(Workload.used_ms, reported).label("ms"))
-        .where(Workload.namespace_id == namespace, or_(Workload.ended_at.is_(None), Workload.ended_at > since))
+        select(func.coalesce(WorkloadRow.used_ms, reported).label("ms"))
+        .where(WorkloadRow.namespace_id == namespace, or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > since))
         .subquery()
     )
     query = select(func.count(), func.count(pods.c.ms), func.coalesce(func.sum(pods.c.ms), 0)).select_from(pods)
@@ -159,11 +161,11 @@ def last_heard(session: Session, uids: Sequence[str]) -> dict[str, Instant]:
 
 def unobserved_ms(session: Session, cluster: str, since: Instant) -> dict[str, int]:
     """Return by namespace for how long pods ran that ended after an instant and of which no sidecar ever spoke."""
-    spoke = select(WatermarkRow.pod_uid).where(WatermarkRow.pod_uid == Workload.pod_uid).exists()
+    spoke = select(WatermarkRow.pod_uid).where(WatermarkRow.pod_uid == WorkloadRow.pod_uid).exists()
     query = (
-        select(Namespace.name, func.sum(Workload.ended_at - Workload.started_at))
-        .join(Namespace, Namespace.id == Workload.namespace_id)
-        .where(Workload.ended_at > since, Workload.heard_at.is_(None), Namespace.cluster == cluster, ~spoke)
+        select(Namespace.name, func.sum(WorkloadRow.ended_at - WorkloadRow.started_at))
+        .join(Namespace, Namespace.id == WorkloadRow.namespace_id)
+        .where(WorkloadRow.ended_at > since, WorkloadRow.heard_at.is_(None), Namespace.cluster == cluster, ~spoke)
         .group_by(Namespace.name)
     )
     return {name: int(total or 0) for name, total in session.execute(query)}

@@ -17,14 +17,14 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
 from slicekeeper.gpu import kubeshare
-from slicekeeper.gpu.foreign import Gpu, Reading, Share
+from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu
 from slicekeeper.gpu.request import annotations_of, container_name
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.foreign import gpu_manager, gpushare, hami, kai, volcano_vgpu
 from webhook.patch import PatchBuilder
 
-_READ: Final[dict[str, Callable[[Mapping[str, Any], Gpu, Reading], None]]] = {
+_READ: Final[dict[str, Callable[[Mapping[str, Any], ReferenceGpu, Reading], None]]] = {
     "gpu-manager": gpu_manager.read,
     "gpushare": gpushare.read,
     "hami": hami.read,
@@ -51,7 +51,7 @@ def convert(pod: Mapping[str, Any], policy: NamespacePolicy, resources: Resource
 
     The first of the policy's dialects that the pod speaks is the one it is read in.
     """
-    gpu = Gpu(policy.foreign.gpu_memory_mib)
+    gpu = ReferenceGpu(policy.foreign.gpu_memory_mib)
     for dialect in policy.foreign.dialects:
         reading = Reading()
         _READ[dialect](pod, gpu, reading)
@@ -87,7 +87,11 @@ def _asking_in_our_terms(pod: Mapping[str, Any], resources: Resources) -> frozen
 
 
 def _containers(
-    patch: PatchBuilder, pod: Mapping[str, Any], shares: Mapping[str, Share], dialect: str, resources: Resources
+    patch: PatchBuilder,
+    pod: Mapping[str, Any],
+    shares: Mapping[str, ConvertedShare],
+    dialect: str,
+    resources: Resources,
 ) -> None:
     for key in ("initContainers", "containers"):
         for index, entry in enumerate(as_list(as_map(pod.get("spec")).get(key))):
@@ -114,7 +118,7 @@ def _containers(
 
 
 def _annotations(
-    patch: PatchBuilder, pod: Mapping[str, Any], shares: Mapping[str, Share], reading: Reading, ceiling: int
+    patch: PatchBuilder, pod: Mapping[str, Any], shares: Mapping[str, ConvertedShare], reading: Reading, ceiling: int
 ) -> None:
     present = annotations_of(pod)
     wanted = {key: value for key, value in reading.annotations.items() if key not in present}
@@ -129,7 +133,7 @@ def _annotations(
     patch.members(as_map(metadata).get("annotations"), "/metadata/annotations", wanted)
 
 
-def _in_words(share: Share, resources: Resources) -> str:
+def _in_words(share: ConvertedShare, resources: Resources) -> str:
     memory = "" if share.blocks is None else f" {resources.memory}={share.blocks}"
     limit = "" if share.limit is None else f" limit {share.limit}"
     return f"{resources.core}={share.core}{memory}{limit}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
+from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.gpu.request import annotations_of
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
 
@@ -15,7 +15,7 @@ _CORE: Final = "tencent.com/vcuda-core"
 _MEMORY: Final = "tencent.com/vcuda-memory"
 
 
-def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod of gpu-manager's; what it would refuse, ours refuses too."""
     del gpu  # both amounts are always named
     annotations = annotations_of(pod)
@@ -27,6 +27,6 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
             continue
         said = elastic is not None and core <= elastic <= CORES_PER_GPU
         if core >= CORES_PER_GPU or not blocks or said or names.limit_annotation(name) in annotations:
-            reading.shares[name] = Share(core, blocks)
+            reading.shares[name] = ConvertedShare(core, blocks)
         else:
-            reading.shares[name] = Share(core, blocks, min(max(elastic or core, core), CORES_PER_GPU))
+            reading.shares[name] = ConvertedShare(core, blocks, min(max(elastic or core, core), CORES_PER_GPU))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final
 
-from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
+from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
 from slicekeeper.untyped import as_map
 
@@ -21,7 +21,7 @@ _MOST_GIB: Final = 512
 """No GPU has more memory, so a larger number is in MiB."""
 
 
-def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod of gpushare's; without percent of compute, compute follows memory."""
     spread = as_map(as_map(pod.get("metadata")).get("labels")).get(_COUNT, "1")
     for path, name, amounts in gpu_containers(pod, (_MEMORY, _CORES, _COUNT)):
@@ -47,7 +47,7 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
                 continue
             if memory:
                 reading.notes.append(f"{name}: all compute of a GPU is a whole GPU, with all of its memory")
-            reading.shares[name] = Share(cores)
+            reading.shares[name] = ConvertedShare(cores)
             continue
         mib = None
         if memory:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.foreign import Gpu, Reading, gpu_containers
+from slicekeeper.gpu.foreign import Reading, ReferenceGpu, gpu_containers
 from slicekeeper.gpu.request import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
@@ -30,7 +30,7 @@ _IGNORED: Final = {
 }
 
 
-def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod of HAMi's."""
     read_vgpus(pod, _NAMES, gpu, reading)
     if not reading.shares:

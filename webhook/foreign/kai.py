@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from slicekeeper.config.dialects import DIALECTS
-from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
+from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.gpu.request import annotations_of, container_name, containers
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_map
@@ -24,7 +24,7 @@ _IGNORED: Final = {
 }
 
 
-def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod of KAI's: one container has the share, the first or the one that is named."""
     _read_shares(pod, gpu, reading)
     if reading.shares:
@@ -32,7 +32,7 @@ def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
         reading.ignores(annotations_of(pod), _IGNORED)
 
 
-def _read_shares(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     annotations = annotations_of(pod)
     key = next((key for key in (_FRACTION, _MEMORY) if key in annotations), "")
     if not key:
@@ -105,4 +105,4 @@ def _whole_gpus(pod: Mapping[str, Any], reading: Reading) -> None:
     for path, name, amounts in gpu_containers(pod, (_WHOLE,)):
         count = whole(reading, name, path, amounts, _WHOLE)
         if count:
-            reading.shares[name] = Share(count * CORES_PER_GPU)
+            reading.shares[name] = ConvertedShare(count * CORES_PER_GPU)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from slicekeeper.gpu.foreign import Gpu, Reading, Share, gpu_containers, whole
+from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
 from slicekeeper.gpu.request import annotations_of
 from slicekeeper.units import CORES_PER_GPU
 
@@ -32,7 +32,7 @@ class VgpuNames:
         return self.count, self.memory, self.percentage, self.cores
 
 
-def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: Gpu, reading: Reading) -> None:
+def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, reading: Reading) -> None:
     """Read what each container asks for.
 
     GPUs without a word on memory and compute are whole ones, and so are those of which all compute is asked.
@@ -60,7 +60,7 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: Gpu, reading: Read
         if cores == CORES_PER_GPU or (all_memory and not cores):
             if not all_memory:
                 reading.notes.append(f"{name}: all compute of a GPU is a whole GPU, with all of its memory")
-            reading.shares[name] = Share(count * CORES_PER_GPU)
+            reading.shares[name] = ConvertedShare(count * CORES_PER_GPU)
             continue
         if count > 1:
             reading.refuse(

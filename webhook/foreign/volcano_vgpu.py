@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slicekeeper.gpu.foreign import Gpu, Reading
+from slicekeeper.gpu.foreign import Reading, ReferenceGpu
 from slicekeeper.gpu.request import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
@@ -28,7 +28,7 @@ _IGNORED: Final = {
 }
 
 
-def read(pod: Mapping[str, Any], gpu: Gpu, reading: Reading) -> None:
+def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     """Read a pod of Volcano's."""
     read_vgpus(pod, _NAMES, gpu, reading)
     read_vgpus(pod, _OLDER, gpu, reading)

@@ -56,7 +56,7 @@ from timekeeper.api.identity import Identity
 from timekeeper.api.routes import PREFIX, ROUTES
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.controller import Controller
-from timekeeper.cluster.opening import Intake
+from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.released import Released
 from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.watches import Namespaces, Nodes, Pods
@@ -265,16 +265,16 @@ def run_timekeeper(server: Server) -> None:
     clock, settings = ManualClock(NOW), Settings()
     books, policy = mock.Mock(), mock.Mock()
     books.database.engine.dialect.name = "sqlite"
-    with mock.patch("timekeeper.cluster.controller.Leadership"), mock.patch("timekeeper.cluster.controller.Intake"):
+    with mock.patch("timekeeper.cluster.controller.Leadership"), mock.patch("timekeeper.cluster.controller.Openings"):
         controller = Controller(settings, clock, client, books, policy)
     for watch in controller._watches:
         attempt(lambda watch=watch: follow(watch))  # type: ignore[misc]
     controller.namespaces.on_list([])
     attempt(lambda: controller.namespace_uid(TEAM))
     controller.stop()
-    intake = Intake(settings, client, mock.MagicMock(), Nodes(), Namespaces())
-    attempt(lambda: intake._look_at("n"))
-    attempt(lambda: intake._quota(TEAM))
+    openings = Openings(settings, client, mock.MagicMock(), Nodes(), Namespaces())
+    attempt(lambda: openings._look_at("n"))
+    attempt(lambda: openings._quota(TEAM))
     strays = Strays(client, Pods(mock.Mock()), mock.Mock(spec=Executor))
     strays.add(pod())
     attempt(lambda: strays.look(0))

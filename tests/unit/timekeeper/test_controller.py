@@ -34,7 +34,7 @@ from timekeeper.ledger.debt import follow_debt
 from timekeeper.store import audit, bookings, debts, workloads
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
-from timekeeper.store.db.models import Workload
+from timekeeper.store.db.models import WorkloadRow
 
 T0 = 1_767_225_600_000
 GPU = inventory.Gpu(uuid="GPU-1", model="A100", memory_mib=40960)
@@ -102,7 +102,7 @@ class Stage:
             self.controller.pods.on_list(self.kube.list(PODS)[0])
         self.controller.look()
 
-    def workload(self, uid: str) -> Workload:
+    def workload(self, uid: str) -> WorkloadRow:
         with self.books.database.reading() as session:
             return workloads.by_uid(session, [uid])[uid]
 

@@ -26,7 +26,7 @@ from slicekeeper.units import format_instant, format_seconds
 from timekeeper.cluster.controller import Controller
 from timekeeper.ledger.books import Books
 from timekeeper.store import workloads
-from timekeeper.store.db.models import Workload
+from timekeeper.store.db.models import WorkloadRow
 
 T0 = 1_767_225_600_000
 MINUTE = 60_000
@@ -96,7 +96,7 @@ class Stage:
 
     def charges(self) -> dict[str, tuple[Any, ...]]:
         with self.books.database.reading() as session:
-            rows = list(session.scalars(select(Workload)))
+            rows = list(session.scalars(select(WorkloadRow)))
             return {row.pod_name: (row.started_at, row.ended_at, row.flags, row.gpus, row.holders) for row in rows} | {
                 "charged": {p.account.name: p.at(self.clock.now_ms()).balance for p in self.books.positions()}
             }

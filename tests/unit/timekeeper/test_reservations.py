@@ -29,7 +29,7 @@ from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
-from timekeeper.store.db.models import Reservation
+from timekeeper.store.db.models import ReservationRow
 
 T0 = 1_767_225_600_000
 POLICY = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="none", enforcement="safe"))
@@ -160,7 +160,7 @@ def test_by_hand_it_is_made_once_and_released_or_expires(books: Books) -> None:
         reservation.release(books, find_team, "team", 999, actor="me", now=T0)
     assert reservation.open_for_pod(books, TEAM, "p", "p", Need(1, 1), T0 + 20_000)
     with books.database.reading() as session:
-        row: Reservation = store.page(session, books.require("team").account.id, None, 1)[0]
+        row: ReservationRow = store.page(session, books.require("team").account.id, None, 1)[0]
     with pytest.raises(Conflicting, match="ends with it"):
         reservation.release(books, find_team, "team", row.id, actor="me", now=T0)
 

@@ -17,7 +17,7 @@ from timekeeper.core import budget as budget_core
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState
 from timekeeper.core.posting import entries
-from timekeeper.core.record import Claim, Debt, Forest, Grant, Posting, Records, Rule
+from timekeeper.core.record import Claim, Debt, Forest, GrantRecord, Posting, Records, Rule
 from timekeeper.core.timeline import begin
 
 
@@ -192,7 +192,7 @@ def test_a_rule_that_begins_with_a_period_after_idle_ones_is_followed_alike_when
 
 def test_debt_is_taken_from_the_next_allowance_only_where_it_is_carried() -> None:
     claims = [Claim("a", 100, 150, 1, 1)]
-    grants = [Grant("g", 100, 200, None)]
+    grants = [GrantRecord("g", 100, 200, None)]
     rule = [Rule(0, 10, "none", "UTC")]
     forgiven = Records(claims, rule, grants)
     carried = Records(claims, rule, grants, debts=[Debt(0, carry=True)])
@@ -206,7 +206,7 @@ def test_debt_is_taken_from_the_next_allowance_only_where_it_is_carried() -> Non
 def test_time_over_budget_is_owed_as_the_rule_of_its_own_time_says(carry: tuple[bool, ...], owed: int) -> None:
     debts = [Debt(since, one) for since, one in zip((0, 120, 135), carry, strict=False)]
     records = Records(
-        [Claim("a", 100, 150, 1, 1)], [Rule(0, 10, "none", "UTC")], [Grant("g", 100, 200, None)], (), debts
+        [Claim("a", 100, 150, 1, 1)], [Rule(0, 10, "none", "UTC")], [GrantRecord("g", 100, 200, None)], (), debts
     )
     outcome = advance(begin(records, 300), records, 300)
     assert (outcome.state.balance, outcome.state.debt, outcome.state.over) == (100 - owed, 0, 40)

@@ -18,7 +18,7 @@ from timekeeper.api.schemas.reservation import ReservationBody
 from timekeeper.api.service import Service, service
 from timekeeper.ledger.reservation import key_of, open_by_hand, outcome_of, release
 from timekeeper.store import reservations as store
-from timekeeper.store.db.models import Reservation as Row
+from timekeeper.store.db.models import ReservationRow
 
 _LARGEST = 2**62
 
@@ -94,7 +94,7 @@ def _made(it: Service, name: str, key: str) -> bool:
         return account is not None and store.under(session, account.id, key_of(key)) is not None
 
 
-def _views(it: Service, rows: Sequence[Row]) -> list[Reservation]:
+def _views(it: Service, rows: Sequence[ReservationRow]) -> list[Reservation]:
     now = it.clock.now_ms()
     with it.books.database.reading() as session:
         left = store.left(session, rows, now)

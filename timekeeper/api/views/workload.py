@@ -14,11 +14,11 @@ from timekeeper.core import usage
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import Position
 from timekeeper.store import bookings, watermarks
-from timekeeper.store.db.models import Workload as Row
+from timekeeper.store.db.models import WorkloadRow
 from timekeeper.store.workloads import holders_of
 
 
-def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: Instant) -> list[Workload]:
+def workload_views(books: Books, rows: Sequence[tuple[WorkloadRow, str]], now: Instant) -> list[Workload]:
     """Return pods as the ledger has them; running ones with what they have come to by now."""
     uids = [row.pod_uid for row, _ in rows]
     running = {name for row, name in rows if row.ended_at is None or row.ended_at > now - CLOCK_SKEW_MS}
@@ -34,7 +34,7 @@ def workload_views(books: Books, rows: Sequence[tuple[Row, str]], now: Instant) 
 
 
 def _workload(
-    row: Row,
+    row: WorkloadRow,
     namespace: str,
     booked: dict[str, tuple[int, int]],
     marks: dict[tuple[str, str], dict[int, usage.Watermark]],

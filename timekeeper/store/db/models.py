@@ -205,7 +205,7 @@ class Threshold(Base):
     told_at: Mapped[Instant]
 
 
-class Reservation(Base):
+class ReservationRow(Base):
     """GPU time set aside: for a pod until it ends, or by hand until `expires_at`. What is left of it is computed.
 
     `span_ms` is for how long at most the pod holds its GPUs. A row is ended once and kept.
@@ -273,7 +273,7 @@ class GpuSeen(Base):
 RUNNING_INDEX = "ix_workload_running"
 
 
-class Workload(Base):
+class WorkloadRow(Base):
     """A pod that held GPUs: its interval and its share of GPUs by model, set when it opens, closed once."""
 
     __tablename__ = "workload"
@@ -324,7 +324,7 @@ class Workload(Base):
     """Of an archived pod: the most GPU memory that it held; None: unknown."""
 
 
-class IntervalCorrection(Base):
+class IntervalCorrectionRow(Base):
     """A pod's interval as it was put right, and as it was before. Rows never change; the workload has the last."""
 
     __tablename__ = "interval_correction"

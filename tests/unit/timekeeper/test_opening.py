@@ -11,7 +11,7 @@ import pytest
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import NotFound
-from timekeeper.cluster.opening import Intake
+from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.watches import Namespaces, Nodes
 from timekeeper.core import interval
 from timekeeper.core.rate import RateBook
@@ -43,10 +43,10 @@ def pod(**devices: int) -> dict[str, Any]:
     }
 
 
-def intake(books: Books, client: Client, settings: Settings = Settings()) -> Intake:  # noqa: B008 - immutable
+def openings(books: Books, client: Client, settings: Settings = Settings()) -> Openings:  # noqa: B008 - immutable
     namespaces = Namespaces()
     namespaces.on_list([{"metadata": {"name": "team", "uid": "team-uid"}}])
-    return Intake(settings, client, books.database, Nodes(), namespaces)  # type: ignore[arg-type]
+    return Openings(settings, client, books.database, Nodes(), namespaces)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_devices_are_charged_by_their_part_of_a_gpu(
     shares: dict[str, Fraction],
     flags: tuple[str, ...],
 ) -> None:
-    made = intake(books, Client(labels)).opening(pod(**devices), interval.Start(T0, exact=True), NamespacePolicy())
+    made = openings(books, Client(labels)).opening(pod(**devices), interval.Start(T0, exact=True), NamespacePolicy())
     assert made is not None
     assert (made.shares, made.flags) == (shares, flags)
 
@@ -74,13 +74,13 @@ def test_devices_are_charged_by_their_part_of_a_gpu(
 @pytest.mark.parametrize("nvidia_gpu", ["refused", "ignored"])
 def test_devices_are_not_charged_where_the_policy_meters_none(books: Books, nvidia_gpu: Any) -> None:
     policy = NamespacePolicy(nvidia_gpu=nvidia_gpu)
-    found = intake(books, Client({}))
+    found = openings(books, Client({}))
     assert found.opening(pod(**{"mig-1g.10gb": 1}), interval.Start(T0, exact=True), policy) is None
 
 
 def test_what_is_no_device_by_the_settings_is_not_charged(books: Books) -> None:
     settings = Settings(resources=Resources(device="nvidia.com/gpu"))
-    found = intake(books, Client({}), settings)
+    found = openings(books, Client({}), settings)
     start = interval.Start(T0, exact=True)
     assert found.opening(pod(**{"mig-1g.10gb": 1}), start, NamespacePolicy()) is None
     assert found.opening(pod(gpu=1), start, NamespacePolicy()) is not None
@@ -88,7 +88,7 @@ def test_what_is_no_device_by_the_settings_is_not_charged(books: Books) -> None:
 
 @pytest.mark.parametrize(("labels", "amount"), [({"nvidia.com/gpu.replicas": "4"}, 2500), ({}, 10_000)])
 def test_a_reservation_is_for_the_dearest_node(books: Books, labels: dict[str, str], amount: int) -> None:
-    made = intake(books, Client(labels))
+    made = openings(books, Client(labels))
     made._nodes.on_event("ADDED", {"metadata": {"name": "n", "labels": labels}})
     need = made.need(pod(gpu=1), NamespacePolicy(), 10_000, RateBook({}), T0)
     assert need is not None
