@@ -29,7 +29,7 @@ from slicekeeper.gpu import inventory
 
 SHOW = "cat /run/slicekeeper/seat.json"
 CROWD = int(os.environ.get("SLICEKEEPER_CLUSTER_CROWD", "50"))
-"""Pods that start at once; up to 150 find a place on two processors, of which each sidecar asks for a hundredth."""
+"""Pods that start at once; up to 200 find a place on two processors and in kubelet's number of pods."""
 
 
 def test_every_part_is_ready_and_all_but_those_of_the_node_are_restricted(site: Site) -> None:

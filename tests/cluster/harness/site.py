@@ -61,7 +61,7 @@ class Site:
         """Delete the namespaces made so far, without waiting for their end."""
         for name in self.namespaces:
             try:
-                self.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
+                self.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false", timeout=300)
                 self.kubectl("delete", "namespace", name, "--wait=false")
             except Refused:
                 pass  # the test deleted it
