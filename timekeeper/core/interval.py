@@ -5,7 +5,8 @@ An interval opens at the scheduler's `bound-at` (a pod that another scheduler bo
 when it was adopted, whichever is later), and never before the pod was made.
 It closes, once the pod is terminal (`slicekeeper.kube.pod`), at the last `finishedAt` of all its containers: until then
 kubelet and the scheduler keep the slice. If kubelet has left no end of a container, the pod's own end counts: the
-disruption that ended it, kubelet's refusal to start it, its deletion, or its last change to not ready.
+disruption that ended it, kubelet's refusal to start it, its deletion unless it had ended before, or its last change to
+not ready.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ EndSource = Literal["finished", "disrupted", "rejected", "deleted", "not-ready",
 NOT_READY = ("Ready", "ContainersReady", "PodReadyToStartContainers")
 """Conditions that are False once a pod has ended. The first two turn with the first container that ends or fails; the
 last one turns when kubelet has stopped the sandbox, right before it frees the slice."""
+
+
+_STARTED = ("running", "terminated")
+"""States of a container that tell when it was started."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     told: tuple[tuple[EndSource, list[Instant]], ...] = (
         ("disrupted", _transitions(pod, "DisruptionTarget", status="True")),
         ("rejected", _rejection(pod)),
-        ("deleted", [] if deletion is None else [deletion]),
+        ("deleted", [] if deletion is None or _stopped_before(pod, deletion) else [deletion]),
         ("not-ready", [at for kind in NOT_READY for at in _transitions(pod, kind, status="False")]),
     )
     for source, instants in told:
@@ -131,6 +136,16 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
             return End(last, "finished") if known and last >= max(instants) else End(max(last, *instants), source)
     # Nothing says when the pod ended. Only containers that hold GPUs are worth waiting for.
     return End(last, "finished") if finished and set(holders) <= finished.keys() else None
+
+
+def _stopped_before(pod: Mapping[str, Any], deletion: Instant) -> bool:
+    """Whether a pod that has ended did so by itself, before its deletion was asked for: its sandbox was gone by then.
+
+    The sandbox of a pod that never ran may never have been there, and one that waits for a restart is made again.
+    """
+    stopped = _transitions(pod, NOT_READY[-1], status="False")
+    by_itself = not _waited_for_a_restart(pod) or as_map(pod.get("status")).get("reason") == "DeadlineExceeded"
+    return by_itself and bool(stopped) and max(stopped) < deletion and any(map(_ran, _statuses(pod)))
 
 
 def others_ended(pod: Mapping[str, Any]) -> bool:
@@ -171,6 +186,12 @@ def _finished(status: Mapping[str, Any]) -> Instant | None:
     """
     instant = _instant(as_map(as_map(status.get("state")).get("terminated")).get("finishedAt"))
     return instant if instant is not None and instant > 0 else None
+
+
+def _ran(status: Mapping[str, Any]) -> bool:
+    """Whether a container was ever started."""
+    runs = (as_map(as_map(status.get(key)).get(kind)) for key in ("state", "lastState") for kind in _STARTED)
+    return any((_instant(run.get("startedAt")) or 0) > 0 for run in runs)
 
 
 def _rejection(pod: Mapping[str, Any]) -> list[Instant]:

@@ -192,6 +192,28 @@ def test_a_deletion_counts_from_when_it_was_asked_for_whatever_becomes_of_its_gr
     assert end_of(lost, ["main"], START) == End(at("10:07:00"), "deleted")
 
 
+@pytest.mark.parametrize("state", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_deletion_that_came_after_the_pods_end_moves_it_no_more(state: dict[str, Any]) -> None:
+    """It does not matter whether the pod was looked at before it was deleted."""
+    helper = ended("helper", "2026-11-21T10:05:00Z")
+    helper["state"]["terminated"]["startedAt"] = "2026-11-21T10:00:02Z"
+    lost = pod(phase="Failed", containerStatuses=[helper, {"name": "main", "state": state}])
+    stopped = condition("PodReadyToStartContainers", "False", "10:08:01")
+    lost["status"]["conditions"] = [condition("Ready", "False", "10:08:00"), stopped]
+    before = end_of(lost, ["main"], START)
+    lost["metadata"]["deletionTimestamp"] = "2026-11-24T09:00:00Z"
+    assert end_of(lost, ["main"], START) == before == End(at("10:08:01"), "not-ready")
+    asked = End(parse_instant("2026-11-24T09:00:00Z"), "deleted")
+    lost["spec"]["restartPolicy"] = "Always"
+    assert end_of(lost, ["main"], START) == asked, "it would have been started again, so it held the slice"
+    lost["status"]["reason"] = "DeadlineExceeded"
+    assert end_of(lost, ["main"], START) == before
+    lost["spec"]["restartPolicy"] = "Never"
+    del helper["state"]["terminated"]["startedAt"]
+    if state != UNKNOWN["running"]:
+        assert end_of(lost, ["main"], START) == asked, "its sandbox was never there: it waited until it was deleted"
+
+
 def test_it_never_closes_before_it_opened() -> None:
     # kubelet writes whole seconds: a container that ended at once has an end before bound-at.
     done = pod(phase="Failed", containerStatuses=[ended("main", "2026-11-21T10:00:00Z")])
