@@ -80,7 +80,9 @@ class Oracle:
     def start(self, begin_at: int) -> None:
         rules = self.records.rules
         self.rule = rule = [r for r in rules if r.since <= begin_at or r is rules[0]][-1]
-        period = short_bounds(begin_at, *rule.calendar)
+        opened = self.records.opened
+        # What its first record begins, and not its opening, has no period before that one's.
+        period = short_bounds(begin_at + (opened is None or opened > begin_at), *rule.calendar)
         self.period = ["period", rule.amount, period and period[1], 0]
         self.total = rule.amount
         self.buckets = [self.period]

@@ -17,13 +17,13 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube import events
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.units import EPOCH, Instant, format_duration, format_instant
+from slicekeeper.units import Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.record import AccountId
-from timekeeper.core.threshold import crossed, limit_of
+from timekeeper.core.threshold import crossed, limit_of, period_of
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.standing import Position
 from timekeeper.ledger.threshold import note_thresholds
@@ -97,7 +97,7 @@ class Thresholds:
 
     def _announce(self, position: Position, state: BudgetState, found: list[int], now: Instant) -> bool:
         """Announce those that have not been announced yet; return whether all have been."""
-        account, period = position.account, state.period_start or EPOCH
+        account, period = position.account, period_of(state)
         with self._books.database.reading() as session:
             news = sorted(set(found) - thresholds.announced(session, account.id, period))
         if not news:

@@ -56,7 +56,7 @@ class BudgetState(msgspec.Struct):
     over: int = 0
     """Metered over budget in this period; a parent's: what its own budget had no room for."""
     granted: int = 0
-    """Grants that began in this period."""
+    """Grants of this period: those that began in it, and what it found left of earlier ones."""
     overdrawn: int = 0
     """Drawn beyond all allowances: on credit, or by a withdrawal that a late record left without cover."""
     barred: AccountId | None = None
@@ -252,8 +252,8 @@ class BudgetLine:
         start, bucket = period_bucket(self.rule, Instant(to - 1))
         if start is not None:
             state.period_start, state.period = start, bucket
-            state.used = state.over = state.granted = 0
-            state.cut = state.counts_since = start
+            state.cut = start
+            self._count_afresh(start)
             self._open_window()
 
     def crossing(self, to: Instant) -> Instant | None:
@@ -351,9 +351,15 @@ class BudgetLine:
         kept = max(0, min(old.left, before.rollover)) if over else 0
         state.period.amount += kept
         state.period.left += kept
-        state.used = state.over = state.granted = 0
-        state.counts_since = state.at
+        self._count_afresh(state.at)
         return state.period.amount > 0 or self._opened(before)
+
+    def _count_afresh(self, since: Instant) -> None:
+        """Begin to count what a period uses and has."""
+        state = self.state
+        state.used = state.over = 0
+        state.granted = sum(bucket.left for bucket in state.grants)
+        state.counts_since = since
 
     def _opened(self, before: Rule) -> bool:
         return self.rule.credit > before.credit or (self.rule.open and not before.open)

@@ -5,7 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from slicekeeper.units import EPOCH, Instant
 from timekeeper.core.budget import BudgetState
+
+
+def period_of(state: BudgetState) -> Instant:
+    """Return what tells a period from the others in which a budget's thresholds may be crossed: when it began.
+
+    A budget without periods has one from the start of time, and another whenever an operator begins one.
+    """
+    return state.period_start or state.counts_since or EPOCH
 
 
 def limit_of(state: BudgetState) -> int:

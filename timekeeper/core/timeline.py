@@ -40,14 +40,21 @@ class TimelineOutcome:
     anchors: list[dict[AccountId, BudgetState]]
 
 
-def begin(records: Records, at: Instant) -> BudgetState:
-    """Return one budget's state before anything happened: at its opening, just before its first record, or at `at`."""
+def begin(records: Records, at: Instant, linked: Iterable[Instant] = ()) -> BudgetState:
+    """Return one budget's state before anything happened: at its opening, just before its first record, or at `at`.
+
+    `linked` are the instants at which it was put under another budget, or another one under it. A period that ends just
+    before the first record leaves nothing to the next one: the budget was not there.
+    """
     later = [rule.since for rule in records.rules[1:]]
     moved = [*(g.since for g in records.grants), *(w.at for w in records.withdrawals)]
-    firsts = [*(c.start for c in records.claims), *moved, *later]
-    at = min([at, *(Instant(first - 1) for first in firsts), *([] if records.opened is None else [records.opened])])
+    firsts = [*(c.start for c in records.claims), *moved, *later, *linked]
+    known = at if records.opened is None else min(at, records.opened)
+    at = min([known, *(Instant(first - 1) for first in firsts)])
     rule = records.rules[0]
     start, bucket = period_bucket(rule, at)
+    if at < known and bucket.expires == at + 1:
+        bucket.left = 0
     return BudgetState(
         at=at,
         period_start=start,
@@ -64,12 +71,12 @@ def begin_all(forest: Forest, at: Instant) -> dict[AccountId, BudgetState]:
 
     So a budget's beginning is the same whatever others it is settled with.
     """
-    births: dict[AccountId, Instant] = {}
+    linked: dict[AccountId, list[Instant]] = {}
     for link in forest.links:
         for key in (link.child, link.parent):
             if key is not None:
-                births[key] = min(Instant(link.since - 1), births.get(key, at))
-    return {key: begin(records, min(at, births.get(key, at))) for key, records in forest.records.items()}
+                linked.setdefault(key, []).append(link.since)
+    return {key: begin(records, at, linked.get(key, ())) for key, records in forest.records.items()}
 
 
 def advance(

@@ -112,6 +112,24 @@ def test_what_a_lowered_amount_does_not_cover_is_written_off_with_the_period(boo
     assert booked(books)["budget"] == 40 * SECOND
 
 
+@pytest.mark.parametrize("first", ["pod", "grant", "budget", "parent"])
+def test_nothing_rolls_over_from_before_the_beginning(books: Books, first: str) -> None:
+    policy = NamespacePolicy(budget=BudgetPolicy(amount="100s", period="month", rollover="50s"))
+    place = replace(TEAM, policy=policy)
+    if first == "pod":
+        use(books, "a", T0, 2, policy=policy)
+    elif first == "grant":
+        movement.grant(books, place, order(1, "k", T0), valid_from=T0, valid_to=None)
+    elif first == "budget":
+        rule = replace(MONTH, since=T0, rollover=50 * SECOND)
+        set_budget(books, "uid-team", "team", policy, rule, actor="me", if_match=None)
+    else:
+        hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=T0), actor="me", if_match=None)
+        hierarchy.put_under(books, place, "lab", reason="r", actor="me", now=T0)
+    assert books.require("team").at(T0 + 2 * SECOND).period.amount == 100 * SECOND
+    assert books.require("team").at(T0 + 31 * DAY).period.amount == 150 * SECOND
+
+
 def test_what_rolled_over_stays_when_the_amount_changes(books: Books) -> None:
     month = T0 + 31 * DAY
     set_to(books, T0, 100, rollover=60 * SECOND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import EVENTS, NAMESPACES
 from timekeeper.api.views import decision
 from timekeeper.cluster.controller import Controller
+from timekeeper.core.period import PeriodName
 from timekeeper.core.record import Rule
 from timekeeper.ledger import hierarchy, intake, movement
 from timekeeper.ledger.books import Books
@@ -160,6 +162,29 @@ def test_a_raised_amount_that_is_used_up_to_a_threshold_again_is_not_told_again(
     set_budget(stage.books, *stage.place.__dict__.values(), rule, actor="me", if_match=None)
     assert stage.after(80) == [50, 80]
     assert stage.after(30) == [50, 80, 95]
+
+
+@pytest.mark.parametrize("period", ["none", "hour"])
+def test_a_period_that_an_operator_begins_has_its_own(stage: Stage, period: PeriodName) -> None:
+    rule = Rule(T0, 100_000, period, "UTC")
+    set_budget(stage.books, *stage.place.__dict__.values(), rule, actor="me", if_match=None)
+    stage.run("a")
+    assert stage.after(81) == [50, 80]
+    again = replace(rule, since=stage.clock.now_ms(), used="reset")
+    set_budget(stage.books, *stage.place.__dict__.values(), again, actor="me", if_match=None)
+    assert stage.after(49) == [50, 80]
+    assert stage.after(2) == [50, 80, 50]
+
+
+def test_a_percentage_is_one_of_all_that_the_period_has_earlier_grants_too(stage: Stage) -> None:
+    stage.run("a")
+    order = Order(100_000, "r", "k", b"", "me", stage.clock.now_ms())
+    movement.grant(stage.books, stage.place, order, valid_from=order.now, valid_to=None)
+    stage.finish("a")
+    stage.clock.advance(HOUR)
+    stage.run("b")
+    assert stage.after(99) == [], "the period has 200 s: its amount, and a grant of the hour before"
+    assert stage.after(2) == [50]
 
 
 def test_a_grant_moves_what_lies_ahead_and_a_lowered_amount_tells_what_it_crosses(stage: Stage) -> None:
