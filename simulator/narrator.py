@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a person what happens in the cluster, line by line, from the objects alone: nothing here decides anything."""
+"""Shows a person what happens in the cluster, line by line, from the objects alone: nothing here decides anything."""
 
 from __future__ import annotations
 

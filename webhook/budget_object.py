@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes on a GpuBudget, ClusterGpuBudget or GpuPolicy who changed its spec, for the ledger's audit log.
+"""Writes on a GpuBudget, ClusterGpuBudget or GpuPolicy who changed its spec, for the ledger's audit log.
 
 The API server counts an object's generation up after this review, whenever the spec differs. Nothing else of an object
-is touched. Who forges the annotation is refused by a policy of the API server (`manifests/components/objects`).
+is touched. A policy of the API server (`manifests/components/objects`) refuses a forged annotation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a review is decided from: the settings, the PriorityClasses, the namespace's policy and its budget's standing.
+"""The inputs of a review: the settings, the PriorityClasses, the namespace's policy and its budget's standing.
 
 `ClusterContext` is the same for all reviews and computes once what each would need; `Case` belongs to one review.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the timekeeper has decided for each namespace, kept at hand by a thread of our own.
+"""The timekeeper's decision for each namespace, refreshed by a thread of our own.
 
 A review reads a snapshot and never waits. When the timekeeper has not answered for `staleSeconds` the decisions are
 stale: a namespace that was over budget stays so, or anybody who can silence the timekeeper would have a budget. What

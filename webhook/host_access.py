@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways out of a GPU pod that reach other pods' seats and GPUs: capabilities, folders and namespaces of the node.
+"""Access to the node that would reach other pods' seats and GPUs: capabilities, folders and namespaces.
 
 Not a substitute for Pod Security, whose level `baseline` forbids all of it for all pods. This is what would get round
 a budget, in clusters and namespaces that enforce no level. Each rule has a setting that allows what it refuses.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last decisions that any worker fetched, for a worker that takes the place of one that died.
+"""The last decisions that any worker fetched, for a worker that replaces one that died.
 
 Without them, ending a worker while the timekeeper is away would make the webhook forget which namespaces are spent.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NVIDIA's container runtime gives GPUs for outside CDI: a variable, a mount, an annotation.
+"""The triggers outside CDI by which NVIDIA's container runtime gives GPUs: a variable, a mount, an annotation.
 
 That runtime hands every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` says `all`, whatever set it: the
 pod, a ConfigMap by `envFrom`, or the image (NVIDIA's base images do). A variable in the container's own `env` wins over

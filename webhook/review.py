@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdmissionReview `admission.k8s.io/v1` in and out, as bytes: finds what is under review and asks `policy`.
+"""AdmissionReview `admission.k8s.io/v1` in and out, as bytes: finds the object under review and asks `admission`.
 
-Whatever comes in, either a review goes out or `BadReview` says why the body is none. A body that names its `uid`
-gets its answer in a review, so that the API server can tell its user; one that does not is answered by HTTP 400.
+Every body is answered by a review, or refused with `BadReview`, which says what is wrong. A body that names its `uid`
+is answered by a review, so that the API server can inform its user; any other by HTTP 400.
 """
 
 from __future__ import annotations

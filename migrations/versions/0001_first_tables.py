@@ -61,6 +61,19 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_namespace_cluster_name"), "namespace", ["cluster", "name"], unique=False)
     op.create_table(
+        "budget_object",
+        sa.Column("namespace_id", _ID, nullable=False),
+        sa.Column("uid", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("parent", sa.String(length=63), nullable=True),
+        sa.Column("released_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["namespace_id"], ["namespace.id"], name=op.f("fk_budget_object_namespace_id_namespace")
+        ),
+        sa.PrimaryKeyConstraint("namespace_id", name=op.f("pk_budget_object")),
+    )
+    op.create_table(
         "rate",
         sa.Column("id", _ID, nullable=False),
         sa.Column("model", sa.String(length=253), nullable=False),
@@ -389,6 +402,7 @@ def downgrade() -> None:
     op.drop_table("membership")
     op.drop_table("budget_rule")
     op.drop_table("budget_grant")
+    op.drop_table("budget_object")
     op.drop_table("anchor")
     op.drop_table("account")
     op.drop_table("watermark")

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings ledger and objects into step by one look at both, whatever happened before.
 
-Nothing is remembered from one look to the next, so any of them may be cut short. Each write names what was there
-before that it is made of was read, so an operator that has not noticed yet that it lost the lease takes back nothing
-that the other one has written: the timekeeper is told the budget's `object_version`, after which the object is read
-anew; a status is of a budget that was read after the object, and names the object's resource version. No object has a
-finalizer of ours: a namespace can be deleted while no operator runs. An object that is gone is found by what the ledger
-still has of it.
+Nothing is remembered from one look to the next, so any look may be cut short. Each write names the version of what it
+was made from, so an operator that has lost the lease without noticing cannot undo what its successor has written: a
+request to the timekeeper carries the budget's `object_version`, which is read before the object; a status is made from
+a budget that is read after the object, and names the object's resource version. No object has a finalizer of ours, so
+a namespace can be deleted while no operator runs. A deleted object is found by what the ledger still has of it.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class Keeper:
         write_status(self._client, kind.resource, obj, status)
 
     def _is_still(self, kind: Kind[B], obj: Object) -> bool:
-        """Whether an object, read anew, is still there and still says this."""
+        """Whether an object, read again, is still there and still says this."""
         metadata = obj["metadata"]
         try:
             now = self._client.get(kind.resource, metadata["name"], metadata.get("namespace", ""))["metadata"]

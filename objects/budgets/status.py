@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an object's status says: how its budget stands, in figures that people read, and whether its spec holds.
+"""The status of an object: its budget's figures, in units that people read, and whether its spec is in force.
 
-It is written when what people see has changed, and the figures alone at most twice a minute: a status that is always
-in motion wakes everybody who watches.
+It is written when what people see has changed, and the figures alone at most twice a minute: a status that
+changes all the time wakes every watcher.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def status_of(obj: Object, found: Figures | None, problem: tuple[str, str] | Non
 
 
 def _figures(found: Figures) -> Object:
-    # To the minute, as the column: what is computed anew from the same pods must not differ.
+    # To the minute, as the column: what is computed again from the same pods must not differ.
     out = None if found.run_out_at is None else parse_instant(found.run_out_at) // _MINUTE * _MINUTE
     return {
         "state": found.state,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees to it that each SharePod has its one pod, as a ReplicaSet would, and that its status tells of it.
+"""Keeps one pod for each SharePod, as a ReplicaSet would, and mirrors the pod in the SharePod's status.
 
-A SharePod's pod has its name, so there are never two of them, whenever this process is killed and whoever acts beside
-it. What the watches have brought may be old: before a pod is made or adopted, the SharePod is read anew, because it may
-have been deleted, or its pod may have ended for good. Deleting a SharePod is the garbage collector's business: the pod
-names its owner.
+A SharePod's pod has the SharePod's name, so there are never two, whenever this process is killed and even if another
+acts at the same time. The watches may be behind: before a pod is made or adopted, the SharePod is read again, because
+it may have been deleted, or its pod may have ended for good. The garbage collector deletes the pod of a deleted
+SharePod, because the pod names its owner.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class SharePodKeeper:
         log.info("pod %s/%s has failed: another takes its place", metadata["namespace"], metadata["name"])
 
     def _is_still(self, obj: Object, template: Template) -> bool:
-        """Whether the SharePod, read anew, is still there and still wants this pod."""
+        """Whether the SharePod, read again, is still there and still wants this pod."""
         metadata = obj["metadata"]
         try:
             now = self._client.get(SHAREPODS, metadata["name"], metadata["namespace"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that namespaces, teams and organisations have alike: all but making one."""
+"""Commands that namespaces, teams and organisations share: all but creating one."""
 
 from __future__ import annotations
 

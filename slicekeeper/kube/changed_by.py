@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which user wrote a budget object's generation, as the webhook notes it on the object and the operator reads it.
 
-The annotation carries the generation that it is about, so the name of an earlier writer never stands for a later one,
-even if the webhook was away in between.
+The annotation carries the generation that it is about, so an earlier writer is never taken for a
+later one, even if the webhook was away in between.
 """
 
 from __future__ import annotations

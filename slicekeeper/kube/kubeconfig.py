@@ -92,9 +92,9 @@ def namespace(files: str, context: str = "") -> str:
 
 
 def _impersonation(config: Any, context: str) -> urllib3.HTTPHeaderDict:
-    """Return the headers by which a context's user acts as somebody else, which the library does not read.
+    """Return the headers by which a context's user impersonates another, which the library does not read.
 
-    `config` is a ConfigNode of the library. Raises ValueError if it says as what, but not as whom.
+    `config` is a ConfigNode of the library. Raises ValueError if it names groups or extras, but no user.
     """
     chosen = config["contexts"].get_with_name(context or config["current-context"])["context"].value
     found = config["users"].get_with_name(chosen.get("user"), safe=True) if chosen.get("user") else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks, and what they may do.
+"""Who sends a request, and what they may do.
 
 Three kinds: the operator's token file (may do all; for local mode), a pod's own projected token (may report for that
 pod), and everybody else the API server knows, whose rights on `gpubudgets.slicekeeper.io` it decides.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What handlers work with, put together once when the application is made."""
+"""The collaborators that handlers share, put together once when the application is made."""
 
 from __future__ import annotations
 

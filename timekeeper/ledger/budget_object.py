@@ -43,7 +43,7 @@ class Desired:
 
     @property
     def actor(self) -> str:
-        """Who stands in the records for what follows from this generation."""
+        """Who the records name for what follows from this generation."""
         return self.writer or self.reporter
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is thrown away, and when. Never the ledger, nor a record that it follows from.
+"""What is deleted, and when: never the ledger, nor a record that it follows from.
 
 Watermarks are raw: they go some days after their pod has ended and its period is sealed; from then on reports of the
 pod are refused, so that none can count twice. Hours of usage are kept longer. Little is done in one transaction, so

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people did, by the records and by the audit log: each must tell of the other.
+"""What people did, by the records and by the audit log: each must agree with the other.
 
 The log's chain shows what was changed or taken out of its middle. It cannot show that its end was cut off, nor that
 a person who can compute hashes wrote another end: the records do.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pods held and used by the hour: written by reports, summed by the database, thrown away in the end."""
+"""What pods held and used by the hour: written by reports, summed by the database, deleted in the end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper check`: what an installation lacks, what uses GPUs unmetered, and finalizers nobody will remove.
+"""`slicekeeper check`: what an installation lacks, what uses GPUs unmetered, and finalizers that no one will remove.
 
-Writes nothing unless it is told to: `--adopt` has pods charged that were there before, `--break-glass` lets pods go
-that a broken timekeeper holds, `--repair` cleans up behind us.
+Writes nothing unless an option asks for it: `--adopt` has older pods charged from now on, `--break-glass` releases
+pods that a broken timekeeper holds, `--repair` removes what an uninstalled Slicekeeper left behind.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a workload of ours has too few ready pods, for `slicekeeper check`: in the words of whoever holds them up."""
+"""Why a workload of ours has too few ready pods, for `slicekeeper check`: the message of what keeps them from it."""
 
 from __future__ import annotations
 

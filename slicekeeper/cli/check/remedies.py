@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mends an installation: in the words of who installed it, kubectl with an overlay, or Helm."""
+"""Remedies for an installation, as commands of the tool that installed it: kubectl with an overlay, or Helm."""
 
 from __future__ import annotations
 

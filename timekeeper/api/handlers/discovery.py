@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server asks of each API that it serves for others. It needs no identity.
+"""Discovery, which the API server asks of each API that it serves for others. It needs no identity.
 
 One resource is listed: client-go takes an empty list for an error, and every kubectl would show it.
 """

@@ -30,7 +30,7 @@ def lost(error: BaseException) -> bool:
 
 
 def _away(error: BaseException) -> bool:
-    """Whether the server, or a connection to it, is not to be had: no fault of any change."""
+    """Whether the server, or a connection to it, is unavailable, which is no fault of any change."""
     if isinstance(error, NoConnection):
         return True
     if not isinstance(error, DBAPIError):
