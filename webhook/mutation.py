@@ -99,7 +99,7 @@ def _gpu_containers(
 
 
 def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, cluster: ClusterContext) -> None:
-    """Tell NVIDIA's runtime that containers without a GPU get none, whatever their image and `envFrom` say."""
+    """Keep NVIDIA's runtime from giving GPUs to containers without one, whatever their image and `envFrom` say."""
     by_name = {r.container: r for r in request.requests}
     for key in ("initContainers", "containers"):
         for index, entry in enumerate(as_list(spec.get(key))):

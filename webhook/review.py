@@ -65,7 +65,7 @@ class Request:
 
     @property
     def is_budget(self) -> bool:
-        """Whether somebody writes an object that keeps a budget, and not its status alone."""
+        """Whether the review is of an object that keeps a budget, and not of its status alone."""
         ours = self.group == names.GROUP and self.kind in budget_object.KINDS
         return ours and self.operation in ("CREATE", "UPDATE") and not self.subresource
 

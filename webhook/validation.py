@@ -165,7 +165,7 @@ def may_name_node(case: Case, cluster: ClusterContext, *, ours: bool) -> bool:
 
 
 def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield annotations under our domain that nobody reads, each with the one that was likely meant, or nothing.
+    """Yield annotations under our domain that no part reads, each with the one that was likely meant, or nothing.
 
     Told and not refused: other releases may know more of them. Once the pod is there, nobody can correct it.
     """

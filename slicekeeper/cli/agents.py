@@ -55,7 +55,7 @@ class Agents:
             return {name: seats for name, seats in zip(wanted, answers, strict=True) if seats is not None}
 
     def _ask(self, node: str, value: str, by_ip: Mapping[str, Object]) -> list[SeatUse] | None:
-        """Ask the pod whose address the node names: anybody may give a pod the agents' label."""
+        """Ask the pod whose address the node names, because any user may give a pod the agents' label."""
         try:
             ip, port = agent_address.decode(value)
             metadata = by_ip[ip]["metadata"]

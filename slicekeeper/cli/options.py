@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and columns that the commands of budgets share, whoever has the budget."""
+"""Options and columns that the commands share for the budgets of namespaces, teams and organisations."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def rule_of(
 
 
 def figure_columns(kind: type[B]) -> list[Column[B]]:
-    """Return the columns that every budget has, whoever has it."""
+    """Return the columns that every budget has."""
     exact = format_duration
     return [
         Column("STATE", lambda b: b.state),

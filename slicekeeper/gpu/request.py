@@ -27,7 +27,7 @@ MAX_GANG: Final = 512
 """No gang has more pods; it is placed as one, so its size bounds how long that takes."""
 
 MAX_BLOCKS: Final = 1 << 20
-"""256 TiB: far above any GPU, far below what would overflow anybody's integers."""
+"""256 TiB: far above any GPU, far below what overflows an integer of any reader."""
 
 _CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {CORES_PER_GPU} for whole GPUs"
 _UUID: Final = "GPU-8f6e1a52-3b0c-4d9e-a1f7-5c2d90e4b6a8"

@@ -14,7 +14,7 @@ from typing import Any, Final
 from slicekeeper import names
 
 STOPPING: Final = "stopping"
-"""What an agent writes instead when it ends: nobody answers until the next one has written its own address."""
+"""What an agent writes instead when it ends: no agent answers until the next one has written its own address."""
 
 Address = tuple[str, int]
 

@@ -93,7 +93,7 @@ class Watch:
             self._stop.wait(pause * self._random.uniform(0.5, 1.0))
 
     def _failed(self, error: Exception) -> float:
-        """Tell an error; return how long to wait."""
+        """Log an error; return how long to wait."""
         self.failures += 1
         level = logging.WARNING if isinstance(error, ServiceError) else logging.ERROR
         log.log(level, "watch %s broke: %s", self._resource.plural, error, exc_info=level == logging.ERROR)

@@ -115,7 +115,7 @@ class TimekeeperClient:
         return self._send("PUT", self._at(_WHOSE[kind], name, "parent"), body, kind)
 
     def keep(self, kind: type[B], name: str, desired: Mapping[str, object]) -> B:
-        """Have an object of the cluster keep a budget; a generation that was taken changes nothing."""
+        """Let an object of the cluster keep a budget; a generation that is known already changes nothing."""
         return self._send("PUT", self._at(_WHOSE[kind], name, "object"), desired, kind)
 
     def let_go(self, kind: type[B], name: str, uid: str) -> None:

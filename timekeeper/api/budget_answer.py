@@ -17,6 +17,6 @@ def answer(whose: Holder, status: int = 200) -> Response:
 
 
 def changed(whose: Holder, *, made: bool = False) -> Response:
-    """Have the controller look at once, and return a budget as it is after a change; `made` is 201."""
+    """Wake the controller, and return a budget as it is after a change; `made` is 201."""
     whose.it.controller.nudge()
     return answer(whose, 201 if made else 200)

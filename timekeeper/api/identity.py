@@ -82,7 +82,7 @@ class Identity:
         self._lock = threading.Lock()
 
     def forget(self, pod_uid: str) -> None:
-        """Have a pod's tokens reviewed at each use."""
+        """Review the tokens of a pod that has ended at each use from now on."""
         now = time.monotonic()
         with self._lock:
             self._ended.pop(pod_uid, None)

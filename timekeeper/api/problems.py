@@ -52,7 +52,7 @@ def response(problem: Problem) -> Response:
 
 
 def register(app: Flask) -> None:
-    """Have the application answer every error with a problem document."""
+    """Make the application answer every error with a problem document."""
     app.register_error_handler(Problem, response)
     app.register_error_handler(LedgerError, _refused)
     app.register_error_handler(ServiceError, _service)
@@ -68,7 +68,7 @@ def _refused(error: LedgerError) -> Response:
 
 
 def _service(error: ServiceError) -> Response:
-    """Tell that the API server failed us; what it said stays in the log."""
+    """Answer that the API server failed; its own message goes to the log alone."""
     if isinstance(error, Unavailable):
         log.warning("%s %s: %s", request.method, request.path, error)
         return response(Problem(503, "kubernetes-unavailable", "the API server does not answer; try again"))

@@ -209,7 +209,7 @@ class _Run:
                     self._turns.setdefault(turn, []).append((line, claim))
 
     def _sort(self) -> None:
-        """Have the budgets in the order in which they are asked whether a millisecond is too much: lower ones first."""
+        """Sort the budgets for the question whether a millisecond is too much: lower ones are asked first."""
         self._order = sorted(self.lines.values(), key=lambda line: (-len(line.chain), line.key))
 
     def postings(self) -> dict[AccountId, list[Posting]]:

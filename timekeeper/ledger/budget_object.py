@@ -48,7 +48,7 @@ class Desired:
 
 
 def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
-    """Have an object keep a namespace's budget; return whether that was news.
+    """Let an object keep a namespace's budget; return whether that changed anything.
 
     Raises VersionMismatch if another state was taken since the operator looked, ObjectOutdated if that of this object
     goes back, LedgerError as `set_budget` and `put_under` do.
@@ -67,7 +67,7 @@ def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
 
 
 def keep_parent(books: Books, name: str, kind: Kind, desired: Desired) -> bool:
-    """Have an object keep a team or an organisation, which is made if there is none; as `keep` otherwise."""
+    """Let an object keep a team or an organisation, which is created if there is none; as `keep` otherwise."""
 
     def change(session: Session) -> bool:
         found = accounts.find(session, books.cluster, accounts.parent_uid(name))

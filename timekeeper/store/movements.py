@@ -45,7 +45,7 @@ def grant_by_id(session: Session, namespace: AccountId, key: int) -> BudgetGrant
 
 
 def withdraw_grant(session: Session, key: int, now: Instant) -> None:
-    """Have a grant that has not begun bring nothing."""
+    """Withdraw a grant that has not begun."""
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(withdrawn_at=now))
 
 
@@ -84,7 +84,7 @@ def refunds(
 
 
 def take_back(session: Session, key: int, amount: GpuMilliseconds) -> None:
-    """Have a part of a refund bring nothing."""
+    """Take back a part of a refund."""
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(taken_back_ms=amount))
 
 

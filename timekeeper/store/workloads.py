@@ -70,7 +70,7 @@ def ended_after(session: Session, cluster: str, at: Instant) -> list[WorkloadRow
 
 
 def hold_end(session: Session, workload: WorkloadRow, latest: Instant) -> None:
-    """Have a workload end at an instant, or when it began if that is later; its flags tell that clocks differed."""
+    """End a workload at an instant, or when it began if that is later, and flag it for clocks that differed."""
     flags = {*filter(None, workload.flags.split(",")), "clock-skew"}
     end = max(latest, workload.started_at)
     values = {"ended_at": end, "flags": ",".join(sorted(flags)), "closed_at": max(end, workload.closed_at or 0)}
@@ -78,7 +78,7 @@ def hold_end(session: Session, workload: WorkloadRow, latest: Instant) -> None:
 
 
 def correct(session: Session, uid: str, start: Instant, end: Instant | None, flags: str) -> None:
-    """Have a workload hold another interval, because it was put right."""
+    """Give a workload its corrected interval."""
     values = {"started_at": start, "ended_at": end, "flags": flags}
     session.execute(update(WorkloadRow).where(WorkloadRow.pod_uid == uid).values(values))
 

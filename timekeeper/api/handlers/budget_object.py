@@ -20,7 +20,7 @@ _RIGHT = "objects"
 
 
 def put(namespace: str) -> Response:
-    """Have an object keep a namespace's budget."""
+    """Let an object keep a namespace's budget."""
     it = service()
     caller = it.allow("update", "", _RIGHT)
     whose = NamespaceHolder(it, requests.namespace(namespace))
@@ -29,7 +29,7 @@ def put(namespace: str) -> Response:
 
 
 def put_parent(parent: str) -> Response:
-    """Have an object keep a team or an organisation, which is made if there is none."""
+    """Let an object keep a team or an organisation, which is created if there is none."""
     it = service()
     caller = it.allow("update", "", _RIGHT)
     whose = holder(it, parent=parent)

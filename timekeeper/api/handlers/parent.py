@@ -45,7 +45,7 @@ def put(parent: str) -> Response:
 
 
 def patch(parent: str) -> Response:
-    """Have a team's or an organisation's budget differ in what the body names."""
+    """Change what the body names of a team's or an organisation's budget."""
     it = service()
     whose = ParentHolder(it, requests.parent(parent))
     caller = whose.allow("update")

@@ -34,7 +34,7 @@ def listed() -> Response:
 
 
 def put() -> Response:
-    """Have a GPU model cost something else from an instant on, never from one that is past."""
+    """Set a GPU model's rate from an instant on that is not past."""
     it = service()
     caller = it.allow("create", "", "rates")
     given = requests.body(RateBody)

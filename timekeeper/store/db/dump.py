@@ -135,7 +135,7 @@ class _Waiting:
 
 
 def _count_on(connection: Connection, tables: Iterable[Table]) -> None:
-    """Have PostgreSQL's sequences go on behind the ids that are there; SQLite looks for itself."""
+    """Set PostgreSQL's sequences behind the ids that are there; SQLite needs none."""
     if connection.dialect.name == "postgresql":
         for table in tables:
             if "id" in table.columns:
