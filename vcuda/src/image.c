@@ -17,9 +17,12 @@
 #define FATBIN 0xba55ed50u
 #define ALIGNED 512u
 
+static uint64_t plus(uint64_t a, uint64_t b) {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
 static uint64_t add(uint64_t sum, uint64_t bytes) {
-  bytes = bytes > UINT64_MAX - ALIGNED ? UINT64_MAX : (bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
-  return sum > UINT64_MAX - bytes ? UINT64_MAX : sum + bytes;
+  return plus(sum, bytes > UINT64_MAX - ALIGNED ? UINT64_MAX : (bytes + ALIGNED - 1) / ALIGNED * ALIGNED);
 }
 
 static uint64_t times(uint64_t a, uint64_t b) {
@@ -28,14 +31,100 @@ static uint64_t times(uint64_t a, uint64_t b) {
 
 /* ---- PTX ---- */
 
+static bool wordy(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+static const char *skip_string(const char *at) {
+  for (at++; *at && *at != '"' && *at != '\n'; at++)
+    if (*at == '\\' && at[1]) at++;
+  return *at ? at + 1 : at;
+}
+
+/* Past blanks, newlines, which mean no more, comments, and the names of files. */
+static const char *skip(const char *at) {
+  for (;;) {
+    if (*at == ' ' || (*at >= '\t' && *at <= '\r')) {
+      at++;
+    } else if (!strncmp(at, "//", 2)) {
+      at += strcspn(at, "\n");
+    } else if (!strncmp(at, "/*", 2)) {
+      const char *end = strstr(at + 2, "*/");
+      at = end ? end + 2 : at + strlen(at);
+    } else if (*at == '"') {
+      at = skip_string(at);
+    } else {
+      return at;
+    }
+  }
+}
+
+static int digit(char c) {
+  return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : 99;
+}
+
+/* As in C: decimal, octal, hexadecimal or binary. */
 static uint64_t number(const char **at) {
   uint64_t value = 0;
-  while (**at >= '0' && **at <= '9') value = value * 10 + (uint64_t)(*(*at)++ - '0');
+  int base = 10;
+  if (**at == '0') {
+    char kind = (char)((*at)[1] | 32);
+    base = kind == 'x' ? 16 : kind == 'b' ? 2 : 8;
+    *at += base == 8 ? 1 : 2;
+  }
+  for (; digit(**at) < base; ++*at) {
+    value = times(value, (uint64_t)base);
+    value = plus(value, (uint64_t)digit(**at));
+  }
+  if (**at == 'U') ++*at;
   return value;
 }
 
-static bool wordy(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+static int rank(const char *at) {
+  if (*at == '*' || *at == '/' || *at == '%') return 3;
+  if (*at == '+' || *at == '-') return 2;
+  return !strncmp(at, "<<", 2) || !strncmp(at, ">>", 2);
+}
+
+static uint64_t apply(char op, uint64_t a, uint64_t b) {
+  switch (op) {
+  case '*':
+    return times(a, b);
+  case '/':
+    return b ? a / b : a;
+  case '%':
+    return b ? a % b : a;
+  case '+':
+    return plus(a, b);
+  case '-':
+    return a > b ? a - b : 0;
+  case '<':
+    return !a ? 0 : b < 64 ? times(a, 1ull << b) : UINT64_MAX;
+  default:
+    return b < 64 ? a >> b : 0;
+  }
+}
+
+/* A dimension is a constant expression. Parentheses deeper than a program writes them end it. */
+static uint64_t expression(const char **at, int least, int depth) {
+  uint64_t value;
+  *at = skip(*at);
+  if (**at == '(' && depth) {
+    ++*at;
+    value = expression(at, 1, depth - 1);
+    *at = skip(*at);
+    if (**at == ')') ++*at;
+  } else {
+    value = number(at);
+  }
+  for (;;) {
+    *at = skip(*at);
+    char op = **at;
+    int mine = rank(*at);
+    if (!mine || mine < least) return value;
+    *at += mine == 1 ? 2 : 1;
+    value = apply(op, value, expression(at, mine + 1, depth));
+  }
 }
 
 static uint64_t bytes_of_type(const char *at) {
@@ -44,67 +133,70 @@ static uint64_t bytes_of_type(const char *at) {
   return bits > 8 ? bits / 8 : 1;
 }
 
-/* From behind ".global": qualifiers, a type, a name, dimensions; several names by commas. Ends at
- * the semicolon or at an initial value. */
+/* How many values an initial value has; past it. */
+static uint64_t values(const char **from) {
+  uint64_t count = 1;
+  int depth = 0;
+  const char *at = skip(*from);
+  for (; *at && *at != ';' && (depth || *at != ','); at = skip(at + 1)) {
+    depth += *at == '{' ? 1 : *at == '}' ? -1 : 0;
+    count += *at == ',';
+  }
+  *from = at;
+  return count;
+}
+
+/* From behind ".global" to its semicolon: qualifiers, a type, a name, dimensions, an initial value; several
+ * names by commas. A dimension that is left empty follows from the initial value. */
 static uint64_t declared(const char **from) {
   uint64_t element = 4, vector = 1, count = 1, sum = 0;
-  const char *at = *from;
-  for (; *at && *at != ';' && *at != '='; at++) {
-    if (*at == '[') {
-      at++;
-      uint64_t n = number(&at);
+  const char *at = skip(*from);
+  for (; *at && *at != ';'; at = skip(at)) {
+    char c = *at++;
+    if (c == '[') {
+      uint64_t n = expression(&at, 1, 16);
       count = times(count, n ? n : 1);
-      if (!*at) break;
-    } else if (*at == ',') {
+    } else if (c == '=') {
+      uint64_t n = values(&at);
+      if (n > count) count = n;
+    } else if (c == ',') {
       sum = add(sum, times(times(element, vector), count));
       count = 1;
-    } else if (*at == '.' && !strncmp(at, ".align", 6)) {
-      at += 6;
-      while (*at == ' ') at++;
+    } else if (c == '.' && !strncmp(at, "align", 5)) {
+      at = skip(at + 5);
       number(&at);
-      at--;
-    } else if (*at == '.' && at[1] == 'v' && at[2] >= '2' && at[2] <= '8' && !wordy(at[3])) {
-      vector = (uint64_t)(at[2] - '0');
+    } else if (c == '.' && at[0] == 'v' && at[1] >= '2' && at[1] <= '8' && !wordy(at[2])) {
+      vector = (uint64_t)(at[1] - '0');
       at += 2;
-    } else if (*at == '.') {
-      element = bytes_of_type(at + 1);
-      while (wordy(at[1])) at++;
+    } else if (c == '.') {
+      element = bytes_of_type(at);
+      while (wordy(*at)) at++;
     }
   }
   *from = at;
   return add(sum, times(times(element, vector), count));
 }
 
-static const char *skip_blanks(const char *at) {
-  while (*at == ' ' || *at == '\t' || *at == '\r' || *at == '\n') at++;
-  return at;
-}
-
-static bool starts(const char *at, const char *word) {
-  size_t n = strlen(word);
-  return !strncmp(at, word, n) && !wordy(at[n]);
-}
-
-/* To what follows a statement, or a directive without a semicolon, or a comment. */
-static const char *skip_statement(const char *at) {
-  if (!strncmp(at, "/*", 2)) {
-    const char *end = strstr(at + 2, "*/");
-    return end ? end + 2 : at + strlen(at);
-  }
-  if (!strncmp(at, "//", 2)) return at + strcspn(at, "\n");
-  at += strcspn(at, ";{}\n");
-  return *at ? at + 1 : at;
+/* ".global" begins a declaration, unless it is a part of an instruction or says where a parameter points. */
+static bool declares(const char *at, char before, bool pointer) {
+  return !pointer && before != '.' && !wordy(before) && !strncmp(at, ".global", 7) && !wordy(at[7]) && at[7] != '.';
 }
 
 static uint64_t in_text(const char *text) {
-  static const char *const before[] = {".visible", ".extern", ".weak", ".common"};
   uint64_t sum = 0;
-  for (const char *at = skip_blanks(text); *at; at = skip_blanks(skip_statement(at))) {
-    for (unsigned i = 0; i < sizeof before / sizeof *before; i++)
-      if (starts(at, before[i])) at = skip_blanks(at + strlen(before[i]));
-    if (!starts(at, ".global")) continue;
-    at += strlen(".global");
-    sum = add(sum, declared(&at));
+  char before = ' ';
+  bool pointer = false;
+  for (const char *at = skip(text); *at;) {
+    if (declares(at, before, pointer)) {
+      at += strlen(".global");
+      sum = add(sum, declared(&at));
+    }
+    if (!*at) break;
+    if (*at == '.') pointer = !strncmp(at, ".ptr", 4) && !wordy(at[4]);
+    before = *at;
+    const char *next = skip(++at);
+    if (next != at) before = ' ';
+    at = next;
   }
   return sum;
 }

@@ -50,8 +50,45 @@ static uint64_t of_file(const void *bytes, size_t size) {
   return sum;
 }
 
+/* How PTX may be written: on one line, with comments anywhere, dimensions as constant expressions. */
+static void texts(void) {
+  static const struct {
+    const char *text;
+    uint64_t bytes;
+  } list[] = {
+      {".version 8.0 .target sm_90 .address_size 64 .visible .global .align 4 .b8 a[6000];", 6144},
+      {".version 8.0\n.visible\n.global\n.align\n4 .b8\na\n[\n6000 ] ;", 6144},
+      {".global /* .b8 b[1]; */ .b8 a[6000];", 6144},
+      {".global .b8 a // of bytes;\n[6000];", 6144},
+      {"/* .global .b8 a[6000]; */ // .global .b8 b[6000];", 0},
+      {".file 1 \"/*\" .global .b8 a[6000]; .file 2 \"\\\"*/\"", 6144},
+      {".global .b32 a[/* 1 */1500];", 6144},
+      {".global .b8 a[4 * 1024 + 3*(1<<9)];", 5632},
+      {".global .b8 a[0x1000], b[010], c[0b11U];", 4096 + 512 + 512},
+      {".global .b8 a[6000 - 2 - 1000 / 2 % 300];", 6144},
+      {".global .b8 a[9 - 10][1 >> 70];", 512},
+      {".global .b8 a[1 << 63 << 1]; .global .b8 b[99999999999999999999999];", UINT64_MAX},
+      {".global .u64 a[] = {1, 2, {3, 4}, 5}, b[64];", 512 + 512},
+      {".global .u64 a[] = {0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,"
+       "0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,0,1,2,3,4};", 1024},
+      {".global .attribute(.managed) .align 16 .v4 .f32 a[1024];", 16384},
+      {".entry f(.param .u64 .ptr .global .align 4 p) { ld.global.u32 %r1, [%rd1+4096]; st .global.b8 [9], 1; }", 0},
+      {".visible .entry f(.param .u64 p[8192]) { cvta.to.global.u64 %rd1, %rd2; }.global .b8 a[6000];", 6144},
+      {".global .b8 a[((((((((((((((((((((((((((((((6000))))))))))))))))))))))))))))))];", 512},
+      {".global .b8 a[", 512},
+      {".global", 512},
+      {"/* .global .b8 a[6000];", 0},
+  };
+  for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
+    uint64_t bytes = vc_image_globals(list[i].text);
+    if (bytes != list[i].bytes) printf("%llu: %s\n", (unsigned long long)bytes, list[i].text);
+    CHECK(bytes == list[i].bytes);
+  }
+}
+
 int main(void) {
   unsigned state = 1;
+  texts();
   const uint64_t cubin = 5120 + 1024, text = 6144;
   CHECK(vc_image_globals(&fat.cubin) == cubin && vc_image_globals(fat.text) == text);
   CHECK(vc_image_globals(&fat) == cubin && of_file(&fat, sizeof fat) == cubin);
