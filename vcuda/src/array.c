@@ -124,7 +124,9 @@ VC_HOOK(cuMipmappedArrayCreate,
     bytes = bytes > UINT64_MAX - one ? UINT64_MAX : bytes + one;
     level.Width = or_one(level.Width / 2);
     level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
-    level.Depth = level.Depth > 1 ? level.Depth / 2 : level.Depth;
+    /* Layers stay as many as they are. */
+    bool layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    level.Depth = level.Depth > 1 && !layers ? level.Depth / 2 : level.Depth;
   }
   if (!vc_memory_begin(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   CUresult r = VC_CALL(cuMipmappedArrayCreate)(out, d, levels);

@@ -235,13 +235,13 @@ VC_HOOK(cuStreamBeginRecaptureToGraph_ptsz, (CUstream s, CUstreamCaptureMode mod
   return captured(VC_CALL(cuStreamBeginRecaptureToGraph_ptsz)(s, mode, graph, f, d), 1);
 }
 VC_HOOK(cuStreamEndCaptureToCig, (CUstream s)) {
-  bool was = vc_launch_capturing(s);
+  bool was = vc_stream_capturing(s);
   CUresult r = VC_CALL(cuStreamEndCaptureToCig)(s);
   if (was) vc_launch_capture(-1);
   return r;
 }
 VC_HOOK(cuStreamEndCaptureToCig_ptsz, (CUstream s)) {
-  bool was = vc_launch_capturing(vc_per_thread(s));
+  bool was = vc_stream_capturing(vc_per_thread(s));
   CUresult r = VC_CALL(cuStreamEndCaptureToCig_ptsz)(s);
   if (was) vc_launch_capture(-1);
   return r;
@@ -250,13 +250,13 @@ VC_HOOK(cuStreamEndCaptureToCig_ptsz, (CUstream s)) {
 
 /* An end that fails has ended the capture all the same. */
 VC_HOOK(cuStreamEndCapture, (CUstream s, CUgraph *graph)) {
-  bool was = vc_launch_capturing(s);
+  bool was = vc_stream_capturing(s);
   CUresult r = VC_CALL(cuStreamEndCapture)(s, graph);
   if (was) vc_launch_capture(-1);
   return r;
 }
 VC_HOOK(cuStreamEndCapture_ptsz, (CUstream s, CUgraph *graph)) {
-  bool was = vc_launch_capturing(vc_per_thread(s));
+  bool was = vc_stream_capturing(vc_per_thread(s));
   CUresult r = VC_CALL(cuStreamEndCapture_ptsz)(s, graph);
   if (was) vc_launch_capture(-1);
   return r;

@@ -8,6 +8,7 @@
 #include "memory.h"
 #include "connection.h"
 #include "meter.h"
+#include "overhead.h"
 #include "pool.h"
 
 #include <stdlib.h>
@@ -32,6 +33,14 @@ static bool push(struct graphs *g, CUgraph graph) {
   return true;
 }
 
+/* A kernel in it may need deeper stacks than its context has. */
+static bool runs(CUgraphNode node) {
+  CUDA_KERNEL_NODE_PARAMS kernel;
+  if (VC_CALL(cuGraphKernelNodeGetParams_v2)(node, &kernel) != CUDA_SUCCESS) return true;
+  if (!kernel.ctx) VC_CALL(cuCtxGetCurrent)(&kernel.ctx);
+  return vc_context_runs(kernel.kern ? (void *)kernel.kern : (void *)kernel.func, kernel.ctx);
+}
+
 static uint64_t bytes_of(CUgraphNode node, struct graphs *children, bool *ok) {
   CUgraphNodeType type;
   CUDA_MEM_ALLOC_NODE_PARAMS alloc;
@@ -43,6 +52,7 @@ static uint64_t bytes_of(CUgraphNode node, struct graphs *children, bool *ok) {
   if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
       VC_CALL(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS)
     *ok &= push(children, child);
+  if (type == CU_GRAPH_NODE_TYPE_KERNEL && atomic_load(&vc_deep_kernels)) *ok &= runs(node);
   return 0;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch.h"
 #include "flight.h"
+#include "overhead.h"
 #include "turn.h"
 
 #define GATE_LOOK_NS (20 * VC_MS)
@@ -276,7 +277,7 @@ static bool begin_known(struct vc_ticket *t, struct vc_stream *s) {
   struct vc_duration *d = t->duration;
   uint64_t depth = vc_flight_depth();
   uint64_t target = depth && depth / 4 < FENCE_NS ? depth / 4 : FENCE_NS;
-  if (s->left <= 1 || !vc_duration_known(d) || crowd(d) < CROWD) return false;
+  if (s->left <= 1 || !vc_duration_known(d) || crowd(d) < CROWD || atomic_load(&vc_deep_kernels)) return false;
   vc_lane_begin(&s->lane);
   vc_lock(&s->lock);
   vc_stream_fold(s);
@@ -311,6 +312,7 @@ CUresult vc_launch_begin(struct vc_ticket *t, CUstream handle, const void *key,
   if (vc_stream_capturing(handle)) return CUDA_SUCCESS;
   s = vc_stream_of(handle);
   if (!s) return CUDA_SUCCESS; /* no context: the driver will say so */
+  if (!vc_context_runs(key, s->context)) return CUDA_ERROR_OUT_OF_MEMORY;
   struct wait w = {0, 0, false};
   for (;;) {
     /* First show that something is in flight, then look at the gate: an arbiter that closes the gate

@@ -40,10 +40,6 @@ CUresult vc_launch_begin(struct vc_ticket *ticket, CUstream handle, const void *
                          enum vc_launch_kind kind);
 void vc_launch_end(struct vc_ticket *ticket, CUresult result);
 
-static inline bool vc_launch_capturing(CUstream handle) {
-  return vc_stream_capturing(handle);
-}
-
 /* Before a synchronising call of the program; returns when it begins, 0 if nothing is in flight. */
 uint64_t vc_launch_sync(void);
 /* After it: what the thread had launched there before is complete. With no handle: in all streams of the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the driver takes without being asked for memory: for a context, for the global variables of
- * its modules, for the stacks of its threads and for the heap of device code. It is taken from the
+ * its modules, for the stacks of its threads and for the heap and the printf of device code. It is taken from the
  * cap before; what it really was the arbiter sees later, in NVML's figures.
  */
 #include "overhead.h"
@@ -14,6 +14,7 @@
 #define MAX_STACK (512ull << 10) /* the driver refuses more */
 #define STACK_DEFAULT 1024u
 #define HEAP_DEFAULT (8ull << 20)
+#define FIFO_DEFAULT (1ull << 20)
 
 /* ---- contexts ---- */
 
@@ -41,7 +42,7 @@ void vc_context_again(CUcontext context) {
   vc_context_end(CUDA_SUCCESS, context, bytes);
 }
 
-/* ---- stacks and the heap: `extra` of a context's entry holds the stack ---- */
+/* ---- stacks, the heap and the buffer of printf: `extra` of a context's entry holds the stack ---- */
 
 static uint64_t threads(void) {
   int each = 0, count = 0;
@@ -76,18 +77,21 @@ static uint64_t stacks(uint64_t each) {
   return each > STACK_DEFAULT ? vc_granules((each - STACK_DEFAULT) * threads()) : 0;
 }
 
-static uint64_t heap(uint64_t bytes) {
-  return bytes > HEAP_DEFAULT ? vc_granules(bytes - HEAP_DEFAULT) : 0;
+static uint64_t above(uint64_t bytes, uint64_t usual) {
+  return bytes > usual ? vc_granules(bytes - usual) : 0;
 }
 
 static uint64_t part_of(CUlimit limit, uint64_t value) {
-  return limit == CU_LIMIT_STACK_SIZE ? stacks(value) : heap(value);
+  return limit == CU_LIMIT_STACK_SIZE         ? stacks(value)
+         : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? above(value, HEAP_DEFAULT)
+                                              : above(value, FIFO_DEFAULT);
 }
 
 VC_HOOK(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   CUcontext context = NULL;
   size_t before = 0, after = 0;
-  bool takes = limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE;
+  bool takes = limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE ||
+               limit == CU_LIMIT_PRINTF_FIFO_SIZE;
   if (!takes || (limit == CU_LIMIT_STACK_SIZE && value > MAX_STACK) ||
       VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
     return VC_CALL(cuCtxSetLimit)(limit, value);
@@ -104,23 +108,54 @@ VC_HOOK(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   return r;
 }
 
-/* A kernel that needs deeper stacks than there are makes the driver take them when it is launched,
- * and keep them. They are charged when the kernel is looked up: a launch has no time for that. */
-static CUresult deepen(CUresult r, int local) {
-  CUcontext context = NULL;
+/* A kernel that needs deeper stacks than the current context has makes the driver take them when it is
+ * launched, and keep them. They are charged when the kernel is looked up: a launch has no time for that. */
+static bool deepen(CUcontext context, uint32_t local) {
   struct vc_item item;
-  if (r != CUDA_SUCCESS || local <= (int)STACK_DEFAULT ||
-      VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
-    return r;
-  if (!vc_seat_ready()) return CUDA_ERROR_OUT_OF_MEMORY;
   size_t limit = 0;
+  if (!vc_seat_ready()) return false;
   VC_CALL(cuCtxGetLimit)(&limit, CU_LIMIT_STACK_SIZE);
   uint64_t key = (uint64_t)(uintptr_t)context, had = limit;
   if (vc_table_find(VC_CONTEXT, key, &item) && item.extra > had) had = item.extra;
-  if ((uint64_t)local <= had) return r;
-  if (!change(context, stacks(had), stacks((uint64_t)local))) return CUDA_ERROR_OUT_OF_MEMORY;
-  vc_table_mark(VC_CONTEXT, key, (uint32_t)local);
-  return r;
+  if (local <= had) return true;
+  if (!change(context, stacks(had), stacks(local))) return false;
+  vc_table_mark(VC_CONTEXT, key, local);
+  return true;
+}
+
+static CUresult found(CUresult r, int local) {
+  CUcontext context = NULL;
+  if (r != CUDA_SUCCESS || local <= (int)STACK_DEFAULT ||
+      VC_CALL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
+    return r;
+  return deepen(context, (uint32_t)local) ? r : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* A library's kernel is the only one that runs in other contexts than that in which it was looked up. */
+_Atomic uint32_t vc_deep_kernels;
+
+static void remember(CUkernel kernel, CUlibrary library, int local) {
+  struct vc_item item = {.key = (uint64_t)(uintptr_t)kernel, .owner = library, .kind = VC_KERNEL_DEEP,
+                         .extra = (uint32_t)local};
+  if (local <= (int)STACK_DEFAULT || vc_table_mark(VC_KERNEL_DEEP, item.key, item.extra) != UINT32_MAX) return;
+  if (vc_table_put(item)) atomic_fetch_add(&vc_deep_kernels, 1);
+}
+
+static void forget(const struct vc_item *unused) {
+  (void)unused;
+  atomic_fetch_sub(&vc_deep_kernels, 1);
+}
+
+bool vc_context_runs(const void *kernel, CUcontext context) {
+  struct vc_item item;
+  CUcontext current = NULL;
+  if (!atomic_load(&vc_deep_kernels) || !vc_table_find(VC_KERNEL_DEEP, (uint64_t)(uintptr_t)kernel, &item))
+    return true;
+  VC_CALL(cuCtxGetCurrent)(&current);
+  bool pushed = current != context && VC_CALL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+  bool ok = deepen(context, item.extra);
+  if (pushed) VC_CALL(cuCtxPopCurrent_v2)(&current);
+  return ok;
 }
 
 VC_HOOK(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *name)) {
@@ -128,16 +163,18 @@ VC_HOOK(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *nam
   CUresult r = VC_CALL(cuModuleGetFunction)(out, module, name);
   if (r == CUDA_SUCCESS)
     VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out);
-  return deepen(r, local);
+  return found(r, local);
 }
 
 VC_HOOK(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name)) {
   int local = 0;
-  CUdevice device = 0;
+  CUdevice device = 0; /* without a context: there is one GPU in a slice */
   CUresult r = VC_CALL(cuLibraryGetKernel)(out, library, name);
-  if (r == CUDA_SUCCESS && VC_CALL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
-    VC_CALL(cuKernelGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out, device);
-  return deepen(r, local);
+  if (r != CUDA_SUCCESS) return r;
+  VC_CALL(cuCtxGetDevice)(&device);
+  VC_CALL(cuKernelGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out, device);
+  remember(*out, library, local);
+  return found(r, local);
 }
 
 VC_HOOK(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
@@ -145,7 +182,7 @@ VC_HOOK(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
   CUresult r = VC_CALL(cuKernelGetFunction)(out, kernel);
   if (r == CUDA_SUCCESS)
     VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *out);
-  return deepen(r, local);
+  return found(r, local);
 }
 
 /* ---- modules ---- */
@@ -200,9 +237,11 @@ VC_HOOK(cuLibraryLoadFromFile, (CUlibrary * out, const char *path, CUjit_option 
 VC_HOOK(cuLibraryUnload, (CUlibrary library)) {
   struct vc_item item;
   bool known = vc_table_take(VC_MODULE, (uint64_t)(uintptr_t)library, &item);
+  vc_table_sweep(library, forget);
   return module_gone(VC_CALL(cuLibraryUnload)(library), &item, known);
 }
 
 void vc_overhead_reset(void) {
   atomic_store(&guard.word, 0);
+  atomic_store(&vc_deep_kernels, 0);
 }

@@ -3,8 +3,8 @@
 #include "account.h"
 #include "connection.h"
 #include "hook.h"
-#include "launch.h"
 #include "meter.h"
+#include "stream.h"
 
 #include <stdlib.h>
 
@@ -157,7 +157,7 @@ static CUresult allocate_default(CUdeviceptr *out, size_t bytes, CUstream stream
   CUdevice device;
   CUmemoryPool pool;
   /* A captured allocation is a node of a graph; it is charged when the graph runs. */
-  if (vc_launch_capturing(stream)) return real(out, bytes, stream);
+  if (vc_stream_capturing(stream)) return real(out, bytes, stream);
   CUresult r = VC_CALL(cuCtxGetDevice)(&device);
   if (r == CUDA_SUCCESS) r = VC_CALL(cuDeviceGetMemPool)(&pool, device);
   return r == CUDA_SUCCESS ? allocate(out, bytes, pool, stream, real_from) : r;
@@ -176,14 +176,14 @@ VC_HOOK(cuMemAllocAsync_ptsz, (CUdeviceptr * out, size_t bytes, CUstream stream)
 VC_HOOK(cuMemAllocFromPoolAsync,
         (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
   alloc_from_t *real = VC_REAL(cuMemAllocFromPoolAsync);
-  if (vc_launch_capturing(stream)) return real(out, bytes, pool, stream);
+  if (vc_stream_capturing(stream)) return real(out, bytes, pool, stream);
   return allocate(out, bytes, pool, stream, real);
 }
 
 VC_HOOK(cuMemAllocFromPoolAsync_ptsz,
         (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream)) {
   alloc_from_t *real = VC_REAL(cuMemAllocFromPoolAsync_ptsz);
-  if (vc_launch_capturing(vc_per_thread(stream))) return real(out, bytes, pool, stream);
+  if (vc_stream_capturing(vc_per_thread(stream))) return real(out, bytes, pool, stream);
   return allocate(out, bytes, pool, stream, real);
 }
 

@@ -46,7 +46,7 @@ struct CUctx_st {
   int gpu, queue;
   bool primary;
   bool dead;
-  uint64_t stack, heap; /* limits; 0: as they come */
+  uint64_t stack, heap, fifo; /* limits; 0: as they come */
   unsigned life; /* a primary context that was reset is another one at the same address */
 };
 
@@ -89,6 +89,7 @@ struct CUgraph_st {
 struct CUgraphNode_st {
   CUgraphNodeType type;
   CUcontext ctx; /* a kernel's; NULL: the one in which the graph is launched */
+  CUfunction function;
   uint64_t work;
   uint32_t width;
   CUdeviceptr pointer;
@@ -102,7 +103,7 @@ struct CUgraphNode_st {
 
 struct fk_step {
   CUcontext ctx;
-  uint64_t work;
+  uint64_t work, local;
   uint32_t width;
 };
 

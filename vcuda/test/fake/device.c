@@ -159,7 +159,7 @@ static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
   ctx->gpu = visible[device];
   ctx->queue = fk_queue_open(ctx->gpu);
   ctx->dead = false;
-  ctx->stack = ctx->heap = 0;
+  ctx->stack = ctx->heap = ctx->fifo = 0;
   ctx->life++;
   fk_unlock();
   return ctx->queue < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;

@@ -107,6 +107,7 @@ static CUresult launch(CUfunction f, struct CUstream_st *s, uint64_t blocks, uns
   if (s->capture) {
     struct CUgraphNode_st *n = fk_node_add(s->capture, CU_GRAPH_NODE_TYPE_KERNEL);
     n->ctx = s->ctx;
+    n->function = f;
     n->work = work;
     n->width = fk_width(f, blocks, threads);
     return CUDA_SUCCESS;

@@ -111,6 +111,7 @@ static CUresult kernel_node(CUgraphNode *out, CUgraph graph, const CUDA_KERNEL_N
   if (!f) return CUDA_ERROR_INVALID_VALUE;
   struct CUgraphNode_st *n = fk_node_add(graph, CU_GRAPH_NODE_TYPE_KERNEL);
   n->ctx = p->ctx ? p->ctx : fk_current();
+  n->function = f;
   n->work = f->from_argument && p->kernelParams ? *(uint64_t *)p->kernelParams[0] : f->fixed_ns;
   n->width = fk_width(f, (uint64_t)p->gridDimX * p->gridDimY * p->gridDimZ,
                       p->blockDimX * p->blockDimY * p->blockDimZ);
@@ -253,6 +254,13 @@ FK_API(cuGraphGetNodes, (CUgraph graph, CUgraphNode *nodes, size_t *count)) {
   return CUDA_SUCCESS;
 }
 
+/* What is told of a kernel's node: which one, and where. */
+FK_API(cuGraphKernelNodeGetParams_v2, (CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p)) {
+  if (node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
+  *p = (CUDA_KERNEL_NODE_PARAMS){.kern = (CUkernel)node->function, .ctx = node->ctx};
+  return CUDA_SUCCESS;
+}
+
 FK_API(cuGraphNodeGetType, (CUgraphNode node, CUgraphNodeType *type)) {
   *type = node->type;
   return CUDA_SUCCESS;
@@ -302,6 +310,7 @@ static bool unroll_node(CUgraphExec exec, const struct CUgraphNode_st *n) {
   struct fk_step *step = step_of(exec, n->ctx);
   if (!step) return false;
   step->work += n->work;
+  if (n->function && n->function->local > step->local) step->local = n->function->local;
   if (n->width > step->width) step->width = n->width;
   return true;
 }
@@ -391,6 +400,7 @@ static CUresult launch(CUgraphExec exec, struct CUstream_st *s) {
   if (!exec->steps) fk_push(s, 0, 0);
   for (unsigned i = 0; i < exec->steps; i++) {
     const struct fk_step *step = &exec->step[i];
+    if (step->local && fk_local(step->ctx ? step->ctx : s->ctx, step->local)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult r = fk_push_in(s, step->ctx, step->work, step->width);
     if (r != CUDA_SUCCESS) return r;
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a context holds besides the program's own requests: the global variables of modules, stacks
- * (local memory), the device's heap.
+ * (local memory), the device's heap, the buffer of its printf.
  *
  * An image is text, with global variables declared as in PTX: .global .align 8 .b8 name[4096]; or a
  * cubin, an ELF file with sections .nv.global; or a fat binary of both, whose last cubin is loaded.
@@ -291,12 +291,13 @@ CUresult fk_local(CUcontext ctx, uint64_t bytes) {
   return bytes > ctx->stack && bytes > STACK_DEFAULT ? set_stack(ctx, bytes) : CUDA_SUCCESS;
 }
 
-static CUresult set_heap(CUcontext ctx, uint64_t bytes) {
-  uint64_t now = ctx->heap > HEAP_DEFAULT ? fk_granules(ctx->heap - HEAP_DEFAULT) : 0;
-  uint64_t then = bytes > HEAP_DEFAULT ? fk_granules(bytes - HEAP_DEFAULT) : 0;
+/* The heap, or the buffer of printf. */
+static CUresult set_area(CUcontext ctx, uint64_t *limit, uint64_t usual, uint64_t bytes) {
+  uint64_t now = *limit > usual ? fk_granules(*limit - usual) : 0;
+  uint64_t then = bytes > usual ? fk_granules(bytes - usual) : 0;
   if (then > now && !take(ctx, then - now)) return CUDA_ERROR_OUT_OF_MEMORY;
   if (then < now) give(ctx, now - then);
-  ctx->heap = bytes;
+  *limit = bytes;
   return CUDA_SUCCESS;
 }
 
@@ -305,7 +306,7 @@ FK_API(cuCtxGetLimit, (size_t * value, CUlimit limit)) {
   if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
   *value = limit == CU_LIMIT_STACK_SIZE         ? (ctx->stack ? ctx->stack : STACK_DEFAULT)
            : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? (ctx->heap ? ctx->heap : HEAP_DEFAULT)
-           : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? FIFO_DEFAULT
+           : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? (ctx->fifo ? ctx->fifo : FIFO_DEFAULT)
                                                 : 0;
   return CUDA_SUCCESS;
 }
@@ -317,5 +318,7 @@ FK_API(cuCtxSetLimit, (CUlimit limit, size_t value)) {
   if (value > 1ull << 42) return CUDA_ERROR_INVALID_VALUE;
   if (limit == CU_LIMIT_STACK_SIZE)
     return value > 512 << 10 ? CUDA_ERROR_INVALID_VALUE : set_stack(ctx, value);
-  return limit == CU_LIMIT_MALLOC_HEAP_SIZE ? set_heap(ctx, value) : CUDA_SUCCESS;
+  return limit == CU_LIMIT_MALLOC_HEAP_SIZE   ? set_area(ctx, &ctx->heap, HEAP_DEFAULT, value)
+         : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? set_area(ctx, &ctx->fifo, FIFO_DEFAULT, value)
+                                              : CUDA_SUCCESS;
 }

@@ -365,7 +365,7 @@ FK_API(cuMipmappedArrayCreate,
     if (!(d->Flags & CUDA_ARRAY3D_SPARSE)) bytes = extent(&level) == UINT64_MAX ? UINT64_MAX : bytes + extent(&level);
     level.Width = level.Width > 1 ? level.Width / 2 : 1;
     level.Height /= level.Height > 1 ? 2 : 1;
-    level.Depth /= level.Depth > 1 ? 2 : 1;
+    if (!(d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP))) level.Depth /= level.Depth > 1 ? 2 : 1;
   }
   return array((CUarray *)out, bytes);
 }

@@ -298,6 +298,15 @@ static void module_of_many_types(void) {
       got(cuModuleGetFunction(&f, module, "spin_1us"));
   fill();
 }
+/* PTX knows no lines. */
+static void module_on_one_line(void) {
+  CUmodule module;
+  CUfunction f;
+  for (int i = 0; i < 8; i++)
+    if (got(cuModuleLoadData(&module, ".version 8.0 .target sm_90 .visible .global .align 8 .b8 table[314572800];")))
+      got(cuModuleGetFunction(&f, module, "spin_1us"));
+  fill();
+}
 static void library_globals(void) {
   CUlibrary library;
   CUkernel kernel;
@@ -386,6 +395,10 @@ static void stack_when_full(void) {
   fill();
   got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
 }
+static void printf_limit(void) {
+  for (size_t f = 64 * MIB; f <= 4096 * MIB; f *= 2) got(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, f));
+  fill();
+}
 static void heap_limit(void) {
   for (size_t h = 64 * MIB; h <= 4096 * MIB; h *= 2) got(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, h));
   fill();
@@ -415,6 +428,39 @@ static void local_memory_when_full(void) {
     got(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
 }
 
+/* A library's kernels run in any context, and may be looked up in none. */
+static void local_memory_elsewhere(void) {
+  CUlibrary library;
+  CUkernel kernel;
+  CUcontext other;
+  must(cuCtxCreate_v2(&other, 0, device), "context");
+  must(cuCtxSetCurrent(NULL), "no context");
+  must(cuLibraryLoadData(&library, "spin", NULL, NULL, 0, NULL, NULL, 0), "library");
+  must(cuLibraryGetKernel(&kernel, library, "spin_1us_local3000"), "kernel");
+  for (int i = 0; i < 2; i++) {
+    must(cuCtxSetCurrent(i ? other : context), "context");
+    got(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+    got(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  }
+  fill();
+}
+static void local_memory_in_a_graph(void) {
+  CUlibrary library;
+  CUDA_KERNEL_NODE_PARAMS node = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1,
+                                  .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+  CUgraph graph;
+  CUgraphNode added;
+  CUgraphExec exec;
+  must(cuCtxSetCurrent(NULL), "no context");
+  must(cuLibraryLoadData(&library, "spin", NULL, NULL, 0, NULL, NULL, 0), "library");
+  must(cuLibraryGetKernel(&node.kern, library, "spin_1us_local3000"), "kernel");
+  must(cuCtxSetCurrent(context), "context");
+  must(cuGraphCreate(&graph, 0), "graph");
+  must(cuGraphAddKernelNode_v2(&added, graph, NULL, 0, &node), "node");
+  fill();
+  if (got(cuGraphInstantiateWithFlags(&exec, graph, 0))) got(cuGraphLaunch(exec, NULL));
+}
+
 /* ---- arrays ---- */
 
 static CUresult array_of(size_t width, size_t height, size_t depth, CUarray_format f, unsigned n) {
@@ -442,6 +488,13 @@ static void mipmaps(void) {
   CUDA_ARRAY3D_DESCRIPTOR d = {4097, 4097, 0, CU_AD_FORMAT_FLOAT, 4, 0};
   CUmipmappedArray m;
   for (int i = 0; i < 6; i++) got(cuMipmappedArrayCreate(&m, &d, 13));
+  fill();
+}
+/* Layers do not become fewer from level to level. */
+static void mipmaps_of_layers(void) {
+  CUDA_ARRAY3D_DESCRIPTOR d = {64, 64, 2048, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_LAYERED};
+  CUmipmappedArray m;
+  for (int i = 0; i < 40; i++) got(cuMipmappedArrayCreate(&m, &d, 7));
   fill();
 }
 
@@ -632,6 +685,7 @@ static const struct {
     WAY(contexts_when_full),
     WAY(context_of_a_child),
     WAY(module_globals),
+    WAY(module_on_one_line),
     WAY(module_of_many_types),
     WAY(library_globals),
     WAY(cubin_globals),
@@ -641,14 +695,18 @@ static const struct {
     WAY(modules_when_full),
     WAY(stack_limit),
     WAY(stack_when_full),
+    WAY(printf_limit),
     WAY(heap_limit),
     WAY(heap_when_full),
     WAY(local_memory),
     WAY(local_memory_when_full),
+    WAY(local_memory_elsewhere),
+    WAY(local_memory_in_a_graph),
     WAY(arrays_padded),
     WAY(arrays_of_small_rows),
     WAY(arrays_of_every_format),
     WAY(mipmaps),
+    WAY(mipmaps_of_layers),
     WAY(small_pieces),
     WAY(overflow),
     WAY(freed_twice),
