@@ -22,6 +22,7 @@ VC_PIN(pthread_sigmask);
 VC_PIN(pthread_detach);
 VC_PIN(pthread_key_create);
 VC_PIN(pthread_setspecific);
+VC_PIN(pthread_setcancelstate);
 #endif
 
 #endif

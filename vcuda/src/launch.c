@@ -427,7 +427,7 @@ void vc_launch_wait_end(CUstream handle, CUresult result) {
 
 static void look(struct vc_stream *s, uint64_t now) {
   if (!s->shown && s->lane.head == s->lane.tail && !vc_lane_dirty(&s->lane)) return;
-  if (!vc_stream_try(s)) return;
+  if (!vc_lock_try(&s->lock)) return;
   uint64_t ended = vc_lane_covers(&s->lane);
   bool tail = ended != s->lane.fenced, quiet = ended == s->seen;
   s->seen = ended;

@@ -3,6 +3,7 @@
 #include "os.h"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -52,14 +53,34 @@ void vc_machine_sleep(uint64_t ns) {
   nanosleep(&span, NULL);
 }
 
-void vc_lock(struct vc_lock *lock) {
+static bool take(struct vc_lock *lock) {
   uint32_t free_word = 0;
-  if (atomic_compare_exchange_strong(&lock->word, &free_word, 1)) return;
+  return atomic_compare_exchange_strong(&lock->word, &free_word, 1);
+}
+
+void vc_lock(struct vc_lock *lock) {
+  int cancel;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
   /* Waits are cut into pieces, so that no lost wake-up can hang a thread. */
-  while (atomic_exchange(&lock->word, 2)) futex_wait(&lock->word, 2, 10 * VC_MS);
+  if (!take(lock))
+    while (atomic_exchange(&lock->word, 2)) futex_wait(&lock->word, 2, 10 * VC_MS);
+  lock->cancel = cancel;
+}
+
+bool vc_lock_try(struct vc_lock *lock) {
+  int cancel;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+  bool ok = take(lock);
+  if (ok)
+    lock->cancel = cancel;
+  else
+    pthread_setcancelstate(cancel, NULL);
+  return ok;
 }
 
 void vc_unlock(struct vc_lock *lock) {
+  int cancel = lock->cancel;
   if (atomic_exchange(&lock->word, 0) == 2)
     syscall(SYS_futex, &lock->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+  pthread_setcancelstate(cancel, NULL);
 }

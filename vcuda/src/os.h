@@ -28,11 +28,14 @@ void vc_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t key, uint64_t deadl
 void vc_wake(_Atomic uint32_t *word, uint64_t key);
 void vc_machine_sleep(uint64_t ns);
 
+/* Who holds it is not cancelled until it is free again: the driver may be called meanwhile. */
 struct vc_lock {
   _Atomic uint32_t word; /* 0 free, 1 taken, 2 taken and waited for */
+  int cancel;            /* whether its holder could be cancelled before */
 };
 
 void vc_lock(struct vc_lock *lock);
+bool vc_lock_try(struct vc_lock *lock);
 void vc_unlock(struct vc_lock *lock);
 
 static inline uint64_t vc_granules(uint64_t bytes) {

@@ -81,7 +81,7 @@ static struct vc_stream *adopt(CUcontext context) {
     if (s->handle == GONE && usable(s, context)) return s;
   for (struct vc_stream *s = atomic_load(&all); s; s = s->next) {
     uint32_t nobody = 0;
-    if (atomic_load(&s->owned) || !vc_stream_try(s)) continue;
+    if (atomic_load(&s->owned) || !vc_lock_try(&s->lock)) continue;
     bool taken = usable(s, context) && atomic_compare_exchange_strong(&s->owned, &nobody, 1);
     vc_unlock(&s->lock);
     if (!taken) continue;
@@ -314,11 +314,6 @@ void vc_stream_poll(struct vc_stream *s, uint64_t now) {
 }
 
 /* ---- all streams ---- */
-
-bool vc_stream_try(struct vc_stream *s) {
-  uint32_t free_word = 0;
-  return atomic_compare_exchange_strong(&s->lock.word, &free_word, 1);
-}
 
 void vc_stream_mine(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument, const CUstream *handle,
                     CUcontext context) {

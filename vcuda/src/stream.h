@@ -68,7 +68,6 @@ void vc_stream_show(struct vc_stream *s, uint64_t then, uint64_t now);
 /* All that the thread had launched is complete. */
 void vc_stream_drained(struct vc_stream *s, uint64_t upto, uint64_t now);
 
-bool vc_stream_try(struct vc_stream *s);
 /* Visit this thread's lanes in one stream, or in a context. */
 void vc_stream_mine(void (*visit)(struct vc_stream *, uint64_t), uint64_t argument, const CUstream *handle,
                     CUcontext context);

@@ -423,8 +423,10 @@ FK_API(cuMemPoolCreate, (CUmemoryPool * out, const CUmemPoolProps *props)) {
 }
 
 /* What is still in use stays, and the pool with it; nobody destroys a device's default pool. */
+/* What gives memory back to the kernel may close descriptors, and a thread may be cancelled there. */
 FK_API(cuMemPoolDestroy, (CUmemoryPool pool)) {
   FK_ENTER("cuMemPoolDestroy");
+  pthread_testcancel();
   if (!pool || standard(pool)) return CUDA_ERROR_INVALID_VALUE;
   fk_lock();
   for (int i = 0; i < FK_GPUS; i++)
@@ -437,6 +439,7 @@ FK_API(cuMemPoolDestroy, (CUmemoryPool pool)) {
 }
 
 FK_API(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep)) {
+  pthread_testcancel();
   fk_lock();
   shrink(pool, keep);
   fk_unlock();

@@ -5,6 +5,7 @@
  *   host forks            children forked while other threads are in the middle of every call
  *   host strays           the same in a program that has no seat, by calls that need none
  *   host starts           the same while another thread takes the seat
+ *   host cancels          threads cancelled in the middle of calls, and others that go on
  *   host stacks           a thread with a stack of 16 KiB
  *   host nulls            calls with missing arguments
  *   host unmaps COUNT     so many mappings, made and taken away; prints the seconds it took
@@ -79,21 +80,23 @@ static void *busy(void *unused) {
 static void in_child(void) {
   void *found;
   CUdriverProcAddressQueryResult status;
-  alarm(10);
   cuGetProcAddress_v2("cuMemAlloc", &found, 12000, 0, &status);
   dlsym(RTLD_DEFAULT, "cuMemAlloc_v2");
   cuMemFree_v2(12345);
   cuMemFreeAsync(12345, NULL);
   cuMemUnmap(1ull << 40, 2 * MIB);
   cuMemFreeHost((void *)(uintptr_t)12345);
-  _exit(0);
 }
 
-/* Whether a child forked now hangs. */
-static int one_child(void) {
+/* Whether a child hangs that is forked now, and does this. */
+static int hangs(void (*what)(void)) {
   int status;
   pid_t child = fork();
-  if (!child) in_child();
+  if (!child) {
+    alarm(10);
+    what();
+    _exit(0);
+  }
   waitpid(child, &status, 0);
   return WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
 }
@@ -103,7 +106,7 @@ static int forks_beside(void *(*work)(void *), int children) {
   int hung = 0;
   for (int i = 0; i < 3; i++) pthread_create(&t[i], NULL, work, NULL);
   for (int i = 0; i < children; i++) {
-    hung += one_child();
+    hung += hangs(in_child);
     usleep(300);
   }
   over = 1;
@@ -121,8 +124,12 @@ static void *stray(void *unused) {
   return unused;
 }
 
-static void *take_seat(void *unused) {
+static void retain(void) {
   cuDevicePrimaryCtxRetain(&context, 0);
+}
+
+static void *take_seat(void *unused) {
+  retain();
   return unused;
 }
 
@@ -137,20 +144,43 @@ static int starts(void) {
       must(cuInit(0), "init");
       pthread_create(&t, NULL, take_seat, NULL);
       usleep((useconds_t)(i % 20) * 50);
-      pid_t child = fork();
-      if (!child) {
-        alarm(10);
-        cuDevicePrimaryCtxRetain(&context, 0);
-        _exit(0);
-      }
-      waitpid(child, &status, 0);
+      int hung_there = hangs(retain);
       pthread_join(t, NULL);
-      _exit(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM);
+      _exit(hung_there);
     }
     waitpid(first, &status, 0);
     hung += !WIFEXITED(status) || WEXITSTATUS(status);
   }
   return hung;
+}
+
+static void *destroys(void *unused) {
+  CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = on_device.location};
+  CUmemoryPool pool;
+  CUdeviceptr p;
+  cuCtxSetCurrent(context);
+  must(cuMemPoolCreate(&pool, &props), "pool");
+  must(cuMemAllocFromPoolAsync(&p, 2 * MIB, pool, NULL), "allocation");
+  cuMemPoolDestroy(pool);
+  cuMemFreeAsync(p, NULL);
+  cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+  return unused;
+}
+
+/* Each is cancelled at its first call that has a cancellation point. What it was about may stay charged; the
+ * next ones need the same locks. */
+static int cancels(void) {
+  pthread_t t;
+  set_up();
+  alarm(60);
+  for (int i = 0; i < 50; i++) {
+    pthread_create(&t, NULL, destroys, NULL);
+    pthread_cancel(t);
+    pthread_join(t, NULL);
+    once_each();
+  }
+  destroys(NULL);
+  return 0;
 }
 
 static void *small(void *unused) {
@@ -226,6 +256,7 @@ int main(int argc, char **argv) {
   int bad = !strcmp(what, "forks")    ? forks()
             : !strcmp(what, "strays") ? forks_beside(stray, 300)
             : !strcmp(what, "starts") ? starts()
+            : !strcmp(what, "cancels") ? cancels()
             : !strcmp(what, "stacks") ? stacks()
             : !strcmp(what, "nulls")  ? nulls()
                                       : unmaps(argc > 2 ? atol(argv[2]) : 1000);
