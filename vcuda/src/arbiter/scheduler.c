@@ -21,8 +21,12 @@
 #define CEILING_START_MAX_NS (50 * MS)
 #define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
 #define CROWD_NS (20 * MS) /* what work may keep the GPU past its gate in another's short pause */
+#define LATE_NS (20 * MS)  /* a seat that is owed so much does not get its request: it waits after each pause */
+#define LATE_CROWD_NS (1 * MS) /* what others' work may keep the GPU in its pauses */
 #define DEMAND_NS (200 * MS) /* over about so much time of its own it is seen how much a seat wants */
-#define DEMANDING 0.8         /* a seat that wants so much of its request is helped to it */
+#define DEMANDING 0.85        /* a seat that wants so much of its request is helped to it */
+#define UNDEMANDING 0.75      /* until it wants less than so much */
+#define RESTLESS 0.95         /* one that wants less than this of the GPU pauses */
 #define HUNGRY_NS (100 * MS)
 /* How long background may hold up in-budget work: in all, and with launches known to be long. */
 #define ALLOWANCE_PERMILLE 30
@@ -117,36 +121,39 @@ static void book(const struct ar_sched *s, struct ar_member *m, uint64_t amount,
   window(m, amount, now);
 }
 
-/* What a seat used since it was last charged. The holder is charged for the time it kept the GPU while
- * others want it, and alone for what it says of itself. Another seat that has work in flight, which
- * waited in the stream for something when its gate closed, shares the GPU with the holder. */
-static void charge(const struct ar_sched *s, struct ar_member *m, bool holder, int active,
-                   uint64_t now) {
-  uint64_t span = now - m->charged_to;
-  uint64_t said = m->seen.busy > m->busy_seen ? m->seen.busy - m->busy_seen : 0;
-  uint64_t kept = span;
-  /* The end of an interval is known later, so the sum may step back a little; what steps back far is
-   * another sum. */
-  if (m->seen.busy > m->busy_seen || m->busy_seen - m->seen.busy > 10 * MS)
-    m->busy_seen = m->seen.busy;
-  m->charged_to = now;
-  if (!m->seen.active) {
-    uint64_t begin = now - span, end = m->seen.idle_since;
-    kept = end > begin ? (end < now ? end - begin : span) : 0;
-  }
-  if (said > SAID_MAX_NS) said = SAID_MAX_NS;
-  if (!holder && said > span) said = span;
-  uint64_t amount = holder && m->contended ? kept : said;
-  if (active > 1) amount /= (uint64_t)active;
-  if (amount) book(s, m, amount, now);
+/* What a seat says it used since it was last charged. The end of an interval is known later, so the sum may
+ * step back a little; what steps back far is another sum. */
+static uint64_t said(struct ar_member *m) {
+  uint64_t more = m->seen.busy > m->busy_seen ? m->seen.busy - m->busy_seen : 0;
+  if (more || m->busy_seen - m->seen.busy > 10 * MS) m->busy_seen = m->seen.busy;
+  return more < SAID_MAX_NS ? more : SAID_MAX_NS;
 }
 
+/* How long it kept the GPU since then. */
+static uint64_t kept(const struct ar_member *m, uint64_t now) {
+  uint64_t begin = m->charged_to, end = m->seen.active ? now : m->seen.idle_since;
+  return end > begin ? (end < now ? end : now) - begin : 0;
+}
+
+/* The holder is charged for the time it kept the GPU while others want it, and alone for what it says of itself.
+ * Another seat that has work in flight, which waited in the stream for something when its gate closed, shares the
+ * GPU with the holder: for so long as it says, since it pays for it. */
 static void charge_all(const struct ar_sched *s, uint64_t now) {
-  int active = 0;
-  for (int i = 0; i < s->count; i++)
-    active += s->member[i]->seen.active && s->member[i]->seen.connected;
-  for (int i = 0; i < s->count; i++)
-    charge(s, s->member[i], s->holder == i, active, now);
+  uint64_t says[s->count + 1], sum = 0;
+  for (int i = 0; i < s->count; i++) {
+    struct ar_member *m = s->member[i];
+    uint64_t span = now - m->charged_to;
+    says[i] = said(m);
+    if (s->holder != i && says[i] > span) says[i] = span;
+    sum += says[i];
+  }
+  for (int i = 0; i < s->count; i++) {
+    struct ar_member *m = s->member[i];
+    uint64_t amount = s->holder == i && m->contended ? kept(m, now) : says[i], others = sum - says[i];
+    if (amount && others) amount = (uint64_t)((double)amount * (double)amount / (double)(amount + others));
+    m->charged_to = now;
+    if (amount) book(s, m, amount, now);
+  }
 }
 
 /* How much of an amount may be saved up below the ceiling. What others keep a seat from, it catches up
@@ -178,6 +185,7 @@ static void weigh_demand(struct ar_member *m, uint64_t span) {
   if (m->was_present && !m->was_active) return; /* it waits for others */
   double uses = m->was_active ? 1 : 0;
   m->demand += (uses - m->demand) * (double)span / (double)(DEMAND_NS + span);
+  m->demands = m->demand * VC_PERMILLE >= (m->demands ? UNDEMANDING : DEMANDING) * m->share.request;
 }
 
 static void join(struct ar_sched *s, struct ar_member *m) {
@@ -213,7 +221,6 @@ static void look(struct ar_sched *s, uint64_t now) {
     m->share.eligible = m->share.present && (!limited(m) || !m->ceiling_shut);
     if (m->share.present && !m->was_present) join(s, m);
     m->was_present = m->share.present;
-    m->was_active = m->share.present && (m->seen.active || !m->seen.waiting || held_by(s, i));
     busy |= m->share.present && m->share.vclass == VC_IN_BUDGET;
   }
   ar_pauses_see(&s->in_budget, busy, now);
@@ -266,16 +273,45 @@ static struct ar_view view(const struct ar_sched *s, struct ar_share *copy, uint
   return v;
 }
 
+/* How long ago a seat should have had what it is owed. */
+static int64_t behind_by(const struct ar_member *m) {
+  return m->share.credit * VC_PERMILLE / m->share.request;
+}
+
+/* Another in-budget seat does not get its request, and lags much more than this one. */
+static bool is_late(const struct ar_member *o, const struct ar_member *m) {
+  return o != m && o->share.vclass == VC_IN_BUDGET && o->share.credit > (int64_t)LATE_NS &&
+         behind_by(o) > 2 * behind_by(m);
+}
+
+/* It pauses for a moment, and wants what it is owed. */
+static bool is_back_soon(const struct ar_member *o, uint64_t now) {
+  return o->seen.connected && !o->lost && !o->share.present && now - o->last_active < RECENT_NS && o->demands;
+}
+
+/* Such a seat waits for this one to end its quantum. */
+static bool keeps_late(const struct ar_sched *s, const struct ar_member *m) {
+  for (int i = 0; i < s->count; i++)
+    if (s->member[i]->share.eligible && is_late(s->member[i], m)) return true;
+  return false;
+}
+
+/* Such a seat will be back before this one's work has left the GPU. */
+static bool late_is_back_soon(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
+  for (int i = 0; i < s->count; i++)
+    if (is_late(s->member[i], m) && is_back_soon(s->member[i], now)) return true;
+  return false;
+}
+
 /* Work of long launches keeps the GPU past its gate. Beyond its request it takes no short pause of a seat
  * that is owed and wants what it is owed: each would cost that seat more than its window pays back. */
 static bool crowds_out(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
-  if (m->share.vclass != VC_IN_BUDGET || m->share.residual < CROWD_NS || m->share.credit > 0) return false;
+  if (m->share.vclass != VC_IN_BUDGET || m->share.residual < LATE_CROWD_NS) return false;
+  if (late_is_back_soon(s, m, now)) return true;
+  if (m->share.residual < CROWD_NS || m->share.credit > 0) return false;
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *o = s->member[i];
-    if (o->share.vclass == VC_IN_BUDGET && o->share.credit > 0 && o->seen.connected && !o->lost &&
-        !o->share.present && now - o->last_active < RECENT_NS &&
-        o->demand * VC_PERMILLE >= DEMANDING * o->share.request)
-      return true;
+    if (o->share.vclass == VC_IN_BUDGET && o->share.credit > 0 && is_back_soon(o, now)) return true;
   }
   return false;
 }
@@ -324,6 +360,12 @@ static void lose(struct ar_member *m) {
   m->lost_beat = m->seen.beat;
 }
 
+/* Work of long launches beyond its request: begun in the holder's next pause, some of it costs nobody anything. */
+static bool can_await_pause(const struct ar_member *next, const struct ar_member *holder, uint64_t now) {
+  return next->share.residual >= CROWD_NS && next->share.credit <= 0 && next->share.vclass == VC_IN_BUDGET &&
+         holder->demand < RESTLESS && now - holder->given_at < RECENT_NS;
+}
+
 static bool must_leave(const struct ar_sched *s, uint64_t now) {
   struct ar_member *m = s->member[s->holder];
   if (!m->seen.connected || (limited(m) && m->ceiling_shut)) return true;
@@ -336,8 +378,10 @@ static bool must_leave(const struct ar_sched *s, uint64_t now) {
   }
   bool behind = background && now - s->in_budget.since < IDLE_NS;
   bool due = now - m->opened_at >= s->quantum;
-  if (!due && !behind && !s->reconsider) return false;
-  return pick(s, now) != s->holder;
+  bool yields = !background && keeps_late(s, m);
+  if (!due && !behind && !yields && !s->reconsider) return false;
+  int next = pick(s, now);
+  return next != s->holder && !(next >= 0 && can_await_pause(s->member[next], m, now));
 }
 
 static void decide(struct ar_sched *s, uint64_t now) {
@@ -362,7 +406,7 @@ static void decide(struct ar_sched *s, uint64_t now) {
   s->reconsider = false;
 }
 
-static void publish(struct ar_sched *s) {
+static void publish(struct ar_sched *s, uint64_t now) {
   int connected = 0, in_budget = 0;
   for (int i = 0; i < s->count; i++) {
     connected += s->member[i]->seen.connected;
@@ -371,7 +415,7 @@ static void publish(struct ar_sched *s) {
   for (int i = 0; i < s->count; i++) {
     struct ar_member *m = s->member[i];
     m->contended = others_want(s, i);
-    bool behind = m->share.vclass == VC_BACKGROUND && in_budget;
+    bool behind = m->share.vclass == VC_BACKGROUND ? in_budget : late_is_back_soon(s, m, now);
     m->depth = behind                        ? DEPTH_BEHIND_NS
                : m->contended                ? DEPTH_SHARED_NS
                : connected > 1 || limited(m) ? DEPTH_QUIET_NS
@@ -443,7 +487,11 @@ uint64_t ar_sched_step(struct ar_sched *s, uint64_t now) {
   s->at = now;
   look(s, now);
   decide(s, now);
+  for (int i = 0; i < s->count; i++) {
+    struct ar_member *m = s->member[i];
+    m->was_active = m->share.present && (m->seen.active || !m->seen.waiting || held_by(s, i));
+  }
   s->held_up = held_up(s);
-  publish(s);
+  publish(s, now);
   return soonest(s, now);
 }

@@ -149,6 +149,27 @@ def patient() -> str:
     return note
 
 
+# Its own work, the other seat's, its request, and what it has at least. The GPU idles for 0.1 ms at each pause.
+PAUSES = {
+    "0.4 ms after 1 ms, beside 0.2 ms": (k(100, "--batch", "10", "--host-us", "428"), k(200, "--sync"), 45, 41),
+    "0.5 ms after 3 ms, beside 0.03 ms": (k(3000, "--host-us", "529"), k("30,20", "--sync"), 75, 71),
+    "1.8 ms after 10 ms, beside 0.03 ms": (k(30, "--batch", "333", "--host-us", "1762"), k(30, "--streams", "3"), 75, 73),
+    "18 ms after 10 ms, beside 10 ms": (k(300, "--batch", "33", "--host-us", "18385"), k(10000), 30, 28),
+    "30 ms after 30 ms, beside 1 ms": (k(3000, "--batch", "10", "--host-us", "30000"), k(1000, "--streams", "3"), 45, 43),
+}  # fmt: skip
+
+
+def resting(own: list[str], other: list[str], core: int, least: float) -> str:
+    got, beside = together([Seat(core, args=own), Seat(100 - core, args=other)], 5.0)
+    note = f"{got['share']:.1f} of {core}, {beside['share']:.1f} of {100 - core}"
+    check(got["share"] >= least and beside["share"] >= 100 - core - POINTS, note)
+    return note
+
+
+for name, pause in PAUSES.items():
+    case(f"shares: a seat that pauses has its request: {name}", lambda pause=pause: resting(*pause))
+
+
 @case("shares: a seat that wants little of its request leaves the rest to long kernels")
 def modest() -> str:
     inference = Seat(70, args=k(1000, "--batch", "10", "--host-us", "30000"))

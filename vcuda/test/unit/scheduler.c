@@ -163,11 +163,15 @@ static void crowd(void) {
   b.seen.waiting = true;
   ar_sched_step(&s, now += MS);
   CHECK(!b.open);
-  b.share.residual = 10 * MS; /* short work may */
+  b.share.residual = 10 * MS; /* nor shorter work, if a gets less than its request */
+  ar_sched_step(&s, now += MS);
+  CHECK(!b.open);
+  a.share.credit = 10 * MS;
   ar_sched_step(&s, now += MS);
   CHECK(b.open);
   b.open = false;
   s.holder = -1;
+  a.share.credit = 100 * MS;
   b.share.residual = 160 * MS;
   ar_sched_step(&s, now += 40 * MS);
   CHECK(!b.open);
@@ -179,6 +183,65 @@ static void crowd(void) {
   a.demand = 0.5;
   ar_sched_step(&s, now += 20 * MS);
   CHECK(b.open); /* no short pause */
+  ar_sched_free(&s);
+}
+
+/* The holder pays for its time in full when another seat shows work in flight, be it for the moment in which a
+ * launch finds the gate closed, be it a lie: a share of it only to one that says it was busy, and pays. */
+static void in_full(void) {
+  struct ar_sched s;
+  struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
+  uint64_t now = 1000 * MS;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  a.seen.waiting = true;
+  ar_sched_step(&s, now);
+  CHECK(a.open);
+  a.seen.waiting = false;
+  a.seen.active = b.seen.active = true;
+  a.seen.busy += 2 * MS;
+  ar_sched_step(&s, now += 2 * MS);
+  CHECK(a.used == 2 * MS && b.used == 0);
+  a.seen.busy += MS;
+  b.seen.busy += 10 * MS; /* more than there was */
+  ar_sched_step(&s, now += MS);
+  CHECK(a.used == 5 * MS / 2 && b.used == MS / 2);
+  ar_sched_free(&s);
+}
+
+/* A seat that pauses between its kernels and gets less than its request does not wait for another's quantum, nor
+ * behind much of its work. */
+static void late(void) {
+  struct ar_sched s;
+  struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
+  uint64_t now = 1000 * MS;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  b.share.residual = MS / 10;
+  for (int owed = 0; owed < 2; owed++) {
+    a.share.credit = (owed ? 100 : 10) * (int64_t)MS;
+    b.share.credit = MS;
+    a.last_active = now;
+    a.demand = 0.5;
+    b.seen.waiting = true;
+    ar_sched_step(&s, now += MS);
+    CHECK(b.open && b.depth == (owed ? MS / 2 : 4 * MS));
+    b.seen.waiting = false;
+    a.seen.waiting = b.seen.active = true;
+    ar_sched_step(&s, now += MS);
+    CHECK(b.open == !owed);
+    b.seen.active = a.seen.waiting = a.open = b.open = s.draining = false;
+    s.holder = -1;
+  }
+  /* Granted, a seat is at work, whether or not it has been seen to be. */
+  a.seen.waiting = true;
+  a.demand = 0;
+  ar_sched_step(&s, now += MS);
+  CHECK(a.open);
+  a.seen.waiting = false;
+  a.seen.idle_since = now += 200 * MS;
+  ar_sched_step(&s, now);
+  CHECK(a.demand > 0.4);
   ar_sched_free(&s);
 }
 
@@ -217,6 +280,8 @@ int main(void) {
   below_its_ceiling();
   within_pauses();
   crowd();
+  in_full();
+  late();
   garbage();
   return 0;
 }
