@@ -129,9 +129,10 @@ static uint64_t said(struct ar_member *m) {
   return more < SAID_MAX_NS ? more : SAID_MAX_NS;
 }
 
-/* How long it kept the GPU since then. */
+/* How long it kept the GPU since then; also when it was given it, and says that it still waits. */
 static uint64_t kept(const struct ar_member *m, uint64_t now) {
-  uint64_t begin = m->charged_to, end = m->seen.active ? now : m->seen.idle_since;
+  bool keeps = m->seen.active || (m->open && m->seen.waiting);
+  uint64_t begin = m->charged_to, end = keeps ? now : m->seen.idle_since;
   return end > begin ? (end < now ? end : now) - begin : 0;
 }
 
@@ -377,7 +378,8 @@ static bool must_leave(const struct ar_sched *s, uint64_t now) {
     return true;
   }
   bool behind = background && now - s->in_budget.since < IDLE_NS;
-  bool due = now - m->opened_at >= s->quantum;
+  bool awake = m->seen.active || !m->seen.waiting;
+  bool due = awake && now - m->opened_at >= s->quantum;
   bool yields = !background && keeps_late(s, m);
   if (!due && !behind && !yields && !s->reconsider) return false;
   int next = pick(s, now);

@@ -31,6 +31,8 @@ static CUfunction kernel;
 static double until;           /* on the GPU's clock, virtual or not */
 static _Atomic int over;       /* for what goes on beside the launches */
 static unsigned long (*fake_now)(void);
+static void (*fake_sleep)(unsigned long);
+static int idles;              /* launch nothing */
 static int pages[3] = {-1, -1, -1}; /* a seat's descriptors, by a connection of our own */
 static struct vc_usage *usage;      /* the page as the limiter has it mapped */
 static struct vc_bell *bell;
@@ -181,6 +183,27 @@ static void lie_huge(void) {
 }
 static void lie_busy(void) {
   aside(lie, "busy");
+}
+
+/* A process of the seat, without the limiter, that says it wants the GPU, and never takes it; the other one
+ * launches nothing. */
+static void wants_for_nothing(void) {
+  idles = 1;
+  if (fork()) return;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  sit(-1);
+  struct vc_usage *page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, pages[1], 0);
+  struct vc_bell *mine = mmap(NULL, sizeof *mine, PROT_READ | PROT_WRITE, MAP_SHARED, pages[2], 0);
+  if (page == MAP_FAILED || mine == MAP_FAILED) _exit(0);
+  for (;; usleep(20)) {
+    for (unsigned i = 0; i < VC_SLOTS; i++) {
+      if (atomic_load(&page->slot[i].pid) != (uint32_t)getpid()) continue;
+      atomic_store(&page->slot[i].waiting, 1);
+      atomic_fetch_add(&page->slot[i].beat, 1);
+    }
+    atomic_fetch_add(&mine->word, 1);
+    syscall(SYS_futex, &mine->word, FUTEX_WAKE, 1000, NULL, NULL, 0);
+  }
 }
 
 /* ---- futexes ---- */
@@ -349,6 +372,7 @@ static const struct {
     KIND(lie_wanting),
     KIND(lie_huge),
     KIND(lie_busy),
+    KIND(wants_for_nothing),
     KIND(requeue_bell),
     KIND(ring_without_end),
     KIND(many_connections),
@@ -380,6 +404,7 @@ int main(int argc, char **argv) {
   signal(SIGPIPE, SIG_IGN);
   context = open_gpu();
   *(void **)&fake_now = dlsym(RTLD_DEFAULT, "skfNow");
+  *(void **)&fake_sleep = dlsym(RTLD_DEFAULT, "skfSleep");
   *(void **)&fake_arrive = dlsym(RTLD_DEFAULT, "skfArrive");
   must(cuModuleLoadData(&module, "spin"), "module");
   must(cuModuleGetFunction(&kernel, module, "spin_500us"), "function");
@@ -388,6 +413,10 @@ int main(int argc, char **argv) {
   if (fake_arrive) fake_arrive();
   until = now() + atof(argv[2]);
   while (now() < until) {
+    if (idles && fake_sleep) {
+      fake_sleep(1000000);
+      continue;
+    }
     if (cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL)) break;
     count++;
   }

@@ -153,9 +153,11 @@ def patient() -> str:
 PAUSES = {
     "0.4 ms after 1 ms, beside 0.2 ms": (k(100, "--batch", "10", "--host-us", "428"), k(200, "--sync"), 45, 41),
     "0.5 ms after 3 ms, beside 0.03 ms": (k(3000, "--host-us", "529"), k("30,20", "--sync"), 75, 71),
-    "1.8 ms after 10 ms, beside 0.03 ms": (k(30, "--batch", "333", "--host-us", "1762"), k(30, "--streams", "3"), 75, 73),
+    "1.8 ms after 10 ms, beside 0.03 ms": (k(30, "--batch", "333", "--host-us", "1762"), k(30, "--streams", "3"), 75,
+                                           73),
     "18 ms after 10 ms, beside 10 ms": (k(300, "--batch", "33", "--host-us", "18385"), k(10000), 30, 28),
-    "30 ms after 30 ms, beside 1 ms": (k(3000, "--batch", "10", "--host-us", "30000"), k(1000, "--streams", "3"), 45, 43),
+    "30 ms after 30 ms, beside 1 ms": (k(3000, "--batch", "10", "--host-us", "30000"), k(1000, "--streams", "3"), 45,
+                                       43),
 }  # fmt: skip
 
 

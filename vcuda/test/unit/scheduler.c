@@ -76,7 +76,8 @@ static void stopped_holder(void) {
   b.seen.waiting = true;
   ar_sched_step(&s, now += MS);
   for (int i = 0; i < 200 && !b.open; i++) ar_sched_step(&s, now += MS);
-  CHECK(b.open && a.lost); /* it never answered */
+  CHECK(b.open && a.lost);     /* it never answered */
+  CHECK(a.used >= 10 * MS); /* and pays for what it kept the others from */
   a.seen.beat++;
   ar_sched_step(&s, now += MS);
   CHECK(!a.lost);
@@ -96,16 +97,17 @@ static void below_its_ceiling(void) {
   CHECK(a.ceiling == 40 * MS);
   b.seen.active = true; /* a long kernel */
   b.seen.waiting = true;
+  b.seen.unit = 2000 * MS;
   ar_sched_step(&s, now += MS);
   CHECK(b.open);
   a.seen.waiting = true;
-  for (int i = 0; i < 500; i++) ar_sched_step(&s, now += MS);
+  for (int i = 0; i < 500; i++) b.seen.beat++, ar_sched_step(&s, now += MS);
   CHECK(a.ceiling == (40 + 500 * 400 / 1000) * MS);
   a.seen.waiting = false; /* saved up is saved up */
   ar_sched_step(&s, now += MS);
   CHECK(a.ceiling == (40 + 500 * 400 / 1000) * MS);
   a.seen.waiting = true;
-  for (int i = 0; i < 1000; i++) ar_sched_step(&s, now += MS);
+  for (int i = 0; i < 1000; i++) b.seen.beat++, ar_sched_step(&s, now += MS);
   CHECK(a.ceiling <= (int64_t)(400 * MS) && a.ceiling > (int64_t)(390 * MS));
   ar_sched_free(&s);
 }
