@@ -222,6 +222,7 @@ static void look(struct ar_sched *s, uint64_t now) {
     m->share.eligible = m->share.present && (!limited(m) || !m->ceiling_shut);
     if (m->share.present && !m->was_present) join(s, m);
     m->was_present = m->share.present;
+    ar_pauses_see(&m->pauses, m->share.present, now);
     busy |= m->share.present && m->share.vclass == VC_IN_BUDGET;
   }
   ar_pauses_see(&s->in_budget, busy, now);
@@ -285,9 +286,10 @@ static bool is_late(const struct ar_member *o, const struct ar_member *m) {
          behind_by(o) > 2 * behind_by(m);
 }
 
-/* It pauses for a moment, and wants what it is owed. */
-static bool is_back_soon(const struct ar_member *o, uint64_t now) {
-  return o->seen.connected && !o->lost && !o->share.present && now - o->last_active < RECENT_NS && o->demands;
+/* It pauses for a moment, as it does, and wants what it is owed. */
+static bool is_back_soon(const struct ar_member *o, uint64_t within, uint64_t now) {
+  uint64_t end = ar_pauses_end(&o->pauses, now);
+  return o->seen.connected && !o->lost && o->demands && end && end - o->pauses.since < RECENT_NS && end < now + within;
 }
 
 /* Such a seat waits for this one to end its quantum. */
@@ -297,22 +299,23 @@ static bool keeps_late(const struct ar_sched *s, const struct ar_member *m) {
   return false;
 }
 
-/* Such a seat will be back before this one's work has left the GPU. */
-static bool late_is_back_soon(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
+/* Such a seat will be back that soon. */
+static bool late_is_back_soon(const struct ar_sched *s, const struct ar_member *m, uint64_t within, uint64_t now) {
   for (int i = 0; i < s->count; i++)
-    if (is_late(s->member[i], m) && is_back_soon(s->member[i], now)) return true;
+    if (is_late(s->member[i], m) && is_back_soon(s->member[i], within, now)) return true;
   return false;
 }
 
 /* Work of long launches keeps the GPU past its gate. Beyond its request it takes no short pause of a seat
  * that is owed and wants what it is owed: each would cost that seat more than its window pays back. */
 static bool crowds_out(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
-  if (m->share.vclass != VC_IN_BUDGET || m->share.residual < LATE_CROWD_NS) return false;
-  if (late_is_back_soon(s, m, now)) return true;
-  if (m->share.residual < CROWD_NS || m->share.credit > 0) return false;
+  uint64_t keeps = m->share.residual;
+  if (m->share.vclass != VC_IN_BUDGET || keeps < LATE_CROWD_NS) return false;
+  if (late_is_back_soon(s, m, keeps, now)) return true;
+  if (keeps < CROWD_NS || m->share.credit > 0) return false;
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *o = s->member[i];
-    if (o->share.vclass == VC_IN_BUDGET && o->share.credit > 0 && is_back_soon(o, now)) return true;
+    if (o->share.vclass == VC_IN_BUDGET && o->share.credit > 0 && is_back_soon(o, keeps, now)) return true;
   }
   return false;
 }
@@ -417,7 +420,7 @@ static void publish(struct ar_sched *s, uint64_t now) {
   for (int i = 0; i < s->count; i++) {
     struct ar_member *m = s->member[i];
     m->contended = others_want(s, i);
-    bool behind = m->share.vclass == VC_BACKGROUND ? in_budget : late_is_back_soon(s, m, now);
+    bool behind = m->share.vclass == VC_BACKGROUND ? in_budget : late_is_back_soon(s, m, RECENT_NS, now);
     m->depth = behind                        ? DEPTH_BEHIND_NS
                : m->contended                ? DEPTH_SHARED_NS
                : connected > 1 || limited(m) ? DEPTH_QUIET_NS

@@ -39,6 +39,7 @@ struct ar_member {
   uint64_t lost_beat, beat, beat_at;
   double demand; /* of the time that others leave it, how much it uses: 0 to 1 */
   bool demands;  /* that is nearly all of its request, or more */
+  struct ar_pauses pauses;
   bool was_present, was_active, leftover, ceiling_shut;
   bool lost; /* did not answer a grant, or never drained: passed by until it moves again */
 };

@@ -149,43 +149,47 @@ static void within_pauses(void) {
   ar_sched_free(&s);
 }
 
+/* It was at work until now, and has paused for so long each time. */
+static void pauses_from(struct ar_member *m, uint64_t now, uint64_t length) {
+  m->last_active = m->pauses.since = now;
+  for (int i = 0; i < AR_PAUSES; i++) m->pauses.length[i] = length;
+}
+
 /* Work that keeps the GPU for long beyond its request: not in a short pause of a seat that is owed and
- * wants what it is owed. */
+ * wants what it is owed, if the pause will be over before. */
 static void crowd(void) {
-  struct ar_sched s;
-  struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
-  uint64_t now = 1000 * MS;
-  ar_sched_init(&s, ar_rule_slicekeeper, now);
-  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
-  b.share.residual = 160 * MS;
-  a.share.credit = 100 * MS;
-  b.share.credit = -50 * (int64_t)MS;
-  a.last_active = now;
-  a.demand = 0.5;
-  b.seen.waiting = true;
-  ar_sched_step(&s, now += MS);
-  CHECK(!b.open);
-  b.share.residual = 10 * MS; /* nor shorter work, if a gets less than its request */
-  ar_sched_step(&s, now += MS);
-  CHECK(!b.open);
-  a.share.credit = 10 * MS;
-  ar_sched_step(&s, now += MS);
-  CHECK(b.open);
-  b.open = false;
-  s.holder = -1;
-  a.share.credit = 100 * MS;
-  b.share.residual = 160 * MS;
-  ar_sched_step(&s, now += 40 * MS);
-  CHECK(!b.open);
-  a.demand = 0.2; /* less than half of its request */
-  ar_sched_step(&s, now += MS);
-  CHECK(b.open);
-  b.open = false;
-  s.holder = -1;
-  a.demand = 0.5;
-  ar_sched_step(&s, now += 20 * MS);
-  CHECK(b.open); /* no short pause */
-  ar_sched_free(&s);
+  static const struct {
+    uint64_t residual, pause;
+    int64_t owed;
+    double demand;
+    bool opens;
+  } list[] = {
+      {160, 40, 100, 0.5, false},
+      {160, 40, 100, 0.2, true},  /* it uses less than half of its request */
+      {160, 100, 100, 0.5, true}, /* no short pause */
+      {30, 40, 100, 0.5, true},   /* gone before it is over */
+      {30, 20, 1, 0.5, false},
+      {10, 5, 100, 0.5, false}, /* nor shorter work, if a gets less than its request */
+      {10, 5, 10, 0.5, true},
+  };
+  for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
+    struct ar_sched s;
+    struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
+    uint64_t now = 1000 * MS;
+    ar_sched_init(&s, ar_rule_slicekeeper, now);
+    CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+    pauses_from(&a, now, list[i].pause * MS);
+    a.share.credit = list[i].owed * (int64_t)MS;
+    a.demand = list[i].demand;
+    b.share.residual = list[i].residual * MS;
+    b.share.credit = -50 * (int64_t)MS;
+    b.seen.waiting = true;
+    ar_sched_step(&s, now += MS);
+    CHECK(b.open == list[i].opens);
+    ar_sched_step(&s, now += 200 * MS); /* longer than ever: it may not come back at all */
+    CHECK(b.open);
+    ar_sched_free(&s);
+  }
 }
 
 /* The holder pays for its time in full when another seat shows work in flight, be it for the moment in which a
@@ -223,7 +227,7 @@ static void late(void) {
   for (int owed = 0; owed < 2; owed++) {
     a.share.credit = (owed ? 100 : 10) * (int64_t)MS;
     b.share.credit = MS;
-    a.last_active = now;
+    pauses_from(&a, now, 10 * MS);
     a.demand = 0.5;
     b.seen.waiting = true;
     ar_sched_step(&s, now += MS);
