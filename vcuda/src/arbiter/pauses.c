@@ -10,6 +10,15 @@ void ar_pauses_see(struct ar_pauses *p, bool busy, uint64_t now) {
   p->paused = !busy && p->since;
 }
 
+bool ar_pauses_short(const struct ar_pauses *p, uint64_t length) {
+  int known = 0, longer = 0;
+  for (int i = 0; i < AR_PAUSES; i++) {
+    known += p->length[i] != 0;
+    longer += p->length[i] > length;
+  }
+  return known >= HABIT && longer < HABIT;
+}
+
 uint64_t ar_pauses_end(const struct ar_pauses *p, uint64_t now) {
   uint64_t lasted = now - p->since, shortest = UINT64_MAX;
   int longer = 0;

@@ -17,6 +17,8 @@ struct ar_pauses {
 
 /* Is there in-budget work now? */
 void ar_pauses_see(struct ar_pauses *pauses, bool busy, uint64_t now);
+/* The last pauses were no longer than this. */
+bool ar_pauses_short(const struct ar_pauses *pauses, uint64_t length);
 /* When the pause that lasts now will end, if it is like the shortest of those that lasted longer than it
  * has so far; 0: there were too few of them to tell. */
 uint64_t ar_pauses_end(const struct ar_pauses *pauses, uint64_t now);

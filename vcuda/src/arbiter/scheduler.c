@@ -22,7 +22,8 @@
 #define RECENT_NS (50 * MS) /* an in-budget seat counts as busy for so long */
 #define CROWD_NS (20 * MS) /* what work may keep the GPU past its gate in another's short pause */
 #define LATE_NS (20 * MS)  /* a seat that is owed so much does not get its request: it waits after each pause */
-#define LATE_CROWD_NS (1 * MS) /* what others' work may keep the GPU in its pauses */
+#define FAR_NS (150 * MS)  /* a seat that should have had so long ago what it is owed is far behind */
+#define LATE_CROWD_NS (1 * MS) /* what work may then keep the GPU past its gate in that seat's short pause */
 #define DEMAND_NS (200 * MS) /* over about so much time of its own it is seen how much a seat wants */
 #define DEMANDING 0.85        /* a seat that wants so much of its request is helped to it */
 #define UNDEMANDING 0.75      /* until it wants less than so much */
@@ -289,7 +290,8 @@ static bool is_late(const struct ar_member *o, const struct ar_member *m) {
 /* It pauses for a moment, as it does, and wants what it is owed. */
 static bool is_back_soon(const struct ar_member *o, uint64_t within, uint64_t now) {
   uint64_t end = ar_pauses_end(&o->pauses, now);
-  return o->seen.connected && !o->lost && o->demands && end && end - o->pauses.since < RECENT_NS && end < now + within;
+  return o->seen.connected && !o->lost && o->demands && o->pauses.paused && now - o->pauses.since < RECENT_NS &&
+         ar_pauses_short(&o->pauses, RECENT_NS) && end < now + within;
 }
 
 /* Such a seat waits for this one to end its quantum. */
@@ -299,23 +301,23 @@ static bool keeps_late(const struct ar_sched *s, const struct ar_member *m) {
   return false;
 }
 
-/* Such a seat will be back that soon. */
-static bool late_is_back_soon(const struct ar_sched *s, const struct ar_member *m, uint64_t within, uint64_t now) {
+/* Such a seat will be back before much work has left the GPU. */
+static bool late_is_back_soon(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
   for (int i = 0; i < s->count; i++)
-    if (is_late(s->member[i], m) && is_back_soon(s->member[i], within, now)) return true;
+    if (is_late(s->member[i], m) && is_back_soon(s->member[i], DEPTH_QUIET_NS, now)) return true;
   return false;
 }
 
-/* Work of long launches keeps the GPU past its gate. Beyond its request it takes no short pause of a seat
- * that is owed and wants what it is owed: each would cost that seat more than its window pays back. */
+/* Work that keeps the GPU past its gate takes, beyond its request, no short pause of a seat that is owed and wants
+ * what it is owed: each would cost that seat more than its window pays back. Shorter work does so only if that seat
+ * is far behind: the GPU idles meanwhile. */
 static bool crowds_out(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
   uint64_t keeps = m->share.residual;
-  if (m->share.vclass != VC_IN_BUDGET || keeps < LATE_CROWD_NS) return false;
-  if (late_is_back_soon(s, m, keeps, now)) return true;
-  if (keeps < CROWD_NS || m->share.credit > 0) return false;
+  if (m->share.vclass != VC_IN_BUDGET || m->share.credit > 0 || keeps < LATE_CROWD_NS) return false;
+  int64_t least = keeps < CROWD_NS ? (int64_t)FAR_NS : 0;
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *o = s->member[i];
-    if (o->share.vclass == VC_IN_BUDGET && o->share.credit > 0 && is_back_soon(o, keeps, now)) return true;
+    if (o->share.vclass == VC_IN_BUDGET && behind_by(o) > least && is_back_soon(o, keeps, now)) return true;
   }
   return false;
 }
@@ -420,7 +422,7 @@ static void publish(struct ar_sched *s, uint64_t now) {
   for (int i = 0; i < s->count; i++) {
     struct ar_member *m = s->member[i];
     m->contended = others_want(s, i);
-    bool behind = m->share.vclass == VC_BACKGROUND ? in_budget : late_is_back_soon(s, m, RECENT_NS, now);
+    bool behind = m->share.vclass == VC_BACKGROUND ? in_budget : late_is_back_soon(s, m, now);
     m->depth = behind                        ? DEPTH_BEHIND_NS
                : m->contended                ? DEPTH_SHARED_NS
                : connected > 1 || limited(m) ? DEPTH_QUIET_NS
@@ -475,6 +477,10 @@ static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
   }
   for (int i = 0; i < s->count; i++)
     if (s->member[i]->seen.waiting && !s->member[i]->share.eligible) AT(now + 500 * US);
+  for (int i = 0; i < s->count; i++) {
+    uint64_t end = ar_pauses_end(&s->member[i]->pauses, now);
+    if (end > now + DEPTH_QUIET_NS) AT(end - DEPTH_QUIET_NS);
+  }
   for (int i = 0; i < s->count && s->holder < 0; i++)
     if (s->member[i]->share.eligible) AT(now + 1 * MS);
 #undef AT

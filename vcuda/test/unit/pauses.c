@@ -16,6 +16,7 @@ int main(void) {
   CHECK(!p.paused && !ar_pauses_end(&p, now)); /* nothing was ever seen */
   now = go_on(&p, now, 50, 100);
   CHECK(!ar_pauses_end(&p, now - 1)); /* the first pause: nothing is known of its end */
+  CHECK(!ar_pauses_short(&p, 1000));
   now = go_on(&p, now, 50, 100);
   CHECK(!ar_pauses_end(&p, now - 1)); /* one is no habit */
   now = go_on(&p, now, 50, 40);
@@ -31,6 +32,7 @@ int main(void) {
   CHECK(ar_pauses_end(&p, now + 41) == now + 100); /* what lasts longer is one of the longer ones */
   ar_pauses_see(&p, false, now + 101);
   CHECK(!ar_pauses_end(&p, now + 101)); /* one was longer still, and is no habit */
+  CHECK(ar_pauses_short(&p, 101) && !ar_pauses_short(&p, 99)); /* all but one */
   for (int i = 0; i <= AR_PAUSES; i++) now = go_on(&p, now, 5, 7);
   ar_pauses_see(&p, true, now);
   ar_pauses_see(&p, false, now + 8);

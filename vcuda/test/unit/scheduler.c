@@ -227,7 +227,7 @@ static void late(void) {
   for (int owed = 0; owed < 2; owed++) {
     a.share.credit = (owed ? 100 : 10) * (int64_t)MS;
     b.share.credit = MS;
-    pauses_from(&a, now, 10 * MS);
+    pauses_from(&a, now, 4 * MS);
     a.demand = 0.5;
     b.seen.waiting = true;
     ar_sched_step(&s, now += MS);
