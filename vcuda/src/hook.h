@@ -15,10 +15,11 @@
 #define VC_EXPORT __attribute__((visibility("default")))
 #define VC_HOOK(name, arguments) VC_EXPORT CUresult name arguments
 
-/* The driver's own function; found at the first call. */
+/* The driver's own function; found at the first call, NULL before. */
+#define VC_KNOWN(name) __atomic_load_n(&vc_real.name, __ATOMIC_ACQUIRE)
 #define VC_REAL(name)                                                                              \
   ({                                                                                               \
-    __typeof__(&name) known_ = __atomic_load_n(&vc_real.name, __ATOMIC_ACQUIRE);                   \
+    __typeof__(&name) known_ = VC_KNOWN(name);                                                     \
     VC_LIKELY(known_ != NULL) ? known_ : (__typeof__(&name))vc_resolve_function(VC_FN_##name);     \
   })
 #define VC_CALL(name) (VC_REAL(name))

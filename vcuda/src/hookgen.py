@@ -63,22 +63,22 @@ def launch_wrapper(proto: Proto, stream: str) -> str:
     key = "f" if "f" in proto.names else "launchParamsList[0].function"
     if proto.symbol.endswith("_ptsz"):
         stream = f"vc_per_thread({stream})"
+    # The slow way is a function of its own, which the fast one ends with: it keeps its arguments where they are.
     return (
-        f"VC_HOOK({proto.symbol}, ({proto.arguments})) {{\n"
+        f"static __attribute__((noinline)) CUresult slow_{proto.symbol}({proto.arguments}) {{\n"
         f"  __typeof__(&{proto.symbol}) real = VC_REAL({proto.symbol});\n"
-        f"  CUstream vc_stream = {stream};\n"
-        f"  struct vc_stream *vc_fast = vc_launch_fast(vc_stream, {key});\n"
         f"  struct vc_ticket vc_ticket;\n"
-        f"  CUresult vc_result;\n"
-        f"  if (VC_LIKELY(vc_fast != NULL)) {{\n"
-        f"    vc_result = real({names});\n"
-        f"    vc_lane_end(&vc_fast->lane);\n"
-        f"    return vc_result;\n"
-        f"  }}\n"
-        f"  vc_result = vc_launch_begin(&vc_ticket, vc_stream, {key}, VC_KERNEL);\n"
+        f"  CUresult vc_result = vc_launch_begin(&vc_ticket, {stream}, {key}, VC_KERNEL);\n"
         f"  if (vc_result != CUDA_SUCCESS) return vc_result;\n"
         f"  vc_result = real({names});\n"
         f"  vc_launch_end(&vc_ticket, vc_result);\n"
+        f"  return vc_result;\n}}\n\n"
+        f"VC_HOOK({proto.symbol}, ({proto.arguments})) {{\n"
+        f"  __typeof__(&{proto.symbol}) real = VC_KNOWN({proto.symbol});\n"
+        f"  struct vc_stream *vc_fast = VC_LIKELY(real != NULL) ? vc_launch_fast({stream}, {key}) : NULL;\n"
+        f"  if (!VC_LIKELY(vc_fast != NULL)) return slow_{proto.symbol}({names});\n"
+        f"  CUresult vc_result = real({names});\n"
+        f"  vc_lane_end(&vc_fast->lane);\n"
         f"  return vc_result;\n}}\n"
     )
 
