@@ -7,7 +7,8 @@
 #ifndef VC_COMPAT_H
 #define VC_COMPAT_H
 
-#if defined(__GLIBC__) || defined(__linux__)
+/* A sanitizer brings its own, and runs where it was built. */
+#if (defined(__GLIBC__) || defined(__linux__)) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #if defined(__x86_64__)
 #define VC_OLDEST "GLIBC_2.2.5"
 #elif defined(__aarch64__)
