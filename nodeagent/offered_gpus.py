@@ -3,7 +3,7 @@
 
 Nothing is offered that another plugin has: if there is one, only the GPUs that the settings name, and of those none
 that kubelet lists for another plugin. kubelet shows a plugin's resource with the amount 0 while the plugin is away, and
-for ever after it is gone: only an amount that stays 0 for longer than a plugin's absence means that there is none.
+forever after it is gone: only an amount that stays 0 for longer than a plugin's absence means that there is none.
 """
 
 from __future__ import annotations
