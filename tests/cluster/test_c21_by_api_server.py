@@ -139,6 +139,49 @@ def test_a_namespaces_user_reads_its_own_budget_and_gets_no_further(site: Site) 
     assert not [entry for entry in audit if "jane" in entry["actor"]]
 
 
+def test_a_lead_grants_to_the_teams_namespaces_alone_and_an_auditor_reads_all(site: Site) -> None:
+    """Both are played by the administrator, whose kubeconfig says as whom."""
+    wait_for("the API", lambda: _available(site))
+    mine, other = site.namespace(), site.namespace()
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole"}
+    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "c21-lead"},
+               "roleRef": {**role, "name": "slicekeeper-budget-manager"},
+               "subjects": [{"kind": "User", "name": "c21-lead"}]}  # fmt: skip
+    site.kubectl.apply(binding, namespace=mine)
+    everywhere = {**binding, "kind": "ClusterRoleBinding", "metadata": {"name": "c21-auditor"},
+                  "roleRef": {**role, "name": "slicekeeper-budget-auditor"},
+                  "subjects": [{"kind": "User", "name": "c21-auditor"}]}  # fmt: skip
+    site.kubectl.apply(everywhere)
+    try:
+        lead, auditor = _acting(site, "c21-lead"), _acting(site, "c21-auditor")
+        wait_for("right to grant", lambda: site.slicekeeper("budget", "grant", mine, "1h", *lead)[0] == 0)
+        wait_for("right to read", lambda: site.slicekeeper("budget", "get", "-A", *auditor)[0] == 0)
+        refused = [
+            (lead, "grant", other, "1h"),
+            (lead, "transfer", mine, "1m", other), (lead, "transfer", other, "1m", mine), (lead, "get", other),
+            (lead, "get", "-A"), (lead, "audit"), (lead, "adjust", other, "1h"), (lead, "set", other, "1h"),
+            (lead, "rates", "A100", "2"), (lead, "move", mine), (auditor, "grant", mine, "1h"),
+            (auditor, "adjust", mine, "1h"), (auditor, "set", mine, "1h"), (auditor, "rates", "A100", "2"),
+            (auditor, "status", mine, "suspended"), (auditor, "transfer", mine, "1m", other),
+        ]  # fmt: skip
+        for who, *words in refused:
+            code, told = site.slicekeeper("budget", *words, *who)
+            assert (code != 0, "Traceback" in told) == (True, False), (who, words, told)
+        code, told = site.slicekeeper("budget", "audit", mine, *auditor, "-o", "json")
+        assert {(e["action"], e["actor"]) for e in json.loads(told)} == {("grant", "c21-lead")}
+    finally:
+        site.kubectl("delete", "clusterrolebinding", "c21-auditor")
+
+
+def _acting(site: Site, user: str) -> tuple[str, str]:
+    config = yaml.safe_load(site.kubectl.kubeconfig.read_text())
+    config["users"][0]["user"]["as"] = user
+    file = site.folder / f"{user}.kubeconfig"
+    file.touch(mode=0o600)
+    file.write_text(yaml.safe_dump(config))
+    return "--kubeconfig", str(file)
+
+
 def _status(client: KubeClient, method: str, url: str, body: Any, headers: dict[str, str]) -> int:
     more = {**headers, "Idempotency-Key": "k"}
     try:

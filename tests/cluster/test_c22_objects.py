@@ -116,6 +116,29 @@ def test_a_budget_is_applied_looked_at_edited_and_deleted(objects: Site) -> None
         wait_for("the policy's budget", lambda: timekeeper.budget(Budget, team).source == "policy", 120)
 
 
+def test_the_operator_that_leads_is_killed_between_changes_and_each_is_taken_once(objects: Site) -> None:
+    kubectl, team, other = objects.kubectl, objects.namespace(), objects.namespace()
+    objects.rollout("deployment/objects", 2)
+    kubectl.apply(gpu_budget(amount="1h"), namespace=team)
+    ready(objects, "gpubudget", "default", team)
+    leader = kubectl.get("lease", "slicekeeper-objects", NAMESPACE)["spec"]["holderIdentity"]
+    for hours in range(2, 8):
+        kubectl.apply(gpu_budget(amount=f"{hours}h"), namespace=team)
+        if hours == 4:
+            kubectl("delete", "pod", leader, "-n", NAMESPACE, "--force", "--grace-period=0")
+        with objects.timekeeper() as timekeeper, pytest.raises(Conflict, match="kubectl edit"):
+            timekeeper.change_budget(Budget, team, {"amountMs": 1})
+    assert ready(objects, "gpubudget", "default", team)["amount"] == "7h"
+    written = kubectl.get("gpubudget", "default", team)["metadata"]
+    taken = [e["detail"]["generation"] for e in _audit(kubectl, team) if e["action"] == "object"]
+    assert taken == sorted(set(taken)), "each generation once, and none after a later one"
+    assert taken[-1] == written["generation"]
+    # A look at another object has been a look at this one, too.
+    kubectl.apply(gpu_budget(), namespace=other)
+    ready(objects, "gpubudget", "default", other)
+    assert kubectl.get("gpubudget", "default", team)["metadata"]["resourceVersion"] == written["resourceVersion"]
+
+
 def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
     kubectl, team, name = objects.kubectl, objects.namespace(), "c22-physics"
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "lead"}}
