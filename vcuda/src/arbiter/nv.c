@@ -88,6 +88,15 @@ static bool describe(struct ar_gpu *g) {
   return true;
 }
 
+/* A GPU that the driver has lost is left out; the others keep the driver's index. */
+static void list_gpus(unsigned count) {
+  for (unsigned i = 0; i < count && ar_gpu_count < AR_GPUS; i++) {
+    struct ar_gpu *g = &ar_gpus[ar_gpu_count];
+    g->index = (int)i;
+    if (describe(g)) ar_gpu_count++;
+  }
+}
+
 bool ar_nv_open(const char *library, const char **why) {
   unsigned count = 0;
   void *handle = dlopen(library, RTLD_NOW);
@@ -96,11 +105,7 @@ bool ar_nv_open(const char *library, const char **why) {
   *why = "the NVIDIA management library is not usable";
   if (!load(handle) || nv.init() || nv.count(&count)) return false;
   *why = "no GPU on this machine (try --fake)";
-  for (unsigned i = 0; i < count && i < AR_GPUS; i++) {
-    ar_gpus[i].index = (int)i;
-    if (!describe(&ar_gpus[i])) return false;
-    ar_gpu_count++;
-  }
+  list_gpus(count);
   const struct vc_clock *(*clock)(void) =
       (const struct vc_clock *(*)(void))dlsym(handle, "skfClock");
   if (clock) vc_clock = clock();

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How busy a GPU was, by samples that bear the machine's time, while that is set forward and back. */
+/* The driver's answers: how busy a GPU was, by samples that bear the machine's time, while that is set
+ * forward and back; and GPUs of which one is lost. */
 #include "../../src/arbiter/nv.c"
 #include "unit.h"
 
@@ -28,6 +29,29 @@ static void sample(unsigned long long when, unsigned percent) {
   ring[made++ % KEPT].value.number = percent;
 }
 
+enum { LOST = 1, GPUS = 3, GPU_IS_LOST = 15 };
+
+static int handle(unsigned index, void **device) {
+  static int devices[GPUS];
+  *device = &devices[index];
+  return index == LOST ? GPU_IS_LOST : NV_OK;
+}
+
+static int text(void *device, char *out, unsigned size) {
+  CHECK(device);
+  snprintf(out, size, "GPU-00112233-4455-6677-8899-aabbccddeeff");
+  return NV_OK;
+}
+
+static void lost(void) {
+  nv.handle = handle;
+  nv.uuid = nv.name = text;
+  list_gpus(GPUS);
+  CHECK(ar_gpu_count == GPUS - 1);
+  CHECK(ar_gpus[0].index == 0 && ar_gpus[1].index == 2);
+  CHECK(ar_gpus[1].uuid[15] == 0xff);
+}
+
 int main(void) {
   uint64_t since = 0;
   CHECK(ar_nv_busy(0, &since) == -1); /* a library without samples */
@@ -43,5 +67,6 @@ int main(void) {
   CHECK(ar_nv_busy(0, &since) == -1 && since == 203);
   sample(204, 30);
   CHECK(ar_nv_busy(0, &since) == 30 && since == 204);
+  lost();
   return 0;
 }
