@@ -239,6 +239,8 @@ class BudgetLine:
         owed = state.debt or state.overdrawn or self.rule.rollover
         if state.period.expires is None or self.running or owed or state.period.booked:
             return False
+        if not self.rule.amount and state.period.left:  # what rolled over goes then
+            return False
         return not (state.exhausted and self.rule.amount)  # else the next period restores it, at its very start
 
     def skip_idle_periods(self, to: Instant) -> None:

@@ -141,6 +141,14 @@ def test_what_rolled_over_stays_when_the_amount_changes(books: Books) -> None:
         assert state.balance == left * SECOND
 
 
+def test_a_budget_of_nothing_has_nothing_when_what_rolled_over_is_gone(books: Books) -> None:
+    set_to(books, T0, 100, rollover=60 * SECOND)
+    lowered = set_to(books, T0 + 32 * DAY, 0)
+    assert (lowered.balance, lowered.exhausted) == (60 * SECOND, False)
+    later = books.require("team").at(T0 + 70 * DAY)
+    assert (later.balance, later.exhausted) == (0, True)
+
+
 def test_what_is_owed_stays_owed_however_the_amount_moves(books: Books) -> None:
     """Ninety of fifty are used, forty on credit; a raise that is taken back must not pay them."""
     month = T0 + 31 * DAY
