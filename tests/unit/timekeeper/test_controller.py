@@ -497,7 +497,7 @@ def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_take
     stage.end("a", T0 + 20_000)
     controller = stage.controller
     targets: dict[str, tuple[object, str]] = {
-        "keep_inventory": (controller._intake, "keep_inventory"), "follow_policy": (controller, "_follow_settings"),
+        "keep_inventory": (controller._openings, "keep_inventory"), "follow_policy": (controller, "_follow_settings"),
         "look_for_absent": (controller, "_look_for_absent"), "release": (controller, "_release"),
         "settle": (settlement, "settle"), "come_back": (settlement, "come_back"),
         "gates": (controller._gates, "look"), "positions": (stage.books, "positions"),
@@ -561,13 +561,13 @@ def test_one_pod_that_cannot_be_read_keeps_no_other_from_its_charge(
     stage.create("bad")
     stage.create()
     stage.end("a", T0)
-    opening = stage.controller._intake.opening
+    opening = stage.controller._openings.opening
 
     def picky(pod: Object, *rest: Any) -> Any:
         return raising() if pod["metadata"]["name"] == "bad" else opening(pod, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.controller._intake, "opening", picky)
+        patch.setattr(stage.controller._openings, "opening", picky)
         with pytest.raises(RuntimeError):
             stage.look()
     assert stage.finalizers() == []
@@ -576,7 +576,7 @@ def test_one_pod_that_cannot_be_read_keeps_no_other_from_its_charge(
 
 
 def test_gpus_that_could_not_be_kept_are_kept_by_the_next_look(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.controller._intake._nodes.on_list(stage.kube.list(NODES)[0])
+    stage.controller._openings._nodes.on_list(stage.kube.list(NODES)[0])
     with monkeypatch.context() as patch:
         patch.setattr(workloads, "keep_gpus", raising)
         with pytest.raises(RuntimeError):

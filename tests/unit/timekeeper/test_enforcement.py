@@ -53,7 +53,7 @@ class Stage:
         self.controller = Controller(settings, self.clock, self.client, self.books, self.policy)
         self.controller.namespaces.on_list(self.client.list(NAMESPACES)[0])
         for node in self.client.list(NODES)[0]:
-            self.controller._intake._nodes.on_event("ADDED", node)
+            self.controller._openings._nodes.on_event("ADDED", node)
 
     def end(self) -> None:
         self.controller.stop()
