@@ -195,11 +195,23 @@ def _ran(status: Mapping[str, Any]) -> bool:
 
 
 def _rejection(pod: Mapping[str, Any]) -> list[Instant]:
-    """Return the instant at which kubelet refused a pod of which it started nothing."""
+    """Return the instants that say when kubelet refused a pod, of which it then keeps no container's state.
+
+    If it never ran, that is its `startTime`. After a reboot kubelet also refuses pods that ran: `startTime` is then
+    that of their first start, and only the write of the phase is from the refusal.
+    """
     status = as_map(pod.get("status"))
-    started = _instant(status.get("startTime"))
-    rejected = status.get("phase") == "Failed" and not any(True for _ in _statuses(pod))
-    return [started] if rejected and started is not None else []
+    if status.get("phase") != "Failed" or any(True for _ in _statuses(pod)):
+        return []
+    found = (_instant(status.get("startTime")), *map(_instant, _phase_written(pod)))
+    return [instant for instant in found if instant is not None]
+
+
+def _phase_written(pod: Mapping[str, Any]) -> Iterator[object]:
+    """Return when the API server took the last write of each program that set the pod's phase."""
+    for entry in map(as_map, as_list(as_map(pod.get("metadata")).get("managedFields"))):
+        if "f:phase" in as_map(as_map(entry.get("fieldsV1")).get("f:status")):
+            yield entry.get("time")
 
 
 def _conditions(pod: Mapping[str, Any], kind: str, *, status: str) -> Iterator[Mapping[str, Any]]:

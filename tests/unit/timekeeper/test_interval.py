@@ -237,6 +237,17 @@ def test_a_pod_that_kubelet_refused_closes_at_the_refusal() -> None:
     assert end_of(refused, ["main"], START) == End(at("10:00:01"), "rejected")
 
 
+def test_a_pod_that_ran_and_was_refused_after_a_reboot_pays_until_the_refusal() -> None:
+    """kubelet takes the state of its containers away then, and leaves the instant of its first start."""
+    refused = pod(phase="Failed", startTime="2026-11-21T10:00:01Z", reason="UnexpectedAdmissionError")
+    refused["metadata"]["managedFields"] = [
+        {"manager": "kube-scheduler", "time": "2026-11-21T10:00:00Z", "fieldsV1": {"f:status": {"f:conditions": {}}}},
+        {"manager": "kubelet", "time": "2026-11-21T13:00:00Z", "fieldsV1": {"f:status": {"f:phase": {}}}},
+        {"manager": "another", "time": "2026-11-21T14:00:00Z", "fieldsV1": {"f:metadata": {"f:labels": {}}}},
+    ]
+    assert end_of(refused, ["main"], START) == End(at("13:00:00"), "rejected")
+
+
 @pytest.mark.parametrize(
     ("policy", "code", "over"),
     [("Never", 1, True), ("OnFailure", 0, True), ("OnFailure", 1, False), ("Always", 0, False)],
