@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from cluster.harness.binaries import say
 from cluster.harness.charges import charge_of
 from cluster.harness.cluster import Cluster
@@ -142,6 +144,43 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
     assert (after["metadata"]["uid"], after["status"]["containerStatuses"][0]["restartCount"]) == (
         one["metadata"]["uid"], 1,
     )  # fmt: skip
+
+
+def test_after_a_reboot_of_the_node_slices_are_held_again_and_what_ended_is_paid(site: Site, cluster: Cluster) -> None:
+    """kubelet fails every pod with a device of a plugin that is a pod, ours or another's: it judges them first."""
+    team = site.namespace()
+    training = worker(30, 16, batch=5, kernel="spin_1ms", host=0.005)
+    site.kubectl.create(deployment("train", training), pod("alone", training), namespace=team)
+
+    def running(but: frozenset[str] = frozenset()) -> list[Object]:
+        return [one for one in site.pods(team) if one["status"].get("phase") == "Running"
+                and one["metadata"]["uid"] not in but and "deletionTimestamp" not in one["metadata"]]  # fmt: skip
+
+    before = wait_for("both pods", lambda: found if len(found := running()) == 2 else [], seconds=90)
+    held = (30, 100, 4 * GIB, "in-budget", 1)
+    for one in before:
+        _wait_for(site, team, one["metadata"]["name"], *held)
+    ran_until = datetime.now(UTC)
+    cluster.reboot()
+    gone = frozenset(one["metadata"]["uid"] for one in before)
+    [after] = wait_for("another pod of the Deployment", lambda: running(gone), seconds=180)
+    name = after["metadata"]["name"]
+    _wait_for(site, team, name, *held)
+    _goes_on(site, team, name)
+    ended = {one["metadata"]["uid"]: one for one in site.pods(team) if one["metadata"]["uid"] in gone}
+    assert {one["status"]["reason"] for one in ended.values()} == {"UnexpectedAdmissionError"}
+
+    def closed() -> dict[str, int]:
+        found = site.workloads(team).values()
+        return {w.pod_uid: w.charged_ms for w in found if w.state == "closed" and w.pod_uid in gone}
+
+    charges = wait_for("their charges", lambda: found if len(found := closed()) == 2 else {})
+    # kubelet writes whole seconds, and the refusal came before the Deployment made another pod.
+    refused = datetime.fromisoformat(after["metadata"]["creationTimestamp"])
+    for uid, one in ended.items():
+        bound = datetime.fromisoformat(one["metadata"]["annotations"]["slicekeeper.io/bound-at"])
+        least, most = (300 * (end - bound).total_seconds() for end in (ran_until, refused))
+        assert least - 600 <= charges[uid] <= most + 300, one["status"]
 
 
 def test_a_hostile_container_keeps_to_its_caps_or_is_evicted_and_its_neighbour_keeps_its_share(site: Site) -> None:

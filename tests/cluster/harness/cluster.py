@@ -81,6 +81,10 @@ class Cluster:
         self._control({"op": "start", "name": name})
         self._control({"op": "wait", "name": name})
 
+    def reboot(self) -> None:
+        """Reboot the node, but not the control plane, and wait until its programs are up again."""
+        self._control({"op": "reboot"}, timeout=300)
+
     def run(self, *command: str, timeout: float = 120.0) -> str:
         """Run a command on the node; return what it printed."""
         done = self._control({"op": "run", "command": list(command), "timeout": timeout}, timeout + 30)

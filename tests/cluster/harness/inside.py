@@ -7,6 +7,7 @@ its standard input closes, which is how the death of a test run reaches it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from cluster.harness import namespaces
+from cluster.harness import control_groups, namespaces
 from cluster.harness.binaries import Binaries
 from cluster.harness.programs import Program, Programs
 
@@ -98,6 +99,34 @@ class Node:
             out, err = process.communicate()
         return {"code": process.returncode, "out": out.decode(errors="replace"), "err": err.decode(errors="replace")}
 
+    def reboot(self) -> None:
+        """Do to the node what a reboot does: all its processes end, what lies in memory is gone, its disk stays.
+
+        The control plane goes on: it stands for one that runs elsewhere.
+        """
+        elsewhere = {self._running[program.name].pid for program in self._programs.control_plane()}
+        node = [program.name for program in self._programs.node()]
+        with self._lock:
+            self._end_all_but({1, *elsewhere})
+            for name in node:
+                self._running[name].wait(60)
+            namespaces.lose_memory()
+            control_groups.remove(self._folder)
+            control_groups.make(self._folder)
+        for name in node:
+            self.start(name)
+            self.wait(name)
+
+    def _end_all_but(self, kept: set[int]) -> None:
+        end = time.monotonic() + READY_SECONDS
+        while going := [pid for pid in _living() if pid not in kept]:
+            if time.monotonic() > end:
+                raise RuntimeError(f"processes {going} do not end")
+            for pid in going:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
     def reap(self) -> None:
         """Take the exit of every orphan that the kernel handed to us; our own programs' stay for their waiters."""
         while True:
@@ -109,11 +138,21 @@ class Node:
 
 
 def _is_our_zombie(entry: Path) -> bool:
+    return _state(entry) == ("Z", "1")
+
+
+def _state(entry: Path) -> tuple[str, str]:
+    """Return the state of a process and its parent, empty if it is gone."""
     try:
         state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
-        return False
-    return state == "Z" and parent == "1"
+        return "", ""
+    return state, parent
+
+
+def _living() -> list[int]:
+    entries = [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [int(entry.name) for entry in entries if _state(entry)[0] not in ("", "Z", "X")]
 
 
 def _up(program: Program) -> bool:
@@ -131,7 +170,7 @@ def _up(program: Program) -> bool:
 
 
 class Control(socketserver.StreamRequestHandler):
-    """One request, one JSON line: `{"op": "start" | "kill" | "wait" | "run", …}`."""
+    """One request, one JSON line: `{"op": "start" | "kill" | "wait" | "run" | "reboot", …}`."""
 
     node: Node
 
@@ -153,6 +192,8 @@ class Control(socketserver.StreamRequestHandler):
                 self.node.start(asked["name"])
             case "wait":
                 self.node.wait(asked["name"])
+            case "reboot":
+                self.node.reboot()
             case other:
                 raise ValueError(f"unknown op {other}")
         return None

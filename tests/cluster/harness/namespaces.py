@@ -7,6 +7,7 @@ namespaces and is gone when their first process ends, however it ends. Nothing o
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,20 @@ def prepare(folder: Path) -> None:
     _run("mount", "--make-rshared", "/")
     _mounts(folder)
     _network()
+
+
+def lose_memory() -> None:
+    """Take away what lies in a node's memory and not on its disk: volumes of pods, and all of /run."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    places = [line.split()[4].encode().decode("unicode_escape") for line in lines]
+    for place in reversed(places):
+        if place.startswith(("/run/", "/var/lib/kubelet/pods/")):
+            _run("umount", "--lazy", place)
+    for left in Path("/run").iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def _mounts(folder: Path) -> None:
