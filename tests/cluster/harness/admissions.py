@@ -28,14 +28,14 @@ class Admissions:
 
 
 @contextmanager
-def admissions(site: Site, team: str) -> Iterator[Admissions]:
-    """Have two clients create GPU pods, in dry runs, until the end."""
-    found, stop = Admissions(), threading.Event()
+def admissions(site: Site, team: str, container: Object | None = None) -> Iterator[Admissions]:
+    """Have two clients create pods of a container, by default of one with a share, in dry runs, until the end."""
+    found, stop, made = Admissions(), threading.Event(), pod("one", container or gpu_container(core=5))
 
     def load() -> None:
         while not stop.is_set():
             try:
-                site.kubectl.create(pod("one", gpu_container(core=5)), namespace=team, dry_run=True)
+                site.kubectl.create(made, namespace=team, dry_run=True)
                 found.done += 1
             except Refused as error:
                 found.failed.append(str(error))
