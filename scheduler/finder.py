@@ -39,7 +39,7 @@ class Found:
 
 
 class Finder:
-    """Prices, names, and what was seen of late. Safe from any thread."""
+    """Prices, names, and what was seen recently. Safe from any thread."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes

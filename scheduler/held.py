@@ -23,7 +23,7 @@ Unwanted = Callable[[Place], bool]
 
 
 class Held:
-    """Nodes, pods, places and the fleet, which agree with each other whenever nobody writes."""
+    """Nodes, pods, places and the fleet, which agree with each other between writes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -28,7 +28,7 @@ class _Vector:
 
 
 class Prices:
-    """The vectors of the shapes asked for of late. Safe from any thread, without a lock: vectors are only replaced.
+    """The vectors of the shapes asked for recently. Safe from any thread, without a lock: vectors are only replaced.
 
     Two threads may work out the same one at once; the later one stays.
     """

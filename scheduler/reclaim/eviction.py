@@ -48,11 +48,11 @@ class Evictor:
         self._blocked: dict[str, int] = {}
 
     def leaving(self) -> set[str]:
-        """Return the pods evicted of late, which the watch may not have shown on their way out yet."""
+        """Return the pods evicted recently, which the watch may not have shown on their way out yet."""
         return _current(self._leaving, self._clock.monotonic_ns())
 
     def blocked(self) -> set[str]:
-        """Return the pods that could not be evicted of late, and are not tried again for a while."""
+        """Return the pods that recently could not be evicted, and are not tried again for a while."""
         return _current(self._blocked, self._clock.monotonic_ns())
 
     def evict(self, victims: Sequence[Pod], waiting: Pod) -> bool:

@@ -140,7 +140,7 @@ def test_a_namespaces_user_reads_its_own_budget_and_gets_no_further(site: Site) 
 
 
 def test_a_lead_grants_to_the_teams_namespaces_alone_and_an_auditor_reads_all(site: Site) -> None:
-    """Both are played by the administrator, whose kubeconfig says as whom."""
+    """The administrator plays both: the kubeconfig names the user to impersonate."""
     wait_for("the API", lambda: _available(site))
     mine, other = site.namespace(), site.namespace()
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole"}

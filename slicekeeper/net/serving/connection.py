@@ -66,7 +66,7 @@ class Connection(Protocol):
     def greedy(self) -> bool:
         """Whether the client leaves an answer unread, or sends requests ahead of answers.
 
-        Its connection is always busy, though nobody waits for what it is busy with: by reading a little now and then,
+        Its connection is always busy, though the client does not wait for the work: by reading a little now and then,
         or by a stream of requests, it could keep its place for ever. No client of an API server does either.
         """
         return self._hasty or self._stalled is not None

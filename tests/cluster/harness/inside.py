@@ -102,7 +102,7 @@ class Node:
     def reboot(self) -> None:
         """Do to the node what a reboot does: all its processes end, what lies in memory is gone, its disk stays.
 
-        The control plane goes on: it stands for one that runs elsewhere.
+        The control plane goes on: it represents one that runs elsewhere.
         """
         elsewhere = {self._running[program.name].pid for program in self._programs.control_plane()}
         node = [program.name for program in self._programs.node()]

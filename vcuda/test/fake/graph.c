@@ -254,7 +254,7 @@ FK_API(cuGraphGetNodes, (CUgraph graph, CUgraphNode *nodes, size_t *count)) {
   return CUDA_SUCCESS;
 }
 
-/* What is told of a kernel's node: which one, and where. */
+/* A kernel node's function and context. */
 FK_API(cuGraphKernelNodeGetParams_v2, (CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p)) {
   if (node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
   *p = (CUDA_KERNEL_NODE_PARAMS){.kern = (CUkernel)node->function, .ctx = node->ctx};

@@ -60,7 +60,7 @@ class ApiServer:
         self.cluster = {"server": self.url, "certificate-authority-data": encoded(self.ca.certificate)}
 
     def impersonated(self) -> list[tuple[str, str]]:
-        """Return as whom the last request was sent."""
+        """Return the user and groups of the last request."""
         return [header for header in self._server.headers if header[0].startswith("Impersonate-")]
 
     def stop(self) -> None:
