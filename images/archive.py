@@ -42,8 +42,10 @@ def build_wheel(folder: Path) -> Path:
     """Build the wheel of this checkout."""
     done = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         raise SystemExit(f"the wheel was not built:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return next(folder.glob("*.whl"))

@@ -46,14 +46,16 @@ def write_signatures(file: Path, images: Mapping[str, str], key: ec.EllipticCurv
     with writing(file) as archive:
         for name, digest in images.items():
             repository = name.rpartition(":")[0]
-            payload = json.dumps({
-                "critical": {
-                    "identity": {"docker-reference": repository},
-                    "image": {"docker-manifest-digest": digest},
-                    "type": "cosign container image signature",
-                },
-                "optional": None,
-            }).encode()  # fmt: skip
+            payload = json.dumps(
+                {
+                    "critical": {
+                        "identity": {"docker-reference": repository},
+                        "image": {"docker-manifest-digest": digest},
+                        "type": "cosign container image signature",
+                    },
+                    "optional": None,
+                }
+            ).encode()
             signature = base64.b64encode(key.sign(payload, ec.ECDSA(hashes.SHA256()))).decode()
             layer = {**archive.blob(payload, _PAYLOAD), "annotations": {_SIGNATURE: signature}}
             archive.image(f"{repository}:{digest.replace(':', '-')}.sig", [layer], architecture="", os="", config={})

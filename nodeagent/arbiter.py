@@ -111,8 +111,11 @@ class SeatPolicy:
     def holds(self, seat: ArbiterSeat) -> bool:
         """Whether a seat of the arbiter is as this policy says."""
         return (seat.core, seat.limit, seat.memory_limit, seat.vclass) == (
-            self.core, self.limit, self.memory, self.vclass,
-        )  # fmt: skip
+            self.core,
+            self.limit,
+            self.memory,
+            self.vclass,
+        )
 
 
 _T = TypeVar("_T")

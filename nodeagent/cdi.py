@@ -90,8 +90,10 @@ class SeatFiles:
                 if not read.wait(READ_SECONDS):
                     log.warning(
                         "no container runtime has read %s within %g s; is %s among its CDI folders?",
-                        file.name, READ_SECONDS, self._cdi_dir,
-                    )  # fmt: skip
+                        file.name,
+                        READ_SECONDS,
+                        self._cdi_dir,
+                    )
                     if new:
                         self.probe.not_read_yet(seat.name, written)
         self._first = self._first or time.monotonic()

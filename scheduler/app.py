@@ -117,11 +117,13 @@ def make_app(scheduler: Scheduler) -> Starlette:
             f"the list of {missing} has not been read\n" if missing else "ok\n", 503 if missing else 200
         )
 
-    app = Starlette(routes=[
-        *(Route(f"/{verb.name}", _endpoint(scheduler, bodies, verb), methods=["POST"]) for verb in verbs),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-    ])  # fmt: skip
+    app = Starlette(
+        routes=[
+            *(Route(f"/{verb.name}", _endpoint(scheduler, bodies, verb), methods=["POST"]) for verb in verbs),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+        ]
+    )
     app.router.redirect_slashes = False
     return app
 

@@ -92,8 +92,11 @@ def explain(context: Context, pod: str, namespace: str, output: str) -> None:
         "priorityClass": found["spec"].get("priorityClassName", ""),
     }
     if placed:
-        gpus = {key.removeprefix(names.GPU_PREFIX): value for key, value in annotations.items()
-                if key.startswith(names.GPU_PREFIX)}  # fmt: skip
+        gpus = {
+            key.removeprefix(names.GPU_PREFIX): value
+            for key, value in annotations.items()
+            if key.startswith(names.GPU_PREFIX)
+        }
         sharing, _, why = annotations.get(names.SHARING_MODE, "").partition("; ")
         said |= {"node": placed, "gpus": gpus, "sharing": sharing, "why": why}
     elif said["state"] == "waiting":

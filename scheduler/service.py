@@ -75,15 +75,21 @@ class Scheduler:
         self.fence = Fence(lease, self.watches.catch_up, idle_seconds=renew_seconds)
         after = settings.scheduler.reclaim_after_seconds
         self.gangs = Gangs(
-            self.state, clock, Nudger(self.client, clock, pause_seconds=after), hold_seconds=hold,
-        )  # fmt: skip
+            self.state,
+            clock,
+            Nudger(self.client, clock, pause_seconds=after),
+            hold_seconds=hold,
+        )
         self.binder = Binder(self.client, self.state, clock, agents, self.fence, self.gangs)
         self.leader = self._lease(LEASE, f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
         evictor = Evictor(
-            self.client, clock, settings.resources,
-            reporter=settings.webhook.scheduler_name, hold_seconds=hold,
+            self.client,
+            clock,
+            settings.resources,
+            reporter=settings.webhook.scheduler_name,
+            hold_seconds=hold,
             count=lambda outcome: self.metrics.evictions.labels(outcome).inc(),
-        )  # fmt: skip
+        )
         nudger = Nudger(self.client, clock, pause_seconds=after)
         # Room that is made for one pod is the first that will do: a mix of arrivals says nothing about it.
         self.reclaimer = Reclaimer(

@@ -427,9 +427,11 @@ class SchedulerState:
                 if (
                     row < 0
                     or (version is not None and self._held.fleet.version_of(row) > version)
-                    or known.node or known.leaving or known.finished
+                    or known.node
+                    or known.leaving
+                    or known.finished
                     or any(place.kind in FIRM for place in self._places.of(pod.uid))
-                ):  # fmt: skip
+                ):
                     return False
             for pod, hold in wanted:
                 self._held.put(pod.uid, [Place(HoldKind.RESERVED, pod, hold, until_ns)])

@@ -121,8 +121,11 @@ def filter_result(names: bytes, failed: bytes = b"{}", unresolvable: bytes = b"{
     On an unresolvable one kube-scheduler does not preempt.
     """
     return b'{"Nodes":null,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":%b}' % (
-        names, failed, unresolvable, orjson.dumps(error)
-    )  # fmt: skip
+        names,
+        failed,
+        unresolvable,
+        orjson.dumps(error),
+    )
 
 
 def binding_result(error: str = "") -> BindingResult:

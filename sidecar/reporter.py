@@ -86,9 +86,11 @@ class Reporter:
             log.log(
                 logging.INFO if final else logging.DEBUG,
                 "container %s: %s of GPU time used, %s of GPU memory now, %s at most",
-                container, _shown(used_ms, "ms"), _shown(reading.memory_mib, "MiB"),
+                container,
+                _shown(used_ms, "ms"),
+                _shown(reading.memory_mib, "MiB"),
                 _shown(self._peaks.get(container), "MiB"),
-            )  # fmt: skip
+            )
             self.spool.put(
                 UsageReport(
                     namespace=self.settings.namespace,

@@ -130,8 +130,9 @@ class SimulatedAdmission:
             message = status.get("message") or "without explanation"
             raise Denied(
                 f'admission webhook "{WEBHOOK}" denied the request: {message}',
-                int(status.get("code") or 403), str(status.get("reason") or "Forbidden"),
-            )  # fmt: skip
+                int(status.get("code") or 403),
+                str(status.get("reason") or "Forbidden"),
+            )
         return response
 
 
@@ -141,8 +142,10 @@ def _review(obj: Object, attributes: Attributes) -> wire.AdmissionReview:
     resource = {"group": kind.group, "version": kind.version, "resource": kind.resource.plural}
     request: Any = {
         "uid": str(uuid.uuid4()),
-        "kind": gvk, "requestKind": gvk,
-        "resource": resource, "requestResource": resource,
+        "kind": gvk,
+        "requestKind": gvk,
+        "resource": resource,
+        "requestResource": resource,
         "name": obj["metadata"].get("name", ""),
         "namespace": attributes.namespace,
         "operation": attributes.operation,
@@ -151,7 +154,7 @@ def _review(obj: Object, attributes: Attributes) -> wire.AdmissionReview:
         "oldObject": attributes.old,
         "dryRun": False,
         "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
-    }  # fmt: skip
+    }
     return {"apiVersion": wire.API_VERSION, "kind": wire.KIND, "request": request}
 
 

@@ -333,8 +333,10 @@ class ApiServer:
     def __init__(self, api: Api, port: int = 0, extra: dict[str, Callable[[], Any]] | None = None) -> None:
         self._stop = threading.Event()
         paths: dict[str, Callable[[], Any]] = {
-            "/readyz": lambda: {"status": "ok"}, "/simulator/pods": api.pod_records, **(extra or {}),
-        }  # fmt: skip
+            "/readyz": lambda: {"status": "ok"},
+            "/simulator/pods": api.pod_records,
+            **(extra or {}),
+        }
         handler = type("Handler", (_Handler,), {"api": api, "stop": self._stop, "extra": paths})
         self._server = _Server(("127.0.0.1", port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="api", daemon=True)

@@ -35,18 +35,20 @@ def examples_folder() -> Path:
 @click.option("--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="GPUs of each node.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="A100", show_default=True, help="Their model.")
 @click.option(
-    "--speed", type=click.FloatRange(1, 3600), default=60.0, show_default=True,
+    "--speed",
+    type=click.FloatRange(1, 3600),
+    default=60.0,
+    show_default=True,
     help="Seconds of the cluster's time in a real one.",
-)  # fmt: skip
+)
 @click.option(
-    "--examples", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--examples",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of manifests, and a story.yaml that says what to submit when.  [default: the release's own]",
-)  # fmt: skip
+)
 @click.option("--once", is_flag=True, help="End when the story is complete: print a table, check the ledger.")
 @output_option("table", "json")
-def local(
-    nodes: int, gpus: int, model: str, speed: float, examples: Path | None, once: bool, output: str
-) -> None:  # fmt: skip
+def local(nodes: int, gpus: int, model: str, speed: float, examples: Path | None, once: bool, output: str) -> None:
     """Run the whole path on this machine: a simulated cluster, the real webhook, timekeeper and scheduler.
 
     Submits example manifests and shows what becomes of them; stays up until Ctrl-C. State lies in
@@ -96,9 +98,7 @@ class Printer:
             click.echo(f"{instant:<8}  {verb:<10} {text}" if verb else f"\n── {text}", err=self._to_stderr)
 
 
-def _play(
-    cluster: LocalCluster, folder: Path, plot: story.Story, printer: Printer, *, once: bool, output: str
-) -> None:  # fmt: skip
+def _play(cluster: LocalCluster, folder: Path, plot: story.Story, printer: Printer, *, once: bool, output: str) -> None:
     logging.basicConfig(
         filename=cluster.home / "logs" / "cluster.log", format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )

@@ -39,8 +39,9 @@ def node(name: str, gpus: int, model: str, resources: Resources) -> Object:
     """
     if model not in MODELS:
         raise SettingsError(f"--model is {model!r}: it must be one of {', '.join(MODELS)}")
-    cards = [Gpu(uuid=f"GPU-{uuid.uuid5(_UUIDS, f'{name}/{i}')}", model=model, memory_mib=MODELS[model])
-             for i in range(gpus)]  # fmt: skip
+    cards = [
+        Gpu(uuid=f"GPU-{uuid.uuid5(_UUIDS, f'{name}/{i}')}", model=model, memory_mib=MODELS[model]) for i in range(gpus)
+    ]
     capacity = {
         "cpu": "64",
         "memory": "512Gi",
@@ -69,8 +70,10 @@ def node(name: str, gpus: int, model: str, resources: Resources) -> Object:
 def fill(store: Store, settings: Settings, nodes: int, gpus: int, model: str) -> None:
     """Create the objects of a new cluster."""
     for name in ("default", "kube-system", "slicekeeper-system"):
-        store.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name},
-                                  "status": {"phase": "Active"}})  # fmt: skip
+        store.create(
+            NAMESPACES,
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "status": {"phase": "Active"}},
+        )
     for wanted in (settings.classes.in_budget, settings.classes.over_budget):
         store.create(PRIORITY_CLASSES, {
             "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": wanted.name},

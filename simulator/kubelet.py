@@ -159,8 +159,9 @@ class Kubelet:
         """Count what simulated programs use: just what they asked for, as long as they run."""
         used = {
             c.name: c.ran_ms(now_ms) * held.cores[c.name] // CORES_PER_GPU
-            for c in held.run.containers if c.name in held.cores
-        }  # fmt: skip
+            for c in held.run.containers
+            if c.name in held.cores
+        }
         if held.sidecar is not None:
             held.sidecar.write_usage(used)
 

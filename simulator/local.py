@@ -130,8 +130,11 @@ class LocalCluster:
                 Part("scheduler", f"http://{addresses['scheduler']}", listeners["scheduler"]),
                 Part("webhook", f"https://{addresses['webhook']}", listeners["webhook"], str(files.ca)),
             ],
-            self.config, logs, self._spawner, self._tell,
-        )  # fmt: skip
+            self.config,
+            logs,
+            self._spawner,
+            self._tell,
+        )
         extender = JsonClient(f"http://{addresses['scheduler']}", timeout=30.0)
         self._tell(
             f"cluster of {self.options.nodes} nodes with {self.options.gpus} {self.options.model} each ready at "

@@ -122,15 +122,20 @@ class Narrator:
                 states[decision.namespace] = decision.state
                 if before != decision.state:
                     verb = "ran out" if decision.over_budget else "budget"
-                    self._tell(verb, f"{decision.namespace}  {decision.state} since {decision.since}; "
-                               f"{format_duration(decision.balance_ms)} left, new pods get "
-                               f"{decision.priority_class_name}")  # fmt: skip
+                    self._tell(
+                        verb,
+                        f"{decision.namespace}  {decision.state} since {decision.since}; "
+                        f"{format_duration(decision.balance_ms)} left, new pods get "
+                        f"{decision.priority_class_name}",
+                    )
 
 
 def placement(pod: Object) -> str:
     """Return a pod's node and GPUs, short."""
     gpus = [
-        uuid[:SHORT] for key, value in annotations_of(pod).items() if key.startswith(names.GPU_PREFIX)
+        uuid[:SHORT]
+        for key, value in annotations_of(pod).items()
+        if key.startswith(names.GPU_PREFIX)
         for uuid in str(value).split(",")
-    ]  # fmt: skip
+    ]
     return " ".join([str(pod["spec"].get("nodeName", "")), *dict.fromkeys(gpus)])

@@ -66,8 +66,9 @@ def rows(local: LocalCluster, outcomes: list[SubmitOutcome]) -> list[Row]:
     found = [_row(pod, workloads.get(pod["metadata"]["uid"])) for pod in local.cluster.store.removed_pods]
     found += [
         Row(o.namespace, o.name, f"refused: {o.message.partition(DENIED)[2] or o.message}")
-        for o in outcomes if not o.admitted
-    ]  # fmt: skip
+        for o in outcomes
+        if not o.admitted
+    ]
     return sorted(found, key=lambda row: (row.namespace, row.name))
 
 

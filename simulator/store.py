@@ -87,9 +87,10 @@ class Store:
         """Return a collection's objects, in the order of their creation, and the version they are of."""
         with self.changed:
             found = [
-                obj for (kind, place, _), obj in self._objects.items()
+                obj
+                for (kind, place, _), obj in self._objects.items()
                 if kind == resource and (not namespace or place == namespace)
-            ]  # fmt: skip
+            ]
             return found, self._version
 
     def create(self, resource: Resource, body: Object, namespace: str = "") -> Object:
@@ -167,8 +168,9 @@ class Store:
                 return self._remove_if_done(resource, old)
             asked_ms = (
                 parse_instant(old["metadata"]["deletionTimestamp"]) - before * 1000
-                if before is not None else self.clock.now_ms()
-            )  # fmt: skip
+                if before is not None
+                else self.clock.now_ms()
+            )
             new = clone(old)
             new["metadata"] |= {
                 "deletionTimestamp": format_seconds(asked_ms + seconds * 1000),

@@ -89,10 +89,13 @@ def create(client: KubeClient, manifest: Object, namespace: str, where: str) -> 
     except ServiceError as error:
         return SubmitOutcome(kind.name, place, name, admitted=False, message=_message(error))
     return SubmitOutcome(
-        kind.name, place, made["metadata"]["name"], admitted=True,
+        kind.name,
+        place,
+        made["metadata"]["name"],
+        admitted=True,
         priority_class=str((made.get("spec") or {}).get("priorityClassName", "")) if kind.name == "Pod" else "",
         warnings=warnings,
-    )  # fmt: skip
+    )
 
 
 def create_namespace(client: KubeClient, name: str) -> None:

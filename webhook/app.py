@@ -141,8 +141,11 @@ def _state(decisions: Decisions, policies: PolicyFile) -> dict[str, object]:
     known = "never fetched" if age is None else "stale" if decisions.stale else "fresh"
     objects = policies.objects_trouble() or ("known" if policies.complete.is_set() else "not listed yet")
     return {
-        "status": "ready", "decisions": known, "policyFile": policies.error or "in force", "policyObjects": objects,
-    }  # fmt: skip
+        "status": "ready",
+        "decisions": known,
+        "policyFile": policies.error or "in force",
+        "policyObjects": objects,
+    }
 
 
 def _show_state(decisions: Decisions, policies: PolicyFile) -> None:

@@ -122,9 +122,12 @@ class Decisions:
         if decision is None:
             return Standing(settled=settled)
         return Standing(
-            over_budget=decision.over_budget, hard=decision.enforcement == "hard", settled=settled,
-            reason=decision.reason, stale=stale,
-        )  # fmt: skip
+            over_budget=decision.over_budget,
+            hard=decision.enforcement == "hard",
+            settled=settled,
+            reason=decision.reason,
+            stale=stale,
+        )
 
     def refresh(self) -> None:
         """Fetch the decisions once.

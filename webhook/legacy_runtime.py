@@ -28,8 +28,11 @@ VOID: Final = "void"
 
 _NO_DEVICES: Final = ("", "none", VOID)
 _OTHER_VARIABLES: Final = (
-    "DOCKER_RESOURCE_GPU", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_NVSWITCH",
-)  # fmt: skip
+    "DOCKER_RESOURCE_GPU",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+    "NVIDIA_NVSWITCH",
+)
 """By which the runtime gives devices too. NVIDIA_DRIVER_CAPABILITIES gives none by itself."""
 
 _FOLDER: Final = "nvidia-container-devices"

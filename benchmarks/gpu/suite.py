@@ -35,18 +35,18 @@ COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 
 FRAMEWORKS = {
     "numba": "import numpy as np\nfrom numba import cuda\n@cuda.jit\ndef f(x):\n    i = cuda.grid(1)\n"
-             "    if i < x.size: x[i] += 1\nd = cuda.to_device(np.zeros(1024, np.float32))\nf[4, 256](d)\n"
-             "assert d.copy_to_host().sum() == 1024\nassert cuda.current_context().get_memory_info()[1] <= 2 << 30\n",
+    "    if i < x.size: x[i] += 1\nd = cuda.to_device(np.zeros(1024, np.float32))\nf[4, 256](d)\n"
+    "assert d.copy_to_host().sum() == 1024\nassert cuda.current_context().get_memory_info()[1] <= 2 << 30\n",
     "cupy": "import cupy\nx = cupy.arange(1 << 20, dtype=cupy.float32)\nassert float((x * 2).sum()) > 0\n"
-            "try:\n    cupy.zeros(4 << 30, dtype=cupy.uint8)\n    raise SystemExit('not refused')\n"
-            "except cupy.cuda.memory.OutOfMemoryError:\n    pass\n",
+    "try:\n    cupy.zeros(4 << 30, dtype=cupy.uint8)\n    raise SystemExit('not refused')\n"
+    "except cupy.cuda.memory.OutOfMemoryError:\n    pass\n",
     "torch": "import torch\nx = torch.ones(1024, 1024, device='cuda')\nassert float((x @ x).sum()) > 0\n"
-             "g = torch.cuda.CUDAGraph()\ny = x.clone()\ntorch.cuda.synchronize()\n"
-             "with torch.cuda.graph(g):\n    y.mul_(1.0)\n"
-             "for _ in range(50): g.replay()\ntorch.cuda.synchronize()\n"
-             "try:\n    torch.empty(4 << 30, dtype=torch.uint8, device='cuda')\n    raise SystemExit('not refused')\n"
-             "except torch.OutOfMemoryError:\n    pass\n",
-}  # fmt: skip
+    "g = torch.cuda.CUDAGraph()\ny = x.clone()\ntorch.cuda.synchronize()\n"
+    "with torch.cuda.graph(g):\n    y.mul_(1.0)\n"
+    "for _ in range(50): g.replay()\ntorch.cuda.synchronize()\n"
+    "try:\n    torch.empty(4 << 30, dtype=torch.uint8, device='cuda')\n    raise SystemExit('not refused')\n"
+    "except torch.OutOfMemoryError:\n    pass\n",
+}
 
 
 def verdict(kind: str, name: str, note: str = "") -> None:
@@ -80,8 +80,10 @@ class Gpu:
         """Start the arbiter, or start it again."""
         self.arbiter = subprocess.Popen(
             [BUILD / "arbiter", "serve", "--dir", self.folder.name, *self.fake],
-            env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            env=self.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for _ in range(500):
             try:
                 self.seats()
@@ -105,8 +107,9 @@ class Gpu:
         """Read the telemetry, by seat."""
         return {s["seat"]: s for s in self.ask(op="read")["seats"]}
 
-    def run(self, name: str, core: int, *program: str, limit: int = 100, vclass: str = "in-budget",
-            memory: str = "2GiB") -> subprocess.Popen[str]:  # fmt: skip
+    def run(
+        self, name: str, core: int, *program: str, limit: int = 100, vclass: str = "in-budget", memory: str = "2GiB"
+    ) -> subprocess.Popen[str]:
         """Start a program in a seat; without a path it is the suite's own."""
         command = program if program[0].startswith("/") else (str(PROGRAM), *program)
         p = subprocess.Popen(
@@ -182,8 +185,9 @@ def pairs(gpu: Gpu, seconds: float) -> str:
         first = gpu.seats()
         time.sleep(seconds)
         last = gpu.seats()
-        got = [100 * (last[n]["busy_ns"] - first[n]["busy_ns"]) / (last[n]["wall_ns"] - first[n]["wall_ns"])
-               for n in names]  # fmt: skip
+        got = [
+            100 * (last[n]["busy_ns"] - first[n]["busy_ns"]) / (last[n]["wall_ns"] - first[n]["wall_ns"]) for n in names
+        ]
         text = "/".join(f"{g:.1f}" for g in got)
         need(all(abs(g - c) <= gpu.slack for g, c in zip(got, cores, strict=True)), f"{cores}: {text}")
         said.append(text)
@@ -320,8 +324,11 @@ def main() -> int:
             verdict("skipped", check.__name__.replace("_", " "), "there is no NVIDIA GPU on this machine")
         for name in FRAMEWORKS:
             verdict("skipped", name, "there is no NVIDIA GPU on this machine")
-    print("vcuda on {}: {passed} passed, {failed} failed, {skipped} skipped".format(
-        "the fake GPU" if options.fake else "a GPU", **COUNTS))  # fmt: skip
+    print(
+        "vcuda on {}: {passed} passed, {failed} failed, {skipped} skipped".format(
+            "the fake GPU" if options.fake else "a GPU", **COUNTS
+        )
+    )
     return 1 if COUNTS["failed"] else 0
 
 

@@ -53,10 +53,13 @@ def training(duty: int = 75) -> Row:
 def peer_env(library: str, core: int, folder: str) -> dict[str, str]:
     """Preload another limiter, with HAMi-core's settings for so much of the GPU's time and 1 GiB of its memory."""
     return {
-        "LD_PRELOAD": library, "CUDA_DEVICE_SM_LIMIT": str(core), "GPU_CORE_UTILIZATION_POLICY": "force",
-        "CUDA_DEVICE_MEMORY_LIMIT": "1g", "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{folder}/cache-{core}",
+        "LD_PRELOAD": library,
+        "CUDA_DEVICE_SM_LIMIT": str(core),
+        "GPU_CORE_UTILIZATION_POLICY": "force",
+        "CUDA_DEVICE_MEMORY_LIMIT": "1g",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{folder}/cache-{core}",
         "LIBCUDA_LOG_LEVEL": "0",
-    }  # fmt: skip
+    }
 
 
 def launch(options: argparse.Namespace) -> None:
@@ -100,8 +103,10 @@ def shares(options: argparse.Namespace) -> None:
         for kind in ["limited", *(["peer"] if options.peer else [])]:
             peer = kind == "peer"
             with tempfile.TemporaryDirectory() as folder:
-                chosen = [Seat(core, core, args=kernels(us), env=peer_env(options.peer, core, folder) if peer else {})
-                          for core, us in seats]  # fmt: skip
+                chosen = [
+                    Seat(core, core, args=kernels(us), env=peer_env(options.peer, core, folder) if peer else {})
+                    for core, us in seats
+                ]
                 got = together(chosen, options.seconds, bare=peer, virtual=False)
             points = [r["share"] for r in got]
             off = max(abs(p - core) for p, (core, _) in zip(points, seats, strict=True))
@@ -142,8 +147,10 @@ def pair(options: argparse.Namespace) -> None:
 
 
 def sweep(options: argparse.Namespace) -> None:
-    table(HEAD, [pair_row(duty, us, options.seconds) for duty in (25, 50, 75, 90, 100)
-                 for us in (50, 200, 1000, 5000, 10000)])  # fmt: skip
+    table(
+        HEAD,
+        [pair_row(duty, us, options.seconds) for duty in (25, 50, 75, 90, 100) for us in (50, 200, 1000, 5000, 10000)],
+    )
 
 
 MIXES = {
@@ -165,8 +172,9 @@ def rules(options: argparse.Namespace) -> None:
             rows.append([name, rule, " / ".join(f"{s:.1f}" for s in shares), f"{off:.1f}", f"{sum(shares):.1f}"])
     for rule in ("slicekeeper", "kubegpu", "gemini"):
         alone = together([Seat(60, args=training())], options.seconds)[0]
-        got = together([Seat(60, args=training()), Seat(10, vclass="background", args=kernels(200))],
-                       options.seconds, rule=rule)  # fmt: skip
+        got = together(
+            [Seat(60, args=training()), Seat(10, vclass="background", args=kernels(200))], options.seconds, rule=rule
+        )
         kept = got[0]["steps"] / alone["steps"] * alone["wall_ns"] / got[0]["wall_ns"]
         rows.append(["training beside background", rule, f"training keeps {100 * kept:.1f} %", "",
                      f"{sum(r['share'] for r in got):.1f}"])  # fmt: skip

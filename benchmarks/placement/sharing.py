@@ -67,8 +67,9 @@ class Share(Pod):
     @property
     def demand(self) -> Demand:  # type: ignore[override]
         """Return one share."""
-        return Demand((Slice(("main",), self.core, 0, whole=False),), models=self.models, cpu_milli=self.cpu,
-                      ram_mib=self.ram)  # fmt: skip
+        return Demand(
+            (Slice(("main",), self.core, 0, whole=False),), models=self.models, cpu_milli=self.cpu, ram_mib=self.ram
+        )
 
 
 def as_mode(pod: Pod, mode: str) -> Pod:
@@ -200,8 +201,11 @@ def table(title: str, nodes: list[Node], pods: list[Pod], modes: list[str], opti
             )
             whole = whole or completion
             drawn[mode].append((load, completion))
-            print(f"| {load:g} % | {mode} | {wait:.0f} | {completion:.0f} | {100 * completion / whole:.0f} % | "
-                  f"{p95:.0f} | {used:.1f} % |", flush=True)  # fmt: skip
+            print(
+                f"| {load:g} % | {mode} | {wait:.0f} | {completion:.0f} | {100 * completion / whole:.0f} % | "
+                f"{p95:.0f} | {used:.1f} % |",
+                flush=True,
+            )
     if options.plots:
         highest = max(seconds for points in drawn.values() for _, seconds in points)
         picture = chart.lines(drawn, {}, x="load, %", y="completion time, s", most=highest)
@@ -226,9 +230,10 @@ def main() -> None:
     most = max(node.gpus for node in nodes)
     models = {node.model for node in nodes}
     pods = [
-        pod for pod in read_pods(options.pods)
+        pod
+        for pod in read_pods(options.pods)
         if 0 < pod.gpus <= most and pod.life <= LONGEST and (not pod.models or models & set(pod.models))
-    ]  # fmt: skip
+    ]
     table("Jobs that ask for a share", nodes, [pod for pod in pods if pod.core < CORES_PER_GPU],
           ["exclusive", "shared"], options)  # fmt: skip
     table("All jobs", nodes, pods, ["exclusive", "shared", "adaptive"], options)

@@ -165,8 +165,10 @@ def measure(count: int, rounds: int) -> None:
             f"kubernetes: {{server: '{url}'}}\nscheduler: {{bind: '127.0.0.1:{ours}'}}\nlog: {{level: warning}}\n"
         )
         command = [sys.executable, "-c", "from slicekeeper.cli.main import main; main()", "--config", str(config)]
-        processes = [start([*command, "scheduler", "serve"], ours, "/readyz"),
-                     start([sys.executable, "-c", BARE, f"127.0.0.1:{bare}"], bare, "/")]  # fmt: skip
+        processes = [
+            start([*command, "scheduler", "serve"], ours, "/readyz"),
+            start([sys.executable, "-c", BARE, f"127.0.0.1:{bare}"], bare, "/"),
+        ]
         try:
             rows = time_calls(count, rounds, url, connect(ours), connect(bare))
             memory = resident(processes[0].pid)

@@ -114,10 +114,13 @@ def fill(it: Made, rows: int, live: int) -> None:
         numbers = f"generate_series(1, {rows}) AS n(i)"
         key = f"lpad(to_hex(i::bigint * {2**32 // rows - 1}), 8, '0') || '-0000-4000-9000-' || lpad(to_hex(i), 12, '0')"
     old = NOW - 400 * 24 * HOUR
-    plain(it.url, f"""INSERT INTO workload (pod_uid, namespace_id, pod_name, node, gpus, holders, gpu_class, shares,
+    plain(
+        it.url,
+        f"""INSERT INTO workload (pod_uid, namespace_id, pod_name, node, gpus, holders, gpu_class, shares,
           opened_at, started_at, ended_at, end_source, flags, heard_at) SELECT {key}, i % {NAMESPACES} + 1, 'pod-' || i,
           'n', 'GPU-1', '{{"main"\\:1}}', 'standard', '{{"A100"\\:"1/2"}}', {old} + i, {old} + i, {old} + i + 60000,
-          'finished', '', NULL FROM {numbers}""")  # fmt: skip
+          'finished', '', NULL FROM {numbers}""",
+    )
     plain(
         it.url,
         f"""INSERT INTO watermark (pod_uid, container, epoch, seq, used_ms, monotonic_ns, received_at)
@@ -249,9 +252,11 @@ def measure_reports(it: Made) -> None:
                 ("decision under that load, p99 ms", decision.p99),
             ):
                 rows.setdefault(what, []).append(value)
-    table(it.kind, ("", "median", "best"), [
-        (what, statistics.median(values), (min if " ms" in what else max)(values)) for what, values in rows.items()
-    ])  # fmt: skip
+    table(
+        it.kind,
+        ("", "median", "best"),
+        [(what, statistics.median(values), (min if " ms" in what else max)(values)) for what, values in rows.items()],
+    )
 
 
 # Growth
@@ -279,9 +284,11 @@ def measure_growth(kind: str, folder: Path) -> None:
                 took[size].append((time.perf_counter() - begun) / BATCH * 1e6)
                 assert outcomes[0].outcome == "accepted", outcomes[0]
         medians = {size: statistics.median(values[20:]) for size, values in took.items()}
-    table(f"{kind}: a report, by rows in the tables", ("rows", "µs a report", "÷ fewest"), [
-        (f"{size:,}", medians[size], medians[size] / medians[min(SIZES)]) for size in SIZES
-    ])  # fmt: skip
+    table(
+        f"{kind}: a report, by rows in the tables",
+        ("rows", "µs a report", "÷ fewest"),
+        [(f"{size:,}", medians[size], medians[size] / medians[min(SIZES)]) for size in SIZES],
+    )
 
 
 # Pods

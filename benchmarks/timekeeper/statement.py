@@ -105,8 +105,10 @@ def bulk(it: Made, pods: int) -> int:
     gap = (LAST - START - 10_000 - LONGEST) // pods
     begun, lasted = f"({START + 10_000} + i * {gap})", f"({LONGEST} - i * 7919 % 600000)"
     ended, charge = f"({begun} + {lasted})", f"(({lasted} + 1) / 2)"
-    accounts = {kind: plain(it.url, f"SELECT id FROM account WHERE namespace_id = 1 AND kind = '{kind}'")
-                for kind in ("budget", "charged")}  # fmt: skip
+    accounts = {
+        kind: plain(it.url, f"SELECT id FROM account WHERE namespace_id = 1 AND kind = '{kind}'")
+        for kind in ("budget", "charged")
+    }
     txn = int(plain(it.url, "SELECT max(id) FROM txn"))
     engine = make_engine(it.url)
     indexes = [one for name in ("workload", "txn", "entry") for one in Base.metadata.tables[name].indexes]
@@ -130,7 +132,7 @@ def bulk(it: Made, pods: int) -> int:
             f"""INSERT INTO entry (txn_id, account_id, amount_ms) SELECT {txn} + i, {accounts["budget"]}, -{charge}
                 FROM {numbers} AS m UNION ALL SELECT {txn} + i, {accounts["charged"]}, {charge} FROM {numbers} AS m
                 ORDER BY 1, 2""",
-        ):  # fmt: skip
+        ):
             connection.execute(text(statement))
             connection.commit()
         for index in indexes:
@@ -279,8 +281,11 @@ def book_more(it: Made) -> list[tuple[Any, ...]]:
             took[name].append(time.perf_counter() - begun)
     books.database.close()
     mine, other = (statistics.median(found) * 1000 for found in took.values())
-    return [("a pod opened and closed, ms", mine), ("the same in a namespace without a past, ms", other),
-            ("ratio", mine / other)]  # fmt: skip
+    return [
+        ("a pod opened and closed, ms", mine),
+        ("the same in a namespace without a past, ms", other),
+        ("ratio", mine / other),
+    ]
 
 
 def measure(kind: str, folder: Path, pods: int) -> None:

@@ -74,14 +74,18 @@ class Evictor:
             if outcome == "evicted":
                 log.info("pod %s gives way to %s", victim.key, waiting.key)
                 self._tell(
-                    _reference(victim), "Warning", "GaveWay",
+                    _reference(victim),
+                    "Warning",
+                    "GaveWay",
                     f"Evicted from node {victim.node}: {_why(victim)}, and pod {waiting.key}, which is in budget, "
                     f"found no place",
-                )  # fmt: skip
+                )
         self._tell(
-            asking, "Normal", "PlaceReclaimed",
+            asking,
+            "Normal",
+            "PlaceReclaimed",
             f"Place on node {victims[0].node} is kept for this pod; gave way: {', '.join(v.key for v in victims)}",
-        )  # fmt: skip
+        )
         return True
 
     def may_evict(self, victims: Sequence[Pod]) -> bool:

@@ -250,8 +250,10 @@ def _lines(found: Statement, output: str) -> str:
         edge("closing", found.end, found.closing_ms),
     ]
     told = table(("BOOKED", "AT", "COUNT", "GPU-TIME", "BALANCE"), sums)
-    charged = [Column[Any]("CHARGED", lambda one: format_duration(one.charged_ms)),
-               Column[Any]("OVER-BUDGET", lambda one: format_duration(one.over_budget_ms))]  # fmt: skip
+    charged = [
+        Column[Any]("CHARGED", lambda one: format_duration(one.charged_ms)),
+        Column[Any]("OVER-BUDGET", lambda one: format_duration(one.over_budget_ms)),
+    ]
     if found.workloads:
         pods = [
             Column[Any]("NAME", lambda pod: pod.pod_name),

@@ -65,8 +65,10 @@ def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
             f"{source}: kind is {document['kind']}, an object of the cluster: kubectl apply -f takes it"
         )
     if not isinstance(document, dict) or not isinstance(document.get("namespace"), str):
-        raise SettingsError(f"{source}: a budget is a map that names its namespace; for example "
-                            "{namespace: vision, amount: 25h, period: month}")  # fmt: skip
+        raise SettingsError(
+            f"{source}: a budget is a map that names its namespace; for example "
+            "{namespace: vision, amount: 25h, period: month}"
+        )
     rule: dict[str, object] = {}
     for key, value in document.items():
         if key in _AMOUNTS:

@@ -53,9 +53,7 @@ def children(context: Context, name: str, output: str) -> None:
 @rule_options
 @output_option(*LISTS)
 @click.pass_obj
-def set_parent(
-    context: Context, /, name: str, amount: int | None, kind: str | None, output: str, **rule: Any
-) -> None:  # fmt: skip
+def set_parent(context: Context, /, name: str, amount: int | None, kind: str | None, output: str, **rule: Any) -> None:
     """Make the team NAME with a budget of AMOUNT (for example 200h) per period, or give it another one.
 
     A new one has monthly periods in UTC if no others are named. Of one that is there, what is not named stays as it

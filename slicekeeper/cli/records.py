@@ -219,10 +219,13 @@ def _add_lists(group: click.Group) -> None:
         asked = {"namespace": name, "groupBy": by, "bucket": bucket, "timeZone": zone}
         asked |= {key: instant_of(at, lambda: zone) for key, at in (("from", start), ("to", end)) if at}
         columns: list[Column[_Record]] = [
-            *_at("start", "FROM"), Column("OF", lambda u: u["group"] or "(unknown)"),
-            *_amount("allocatedMs", "HELD"), *_amount("usedMs", "USED"), *_amount("unobservedMs", "UNOBSERVED"),
+            *_at("start", "FROM"),
+            Column("OF", lambda u: u["group"] or "(unknown)"),
+            *_amount("allocatedMs", "HELD"),
+            *_amount("usedMs", "USED"),
+            *_amount("unobservedMs", "UNOBSERVED"),
             Column("PODS", lambda u: u["workloads"], wide=True),
-        ]  # fmt: skip
+        ]
         show_list(gathered(client.records("usage", query=asked), "buckets"), output, columns, lambda u: str(u["group"]))
 
     @group.command("audit")
@@ -234,10 +237,12 @@ def _add_lists(group: click.Group) -> None:
         """Show who did what and why, oldest first: to one namespace's budget, or to all."""
         asked = {key: value for key, value in (("namespace", name), ("uid", uid)) if value}
         columns: list[Column[_Record]] = [
-            *_at("at", "AT"), Column("WHO", lambda e: e["actor"]), Column("ACTION", lambda e: e["action"]),
+            *_at("at", "AT"),
+            Column("WHO", lambda e: e["actor"]),
+            Column("ACTION", lambda e: e["action"]),
             Column("NAMESPACE", lambda e: e["namespace"]),
             Column("DETAIL", lambda e: ", ".join(f"{key}: {value}" for key, value in e["detail"].items())),
-        ]  # fmt: skip
+        ]
         entries = gathered(timekeeper(context).records("audit", query=asked), "entries")
         show_list(entries, output, columns, lambda e: str(e["id"]))
 
@@ -254,9 +259,11 @@ def _add_rates(group: click.Group) -> None:
         """List the rates of GPU models, or set that of MODEL to RATE (an integer or a ratio such as 3/2)."""
         client = timekeeper(context)
         columns: list[Column[_Record]] = [
-            *_at("effectiveAt", "FROM"), Column("MODEL", lambda r: r["model"]), Column("RATE", lambda r: r["rate"]),
+            *_at("effectiveAt", "FROM"),
+            Column("MODEL", lambda r: r["model"]),
+            Column("RATE", lambda r: r["rate"]),
             Column("BY", lambda r: r["source"]),
-        ]  # fmt: skip
+        ]
         if model and rate:
             made = client.set_rate(model, rate, reason, instant_of(start, lambda: "UTC") if start else None)
             show_one(made, output, columns, lambda r: str(r["model"]))

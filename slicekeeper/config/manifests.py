@@ -215,8 +215,10 @@ def _class(text: str, classes: Classes) -> str:
         return text
     known = classes.in_budget if state["state"] == names.IN_BUDGET else classes.over_budget
     for key, value in (
-        ("  name", _scalar(known.name)), ("value", known.value), ("preemptionPolicy", known.preemption_policy),
-    ):  # fmt: skip
+        ("  name", _scalar(known.name)),
+        ("value", known.value),
+        ("preemptionPolicy", known.preemption_policy),
+    ):
         text = re.sub(rf"^{key}: .+$", f"{key}: {value}", text, flags=re.M)
     return text
 

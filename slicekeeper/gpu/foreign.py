@@ -74,10 +74,12 @@ class ReferenceGpu:
             return None
         if self.memory_mib is None and (mib is None or core is None):
             reading.refuse(
-                container, path, _short(mib if part is None else part),
+                container,
+                path,
+                _short(mib if part is None else part),
                 "a part of a GPU's memory is counted from the policy's foreign.gpuMemory, which is not set",
                 "foreign: {dialects: [kai], gpuMemory: 80Gi}",
-            )  # fmt: skip
+            )
             return None
         blocks = None if mib is None else _blocks(reading, container, mib)
         if core is None:

@@ -68,9 +68,12 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
         size = whole_quantity(labels[_MEMORY])
         if size is None or size <= 0:
             reading.refuse(
-                name, f"metadata.labels[{_MEMORY}]", labels[_MEMORY], "it must be a whole number of bytes",
+                name,
+                f"metadata.labels[{_MEMORY}]",
+                labels[_MEMORY],
+                "it must be a whole number of bytes",
                 f'{_MEMORY}: "1073741824"',
-            )  # fmt: skip
+            )
             return
         mib = Fraction(size, 1 << 20)
     share = gpu.share(reading, name, f"metadata.labels[{_MEMORY}]", core=core, mib=mib)
@@ -100,9 +103,12 @@ def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> 
     count = whole_quantity(labels[_HEADCOUNT])
     if count is None or not 1 <= count <= MAX_GANG:
         reading.refuse(
-            container, f"metadata.labels[{_HEADCOUNT}]", labels[_HEADCOUNT],
-            f"it must be a whole number of pods from 1 to {MAX_GANG}", f'{_HEADCOUNT}: "8"',
-        )  # fmt: skip
+            container,
+            f"metadata.labels[{_HEADCOUNT}]",
+            labels[_HEADCOUNT],
+            f"it must be a whole number of pods from 1 to {MAX_GANG}",
+            f'{_HEADCOUNT}: "8"',
+        )
         return
     try:
         part = parse_quantity(labels[_THRESHOLD])
@@ -110,10 +116,12 @@ def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> 
         part = Fraction(-1)
     if not 0 < part <= 1:
         reading.refuse(
-            container, f"metadata.labels[{_THRESHOLD}]", labels[_THRESHOLD],
+            container,
+            f"metadata.labels[{_THRESHOLD}]",
+            labels[_THRESHOLD],
             "it must be the part of the group's pods that are placed together, above 0 and at most 1",
             f'{_THRESHOLD}: "1.0"',
-        )  # fmt: skip
+        )
         return
     size = int(count * part + Fraction(1, 2))  # KubeShare rounds so
     if size < 2:

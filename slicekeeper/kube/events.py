@@ -79,9 +79,12 @@ def tell_again(
 def _about(pod: Object) -> dict[str, str]:
     metadata = pod["metadata"]
     return {
-        "apiVersion": "v1", "kind": "Pod", "namespace": metadata["namespace"], "name": metadata["name"],
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": metadata["namespace"],
+        "name": metadata["name"],
         "uid": metadata.get("uid", ""),
-    }  # fmt: skip
+    }
 
 
 def _event(

@@ -75,9 +75,11 @@ class PolicyObjects:
         changed = {uid: policy.name for uid, policy in known.items() if before.get(uid) != policy}
         gone = {uid: policy.name for uid, policy in before.items() if uid not in known}
         log.info(
-            "GpuPolicies: %d, new or changed: %s, gone: %s", len(known),
-            ", ".join(sorted(changed.values())) or "none", ", ".join(sorted(gone.values())) or "none",
-        )  # fmt: skip
+            "GpuPolicies: %d, new or changed: %s, gone: %s",
+            len(known),
+            ", ".join(sorted(changed.values())) or "none",
+            ", ".join(sorted(gone.values())) or "none",
+        )
 
     def _laid(self, book: PolicyBook, known: dict[str, GpuPolicy]) -> PolicyBook:
         laid = lay(book, known.values(), self._judged)

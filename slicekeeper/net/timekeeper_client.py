@@ -151,7 +151,7 @@ class TimekeeperClient:
 
     def move_time(
         self, kind: type[B], name: str, movement: str, body: Mapping[str, object], idempotency_key: str, uid: str = ""
-    ) -> B:  # fmt: skip
+    ) -> B:
         """Book a grant, a refund, an adjustment or a transfer, once per key; `body` is that of the route `movement`.
 
         `uid` is as for `budget`, of a refund and an adjustment.

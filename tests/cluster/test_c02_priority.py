@@ -48,8 +48,11 @@ def test_other_webhooks_before_and_after_ours(site: Site) -> None:
         assert set(init) == {"aa-sidecar", names.SIDECAR, "zz-sidecar"}
         assert init.index(names.SIDECAR) < init.index("zz-sidecar")
         assert _class(made) == STANDARD
-        [variable] = [e for e in made["spec"]["initContainers"][init.index(names.SIDECAR)]["env"]
-                      if e["name"] == "SLICEKEEPER_SIDECAR_CONTAINERS"]  # fmt: skip
+        [variable] = [
+            e
+            for e in made["spec"]["initContainers"][init.index(names.SIDECAR)]["env"]
+            if e["name"] == "SLICEKEEPER_SIDECAR_CONTAINERS"
+        ]
         assert variable["value"] == "train"
         site.wait_phase(team, "one", "Succeeded")
 

@@ -357,9 +357,11 @@ def test_the_schedulers_account_marks_pods_that_wait_and_changes_nothing_else(
     with pytest.raises(Forbidden, match="on a pod that waits"):
         acting.patch(PODS, "one", mark, namespace, subresource="status")
     for metadata in (
-        {"annotations": {names.ROOM_SEEN_AT: None, "mine": "yes"}}, {"labels": {"mine": "yes"}}, {"finalizers": None},
+        {"annotations": {names.ROOM_SEEN_AT: None, "mine": "yes"}},
+        {"labels": {"mine": "yes"}},
+        {"finalizers": None},
         {"annotations": {names.BUDGET_STATE: names.OVER_BUDGET}},
-    ):  # fmt: skip
+    ):
         with pytest.raises(Forbidden, match="may write only|is reserved"):
             acting.patch(PODS, "waits", {"metadata": metadata}, namespace, subresource="status")
     with pytest.raises(Forbidden, match="cannot patch"):

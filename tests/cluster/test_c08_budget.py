@@ -20,9 +20,10 @@ def _states(site: Site, namespace: str) -> Counter[str]:
 
 def _alive(site: Site, namespace: str) -> list[Object]:
     return [
-        p for p in site.pods(namespace)
+        p
+        for p in site.pods(namespace)
         if p["status"].get("phase") == "Running" and "deletionTimestamp" not in p["metadata"]
-    ]  # fmt: skip
+    ]
 
 
 def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site) -> None:

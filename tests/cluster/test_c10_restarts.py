@@ -57,8 +57,11 @@ def _seats_are_back(site: Site) -> None:
 
 
 def _running(site: Site, namespace: str) -> list[Object]:
-    return [p for p in site.pods(namespace) if p["status"].get("phase") == "Running"
-            and all(c["ready"] for c in p["status"].get("containerStatuses", []))]  # fmt: skip
+    return [
+        p
+        for p in site.pods(namespace)
+        if p["status"].get("phase") == "Running" and all(c["ready"] for c in p["status"].get("containerStatuses", []))
+    ]
 
 
 def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Cluster) -> None:
@@ -92,8 +95,11 @@ def test_agent_and_kubelet_are_killed_while_pods_start(site: Site, cluster: Clus
 
 
 def _agent_uids(site: Site) -> set[str]:
-    return {one["metadata"]["uid"] for one in site.pods(NAMESPACE, "app.kubernetes.io/name=nodeagent")
-            if one["status"].get("phase") == "Running" and "deletionTimestamp" not in one["metadata"]}  # fmt: skip
+    return {
+        one["metadata"]["uid"]
+        for one in site.pods(NAMESPACE, "app.kubernetes.io/name=nodeagent")
+        if one["status"].get("phase") == "Running" and "deletionTimestamp" not in one["metadata"]
+    }
 
 
 def _fates(site: Site, team: str) -> Counter[str]:

@@ -212,10 +212,12 @@ def _hammers(site: Site, team: str, other: str) -> Iterator[dict[str, Object]]:
         "kind": "ClusterRoleBinding",
         "metadata": {"name": "hammer"},
         "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "slicekeeper-budget-manager",
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "slicekeeper-budget-manager",
         },
         "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": team}],
-    }  # fmt: skip
+    }
     metadata = {"name": "hammer", "namespace": team}
     site.kubectl.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"hammer.py": script}}, binding
@@ -235,16 +237,18 @@ def _hammer(name: str, other: str) -> Object:
         "command": ["/usr/local/bin/python3", "/script/hammer.py", "$(namespace)", other, "$(name)", "$(uid)"],
         "env": [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in field.items()],
         "volumeMounts": [
-            {"name": "script", "mountPath": "/script"}, {"name": "secrets", "mountPath": "/var/run/secrets/hammer"},
+            {"name": "script", "mountPath": "/script"},
+            {"name": "secrets", "mountPath": "/var/run/secrets/hammer"},
         ],
-    }  # fmt: skip
+    }
     sources = [
         {"serviceAccountToken": {"audience": "timekeeper", "path": "token", "expirationSeconds": 3600}},
         {"configMap": {"name": names.CA_CONFIG_MAP, "items": [{"key": names.CA_KEY, "path": "ca.crt"}]}},
     ]
     volumes = [
-        {"name": "script", "configMap": {"name": "hammer"}}, {"name": "secrets", "projected": {"sources": sources}},
-    ]  # fmt: skip
+        {"name": "script", "configMap": {"name": "hammer"}},
+        {"name": "secrets", "projected": {"sources": sources}},
+    ]
     return _kept(pod(name, container, volumes=volumes))
 
 

@@ -19,7 +19,7 @@ from cluster.harness.gpu_work import (
     said,
     seat_of,
     worker,
-)  # fmt: skip
+)
 from cluster.harness.headline import speed
 from cluster.harness.hostile import FORKS
 from cluster.harness.install import NAMESPACE
@@ -100,9 +100,12 @@ def test_whatever_is_killed_on_the_node_slices_hold_and_the_charge_is_exact(site
         cluster.start("containerd")
 
     for blow in (
-        lambda: kill_arbiter(cluster), lambda: kill_agent(site, cluster), lambda: restart_kubelet(site, cluster),
-        restart_containerd, kill_sidecar,
-    ):  # fmt: skip
+        lambda: kill_arbiter(cluster),
+        lambda: kill_agent(site, cluster),
+        lambda: restart_kubelet(site, cluster),
+        restart_containerd,
+        kill_sidecar,
+    ):
         blow()
         _wait_for(site, team, "train", *held)
         _goes_on(site, team, "train")
@@ -142,8 +145,9 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
     _goes_on(site, team, name)
     [after] = running()
     assert (after["metadata"]["uid"], after["status"]["containerStatuses"][0]["restartCount"]) == (
-        one["metadata"]["uid"], 1,
-    )  # fmt: skip
+        one["metadata"]["uid"],
+        1,
+    )
 
 
 def test_after_a_reboot_of_the_node_slices_are_held_again_and_what_ended_is_paid(site: Site, cluster: Cluster) -> None:

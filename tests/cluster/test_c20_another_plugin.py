@@ -36,10 +36,12 @@ def theirs(site: Site, cluster: Cluster) -> Iterator[list[str]]:
     half = every[len(every) // 2 :]
     team = site.namespace()
     container = {
-        "name": "plugin", "image": IMAGES.of("nodeagent"), "securityContext": {"runAsUser": 0},
+        "name": "plugin",
+        "image": IMAGES.of("nodeagent"),
+        "securityContext": {"runAsUser": 0},
         "command": ["/usr/local/bin/python3", "-c", Path(other_plugin.__file__).read_text(), *half],
         "volumeMounts": [{"name": "plugins", "mountPath": str(FOLDER)}],
-    }  # fmt: skip
+    }
     volumes = [{"name": "plugins", "hostPath": {"path": str(FOLDER)}}]
     site.kubectl.create(pod("plugin", container, volumes=volumes), namespace=team)
     try:

@@ -28,13 +28,16 @@ def sharepod(name: str, request: str = "0.2", limit: str = "1.0", *, prefix: str
              script: str = "sleep 600", **words: str) -> Object:  # fmt: skip
     said = {"gpu_request": request, "gpu_limit": limit, "gpu_mem": MEM, **words}
     spec = {
-        "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [plain_container("cuda", script)],
-    }  # fmt: skip
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "containers": [plain_container("cuda", script)],
+    }
     return {
-        "apiVersion": "kubeshare.nthu/v1", "kind": "SharePod",
+        "apiVersion": "kubeshare.nthu/v1",
+        "kind": "SharePod",
         "metadata": {"name": name, "annotations": {prefix + word: value for word, value in said.items()}},
         "spec": {**spec, **({"nodeName": node} if node else {})},
-    }  # fmt: skip
+    }
 
 
 def condition(obj: Object, kind: str = "Ready") -> Object:
@@ -83,10 +86,12 @@ def test_sharepods_of_one_id_are_on_one_gpu_and_it_is_an_id_no_more_with_the_las
 def test_company_is_as_asked_for(sharepods: Site) -> None:
     kubectl, team = sharepods.kubectl, sharepods.namespace()
     company = {
-        "red-1": {"sched_affinity": "red"}, "red-2": {"sched_affinity": "red"},
-        "green-1": {"sched_anti-affinity": "green"}, "green-2": {"sched_anti-affinity": "green"},
+        "red-1": {"sched_affinity": "red"},
+        "red-2": {"sched_affinity": "red"},
+        "green-1": {"sched_anti-affinity": "green"},
+        "green-2": {"sched_anti-affinity": "green"},
         "blue": {"sched_exclusion": "blue"},
-    }  # fmt: skip
+    }
     kubectl.apply(*(sharepod(name, **words) for name, words in company.items()), namespace=team)
     on = {name: gpu(sharepods, team, name) for name in company}
     assert on["red-1"] == on["red-2"]

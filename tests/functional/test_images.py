@@ -145,8 +145,10 @@ def test_a_list_names_what_is_in_an_image_in_the_versions_that_are_pinned(tmp_pa
     told = json.loads(listed.read_text())
     [digest] = digests(file).values()
     assert (listed.name, told["bomFormat"], told["metadata"]["component"]["version"]) == (
-        "sidecar.cdx.json", "CycloneDX", digest
-    )  # fmt: skip
+        "sidecar.cdx.json",
+        "CycloneDX",
+        digest,
+    )
     found = {one["purl"].partition("?")[0] for one in told["components"]}
     packages = {url.removeprefix("pkg:pypi/") for url in found if url.startswith("pkg:pypi/")}
     lines = (ROOT / "constraints.txt").read_text().splitlines()

@@ -74,8 +74,11 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
     assert [p["metadata"]["name"] for p in evicted] == ["big"]
     assert set(pods(local, "spender")) == {"small", "q1", "q2", "q3", "q4"}
     assert gpu(pods(local, "saver")["urgent"]) == gpu(before["small"])
-    told = [e for e in local.cluster.store.collection(EVENTS)[0] if "reclaim" in e["source"]["component"]
-            or "scheduler" in e["source"]["component"]]  # fmt: skip
+    told = [
+        e
+        for e in local.cluster.store.collection(EVENTS)[0]
+        if "reclaim" in e["source"]["component"] or "scheduler" in e["source"]["component"]
+    ]
     about = {e["involvedObject"]["name"] for e in told}
     assert {"big", "urgent"} <= about, "the reclaimer says so on both"
 

@@ -36,9 +36,11 @@ def local(tmp_path: Path) -> Iterator[LocalCluster]:
 
 def job(name: str, deadline: int | None, sleep: str) -> Object:
     container = {
-        "name": "main", "image": "busybox", "command": ["sleep", sleep],
+        "name": "main",
+        "image": "busybox",
+        "command": ["sleep", sleep],
         "resources": {"limits": {"tencent.com/vcuda-core": 100}},
-    }  # fmt: skip
+    }
     spec = {"restartPolicy": "Never", "containers": [container]}
     spec |= {} if deadline is None else {"activeDeadlineSeconds": deadline}
     return {"metadata": {"name": name}, "spec": {"backoffLimit": 0, "template": {"spec": spec}}}

@@ -112,8 +112,9 @@ def test_it_stays_up_for_other_terminals_until_interrupted(tmp_path: Path) -> No
         manifest = "apiVersion: v1\nkind: List\nitems:\n" + "".join(
             f"- {{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{restartPolicy: Never, containers: "
             f"[{{name: c, image: i, resources: {{limits: {{tencent.com/vcuda-core: {core}, "
-            f"tencent.com/vcuda-memory: 1}}}}}}]}}}}\n" for name, core in (("good", 5), ("bad", 150))
-        )  # fmt: skip
+            f"tencent.com/vcuda-memory: 1}}}}}}]}}}}\n"
+            for name, core in (("good", 5), ("bad", 150))
+        )
         missing = run(home, "submit", "-f", "-", "-n", "mine", stdin=manifest)
         assert missing.returncode == 1
         assert 'namespaces "mine" not found' in missing.stdout

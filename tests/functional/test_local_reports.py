@@ -115,9 +115,7 @@ def test_hostile_reports_move_no_charge_and_honest_ones_count_once(local: LocalC
         stranger = JsonClient(local.settings.timekeeper_client.url, token_file=str(local.home / "other.token"))
         with pytest.raises(Forbidden):
             stranger.json("POST", "/api/v1/reports", body={"reports": [last]})
-    operator = JsonClient(
-        local.settings.timekeeper_client.url, token_file=local.settings.timekeeper_client.token_file
-    )  # fmt: skip
+    operator = JsonClient(local.settings.timekeeper_client.url, token_file=local.settings.timekeeper_client.token_file)
     for body in ({"reports": [{"podUid": "x"}]}, {"reports": "none"}, [], {"reports": [], "more": 1}):
         with pytest.raises(ServiceError) as refused:
             operator.json("POST", "/api/v1/reports", body=body)

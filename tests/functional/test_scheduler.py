@@ -50,8 +50,10 @@ class Process:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*COMMAND, "--config", str(self.file), "scheduler", "serve"],
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         wait_for(self.is_ready, "the scheduler is ready")
         return self
 
@@ -242,10 +244,12 @@ def test_with_kube_schedulers_loop_everybody_finds_a_place_and_over_budget_gives
     for node in ("n0", "n1"):
         cluster.node(node, gpus=2)
         cluster.cluster.store.update(
-            NODES, node, "",
+            NODES,
+            node,
+            "",
             lambda obj: {**obj, "status": {"allocatable": ROOM}},
             subresource="status",
-        )  # fmt: skip
+        )
     scheduler.start()
     loop = KubeScheduler(cluster.cluster, JsonClient(scheduler.url), "slicekeeper-scheduler")
     loop.start()

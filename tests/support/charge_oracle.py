@@ -73,8 +73,9 @@ def end_of(pod: dict[str, Any]) -> int:
     again = {"Always": lambda code: True, "OnFailure": lambda code: code != 0, "Never": lambda code: False}
     back_off = any(
         again[pod["spec"].get("restartPolicy", "Never")](one["state"]["terminated"].get("exitCode"))
-        for one in status.get("containerStatuses", ()) if one["state"].get("terminated")
-    )  # fmt: skip
+        for one in status.get("containerStatuses", ())
+        if one["state"].get("terminated")
+    )
     if not back_off and all(container["name"] in ends for container in pod["spec"]["containers"]):
         return max(known)
     when = {(c["type"], c["status"]): instant(c["lastTransitionTime"]) for c in status.get("conditions", ())}
@@ -89,7 +90,7 @@ def end_of(pod: dict[str, Any]) -> int:
 
 def charges(
     intervals: Sequence[Interval], amount: int, grants: Sequence[tuple[int, int]]
-) -> dict[str, tuple[int, int]]:  # fmt: skip
+) -> dict[str, tuple[int, int]]:
     """Charge to and over budget by pod UID; `amount` is there from the start, grants are (instant, amount)."""
     last = max((i.end for i in intervals), default=0)
     at = min((i.start for i in intervals), default=0)
@@ -130,9 +131,12 @@ class Tree:
     """
 
     def __init__(
-        self, pods: dict[str, Sequence[Interval]], amounts: dict[str, int], parents: dict[str, str],
+        self,
+        pods: dict[str, Sequence[Interval]],
+        amounts: dict[str, int],
+        parents: dict[str, str],
         grants: Sequence[tuple[int, str, int]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.above = {name: [name] for name in amounts}
         for chain in self.above.values():
             while chain[-1] in parents:

@@ -116,10 +116,13 @@ class Postgres:
     def start(self) -> None:
         """Start, and wait until it answers."""
         given = {
-            "listen_addresses": "*" if self._network else "127.0.0.1", "port": str(self.port),
+            "listen_addresses": "*" if self._network else "127.0.0.1",
+            "port": str(self.port),
             "unix_socket_directories": str(self._folder) if self._network else "",
-            "fsync": "on" if self._durable else "off", "max_connections": "100", "shared_buffers": "64MB",
-        }  # fmt: skip
+            "fsync": "on" if self._durable else "off",
+            "max_connections": "100",
+            "shared_buffers": "64MB",
+        }
         options = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
         command = [str(self._programs / "postgres"), "-D", str(self._data), *options]
         run_as: dict[str, Any] = {}

@@ -8,9 +8,7 @@ from fractions import Fraction
 from timekeeper.ledger.intake import Opening
 
 
-def opening(
-    uid: str, start: int, share: Fraction | int = 1, namespace: str = "team", *, model: str = ""
-) -> Opening:  # fmt: skip
+def opening(uid: str, start: int, share: Fraction | int = 1, namespace: str = "team", *, model: str = "") -> Opening:
     """Return the opening of a pod that holds `share` of a GPU; names and UIDs follow from `uid` and `namespace`."""
     return Opening(
         pod_uid=uid, pod_name=uid, namespace=namespace, namespace_uid=f"uid-{namespace}", node="n", gpus=("GPU-1",),

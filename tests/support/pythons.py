@@ -98,8 +98,10 @@ def from_debian(version: str) -> Path:
         f"-oDir::State::Lists={apt / 'lists'}", f"-oDir::State::Status={apt / 'status'}", f"-oDir::Cache={apt}",
         "-oAPT::Sandbox::User=root", "-qq",
     ]  # fmt: skip
-    names = [f"{kind}{version}{end}" for kind, end in (("python", ""), ("python", "-minimal"), ("libpython", "-stdlib"),
-             ("libpython", "-minimal"))]  # fmt: skip
+    names = [
+        f"{kind}{version}{end}"
+        for kind, end in (("python", ""), ("python", "-minimal"), ("libpython", "-stdlib"), ("libpython", "-minimal"))
+    ]
     try:
         run("apt-get", *options, "update")
         run("apt-get", *options, "download", *names, *LIBRARIES, cwd=apt / "debs")

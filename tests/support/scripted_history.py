@@ -53,8 +53,9 @@ Step = Callable[[Books], object]
 
 
 def opening(uid: str, at: int, share: Fraction, namespace: str = "team") -> Opening:
-    return Opening(uid, uid, namespace, f"uid-{namespace}", "n", ("GPU-1",), '{"main":1}', "standard",
-                   {"A100": share}, at, ())  # fmt: skip
+    return Opening(
+        uid, uid, namespace, f"uid-{namespace}", "n", ("GPU-1",), '{"main":1}', "standard", {"A100": share}, at, ()
+    )
 
 
 def tell(now: int, *openings: Opening, ends: dict[str, int] | None = None) -> Step:
@@ -124,13 +125,16 @@ STEPS: tuple[Step, ...] = (
         books, OTHER, order("expires-unused", 5_000, T0 + 27_000), valid_from=T0 + 27_000, valid_to=T0 + 29_000
     ),
     lambda books: movement.refund(books, TEAM, order("refund", 1_000, T0 + 30_000), pod_uid="a"),
-    lambda books: set_budget(books,
-        "uid-other", "other", POLICY, Rule(T0 + 31_000, 9_000, "day", "Europe/Berlin", 100, 50),
-        actor="me", if_match=None,
+    lambda books: set_budget(
+        books,
+        "uid-other",
+        "other",
+        POLICY,
+        Rule(T0 + 31_000, 9_000, "day", "Europe/Berlin", 100, 50),
+        actor="me",
+        if_match=None,
     ),
-    lambda books: set_status(books,
-        "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0 + 32_000
-    ),
+    lambda books: set_status(books, "uid-team", "team", POLICY, "suspended", reason="r", actor="me", now=T0 + 32_000),
     debt(T0 + 33_000, carry=False),
     debt(T0 + 35_000, carry=True),
     lambda books: set_status(books, "uid-team", "team", POLICY, "active", reason="r", actor="me", now=T0 + 40_000),
@@ -140,7 +144,7 @@ STEPS: tuple[Step, ...] = (
     tell(T0 + HOUR + 30_000, ends={"c": T0 + HOUR + 20_000, "d": T0 + HOUR + 21_001}),
     lambda books: seal.seal_due(books, HOUR, T0 + 3 * HOUR),
     tell(T0 + 3 * HOUR, opening("late", T0 + 1_500, Fraction(1, 2)), ends={"late": T0 + 8_500}),
-)  # fmt: skip
+)
 
 
 def run(books: Books, acknowledge: Callable[[], object], first: int = 0) -> None:
@@ -199,9 +203,12 @@ class Zygote:
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))}
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, str(Path(__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env=environment,
-        )  # fmt: skip
+        )
 
     def run(self, url: str, step: int | None, die: tuple[str, int] | None = None) -> tuple[int, int]:
         """Run the steps from one on (None: migrate); return how many were acknowledged, and what signal ended it."""

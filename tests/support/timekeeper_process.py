@@ -113,10 +113,12 @@ class Site:
 
     def create(self, name: str, namespace: str, *, bind: bool = True, more: dict[str, str] | None = None) -> None:
         metadata: Object = {
-            "name": name, "namespace": namespace, "finalizers": ["example.com/keeps", names.FINALIZER],
+            "name": name,
+            "namespace": namespace,
+            "finalizers": ["example.com/keeps", names.FINALIZER],
             "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
             "annotations": {names.BUDGET_STATE: names.IN_BUDGET, **(more or {})},
-        }  # fmt: skip
+        }
         containers = [{"name": "main", "image": "x", "resources": {"limits": dict(HALF)}}]
         self.kube.create(
             PODS, {"metadata": metadata, "spec": {"restartPolicy": "Never", "containers": containers}}, namespace

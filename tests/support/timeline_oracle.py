@@ -272,8 +272,11 @@ class ForestOracle:
     def ask(self, steps: dict[int, dict[str, int]]) -> None:
         """Exhaust the budgets that cannot carry the millisecond, the lowest first."""
         for key in sorted(self.budgets, key=lambda k: -len(self.chain(k))):
-            total = sum(sum(mine.values()) for leaf, mine in steps.items()
-                        if key in self.chain(leaf) and self.stop(leaf) is None)  # fmt: skip
+            total = sum(
+                sum(mine.values())
+                for leaf, mine in steps.items()
+                if key in self.chain(leaf) and self.stop(leaf) is None
+            )
             if total > self.budgets[key].spendable():
                 self.budgets[key].exhausted = True
 

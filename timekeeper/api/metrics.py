@@ -44,9 +44,11 @@ class _Books(Collector):
             "gpu_budget", ["namespace"], {p: ([p.account.name], held[p.account.id]) for p in spaces}, now
         )
         yield from self._budgets(
-            "gpu_budget_parent", ["parent", "kind"],
-            {p: ([p.account.name, p.account.kind], below[p.account.id]) for p in parents}, now,
-        )  # fmt: skip
+            "gpu_budget_parent",
+            ["parent", "kind"],
+            {p: ([p.account.name, p.account.kind], below[p.account.id]) for p in parents},
+            now,
+        )
         yield from self._reports(now)
 
     def _budgets(

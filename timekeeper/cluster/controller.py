@@ -100,13 +100,11 @@ class Controller:
         self._let_go = Released(client, settings.certificates.namespace, self.pods, nodes)
         self.strays = Strays(client, self.pods, self._patches)
         margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
-        self._gates = Gates(
-            client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each
-        )  # fmt: skip
+        self._gates = Gates(client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each)
         self._evictions = Evictions(client, clock, books)
         self._budget_states = BudgetStates(
             client, clock, books, policy, self.pods, self._gates, self._evictions, self._each
-        )  # fmt: skip
+        )
         self._thresholds = Thresholds(client, clock, books, self.namespaces.uid)
         self._book: PolicyBook | None = None
         self._followed = -math.inf
@@ -308,9 +306,7 @@ class Controller:
         if listed:  # after what was let go is booked, so that none of its ends is guessed
             self._look_for_absent(now)
 
-    def _account(
-        self, there: dict[str, Object], gone: dict[str, Object], now: Instant
-    ) -> tuple[set[str], list[str]]:  # fmt: skip
+    def _account(self, there: dict[str, Object], gone: dict[str, Object], now: Instant) -> tuple[set[str], list[str]]:
         """Book what pods' records say; return the pods of which our finalizer may go, and all that are settled."""
         with self._books.database.reading() as session:
             rows = workloads.by_uid(session, {*there, *gone})

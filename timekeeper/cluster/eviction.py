@@ -43,9 +43,12 @@ class Evictions:
         """When a namespace was seen to be enforced hard from then on; 0 if it was so when this process began."""
 
     def follow_policy(
-        self, namespaces: Collection[str], policy_of: Callable[[str], NamespacePolicy],
-        before: Callable[[str], NamespacePolicy], now: Instant,
-    ) -> None:  # fmt: skip
+        self,
+        namespaces: Collection[str],
+        policy_of: Callable[[str], NamespacePolicy],
+        before: Callable[[str], NamespacePolicy],
+        now: Instant,
+    ) -> None:
         """Note since when namespaces are enforced hard: a grace never counts from before that."""
         self._hard_since = {
             name: self._hard_since.get(name, EPOCH if before(name).evicts else now)
@@ -58,9 +61,11 @@ class Evictions:
         return Instant(max(since, self._hard_since.get(namespace, EPOCH)) + policy.budget.grace_ms)
 
     def look(
-        self, spent: Mapping[str, NamespacePolicy], pods: Callable[[], list[Object]],
+        self,
+        spent: Mapping[str, NamespacePolicy],
+        pods: Callable[[], list[Object]],
         each: Callable[[list[Object], Callable[[Object], None]], None],
-    ) -> Instant | None:  # fmt: skip
+    ) -> Instant | None:
         """Evict the pods that are due in namespaces that have spent their budget; return when the next ones are."""
         dues: list[Instant] = []
         over: dict[str, str] = {}
@@ -81,10 +86,13 @@ class Evictions:
             return min(dues, default=None)
         fresh = time.monotonic() - AGAIN_SECONDS
         going = [
-            pod for pod in pods()
-            if namespace_of(pod) in over and not has_ended(pod) and interval.deleted_at(pod) is None
+            pod
+            for pod in pods()
+            if namespace_of(pod) in over
+            and not has_ended(pod)
+            and interval.deleted_at(pod) is None
             and self._tried.get(pod["metadata"]["uid"], 0.0) < fresh
-        ]  # fmt: skip
+        ]
         each(going, lambda pod: self._evict(pod, over[namespace_of(pod)]))
         return min(dues, default=None)
 

@@ -213,34 +213,39 @@ class Gates:
         most = reservation.most_of(position, now)
         if need.amount > most:
             self._tell(
-                pod, "never",
+                pod,
+                "never",
                 f"needs {needs}, and the budget can provide {format_duration(max(most, 0))} at most; it waits for a "
                 f"grant, a larger budget, or lower activeDeadlineSeconds; younger pods may start before it",
-            )  # fmt: skip
+            )
             return False
         gap = reservation.gap_of(position, free, need, now) if need.amount <= free.amount else None
         if gap is not None:
             waits = reservation.gap_of(position, free, need, now, alone=True) is None
             self._tell(
-                pod, "later",
+                pod,
+                "later",
                 f"needs {needs}: {format_duration(gap.amount)} would be missing from {format_instant(gap.at)} on, "
                 "because the GPU time they would come from expires; it waits for "
                 + ("what is set aside for others" if waits else "a grant, or lower activeDeadlineSeconds"),
-            )  # fmt: skip
+            )
             return waits
         missing = need.amount - max(free.amount, 0)
         tight = next(account for account in (position.account, *position.above) if account.id == free.tightest)
         comes = position.together.at(now)[tight.id].period.expires
         rule = position.together.forest.records[tight.id].rules[-1]
         where = "" if tight is position.account else f" in the budget of {tight.title} above"
-        when = "" if comes is None or rule.amount == 0 else (
-            f"; the next period begins {format_instant(comes)} and brings {format_duration(rule.amount)}"
-        )  # fmt: skip
+        when = (
+            ""
+            if comes is None or rule.amount == 0
+            else (f"; the next period begins {format_instant(comes)} and brings {format_duration(rule.amount)}")
+        )
         self._tell(
-            pod, "missing",
+            pod,
+            "missing",
             f"needs {needs}: {format_duration(missing)} are missing ({format_duration(max(free.amount, 0))} are free, "
             f"{format_duration(free.held)} set aside for others){where}{when}",
-        )  # fmt: skip
+        )
         return True
 
     def _tell(self, pod: Object, kind: str, note: str) -> None:

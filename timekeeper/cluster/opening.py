@@ -101,7 +101,7 @@ class Openings:
 
     def need(
         self, pod: Object, policy: NamespacePolicy, span: int, book: RateBook, now: Instant
-    ) -> reservation.Need | None:  # fmt: skip
+    ) -> reservation.Need | None:
         """Return what must be set aside for a pod that holds its GPUs for `span` milliseconds at most.
 
         None if no GPU is known that it could get. Raises Unavailable if the API server does not answer.

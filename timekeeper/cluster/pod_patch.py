@@ -76,11 +76,14 @@ def flip(client: KubeClient, clock: Clock, pod: Object, state: str, why: str) ->
     _patch(client, pod, guarded(pod, change))
     over = state == names.OVER_BUDGET
     say(
-        client, clock, pod,
+        client,
+        clock,
+        pod,
         kind="Warning" if over else "Normal",
         reason="BudgetExhausted" if over else "BudgetAvailable",
-        action="SetBudgetState", note=why,
-    )  # fmt: skip
+        action="SetBudgetState",
+        note=why,
+    )
 
 
 def _patch(client: KubeClient, pod: Object, patch: JsonPatch) -> None:

@@ -68,9 +68,12 @@ class Thresholds:
         self._due.clear()
 
     def look(
-        self, positions: Iterable[Position], policy_of: Callable[[str], NamespacePolicy], of_parents: NamespacePolicy,
+        self,
+        positions: Iterable[Position],
+        policy_of: Callable[[str], NamespacePolicy],
+        of_parents: NamespacePolicy,
         now: Instant,
-    ) -> Instant | None:  # fmt: skip
+    ) -> Instant | None:
         """Announce what was crossed; return when to look again. Parents have the thresholds of the policy's default."""
         dues: list[Instant] = []
         for position in positions:
@@ -90,9 +93,10 @@ class Thresholds:
         found = crossed(state, percents, is_open=position.rule.rule.open)
         if found and policy.mode != "off" and not self._announce(position, state, found, now):
             return Instant(now + AGAIN_MS)
-        ahead = (next_crossing(position, state, percents, now), timeline.next_turn(
-            position.together.at(now), position.together.forest, position.account.id
-        ))  # fmt: skip
+        ahead = (
+            next_crossing(position, state, percents, now),
+            timeline.next_turn(position.together.at(now), position.together.forest, position.account.id),
+        )
         return min((at for at in ahead if at is not None), default=None)
 
     def _announce(self, position: Position, state: BudgetState, found: list[int], now: Instant) -> bool:

@@ -81,7 +81,7 @@ def begin_all(forest: Forest, at: Instant) -> dict[AccountId, BudgetState]:
 
 def advance(
     states: Mapping[AccountId, BudgetState], forest: Forest, until: Instant, *, every: int = 0, settled: Instant = EPOCH
-) -> TimelineOutcome:  # fmt: skip
+) -> TimelineOutcome:
     """Return the outcome at `until` from earlier states, which are left as they are.
 
     They are of one instant, but for budgets that begin later. All records that differ from those `states` were made of

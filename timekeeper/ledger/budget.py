@@ -97,7 +97,7 @@ def set_status(
 
 def change_status(
     books: Books, session: Session, place: BudgetAccount, status: Status, *, reason: str, actor: str, now: Instant
-) -> None:  # fmt: skip
+) -> None:
     """Change whether a budget may be spent, as `set_status` does."""
     row = budget_rules.rules(session, place.id)[-1]
     if row.status == status:
@@ -167,9 +167,11 @@ def fall_back(
 
 
 def follow_policy(
-    books: Books, policies: dict[str, NamespacePolicy], now: Instant,
+    books: Books,
+    policies: dict[str, NamespacePolicy],
+    now: Instant,
     origin_of: Callable[[str], Origin | None] = lambda _: None,
-) -> None:  # fmt: skip
+) -> None:
     """Give namespaces without a budget of their own the policy's, from now on, if it has changed.
 
     The audit log tells by which GpuPolicy (`origin_of`), and who wrote that.

@@ -126,8 +126,9 @@ def _is_news(session: Session, account: BudgetAccount, desired: Desired) -> bool
     if desired.seen != version_of(found):
         raise VersionMismatch(
             f"objectVersion: {desired.seen!r} is not that of the budget of {account.title}, which is "
-            f"{version_of(found)!r}: read first that, and then the object again", "objectVersion",
-        )  # fmt: skip
+            f"{version_of(found)!r}: read first that, and then the object again",
+            "objectVersion",
+        )
     if found is not None and found.uid == state.uid and found.generation > state.generation:
         raise ObjectOutdated(
             f"budget of {account.title}: the object with UID {found.uid} was already seen at generation "

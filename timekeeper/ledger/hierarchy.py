@@ -55,9 +55,7 @@ def change_parent(
     if account is None:
         if if_match is not None:
             raise VersionMismatch(f"budget of {kind} {name}: there is none yet")
-        account = accounts.open_account(
-            session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor
-        )  # fmt: skip
+        account = accounts.open_account(session, books.cluster, uid, name, rule, rule.since, kind=kind, actor=actor)
         settlement.settle_in(books, session, account.id, rule.since, rule.since)
         books.note(session, actor=actor, action=kind, about=account, detail=rule_detail(rule), now=rule.since)
         return account, True
@@ -106,7 +104,7 @@ def put_under(books: Books, place: NamespaceRef, above: str | None, *, reason: s
 
 def change_place(
     books: Books, session: Session, child: BudgetAccount, above: str | None, *, reason: str, actor: str, now: Instant
-) -> bool:  # fmt: skip
+) -> bool:
     """Put an account under another budget, or under none, as `put_under` does."""
     tree = memberships.tree(session, [child.id], IN_FORCE)
     target = None if above is None else accounts.require_parent(session, books.cluster, above)
@@ -144,8 +142,10 @@ def _put(books: Books, session: Session, link: Link, *, reason: str, actor: str,
     accounts.touch(session, link.child)
     named = accounts.named(session, [link.child, *([] if link.parent is None else [link.parent])])
     detail = {
-        "parent": "" if link.parent is None else named[link.parent].name, "effectiveAt": link.since, "reason": reason,
-    }  # fmt: skip
+        "parent": "" if link.parent is None else named[link.parent].name,
+        "effectiveAt": link.since,
+        "reason": reason,
+    }
     books.note(session, actor=actor, action="parent", about=named[link.child], detail=detail, now=now)
 
 

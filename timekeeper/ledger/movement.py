@@ -89,7 +89,7 @@ def grant(
 
 def withdraw(
     books: Books, find: Callable[[Session], BudgetAccount], key: int, *, reason: str, actor: str, now: Instant
-) -> BudgetGrant:  # fmt: skip
+) -> BudgetGrant:
     """Withdraw a grant that has not begun, and return it; again changes nothing.
 
     `find` gives whose grant it is. Raises Unknown if there is no such grant, Conflicting if it has begun, or if GPU

@@ -162,10 +162,8 @@ def open_by_hand(
         }  # fmt: skip
         row = store.add(
             session,
-            _values(
-                account.id, values, key=key, reason=order.reason, digest=digest, actor=order.actor, now=order.now
-            ),
-        )  # fmt: skip
+            _values(account.id, values, key=key, reason=order.reason, digest=digest, actor=order.actor, now=order.now),
+        )
         detail = {"id": row, "amountMs": order.amount, "expiresAt": expires_at, "reason": order.reason}
         books.note(session, actor=order.actor, action="reservation", about=account, detail=detail, now=order.now)
         return row, True
@@ -181,7 +179,7 @@ def key_of(idempotency_key: str) -> str:
 
 def release(
     books: Books, find: Callable[[Session], BudgetAccount | None], name: str, key: int, *, actor: str, now: Instant
-) -> ReservationRow:  # fmt: skip
+) -> ReservationRow:
     """Give back what was set aside by hand; again is harmless. `find` gives whose it is.
 
     Raises Unknown if the namespace has no such reservation, Conflicting if it is a pod's.

@@ -31,9 +31,12 @@ Change = Rule | Callable[[Rule], Rule]
 def rule_detail(rule: Rule) -> dict[str, str | int]:
     """Return a rule as the audit log has it."""
     fields: dict[str, str | int] = {
-        "amountMs": rule.amount, "period": rule.period, "timeZone": rule.zone, "creditMs": rule.credit,
+        "amountMs": rule.amount,
+        "period": rule.period,
+        "timeZone": rule.zone,
+        "creditMs": rule.credit,
         "rolloverMs": rule.rollover,
-    }  # fmt: skip
+    }
     if rule.anchor is not None:
         fields["anchorMs"] = rule.anchor
     if rule.used == "reset":

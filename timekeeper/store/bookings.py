@@ -191,11 +191,13 @@ def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, tuple[int,
         )
         .join(Entry, Entry.txn_id == Transaction.id)
         .join(Account, Account.id == Entry.account_id)
-        .join(WorkloadRow, and_(WorkloadRow.namespace_id == Transaction.namespace_id,
-                             WorkloadRow.pod_uid == Transaction.subject))
+        .join(
+            WorkloadRow,
+            and_(WorkloadRow.namespace_id == Transaction.namespace_id, WorkloadRow.pod_uid == Transaction.subject),
+        )
         .where(WorkloadRow.pod_uid.in_(uids))
         .group_by(Transaction.subject)
-    )  # fmt: skip
+    )
     return {subject: (int(charged), int(over)) for subject, charged, over in session.execute(query)}
 
 

@@ -38,9 +38,12 @@ def last(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Kept]
 def put(session: Session, key: AccountId, kept: Kept) -> None:
     """Note the state of an object that was taken for a budget."""
     values = {
-        "uid": kept.uid, "created_at": kept.created, "generation": kept.generation, "parent": kept.parent,
+        "uid": kept.uid,
+        "created_at": kept.created,
+        "generation": kept.generation,
+        "parent": kept.parent,
         "released_at": kept.released,
-    }  # fmt: skip
+    }
     if session.get(BudgetObject, key) is None:
         session.execute(insert(BudgetObject).values(namespace_id=key, **values))
     else:

@@ -129,7 +129,7 @@ def left(session: Session, rows: Sequence[ReservationRow], at: Instant) -> dict[
 
 def _asides(
     session: Session, query: Select[ReservationRow, Instant, str], at: Instant
-) -> list[tuple[ReservationRow, Aside]]:  # fmt: skip
+) -> list[tuple[ReservationRow, Aside]]:
     rows = session.execute(query).all()
     book = rates.read(session) if rows else RateBook([])
     return [(row, _aside(row, started, shares, book, at)) for row, started, shares in rows]

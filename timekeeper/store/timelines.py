@@ -43,7 +43,7 @@ def records(
 
 def stretches(
     session: Session, keys: Collection[AccountId], *, carry: bool
-) -> Iterator[tuple[Instant | None, dict[AccountId, Records]]]:  # fmt: skip
+) -> Iterator[tuple[Instant | None, dict[AccountId, Records]]]:
     """Yield all that ever happens to some budgets, one stretch of time after the other: its end, None for the last.
 
     A stretch has the pods that run in it, so they are never all in memory. `carry` is as for `records`.
@@ -88,7 +88,7 @@ def _claims(keys: Collection[AccountId]) -> Select[AccountId, str, Instant, Inst
 
 def _without_claims(
     session: Session, keys: Collection[AccountId], after: Instant | None, *, carry: bool
-) -> dict[AccountId, Records]:  # fmt: skip
+) -> dict[AccountId, Records]:
     moved = select(BudgetGrant).where(BudgetGrant.namespace_id.in_(keys), BudgetGrant.withdrawn_at.is_(None))
     if after is not None:
         moved = moved.where(BudgetGrant.valid_from > after)
@@ -122,8 +122,11 @@ def _openings(session: Session, keys: Collection[AccountId]) -> dict[AccountId, 
 
 
 _COMES: dict[str, PostingKind] = {
-    "grant": "allowance", "refund": "refund", "adjustment": "allowance", "transfer": "transfer-in",
-}  # fmt: skip
+    "grant": "allowance",
+    "refund": "refund",
+    "adjustment": "allowance",
+    "transfer": "transfer-in",
+}
 _GOES: dict[str, PostingKind] = {"adjustment": "withdrawal", "transfer": "transfer-out"}
 
 

@@ -104,8 +104,11 @@ def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit:
         .where(Namespace.cluster == wanted.cluster, tuple_(span.c.index, group) > tuple_(*after))
         .where(or_(WorkloadRow.ended_at.is_(None), WorkloadRow.ended_at > first), WorkloadRow.started_at < last)
     )  # fmt: skip
-    for name, given in ((Namespace.name, wanted.namespace), (WorkloadRow.pod_uid, wanted.pod_uid),
-                        (WorkloadRow.models, wanted.model)):  # fmt: skip
+    for name, given in (
+        (Namespace.name, wanted.namespace),
+        (WorkloadRow.pod_uid, wanted.pod_uid),
+        (WorkloadRow.models, wanted.model),
+    ):
         if given:
             held = held.where(name == given)
     if wanted.group_by == "workload":  # a row is a group then, so that a page takes no more than its own
@@ -113,8 +116,9 @@ def by_time(session: Session, wanted: UsageQuery, after: tuple[int, str], limit:
     pods = held.cte("held")
 
     seen = _seen(span, pods, first, last)
-    observed = case((func.coalesce(seen.c.observed, 0) < pods.c.wall, func.coalesce(seen.c.observed, 0)),
-                    else_=pods.c.wall)  # fmt: skip
+    observed = case(
+        (func.coalesce(seen.c.observed, 0) < pods.c.wall, func.coalesce(seen.c.observed, 0)), else_=pods.c.wall
+    )
     query = (
         select(
             pods.c.index, pods.c.name, func.count(), func.count(seen.c.used), func.sum(_gpu_ms(pods, pods.c.wall)),
@@ -144,9 +148,12 @@ def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
     mine = select(pods.c.pod_uid)
     over = select(UsageHour.pod_uid, UsageHour.container, UsageHour.hour, UsageHour.used_ms, UsageHour.observed_ms)
     running = select(
-        WatermarkRow.pod_uid, WatermarkRow.container, WatermarkRow.hour,
-        (WatermarkRow.used_ms - WatermarkRow.hour_base).label("used_ms"), WatermarkRow.observed_ms,
-    )  # fmt: skip
+        WatermarkRow.pod_uid,
+        WatermarkRow.container,
+        WatermarkRow.hour,
+        (WatermarkRow.used_ms - WatermarkRow.hour_base).label("used_ms"),
+        WatermarkRow.observed_ms,
+    )
     rows = union_all(
         over.where(UsageHour.hour >= first, UsageHour.hour < last, UsageHour.pod_uid.in_(mine)),
         running.where(WatermarkRow.hour >= first, WatermarkRow.hour < last, WatermarkRow.pod_uid.in_(mine)),
@@ -159,10 +166,13 @@ def _seen(span: Any, pods: Any, first: int, last: int) -> Any:
         .group_by(span.c.index, rows.c.pod_uid, rows.c.container)
     ).cte("container")  # fmt: skip
     return (
-        select(containers.c.index, containers.c.pod_uid, func.sum(containers.c.used).label("used"),
-               func.max(containers.c.observed).label("observed"))
-        .group_by(containers.c.index, containers.c.pod_uid)
-    ).cte("seen")  # fmt: skip
+        select(
+            containers.c.index,
+            containers.c.pod_uid,
+            func.sum(containers.c.used).label("used"),
+            func.max(containers.c.observed).label("observed"),
+        ).group_by(containers.c.index, containers.c.pod_uid)
+    ).cte("seen")
 
 
 # Retention
@@ -199,13 +209,15 @@ def archive(session: Session, uids: Collection[str], now: Instant) -> None:
         update(WorkloadRow),
         [
             {
-                "pod_uid": uid, "archived_at": now, "heard_at": heard.get(uid, pod.heard_at),
+                "pod_uid": uid,
+                "archived_at": now,
+                "heard_at": heard.get(uid, pod.heard_at),
                 "used_ms": usage.total(totals.get(uid, ())),
                 "peak_memory_mib": usage.total(peaks.get(uid, ())),
             }
             for uid, pod in pods.items()
         ],
-    )  # fmt: skip
+    )
     session.execute(delete(WatermarkRow).where(WatermarkRow.pod_uid.in_(list(pods))))
 
 

@@ -58,8 +58,11 @@ def protos(folder: Path, cc: str = "gcc") -> dict[str, Proto]:
     source = '#define __CUDA_API_VERSION_INTERNAL 1\n#include "cuda.h"\n'
     text = subprocess.run(
         [cc, "-E", "-P", f"-I{folder}", "-x", "c", "-"],
-        input=source, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        input=source,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     text = re.sub(r"__attribute__\(\([^)]*\)\)|\s+", " ", text)
     found: dict[str, Proto] = {}
     for symbol, arguments in PROTO.findall(text):

@@ -112,22 +112,21 @@ def write_hooks(headers: Path, out: Path) -> None:
     )  # fmt: skip
     rows = [r for r in lookups(headers, known) if r.symbol in set(hooks)]
     (out / "hooks.gen.c").write_text(
-        NOTICE + '#include "hook.h"\n#include "launch.h"\n\n'
+        NOTICE
+        + '#include "hook.h"\n#include "launch.h"\n\n'
         + "\n".join(launch_wrapper(known[s], launches[s]) for s in hooks if s in launches)
         + "\n".join(wait_wrapper(known[s], waits[s]) for s in hooks if s in waits)
         + "\nconst char *const vc_names[VC_FN_COUNT] = {\n"
-        + "".join(f'  "{s}",\n' for s in every) + "};\n"
+        + "".join(f'  "{s}",\n' for s in every)
+        + "};\n"
         + "void *const vc_hooks[VC_FN_HOOKS] = {\n"
-        + "".join(f"  (void *)&{s},\n" for s in hooks) + "};\n"
+        + "".join(f"  (void *)&{s},\n" for s in hooks)
+        + "};\n"
         + "const struct vc_lookup vc_lookups[] = {\n"
-        + "".join(
-            f'  {{"{r.base}", {r.version}, {int(r.per_thread)}, VC_FN_{r.symbol}}},\n'
-            for r in rows
-        )
+        + "".join(f'  {{"{r.base}", {r.version}, {int(r.per_thread)}, VC_FN_{r.symbol}}},\n' for r in rows)
         + f"}};\nconst unsigned vc_lookup_count = {len(rows)};\n"
-    )  # fmt: skip
-    exports = [*hooks, "dlsym", *sorted(re.findall(r"VC_NVML_HOOK\((\w+)",
-               (ROOT / "nvml.c").read_text()))]  # fmt: skip
+    )
+    exports = [*hooks, "dlsym", *sorted(re.findall(r"VC_NVML_HOOK\((\w+)", (ROOT / "nvml.c").read_text()))]
     (out / "libvcuda.map").write_text("{\n  global:\n" + "".join(f"    {s};\n" for s in exports) + "  local: *;\n};\n")
 
 
@@ -141,15 +140,16 @@ def write_fake(headers: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     # Stubs declare no parameters on purpose: they ignore them all, and cuda.h is not included.
     (out / "stubs.gen.c").write_text(
-        NOTICE + '#include "fake.h"\n\n'
-        + "".join(f"int {s}(void);\nint {s}(void) {{ return fk_missing(\"{s}\"); }}\n"
-                  for s in stubs)
+        NOTICE
+        + '#include "fake.h"\n\n'
+        + "".join(f'int {s}(void);\nint {s}(void) {{ return fk_missing("{s}"); }}\n' for s in stubs)
         + "".join(f"int {s}(void);\n" for s in sorted(written & set(known)))
         + "const struct fk_proc fk_procs[] = {\n"
-        + "".join(f'  {{"{r.base}", {r.version}, {int(r.per_thread)}, (void *)&{r.symbol},'
-                  f' "{r.symbol}"}},\n' for r in rows)
+        + "".join(
+            f'  {{"{r.base}", {r.version}, {int(r.per_thread)}, (void *)&{r.symbol}, "{r.symbol}"}},\n' for r in rows
+        )
         + f"}};\nconst unsigned fk_proc_count = {len(rows)};\n"
-    )  # fmt: skip
+    )
     (out / "libcuda.map").write_text("{\n  global: cu*; skf*;\n  local: *;\n};\n")
 
 
@@ -160,10 +160,10 @@ def uncovered(headers: Path) -> list[str]:
     covered = set(hooked(known)) | set(ignored)
     plain = {s: re.sub(r"_pt[sd][sz]$", "", s) for s in known}
     return sorted(
-        s for s, base in plain.items()
-        if CONCERNS.match(s) and not COPIES.match(s)
-        and s not in covered and base not in ignored
-    )  # fmt: skip
+        s
+        for s, base in plain.items()
+        if CONCERNS.match(s) and not COPIES.match(s) and s not in covered and base not in ignored
+    )
 
 
 def main(arguments: list[str]) -> int:

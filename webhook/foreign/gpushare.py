@@ -36,9 +36,12 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
         if (count or 1) > 1 or whole_quantity(spread) != 1:
             field, value = (f"{path}[{_COUNT}]", count) if (count or 1) > 1 else (f"metadata.labels[{_COUNT}]", spread)
             reading.refuse(
-                name, field, value,
-                "shares of several GPUs in one container are not offered: ask for a share of one", f"{_COUNT}: 1",
-            )  # fmt: skip
+                name,
+                field,
+                value,
+                "shares of several GPUs in one container are not offered: ask for a share of one",
+                f"{_COUNT}: 1",
+            )
             continue
         if cores is not None and cores >= CORES_PER_GPU:
             if cores % CORES_PER_GPU:

@@ -46,13 +46,18 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
         reading.annotations[names.GPU_UUID] = uuid
         if others:
             reading.refuse(
-                "", f"metadata.annotations[{_USE_UUID}]", annotations[_USE_UUID],
-                "one of several GPUs cannot be asked for; name one, or the models that will do", f"{_USE_UUID}: {uuid}",
-            )  # fmt: skip
+                "",
+                f"metadata.annotations[{_USE_UUID}]",
+                annotations[_USE_UUID],
+                "one of several GPUs cannot be asked for; name one, or the models that will do",
+                f"{_USE_UUID}: {uuid}",
+            )
     for key in _AVOIDS:
         if key in annotations:
             reading.refuse(
-                "", f"metadata.annotations[{key}]", annotations[key],
+                "",
+                f"metadata.annotations[{key}]",
+                annotations[key],
                 "a GPU to keep away from cannot be named here; name the models that will do",
                 f"{names.GPU_MODEL}: A100,H100",
-            )  # fmt: skip
+            )

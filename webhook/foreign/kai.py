@@ -41,22 +41,31 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
     path, value = f"metadata.annotations[{key}]", annotations[key]
     if key == _FRACTION and _MEMORY in annotations:
         reading.refuse(
-            "", f"metadata.annotations[{_MEMORY}]", annotations[_MEMORY],
-            f"{_FRACTION} says already what is asked for; leave one of the two out", f'{_FRACTION}: "0.5"',
-        )  # fmt: skip
+            "",
+            f"metadata.annotations[{_MEMORY}]",
+            annotations[_MEMORY],
+            f"{_FRACTION} says already what is asked for; leave one of the two out",
+            f'{_FRACTION}: "0.5"',
+        )
         return
     if annotations.get(_DEVICES, "1") != "1":
         reading.refuse(
-            "", f"metadata.annotations[{_DEVICES}]", annotations[_DEVICES],
-            "shares of several GPUs in one container are not offered: ask for a share of one", f'{_DEVICES}: "1"',
-        )  # fmt: skip
+            "",
+            f"metadata.annotations[{_DEVICES}]",
+            annotations[_DEVICES],
+            "shares of several GPUs in one container are not offered: ask for a share of one",
+            f'{_DEVICES}: "1"',
+        )
         return
     for beside, container, amounts in gpu_containers(pod, (_WHOLE,)):
         if whole_quantity(amounts[_WHOLE]) != 0:
             reading.refuse(
-                container, f"{beside}[{_WHOLE}]", amounts[_WHOLE], "a pod has whole GPUs or a part, not both",
+                container,
+                f"{beside}[{_WHOLE}]",
+                amounts[_WHOLE],
+                "a pod has whole GPUs or a part, not both",
                 f"{key} alone",
-            )  # fmt: skip
+            )
             return
     name = _container(pod, annotations, reading)
     if name is None:
@@ -69,9 +78,12 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
             part = Fraction(0)
         if not 0 < part < 1:
             reading.refuse(
-                name, path, value, "it must be a number between 0 and 1; whole GPUs are asked for in limits",
+                name,
+                path,
+                value,
+                "it must be a number between 0 and 1; whole GPUs are asked for in limits",
                 f'{_FRACTION}: "0.5"',
-            )  # fmt: skip
+            )
             return
         share = gpu.share(reading, name, path, part=part)
     else:
@@ -91,9 +103,12 @@ def _container(pod: Mapping[str, Any], annotations: Mapping[str, Any], reading: 
     wanted = annotations[_CONTAINER]
     if not any(name == wanted for name, _ in known):
         reading.refuse(
-            "", f"metadata.annotations[{_CONTAINER}]", wanted, "the pod has no container of that name",
+            "",
+            f"metadata.annotations[{_CONTAINER}]",
+            wanted,
+            "the pod has no container of that name",
             f"{_CONTAINER}: {next((name for name, kind in known if kind == 'app'), 'main')}",
-        )  # fmt: skip
+        )
         return None
     return str(wanted)
 

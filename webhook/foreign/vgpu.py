@@ -50,9 +50,12 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
             continue
         if percentage is not None and not 0 < percentage <= CORES_PER_GPU:
             reading.refuse(
-                name, f"{path}[{names.percentage}]", percentage, "it is percent of each GPU's memory",
+                name,
+                f"{path}[{names.percentage}]",
+                percentage,
+                "it is percent of each GPU's memory",
                 f"{names.percentage}: 50",
-            )  # fmt: skip
+            )
             continue
         if mib and percentage is not None:
             reading.notes.append(f"{name}: {names.percentage} is ignored beside {names.memory}")
@@ -64,10 +67,12 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
             continue
         if count > 1:
             reading.refuse(
-                name, f"{path}[{names.count}]", count,
+                name,
+                f"{path}[{names.count}]",
+                count,
                 "shares of several GPUs in one container are not offered: ask for whole GPUs, or for a share of one",
                 f"{names.count}: 1",
-            )  # fmt: skip
+            )
             continue
         share = gpu.share(
             reading, name, path, core=cores or None,
@@ -77,6 +82,9 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
             reading.shares[name] = share
     if reading.shares and annotations_of(pod).get(names.mode) == "mig":
         reading.refuse(
-            "", f"metadata.annotations[{names.mode}]", "mig",
-            "MIG slices are not made on demand here; ask for a share", f"{names.mode}: hami-core",
-        )  # fmt: skip
+            "",
+            f"metadata.annotations[{names.mode}]",
+            "mig",
+            "MIG slices are not made on demand here; ask for a share",
+            f"{names.mode}: hami-core",
+        )

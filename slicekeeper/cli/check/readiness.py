@@ -13,9 +13,9 @@ from slicekeeper.untyped import as_list, as_map
 _NO_IMAGE: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
-def not_ready(client: KubeClient, name: str, workload: Object | None, namespace: str) -> Iterator[
-    tuple[str, Remedy | str]
-]:  # fmt: skip
+def not_ready(
+    client: KubeClient, name: str, workload: Object | None, namespace: str
+) -> Iterator[tuple[str, Remedy | str]]:
     """Yield that a workload is missing or has too few ready pods; `name` is its kind and name, with a space between."""
     status, agents = as_map(as_map(workload).get("status")), name.startswith("daemonset")
     if workload is None:

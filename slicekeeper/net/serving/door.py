@@ -158,8 +158,10 @@ class Door:
         if now - self._told >= QUIET_SECONDS:
             log.error(
                 "no connection can be accepted: %s; %d are open, tried %d times since this was last said",
-                error.strerror, self._count, self._untold,
-            )  # fmt: skip
+                error.strerror,
+                self._count,
+                self._untold,
+            )
             self._told, self._untold = now, 0
         self._loop.remove_reader(listener)
         self._loop.call_later(PAUSE_SECONDS, self._go_on, listener)

@@ -195,8 +195,10 @@ def _build(module: Module) -> None:
         fresh = target.with_suffix(".new")
         run(
             ["nice", "-n", "10", str(go), "build", "-trimpath", *flags, "-o", str(fresh), package],
-            cwd=module.folder, env=environ, timeout=BUILD_SECONDS,
-        )  # fmt: skip
+            cwd=module.folder,
+            env=environ,
+            timeout=BUILD_SECONDS,
+        )
         fresh.rename(target)
 
 

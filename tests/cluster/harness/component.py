@@ -35,8 +35,9 @@ def added(site: Site, overlay: str) -> Iterator[list[Object]]:
         if before:
             site.kubectl.apply(*before)
             _rolled_out(site, before)
-        site.kubectl("delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=yaml.safe_dump_all(ours),
-                     timeout=130)  # fmt: skip
+        site.kubectl(
+            "delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=yaml.safe_dump_all(ours), timeout=130
+        )
 
 
 def _rolled_out(site: Site, objects: list[Object]) -> None:

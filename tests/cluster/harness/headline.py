@@ -87,8 +87,10 @@ def draw(site: Site, workers: dict[str, tuple[str, str]], marks: dict[str, float
     return chart.lines(
         {label: shares(*worker) for label, worker in workers.items()},
         {name: at - start for name, at in marks.items()},
-        x="seconds since the budget's end", y="share of the GPU, %", most=100,
-    )  # fmt: skip
+        x="seconds since the budget's end",
+        y="share of the GPU, %",
+        most=100,
+    )
 
 
 def main() -> None:

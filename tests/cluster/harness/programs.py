@@ -106,22 +106,28 @@ class Programs:
             (
                 str(self._binaries.kubernetes / "kube-controller-manager"),
                 f"--kubeconfig={self._folder}/controller-manager.kubeconfig",
-                f"--root-ca-file={self.pki.ca_file}", f"--service-account-private-key-file={self._signing}",
-                "--use-service-account-credentials=true", "--leader-elect=false", "--bind-address=127.0.0.1",
+                f"--root-ca-file={self.pki.ca_file}",
+                f"--service-account-private-key-file={self._signing}",
+                "--use-service-account-credentials=true",
+                "--leader-elect=false",
+                "--bind-address=127.0.0.1",
                 "--profiling=false",
             ),
             "https://127.0.0.1:10257/healthz",
-        )  # fmt: skip
+        )
 
     def _scheduler(self) -> Program:
         return Program(
             "kube-scheduler",
             (
-                str(self._binaries.kubernetes / "kube-scheduler"), f"--kubeconfig={self._folder}/scheduler.kubeconfig",
-                "--leader-elect=false", "--bind-address=127.0.0.1", "--profiling=false",
+                str(self._binaries.kubernetes / "kube-scheduler"),
+                f"--kubeconfig={self._folder}/scheduler.kubeconfig",
+                "--leader-elect=false",
+                "--bind-address=127.0.0.1",
+                "--profiling=false",
             ),
             "https://127.0.0.1:10259/healthz",
-        )  # fmt: skip
+        )
 
     def _containerd(self) -> Program:
         socket = "/run/containerd/containerd.sock"
@@ -195,12 +201,14 @@ SystemdCgroup = false
         return Program(
             "kubelet",
             (
-                str(self._binaries.kubernetes / "kubelet"), f"--config={file}",
-                f"--kubeconfig={self._folder}/kubelet.kubeconfig", f"--hostname-override={NODE}",
+                str(self._binaries.kubernetes / "kubelet"),
+                f"--config={file}",
+                f"--kubeconfig={self._folder}/kubelet.kubeconfig",
+                f"--hostname-override={NODE}",
                 f"--node-ip={NODE_IP}",
             ),
             "http://127.0.0.1:10248/healthz",
-        )  # fmt: skip
+        )
 
     def _kube_proxy(self) -> Program:
         config = {

@@ -123,8 +123,10 @@ class ControlPlane:
         config = yaml.safe_load((ROOT / "manifests/base/config/kube-scheduler.yaml").read_text())
         config["leaderElection"] = {"leaderElect": False}
         config["clientConnection"] = {
-            "kubeconfig": str(self.kubeconfig), "qps": QUERIES_PER_SECOND, "burst": QUERIES_PER_SECOND,
-        }  # fmt: skip
+            "kubeconfig": str(self.kubeconfig),
+            "qps": QUERIES_PER_SECOND,
+            "burst": QUERIES_PER_SECOND,
+        }
         if extender is None:
             del config["extenders"]
         else:
@@ -193,10 +195,11 @@ def node(name: str) -> Object:
     return {
         "metadata": {"name": name, "annotations": {names.NODE_GPUS: inventory.encode(gpus)}},
         "status": {
-            "capacity": size, "allocatable": size,
+            "capacity": size,
+            "allocatable": size,
             "conditions": [{"type": "Ready", "status": "True", "reason": "Bench", "message": ""}],
         },
-    }  # fmt: skip
+    }
 
 
 def pod(name: str) -> Object:

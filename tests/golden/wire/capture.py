@@ -81,9 +81,11 @@ def main(program: str) -> None:
     time.sleep(1)
     with relay(at, folder / "kubelet.sock", "Register"), grpc.insecure_channel(f"unix://{at}") as channel:
         request = plugin.RegisterRequest(
-            version=VERSION, endpoint=SOCKET, resource_name="slicekeeper.io/seat",
+            version=VERSION,
+            endpoint=SOCKET,
+            resource_name="slicekeeper.io/seat",
             options=plugin.DevicePluginOptions(pre_start_required=True),
-        )  # fmt: skip
+        )
         call(channel, REGISTER, request, plugin.Empty)
     client = PodResources(at, "slicekeeper.io/seat")
     with relay(at, folder / "kubelet.sock", "List"):

@@ -65,9 +65,12 @@ class Bench:
         annotations = {names.gpu_annotation("c"): gpu} if gpu else {}
         made = self.small.pod(name, core, 8 if core else 0, annotations=annotations, managed=watched)
         self.small.client.create(
-            PODS, {"metadata": {"name": name}, "target": {"kind": "Node", "name": "node-1"}}, NAMESPACE,
-            name=name, subresource="binding",
-        )  # fmt: skip
+            PODS,
+            {"metadata": {"name": name}, "target": {"kind": "Node", "name": "node-1"}},
+            NAMESPACE,
+            name=name,
+            subresource="binding",
+        )
         made = self.small.get(name)
         made["spec"]["containers"][0] |= more
         if container:
@@ -134,7 +137,7 @@ def test_what_is_as_it_should_be_is_no_finding(bench: Bench) -> None:
         (1, 100, "without the limiter", "GPU-1 which was not given to it: 1 process, 100 MiB"),
         (2, 100, "without the limiter", "GPU-2 which was not given to it: 1 process, 100 MiB"),
     ],
-)  # fmt: skip
+)
 def test_a_limited_slice_is_left(bench: Bench, gpu: int, memory: int, how: str, expected: str) -> None:
     pod = bench.pod("sly", env=LIMITED)
     bench.finds(pod, memory, gpu, how=how)
@@ -243,14 +246,16 @@ def test_an_arbiter_that_is_away_ends_what_was_seen(bench: Bench) -> None:
     ("cgroup", "expected"),
     [
         (f"0::/kubepods/pod12345678-1234-4234-8234-0123456789ab/{CONTAINER}", "main"),
-        (f"0::/kubepods.slice/kubepods-pod12345678_1234_4234_8234_0123456789ab.slice/cri-containerd-{CONTAINER}.scope",
-         "main"),
+        (
+            f"0::/kubepods.slice/kubepods-pod12345678_1234_4234_8234_0123456789ab.slice/cri-containerd-{CONTAINER}.scope",
+            "main",
+        ),
         (f"5:devices:/k8s.io/{CONTAINER}", "main"),
         ("0::/../../pod12345678-1234-4234-8234-0123456789ab/not-told-yet", ""),
         ("11:pids:/kubepods/besteffort/podaabbccddeeff00112233445566778899/x", None),
         ("0::/system.slice/sshd.service", None),
     ],
-)  # fmt: skip
+)
 def test_whose_a_control_group_is(cgroup: str, expected: str | None) -> None:
     pod = {
         "metadata": {"name": "p", "namespace": "n", "uid": "12345678-1234-4234-8234-0123456789ab"},
@@ -264,9 +269,12 @@ def test_whose_a_control_group_is(cgroup: str, expected: str | None) -> None:
 def test_a_static_pod_is_known_by_the_hash_in_its_mirror() -> None:
     config = "aabbccddeeff00112233445566778899"
     mirror = {
-        "metadata": {"name": "p", "uid": "12345678-1234-4234-8234-0123456789ab",
-                     "annotations": {"kubernetes.io/config.hash": config}},
-    }  # fmt: skip
+        "metadata": {
+            "name": "p",
+            "uid": "12345678-1234-4234-8234-0123456789ab",
+            "annotations": {"kubernetes.io/config.hash": config},
+        },
+    }
     assert owner(f"0::/kubepods/pod{config}/x", [mirror]) == (mirror, "")
 
 

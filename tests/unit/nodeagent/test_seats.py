@@ -494,8 +494,10 @@ def test_a_container_is_limited_if_the_webhook_had_it_load_the_limiter(
 ) -> None:
     pod = bench.pods.add("one", gpu=0)
     if value is not None:
-        pod["spec"]["containers"][0]["env"] = [{"name": "OTHER", "value": names.LIBRARY_PATH},
-                                               {"name": "LD_PRELOAD", "value": value}]  # fmt: skip
+        pod["spec"]["containers"][0]["env"] = [
+            {"name": "OTHER", "value": names.LIBRARY_PATH},
+            {"name": "LD_PRELOAD", "value": value},
+        ]
     if limited:
         with pytest.raises(grpc.RpcError, match="the node's arbiter does not answer.*kubelet tries again"):
             _start(bench, "seat-0000", "one")

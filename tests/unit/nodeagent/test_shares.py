@@ -111,12 +111,17 @@ def test_a_process_in_the_seat_meets_its_caps(bench: Bench, driver: Any) -> None
     seat = bench.seat(1)
     build = built()
     environ = {
-        **os.environ, **driver.environ, "LD_PRELOAD": str(build / "libvcuda.so"), "CUDA_VISIBLE_DEVICES": bench.gpu,
+        **os.environ,
+        **driver.environ,
+        "LD_PRELOAD": str(build / "libvcuda.so"),
+        "CUDA_VISIBLE_DEVICES": bench.gpu,
         "LD_LIBRARY_PATH": str(build / "fake"),
         "SLICEKEEPER_SEAT": str(bench.running.folder / "seats" / seat.name / "seat.sock"),
-    }  # fmt: skip
-    asked = "import ctypes;c=ctypes.CDLL('libcuda.so.1');c.cuInit(0);n=ctypes.c_size_t();" \
-            "c.cuDeviceTotalMem_v2(ctypes.byref(n),0);print(n.value)"  # fmt: skip
+    }
+    asked = (
+        "import ctypes;c=ctypes.CDLL('libcuda.so.1');c.cuInit(0);n=ctypes.c_size_t();"
+        "c.cuDeviceTotalMem_v2(ctypes.byref(n),0);print(n.value)"
+    )
     done = subprocess.run(
         ["python3", "-c", asked], env=environ, capture_output=True, text=True, timeout=60, check=False
     )

@@ -131,9 +131,11 @@ def test_the_plugin_answers_kubelets_bytes(bench: Any, name: str) -> None:
 
 def test_it_registers_as_kubelet_understands(socket_path: Path) -> None:
     request = plugin.RegisterRequest(
-        version=VERSION, endpoint=SOCKET, resource_name="slicekeeper.io/seat",
+        version=VERSION,
+        endpoint=SOCKET,
+        resource_name="slicekeeper.io/seat",
         options=plugin.DevicePluginOptions(pre_start_required=True),
-    )  # fmt: skip
+    )
     with answering_as_kubelet_does(socket_path, "Register") as heard:
         with grpc.insecure_channel(f"unix://{socket_path}") as channel:
             call(channel, REGISTER, request, plugin.Empty)
@@ -152,8 +154,9 @@ def test_what_kubelet_has_of_other_plugins_is_read(socket_path: Path) -> None:
     with answering_as_kubelet_does(socket_path, "GetAllocatableResources"):
         assert client.devices(("nvidia.com/gpu",)) == {
             "GPU-8f6e1a52-3b0c-4d9e-a1f7-5c2d90e4b6a8",
-            "GPU-11111111-3b0c-4d9e-a1f7-5c2d90e4b6a8::0", "GPU-11111111-3b0c-4d9e-a1f7-5c2d90e4b6a8::1",
-        }  # fmt: skip
+            "GPU-11111111-3b0c-4d9e-a1f7-5c2d90e4b6a8::0",
+            "GPU-11111111-3b0c-4d9e-a1f7-5c2d90e4b6a8::1",
+        }
 
 
 class Played:

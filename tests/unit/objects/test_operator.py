@@ -44,9 +44,11 @@ def _group(name: str, version: str) -> dict[str, Any]:
 def discovery() -> dict[str, Any]:
     """Return what an API server tells of the kinds that it serves."""
     core = [_resource("namespaces", "Namespace", namespaced=False), _resource("events", "Event", namespaced=True)]
-    ours = [_resource("gpubudgets", "GpuBudget", namespaced=True),
-            _resource("clustergpubudgets", "ClusterGpuBudget", namespaced=False),
-            _resource("gpupolicies", "GpuPolicy", namespaced=False)]  # fmt: skip
+    ours = [
+        _resource("gpubudgets", "GpuBudget", namespaced=True),
+        _resource("clustergpubudgets", "ClusterGpuBudget", namespaced=False),
+        _resource("gpupolicies", "GpuPolicy", namespaced=False),
+    ]
     crd = _resource("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
     return {
         "/api": {"versions": ["v1"]},
@@ -64,9 +66,9 @@ def operating(url: str, changed: Any) -> Iterator[None]:
     registry = registry_of(KubernetesSettings(server=url), changed)
 
     def run() -> None:
-        asyncio.run(kopf.operator(
-            registry=registry, settings=settings_of(), standalone=True, clusterwide=True, stop_flag=stop
-        ))  # fmt: skip
+        asyncio.run(
+            kopf.operator(registry=registry, settings=settings_of(), standalone=True, clusterwide=True, stop_flag=stop)
+        )
 
     thread = threading.Thread(target=run)
     thread.start()

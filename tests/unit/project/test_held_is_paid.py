@@ -97,9 +97,10 @@ class Life:
             grace = {"deletionGracePeriodSeconds": 60}
             metadata |= {"deletionTimestamp": format_seconds(T0 + (self.deleted + 60) * SECOND), **grace}
         spec: Object = {
-            "nodeName": "n", "restartPolicy": self.policy,
+            "nodeName": "n",
+            "restartPolicy": self.policy,
             "containers": [container(name, gpu=gpu) for name, (_, gpu, _) in self.apps.items()],
-        }  # fmt: skip
+        }
         status: Object = {"phase": "Succeeded" if over else "Running", "containerStatuses": statuses}
         if self.sidecar:
             spec["initContainers"] = [container("sidecar", gpu=self.sidecar[1], sidecar=True)]
@@ -107,9 +108,12 @@ class Life:
             status["initContainerStatuses"] = [{"name": "sidecar", "state": told}]
         status["conditions"] = [
             {"type": "Ready", "status": "False", "lastTransitionTime": format_seconds(T0 + SECOND)},
-            {"type": "PodReadyToStartContainers", "status": str(not over),
-             "lastTransitionTime": format_seconds(T0 + self.end * SECOND if over else T0)},
-        ]  # fmt: skip
+            {
+                "type": "PodReadyToStartContainers",
+                "status": str(not over),
+                "lastTransitionTime": format_seconds(T0 + self.end * SECOND if over else T0),
+            },
+        ]
         return {"metadata": metadata, "spec": spec, "status": status}
 
 

@@ -455,10 +455,13 @@ def _kube_scheduler(right: Right) -> bool:
     }
     others = {
         ("", "pods", "delete"),  # what it preempts; a guard keeps it to that
-        ("events.k8s.io", "events", "create"), ("events.k8s.io", "events", "patch"),
-        ("resource.k8s.io", "resourceclaims", "update"), ("resource.k8s.io", "resourceclaims", "patch"),
-        ("resource.k8s.io", "resourceclaims/status", "update"), ("resource.k8s.io", "resourceclaims/status", "patch"),
-    }  # fmt: skip
+        ("events.k8s.io", "events", "create"),
+        ("events.k8s.io", "events", "patch"),
+        ("resource.k8s.io", "resourceclaims", "update"),
+        ("resource.k8s.io", "resourceclaims", "patch"),
+        ("resource.k8s.io", "resourceclaims/status", "update"),
+        ("resource.k8s.io", "resourceclaims/status", "patch"),
+    }
     ours = {("nodes", "list"), ("nodes", "watch")}
     if right.account != "scheduler" or (right.resource, right.verb) in ours:
         return False
@@ -520,8 +523,9 @@ def test_everybody_is_let_in_to_every_route_that_the_api_server_offers_and_to_no
     [everybodys] = [d for d in bindings if d["subjects"][0]["kind"] == "Group"]
     assert (everybodys["kind"], len(everybodys["subjects"])) == ("ClusterRoleBinding", 1)
     assert everybodys["subjects"][0]["name"] == "system:authenticated"
-    [role] = [d for d in documents if d["kind"] == "ClusterRole" and d["metadata"] == {
-        "name": everybodys["roleRef"]["name"]}]  # fmt: skip
+    [role] = [
+        d for d in documents if d["kind"] == "ClusterRole" and d["metadata"] == {"name": everybodys["roleRef"]["name"]}
+    ]
     [rule] = role["rules"]
     group, _, version = names.API.partition("/")
     assert (rule["apiGroups"], set(rule["verbs"])) == ([group], set.union(*verbs.values()))
@@ -540,8 +544,11 @@ def test_objects_come_only_by_their_component_and_their_rights_are_those_of_the_
     assert (rule["apiGroups"], rule["resources"]) == ([names.GROUP], ["gpubudgets"])
     operators = {right for right in GRANTED if right.account == "objects" and right.group == names.GROUP}
     assert {r.resource for r in operators if r.verb not in _READ} == {
-        "gpubudgets/objects", "gpubudgets/status", "clustergpubudgets/status", "gpupolicies/status"
-    }  # fmt: skip
+        "gpubudgets/objects",
+        "gpubudgets/status",
+        "clustergpubudgets/status",
+        "gpupolicies/status",
+    }
     base = "".join(file.read_text() for file in (MANIFESTS / "base").glob("*.yaml"))
     assert "CustomResourceDefinition" not in base
     assert "gpubudgets/objects" not in base

@@ -26,11 +26,13 @@ def pod(name, *asked, on="", namespace="team-a", **wishes):
     containers = [
         {
             "name": f"c{index}",
-            "resources": {"limits": {"tencent.com/vcuda-core": str(core)} | (
-                {"tencent.com/vcuda-memory": str(max(core // 10, 1))} if core < 100 else {})},
+            "resources": {
+                "limits": {"tencent.com/vcuda-core": str(core)}
+                | ({"tencent.com/vcuda-memory": str(max(core // 10, 1))} if core < 100 else {})
+            },
         }
         for index, core in enumerate(asked)
-    ]  # fmt: skip
+    ]
     annotations = {f"slicekeeper.io/{key.replace('_', '-')}": value for key, value in wishes.items()}
     given = {names.gpu_annotation(f"c{index}"): on for index in range(len(asked))} if on else {}
     return {
@@ -153,15 +155,18 @@ def test_exclusion(here, label, expected):
         ([FRIEND, IDLE], {AFFINITY: "x", EXCLUSION: "c"}, WITH_OTHERS),
         ([[share(30, gpu_affinity="x", gpu_exclusion="c")], IDLE], {AFFINITY: "x", EXCLUSION: "c"}, "g0"),
         # Of the club's GPUs, the one without a foe.
-        ([[share(30, gpu_exclusion="c", gpu_anti_affinity="b")], [share(20, gpu_exclusion="c")], IDLE],
-         {ANTI: "b", EXCLUSION: "c"}, "g1"),
+        (
+            [[share(30, gpu_exclusion="c", gpu_anti_affinity="b")], [share(20, gpu_exclusion="c")], IDLE],
+            {ANTI: "b", EXCLUSION: "c"},
+            "g1",
+        ),
         ([CLUB, IDLE], {EXCLUSION: "x", "sharing": "exclusive"}, "g1"),
         ([FRIEND, IDLE], {AFFINITY: "x", "sharing": "exclusive"}, WITH_OTHERS),
         ([IDLE, FRIEND], {AFFINITY: "x", "gpu-uuid": "g0"}, WITH_OTHERS),
         ([IDLE, FRIEND], {AFFINITY: "x", "gpu-uuid": "g1"}, "g1"),
         ([IDLE, FOE], {ANTI: "x", "gpu-uuid": "g1"}, WITH_OTHERS),
     ],
-)  # fmt: skip
+)
 def test_wishes_together_are_applied_in_kubeshares_order(here, wishes, expected):
     assert expected in placed(here, (30,), wishes)
 

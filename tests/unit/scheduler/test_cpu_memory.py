@@ -13,8 +13,10 @@ def container(cpu=None, memory=None, **more):
 
 
 def pod(*containers, init=(), node="n", phase="Running", **spec):
-    return {"spec": {"containers": list(containers), "initContainers": list(init), "nodeName": node, **spec},
-            "status": {"phase": phase}}  # fmt: skip
+    return {
+        "spec": {"containers": list(containers), "initContainers": list(init), "nodeName": node, **spec},
+        "status": {"phase": phase},
+    }
 
 
 @pytest.mark.parametrize(

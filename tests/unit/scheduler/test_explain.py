@@ -43,7 +43,9 @@ class Cluster:
         limits = {"tencent.com/vcuda-core": str(core)} | ({"tencent.com/vcuda-memory": str(blocks)} if blocks else {})
         obj = {
             "metadata": {
-                "name": name, "namespace": namespace, "uid": name,
+                "name": name,
+                "namespace": namespace,
+                "uid": name,
                 "labels": {names.MANAGED_LABEL: names.MANAGED_VALUE},
                 "creationTimestamp": format_seconds(NOW - age * 1000),
                 "annotations": {names.BUDGET_STATE: state, **(annotations or {})},
@@ -52,7 +54,7 @@ class Cluster:
             },
             "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}], **spec},
             "status": {"startTime": format_seconds(NOW - started * 1000)} if started is not None else {},
-        }  # fmt: skip
+        }
         if on:
             obj["spec"]["nodeName"] = on.rpartition("-")[0]
             obj["metadata"]["annotations"] |= {names.gpu_annotation("c"): on, names.BOUND_AT: format_seconds(NOW)}
@@ -226,8 +228,11 @@ def test_the_command_tells_of_a_waiting_pod(real):
 
 def test_the_command_tells_where_a_pod_went(real):
     why = "best-fit, the cheapest of 2 nodes with room; GPU before: idle"
-    annotations = {names.gpu_annotation("c"): "n0-0", names.BOUND_AT: "2027-01-15T08:00:00.000Z",
-                   names.SHARING_MODE: f"shared: adaptive, a share was asked for; {why}"}  # fmt: skip
+    annotations = {
+        names.gpu_annotation("c"): "n0-0",
+        names.BOUND_AT: "2027-01-15T08:00:00.000Z",
+        names.SHARING_MODE: f"shared: adaptive, a share was asked for; {why}",
+    }
     real.pod("p", annotations=annotations, nodeName="n0")
     words = explain("p", "-n", NAMESPACE)
     assert "has its place since 2027-01-15T08:00:00.000Z (in-budget)" in words

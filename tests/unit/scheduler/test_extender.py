@@ -150,8 +150,7 @@ def test_a_broken_request_names_the_field(cluster, extender):
 
 
 def test_unknown_and_damaged_nodes(cluster, extender):
-    cluster.client.create(NODES,
-                          {"metadata": {"name": "hurt", "annotations": {names.NODE_GPUS: "[{"}}})  # fmt: skip
+    cluster.client.create(NODES, {"metadata": {"name": "hurt", "annotations": {names.NODE_GPUS: "[{"}}})
     pod = cluster.pod("a")
 
     def damaged():

@@ -164,8 +164,10 @@ def test_binds_wait_for_each_other_and_go_together():
     pods = world.waits(*[pod(f"p{i}", size=8) for i in range(8)])
     places = [world.fits(p)[0] for p in pods]
     done = []
-    threads = [threading.Thread(target=lambda o=o, p=p: done.append(world.bind(o, p))) for o, p in
-               zip(pods, places, strict=True)]  # fmt: skip
+    threads = [
+        threading.Thread(target=lambda o=o, p=p: done.append(world.bind(o, p)))
+        for o, p in zip(pods, places, strict=True)
+    ]
     for thread in threads[:7]:
         thread.start()
     time.sleep(0.05)

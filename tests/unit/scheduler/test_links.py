@@ -63,8 +63,9 @@ def placed(gpus, *asked, taken=(), shared=(), model="", policy="best-fit"):
 
 
 # Two boards of four GPUs: all four of a board have one NVLink with each other, the neighbours two.
-BOARDS = [(a, b, 2 if b == a + 1 and a % 2 == 0 else 1) for x in (0, 4) for a, b in
-          itertools.combinations(range(x, x + 4), 2)]  # fmt: skip
+BOARDS = [
+    (a, b, 2 if b == a + 1 and a % 2 == 0 else 1) for x in (0, 4) for a, b in itertools.combinations(range(x, x + 4), 2)
+]
 BRIDGED = [(0, 3, 4), (1, 2, 4)]
 
 

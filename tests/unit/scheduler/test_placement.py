@@ -25,7 +25,9 @@ def gpus(draw, uuid="GPU"):
     idle = draw(st.booleans())
     core = 100 if idle else draw(st.sampled_from([0, 10, 30, 50, 90]))
     return GpuRow(
-        uuid, draw(st.sampled_from(["NVIDIA A100-SXM4-80GB", "Tesla T4"])), capacity,
+        uuid,
+        draw(st.sampled_from(["NVIDIA A100-SXM4-80GB", "Tesla T4"])),
+        capacity,
         core=core,
         memory=capacity if idle else draw(st.integers(0, capacity // 256)) * 256,
         healthy=draw(st.integers(0, 9)) > 0,
@@ -33,7 +35,7 @@ def gpus(draw, uuid="GPU"):
         affinity=frozenset() if idle else frozenset({draw(LABELS)} - {""}),
         anti_affinity=frozenset() if idle else frozenset({draw(LABELS)} - {""}),
         exclusion="" if idle else draw(LABELS),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -75,8 +77,10 @@ def build(nodes):
 def brute_force(nodes, name, request):  # noqa: C901 - every rule once, in plain words
     """Whether any way to give each container its GPUs keeps all the rules, written down plainly."""
     rows = nodes[name]
-    labels = {kind: getattr(request, kind) and f"team-a/{getattr(request, kind)}" for kind in
-              ("affinity", "anti_affinity", "exclusion")}  # fmt: skip
+    labels = {
+        kind: getattr(request, kind) and f"team-a/{getattr(request, kind)}"
+        for kind in ("affinity", "anti_affinity", "exclusion")
+    }
     friends = any(labels["affinity"] in gpu.affinity for some in nodes.values() for gpu in some)
 
     def able(gpu):
@@ -240,15 +244,15 @@ def test_reasons_name_what_is_missing():
     demand = demand_of(PodRequest((GpuRequest("c", 50, 8),), gpu_models=("t4",)), "x")
     names = fleet.names()
     why = dict(zip(names, survey(fleet.view(names, demand), demand, BestFit()).why.tolist(), strict=True))
-    assert why == {"full": Why.FULL, "sick": Why.HEALTH, "small": Why.TOO_SMALL, "other": Why.MODEL,
-                   "foe": Why.COMPANY}  # fmt: skip
+    assert why == {"full": Why.FULL, "sick": Why.HEALTH, "small": Why.TOO_SMALL, "other": Why.MODEL, "foe": Why.COMPANY}
     assert "50 percent of a GPU with 2048 MiB" in explain(Why.FULL, demand)
     assert "secret" not in explain(Why.COMPANY, demand)
 
 
 def test_labels_of_another_namespace_say_nothing():
-    fleet = build({"n": [GpuRow("GPU-0", "A100", 4096, core=50, memory=2048, idle=False,
-                                anti_affinity=frozenset({"team-a/x"}))]})  # fmt: skip
+    fleet = build(
+        {"n": [GpuRow("GPU-0", "A100", 4096, core=50, memory=2048, idle=False, anti_affinity=frozenset({"team-a/x"}))]}
+    )
     request = PodRequest((GpuRequest("c", 50, 1),), anti_affinity="x")
     for namespace, fits in (("team-a", False), ("team-b", True)):
         demand = demand_of(request, namespace)

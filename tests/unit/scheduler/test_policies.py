@@ -176,8 +176,9 @@ DEMANDS = st.sampled_from([share(30), share(60, 4096), share(100), replace(share
                            replace(share(10), slices=share(10).slices * 2)])  # fmt: skip
 CHANGES = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.lists(st.sampled_from([0, 20, 50, 80, 100]), max_size=3), DEMANDS),
-    min_size=1, max_size=12,
-)  # fmt: skip
+    min_size=1,
+    max_size=12,
+)
 
 
 @settings(max_examples=40, deadline=None)

@@ -82,9 +82,10 @@ def brute_force(some, demand):
     best = None
     for node in some:
         takeable = [
-            t for t in node.tenants
+            t
+            for t in node.tenants
             if t.rank is not None and not (demand.affinity and t.hold.affinity == demand.affinity)
-        ]  # fmt: skip
+        ]
         for size in range(1, len(takeable) + 1):
             for gone in itertools.combinations(takeable, size):
                 if fits(node, {t.uid for t in gone}, demand, friends=friends):

@@ -69,11 +69,13 @@ class Story:
             known = {p.uid: (p.node, p.budget_state, p.leaving, conditions_of(p.waiting)) for p in snapshot.pods}
             there = {
                 uid: (
-                    p["spec"].get("nodeName", ""), p["metadata"]["annotations"].get(names.BUDGET_STATE),
-                    bool(p["metadata"].get("deletionTimestamp")), conditions_of(p),
+                    p["spec"].get("nodeName", ""),
+                    p["metadata"]["annotations"].get(names.BUDGET_STATE),
+                    bool(p["metadata"].get("deletionTimestamp")),
+                    conditions_of(p),
                 )
                 for uid, p in pods.items()
-            }  # fmt: skip
+            }
             bound = {uid for uid, p in pods.items() if p["spec"].get("nodeName")}
             counted = self.state._held.beside.uids()
             return known == there and not self.state.counts()[HoldKind.BINDING] and counted == bound
@@ -81,8 +83,9 @@ class Story:
         wait_for(same, "the watches have caught up")
 
     def evicted(self):
-        return {p["metadata"]["name"] for p in self.cluster.client.list(PODS)[0]
-                if p["metadata"].get("deletionTimestamp")}  # fmt: skip
+        return {
+            p["metadata"]["name"] for p in self.cluster.client.list(PODS)[0] if p["metadata"].get("deletionTimestamp")
+        }
 
     def fits(self, pod, *nodes):
         return orjson.loads(

@@ -504,8 +504,11 @@ def test_cpu_and_memory_of_nodes_follow_bound_pods_and_those_about_to_be_there(c
         view = state._held.fleet.view(["n0"], read(pod("x")).demand)
         return view.cpu[0], view.ram[0]
 
-    other = {"metadata": {"uid": "other"}, "status": {"phase": "Running"}, "spec": {
-        "nodeName": "n0", "containers": [{"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}}  # fmt: skip
+    other = {
+        "metadata": {"uid": "other"},
+        "status": {"phase": "Running"},
+        "spec": {"nodeName": "n0", "containers": [{"resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]},
+    }
     assert beside() == (8.0, 8192.0)
     for _ in range(2):
         state.set_bound_pod(other)

@@ -93,10 +93,13 @@ def test_what_is_wrong_has_kubernetes_own_status(client: KubeClient, server: Api
         client.create(PODS, pod(namespace="other"), "default")
     plain = JsonClient(server.url)
     for method, path, status in (
-        ("GET", "/api/v1/secrets", 404), ("GET", "/nothing", 404), ("DELETE", "/api/v1/namespaces/default", 405),
-        ("POST", "/api/v1/namespaces/default/pods", 400), ("GET", "/api/v1/pods?fieldSelector=spec.x%3D1", 400),
+        ("GET", "/api/v1/secrets", 404),
+        ("GET", "/nothing", 404),
+        ("DELETE", "/api/v1/namespaces/default", 405),
+        ("POST", "/api/v1/namespaces/default/pods", 400),
+        ("GET", "/api/v1/pods?fieldSelector=spec.x%3D1", 400),
         ("GET", "/api/v1/pods/p", 404),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ServiceError) as told:
             plain.request(method, path)
         assert told.value.status == status, path
@@ -286,8 +289,9 @@ def test_a_new_cluster_has_nodes_with_gpus_and_both_classes(client: KubeClient) 
     assert node["status"]["allocatable"]["tencent.com/vcuda-memory"] == "320"
     classes, _ = client.list(PRIORITY_CLASSES)
     assert {c["metadata"]["name"]: c["value"] for c in classes} == {
-        "gpu-default-priority": 0, "gpu-lower-priority": -100,
-    }  # fmt: skip
+        "gpu-default-priority": 0,
+        "gpu-lower-priority": -100,
+    }
 
 
 def test_every_pods_last_record_is_kept(client: KubeClient, server: ApiServer) -> None:

@@ -78,6 +78,9 @@ def test_a_merge_patch_does_what_rfc_7386_says(before: object, patch: object, af
 @given(JSON, JSON)
 def test_adding_a_member_and_removing_it_is_nothing(document: object, value: object) -> None:
     before = {"x": document}
-    patch = [{"op": "add", "path": "/n~1~0", "value": value}, {"op": "test", "path": "/n~1~0", "value": value},
-             {"op": "remove", "path": "/n~1~0"}]  # fmt: skip
+    patch = [
+        {"op": "add", "path": "/n~1~0", "value": value},
+        {"op": "test", "path": "/n~1~0", "value": value},
+        {"op": "remove", "path": "/n~1~0"},
+    ]
     assert apply(before, patch) == before

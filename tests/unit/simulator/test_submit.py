@@ -24,8 +24,10 @@ POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\n"
 def test_documents_and_lists_come_in_the_files_order() -> None:
     text = POD % "a" + "---\n---\n" + POD % "b" + "---\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace}\n"
     assert [(d["kind"], (d.get("metadata") or {}).get("name")) for d in documents(text, "f")] == [
-        ("Pod", "a"), ("Pod", "b"), ("Namespace", None),
-    ]  # fmt: skip
+        ("Pod", "a"),
+        ("Pod", "b"),
+        ("Namespace", None),
+    ]
 
 
 @pytest.mark.parametrize(

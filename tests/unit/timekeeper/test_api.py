@@ -498,10 +498,12 @@ def test_long_keys_of_an_increase_are_two_and_elsewhere_refused(world: World) ->
         assert answer.status_code == 200
     assert world.get("/api/v1/budgets/team")["grantedMs"] == 3 * 30 * 60_000
     for route, wanted in (
-        ("grants", GOOD_GRANT), ("adjustments", GOOD_GRANT), ("refunds", {**GOOD_GRANT, "podUid": "p"}),
+        ("grants", GOOD_GRANT),
+        ("adjustments", GOOD_GRANT),
+        ("refunds", {**GOOD_GRANT, "podUid": "p"}),
         ("transfers", {**GOOD_GRANT, "to": "other"}),
         ("reservations", {**GOOD_GRANT, "expiresAt": format_instant(T0 + HOUR)}),
-    ):  # fmt: skip
+    ):
         answer = world.call("POST", f"/api/v1/budgets/team/{route}", wanted, {"Idempotency-Key": f"{same}1"})
         assert (answer.status_code, answer.json["code"]) == (422, "idempotency-key-missing")
         assert answer.json["field"] == "Idempotency-Key"
@@ -679,7 +681,7 @@ GOOD_TRANSFER = {"to": "other", "amountMs": 1, "reason": "r"}
         ("POST", "/grants", {**GOOD_GRANT, "validTo": "9999-99-99T00:00:00Z"}, 422, "instant-invalid", "validTo"),
         ("POST", "/grants", {**GOOD_GRANT, "validTo": "9999-12-31T23:00:00-02:00"}, 422, "instant-invalid", "validTo"),
     ],
-)  # fmt: skip
+)
 def test_wrong_values_are_named_and_nothing_is_half_done(
     untouched: World, method: str, path: str, body: Any, status: int, code: str, field: str
 ) -> None:
@@ -844,12 +846,15 @@ def test_periods_statements_and_seals(world: World) -> None:
     before = world.get(f"{budget}/statement?from={first['start']}&to={first['end']}")
     assert (before["openingMs"], before["closingMs"]) == (0, 0)
     assert {t["kind"]: t["amountMs"] for t in before["totals"]} == {
-        "allowance": 150 * 60_000, "charge": HOUR, "expiry": 90 * 60_000,
-    }  # fmt: skip
+        "allowance": 150 * 60_000,
+        "charge": HOUR,
+        "expiry": 90 * 60_000,
+    }
     now = world.get(f"{budget}/statement")
     assert [(t["kind"], t["amountMs"]) for t in now["totals"] if t["correction"]] == [
-        ("charge", 60_000), ("expiry", -60_000),
-    ]  # fmt: skip
+        ("charge", 60_000),
+        ("expiry", -60_000),
+    ]
     assert now["closingMs"] == world.get(budget)["balanceMs"] == 30 * 60_000
     assert {p["podName"]: p["chargedMs"] for p in now["workloads"]} == {"b-pod": 2 * HOUR, "late": 60_000}
     following = world.get(f"{budget}/statement?limit=1")
@@ -875,8 +880,10 @@ def test_usage_by_time_is_paged_and_never_guesses(world: World) -> None:
     assert (item["group"], item["allocatedMs"], item["usedMs"], item["unobservedMs"]) == ("other", HOUR, None, HOUR)
     rest = world.get(f"/api/v1/usage?timeZone=Europe/Berlin&cursor={first['nextCursor']}")
     assert [(i["start"], i["group"]) for i in rest["items"]] == [
-        (format_instant(T0), "team"), (format_instant(T0 + HOUR), "other"), (format_instant(T0 + HOUR), "team"),
-    ]  # fmt: skip
+        (format_instant(T0), "team"),
+        (format_instant(T0 + HOUR), "other"),
+        (format_instant(T0 + HOUR), "team"),
+    ]
     (team,) = world.get("/api/v1/usage?namespace=team&bucket=month&groupBy=workload")["items"]
     assert (team["group"], team["allocatedMs"], team["unknownWorkloads"]) == (world.uid("a-pod"), 45 * 60_000, 1)
 
@@ -943,8 +950,10 @@ def test_teams_and_organisations_are_made_put_above_each_other_and_bind(world: W
     world.clock.advance(4_000)
     physics = world.get("/api/v1/parents/physics")
     assert (physics["usedMs"], physics["balanceMs"], physics["runOutAt"]) == (
-        8_000, 12_000, format_instant(T0 + 10_000),
-    )  # fmt: skip
+        8_000,
+        12_000,
+        format_instant(T0 + 10_000),
+    )
     for name in ("physics", "science"):
         below = world.get(f"/api/v1/parents/{name}/children")["items"]
         assert sum(child["consumedMs"] for child in below) == world.get(f"/api/v1/parents/{name}")["usedMs"] == 8_000
@@ -1025,8 +1034,10 @@ def test_a_team_has_all_that_a_namespace_has(world: World) -> None:
     assert world.get("/api/v1/parents/chemistry")["balanceMs"] == 100_000 + 3_000 + 2_000 - 500
     shown = world.get("/api/v1/parents/chemistry/transfers")["items"]
     assert [(one["amountMs"], one["counterpart"]) for one in shown] == [
-        (-500, "other"), (2_000, "team"), (3_000, "team physics"),
-    ]  # fmt: skip
+        (-500, "other"),
+        (2_000, "team"),
+        (3_000, "team physics"),
+    ]
     assert world.get("/api/v1/budgets/other/transfers")["items"][0]["counterpart"] == "team chemistry"
     for path, to in (("parents/physics", "science"), ("parents/science", "physics"), ("parents/physics", "team")):
         body = {"to": to, "amountMs": 1, "reason": "r", "toKind": "namespace" if to == "team" else "parent"}
@@ -1057,8 +1068,9 @@ def test_a_team_has_all_that_a_namespace_has(world: World) -> None:
     limits = {
         (sample.labels["parent"], sample.labels["kind"]): sample.value
         for family in text_string_to_metric_families(world.metrics())
-        for sample in family.samples if sample.name == "gpu_budget_parent_limit_seconds"
-    }  # fmt: skip
+        for sample in family.samples
+        if sample.name == "gpu_budget_parent_limit_seconds"
+    }
     assert limits[("physics", "team")] == 100.0
     assert verify(world.service.books.database.engine, carry=False).differences == []
 
@@ -1087,8 +1099,11 @@ def test_a_budget_begins_where_its_anchor_says(world: World) -> None:
         world.clock.advance(parse_instant(budget["periodEnd"]) - world.clock.now_ms())
         assert world.get("/api/v1/budgets/team")["balanceMs"] == 9_000
     assert ends == [
-        "2026-01-30T23:00:00.000Z", "2026-02-27T23:00:00.000Z", "2026-03-30T22:00:00.000Z", "2026-04-29T22:00:00.000Z",
-    ]  # fmt: skip
+        "2026-01-30T23:00:00.000Z",
+        "2026-02-27T23:00:00.000Z",
+        "2026-03-30T22:00:00.000Z",
+        "2026-04-29T22:00:00.000Z",
+    ]
     settlement.settle(world.service.books, [world.service.books.require("team").account.id], world.clock.now_ms())
     shown = world.get("/api/v1/budgets/team/periods")["items"]
     assert [(one["start"], one["chargedMs"]) for one in shown[1:4]] == [(end, 9_000) for end in reversed(ends[:3])]

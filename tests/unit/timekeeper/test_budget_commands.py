@@ -119,10 +119,13 @@ def test_a_name_that_is_mistyped_is_not_found_with_names_that_are_near(run: Run)
 
 def test_a_namespace_is_named_by_argument_by_option_or_by_the_context(run: Run, tmp_path: Path) -> None:
     config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "users": [{"name": "u", "user": {}}],
         "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "other"}}],
-    }  # fmt: skip
+    }
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
     for name in ("team", "other"):
@@ -267,9 +270,11 @@ def test_the_plugin_has_the_same_commands_and_completes_them(
         plugin.main()
     assert (ended.value.code, capsys.readouterr().out) == (0, "team\n")
     for words, found in (
-        (["st"], {"statement", "status"}), (["statement", "te"], {"team"}), (["get", "-o", "j"], {"json"}),
+        (["st"], {"statement", "status"}),
+        (["statement", "te"], {"team"}),
+        (["get", "-o", "j"], {"json"}),
         (["grant", "--un"], {"--until"}),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(plugin.sys, "argv", ["kubectl_complete-gpubudget", *words])
         plugin.complete()
         *lines, last = capsys.readouterr().out.splitlines()

@@ -171,16 +171,21 @@ def test_the_audit_log_names_who_wrote_a_generation_in_all_that_follows_from_it(
     world.done("PUT", f"{PHYSICS}/object", told(kind="team", changedBy="carol"))
     world.done("PUT", f"{TEAM}/object", told(changedBy="alice", parent="physics"))
     assert [(one["actor"], one["action"]) for one in world.audit("parent=physics")] == [
-        ("carol", "team"), ("carol", "object"),
-    ]  # fmt: skip
+        ("carol", "team"),
+        ("carol", "object"),
+    ]
     entries = world.audit()
     assert [(one["actor"], one["action"]) for one in entries] == [
-        ("alice", "object"), ("alice", "budget"), ("alice", "parent"),
-    ]  # fmt: skip
+        ("alice", "object"),
+        ("alice", "budget"),
+        ("alice", "parent"),
+    ]
     detail = entries[0]["detail"]
     assert {key: detail[key] for key in ("uid", "generation", "reportedBy")} == {
-        "uid": "one", "generation": 1, "reportedBy": "operator",
-    }  # fmt: skip
+        "uid": "one",
+        "generation": 1,
+        "reportedBy": "operator",
+    }
     world.clock.advance(1000)
     world.done("PUT", f"{TEAM}/object", told(2, 2, changedBy="bob"))
     assert [one["actor"] for one in world.audit()] == ["alice"] * 3 + ["bob"] * 2

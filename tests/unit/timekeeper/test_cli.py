@@ -167,8 +167,10 @@ def test_a_grant_of_later_is_listed_and_withdrawn(run: Run) -> None:
         assert whole["grantedMs"] == 0
         (grant,) = run(kind, "grants", name)
         assert (grant["amountMs"], grant["validFrom"], grant["withdrawnAt"]) == (
-            3_600_000, "2026-02-01T00:00:00.000Z", None,
-        )  # fmt: skip
+            3_600_000,
+            "2026-02-01T00:00:00.000Z",
+            None,
+        )
         gone = run(kind, "withdraw", name, str(grant["id"]), "--reason", "a mistake")
         assert gone["withdrawnAt"] == "2026-01-01T00:00:00.000Z"
         assert run(kind, "grants", name) == [gone]
@@ -187,8 +189,10 @@ def test_an_interval_is_corrected_and_an_account_named_by_its_uid(run: Run, worl
     assert run("budget", "correct", "team", "uid-p", "--end", "2026-01-01T00:10:00Z", "--key", "k")["usedMs"] == 600_000
     (row,) = run("budget", "corrections", "team")
     assert (row["podUid"], row["end"], row["endBefore"]) == (
-        "uid-p", "2026-01-01T00:10:00.000Z", "2026-01-01T00:20:00.000Z",
-    )  # fmt: skip
+        "uid-p",
+        "2026-01-01T00:10:00.000Z",
+        "2026-01-01T00:20:00.000Z",
+    )
     assert "2026-01-01T00:10:00.000Z" in run("budget", "corrections", "team", "-o", "wide", code=-1)
     assert "name a start, an end, or both" in run("budget", "correct", "team", "uid-p", code=1)
     world.controller.namespaces.on_list([{"metadata": {"name": "team", "uid": "another"}}])

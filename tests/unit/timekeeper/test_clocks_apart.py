@@ -152,11 +152,13 @@ def test_the_parent_that_a_clock_ahead_named_is_charged_nothing(books: Books, re
 _NAMES = ("a", "b", "c", "d")
 _moves = st.lists(
     st.tuples(
-        st.sampled_from([0, 0, 0, 2 * SECOND, HOUR, 2 * HOUR]), st.sampled_from([*_NAMES, "team"]),
-        st.sampled_from([*_NAMES, None]), st.integers(0, 20 * SECOND),
+        st.sampled_from([0, 0, 0, 2 * SECOND, HOUR, 2 * HOUR]),
+        st.sampled_from([*_NAMES, "team"]),
+        st.sampled_from([*_NAMES, None]),
+        st.integers(0, 20 * SECOND),
     ),
     max_size=10,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=15, deadline=None)

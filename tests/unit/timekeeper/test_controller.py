@@ -53,12 +53,15 @@ class Stage:
         annotations = {names.gpu_annotation("main"): GPU.uuid, names.BOUND_AT: format_instant(self.clock.now_ms())}
         pod: Object = {
             "metadata": {
-                "name": name, "namespace": "team", "finalizers": [names.FINALIZER],
-                "labels": {names.MANAGED_LABEL: "true"}, "annotations": annotations if bound else {},
+                "name": name,
+                "namespace": "team",
+                "finalizers": [names.FINALIZER],
+                "labels": {names.MANAGED_LABEL: "true"},
+                "annotations": annotations if bound else {},
             },
             "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "resources": {"limits": limits}}]},
             "status": {"phase": "Running" if bound else "Pending"},
-        }  # fmt: skip
+        }
         if bound:
             pod["spec"]["nodeName"] = "n"
         if plain:

@@ -267,8 +267,6 @@ def damaged(database_url: str) -> Iterator[Callable[[str], list[str]]]:
         ("UPDATE workload SET ended_at = ended_at + 1", "is not what its corrections say"),
     ],
 )
-def test_verify_finds_what_was_tampered_with(
-    damaged: Callable[[str], list[str]], statement: str, told: str
-) -> None:  # fmt: skip
+def test_verify_finds_what_was_tampered_with(damaged: Callable[[str], list[str]], statement: str, told: str) -> None:
     found = damaged(statement)
     assert any(told in one for one in found), found

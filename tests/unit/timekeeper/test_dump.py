@@ -188,8 +188,11 @@ def test_a_balance_is_explained_booking_by_booking(databases: Databases) -> None
         assert "correction, effective 2026-01-02T02:00:00" in next(e["cause"] for e in lines if "late" in e["cause"])
         before = json.loads(ok(url, "explain", "team", "--at", format_instant(T0 + HOUR), "-o", "json"))
         assert [(one["kind"], one["amount_ms"]) for one in before] == [
-            ("allowance", 2 * HOUR), ("charge", -minute), ("charge", -HOUR), ("allowance", HOUR),
-        ]  # fmt: skip
+            ("allowance", 2 * HOUR),
+            ("charge", -minute),
+            ("charge", -HOUR),
+            ("allowance", HOUR),
+        ]
         assert before[-1]["balance_ms"] == 2 * HOUR - minute
         assert "grant 1 by ann: a deadline" in before[-1]["cause"]
         assert "POD" not in ok(url, "explain", "team")

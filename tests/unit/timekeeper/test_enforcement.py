@@ -82,8 +82,9 @@ class Stage:
             pod["spec"].pop("schedulingGates", None)
             pod["spec"]["nodeName"] = "n"
             pod["metadata"]["annotations"] |= {
-                names.gpu_annotation("c"): "n-0", names.BOUND_AT: format_instant(self.clock.now_ms()),
-            }  # fmt: skip
+                names.gpu_annotation("c"): "n-0",
+                names.BOUND_AT: format_instant(self.clock.now_ms()),
+            }
             pod["status"]["phase"] = "Running"
             return pod
 

@@ -183,9 +183,10 @@ def known(world: World) -> World:
 
 def test_the_api_server_says_who_asks_and_rights_are_asked_for_them(known: World) -> None:
     extra = [
-        ("X-Remote-Extra-Example.com%2fscopes", "read"), ("X-Remote-Extra-Example.com%2fscopes", "write, too"),
+        ("X-Remote-Extra-Example.com%2fscopes", "read"),
+        ("X-Remote-Extra-Example.com%2fscopes", "write, too"),
         ("X-Remote-Uid", "42"),
-    ]  # fmt: skip
+    ]
     status, body = known.ask([*JANE, *extra], known.front())
     assert (status, body["namespace"]) == (200, "team")
     [spec] = known.api.reviews
@@ -253,8 +254,11 @@ def test_the_api_server_that_names_nobody_is_nobody(known: World) -> None:
 
 
 def test_nobody_reports_for_a_pod_by_way_of_the_api_server(known: World) -> None:
-    pod = [*JANE, ("X-Remote-Extra-Authentication.kubernetes.io%2fpod-uid", "uid-1"),
-           ("X-Remote-Extra-Authentication.kubernetes.io%2fpod-name", "p")]  # fmt: skip
+    pod = [
+        *JANE,
+        ("X-Remote-Extra-Authentication.kubernetes.io%2fpod-uid", "uid-1"),
+        ("X-Remote-Extra-Authentication.kubernetes.io%2fpod-name", "p"),
+    ]
     assert known.ask(pod, known.front(), f"{API}/reports", "POST", {"reports": []})[0] == 404
     status, body = known.ask(pod, known.front(), "/api/v1/reports", "POST", {"reports": []})
     assert (status, body["code"]) == (403, "token-not-bound")

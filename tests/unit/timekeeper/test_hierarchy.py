@@ -88,14 +88,20 @@ def test_late_and_reordered_knowledge_ends_in_what_an_independent_oracle_says(
     names = ("red", "blue", "green")
     amounts = {name: data.draw(st.integers(1, 40_000), name) for name in (*names, "physics", "science")}
     parents = {"red": "physics", "blue": "physics", "green": "science", "physics": "science"}
-    pods = data.draw(st.lists(
-        st.tuples(st.sampled_from(names), st.integers(0, 20_000), st.integers(1, 20_000), st.integers(1, 3)),
-        min_size=1, max_size=6,
-    ))  # fmt: skip
-    grants = data.draw(st.lists(
-        st.tuples(st.integers(1, 30_000), st.sampled_from(sorted(amounts)), st.integers(1, 9_000)), max_size=3,
-        unique_by=lambda grant: grant[0],
-    ))  # fmt: skip
+    pods = data.draw(
+        st.lists(
+            st.tuples(st.sampled_from(names), st.integers(0, 20_000), st.integers(1, 20_000), st.integers(1, 3)),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    grants = data.draw(
+        st.lists(
+            st.tuples(st.integers(1, 30_000), st.sampled_from(sorted(amounts)), st.integers(1, 9_000)),
+            max_size=3,
+            unique_by=lambda grant: grant[0],
+        )
+    )
     intervals = [
         (name, Interval(f"pod-{n}", T0 + start, T0 + start + length, Fraction(1, den)))
         for n, (name, start, length, den) in enumerate(pods)
@@ -161,9 +167,12 @@ def test_a_parents_period_and_grant_bring_running_pods_back_at_their_instant(boo
     assert under(books, RED, "physics")
     run(books, "a", T0 + HOUR - 20_000)
     movement.grant(
-        books, NamespaceRef(accounts.parent_uid("physics"), "physics", POLICY), order(3_000, "g", T0 + HOUR - 5_000),
-        valid_from=T0 + HOUR - 5_000, valid_to=None,
-    )  # fmt: skip
+        books,
+        NamespaceRef(accounts.parent_uid("physics"), "physics", POLICY),
+        order(3_000, "g", T0 + HOUR - 5_000),
+        valid_from=T0 + HOUR - 5_000,
+        valid_to=None,
+    )
     end(books, "a", T0 + HOUR + 7_000)
     assert posted(books, "a") == [
         ("charge", HOUR - 20_000, HOUR - 10_000, 10_000),
@@ -243,8 +252,10 @@ def test_a_suspended_parent_puts_all_below_over_budget(books: Books) -> None:
     set_status(books, uid, "physics", POLICY, "active", reason="r", actor="me", now=T0 + 5_000)
     end(books, "a", T0 + 6_000)
     assert [(kind, amount) for kind, _, _, amount in posted(books, "a")] == [
-        ("charge", 2_000), ("over-budget", 3_000), ("charge", 1_000),
-    ]  # fmt: skip
+        ("charge", 2_000),
+        ("over-budget", 3_000),
+        ("charge", 1_000),
+    ]
 
 
 def test_what_is_no_hierarchy_is_refused_and_all_else_is_audited(books: Books) -> None:
@@ -272,8 +283,11 @@ def test_what_is_no_hierarchy_is_refused_and_all_else_is_audited(books: Books) -
     assert [(row.action, row.namespace) for row in rows] == [
         ("organisation", "organisation science"),
         *(("team", f"team {name}") for name in ("one", "two", "three")),
-        ("parent", "team one"), ("parent", "team two"), ("parent", "red"), ("parent", "team three"),
-    ]  # fmt: skip
+        ("parent", "team one"),
+        ("parent", "team two"),
+        ("parent", "red"),
+        ("parent", "team three"),
+    ]
 
 
 def test_writers_of_one_tree_wait_for_each_other_and_never_lose(database_url: str) -> None:

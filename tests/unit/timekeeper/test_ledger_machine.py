@@ -129,9 +129,11 @@ class Ledger(RuleBasedStateMachine):
     )
     def a_grant(self, name: str, amount: int, lasts: int | None, priority: int) -> None:
         order, end = self.order(amount), None if lasts is None else self.now + lasts
-        self.twice(lambda: movement.grant(
-            self.books, PLACES[name], order, valid_from=order.now, valid_to=end, priority=priority
-        ))  # fmt: skip
+        self.twice(
+            lambda: movement.grant(
+                self.books, PLACES[name], order, valid_from=order.now, valid_to=end, priority=priority
+            )
+        )
 
     @rule(amount=amounts, back=st.booleans())
     def a_transfer(self, amount: int, back: bool) -> None:

@@ -178,9 +178,11 @@ def test_a_suspended_budget_is_not_spent_and_a_closed_one_stays_closed(books: Bo
         movement.adjust(books, TEAM, order(1, "k", T0 + 5_000))
     intake.apply(books, [], [Closing("a", T0 + 6_000, "finished")], {}, T0 + 6_000)
     assert charges(books, "a") == [
-        ("charge", 0, 1_000, 1_000), ("charge", 3_000, 4_000, 1_000),
-        ("over-budget", 1_000, 3_000, 2_000), ("over-budget", 4_000, 6_000, 2_000),
-    ]  # fmt: skip
+        ("charge", 0, 1_000, 1_000),
+        ("charge", 3_000, 4_000, 1_000),
+        ("over-budget", 1_000, 3_000, 2_000),
+        ("over-budget", 4_000, 6_000, 2_000),
+    ]
 
 
 def test_grants_of_low_priority_are_used_first(books: Books) -> None:
@@ -321,7 +323,7 @@ def test_verify_finds_that_the_audit_log_lacks_what_was_decided(database_url: st
         lambda: hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=T0 + 4),
         lambda: movement.grant(books, TEAM, order(1, "k", T0 + 6), valid_from=T0 + 6, valid_to=None),
         lambda: seal.seal(books, books.require("team").account, DAY_END, reason="r", actor="me", now=DAY_END + 5),
-    )  # fmt: skip
+    )
     for number, act in enumerate(acts, 1):
         act()
         assert verify(books.database.engine, carry=False).differences == []

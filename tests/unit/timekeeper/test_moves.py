@@ -124,8 +124,9 @@ steps = st.lists(
         st.tuples(st.just("next hour"), st.sampled_from([-1, 0, 1]), st.none()),
         st.tuples(st.just("clock behind"), st.integers(1, HOUR), st.none()),
     ),
-    min_size=3, max_size=16,
-)  # fmt: skip
+    min_size=3,
+    max_size=16,
+)
 
 
 @settings(max_examples=12, deadline=None)
@@ -198,9 +199,12 @@ def test_two_clocks_never_close_a_ring_and_the_later_move_holds(books: Books) ->
     move(books, "red", "two", T0 + 1)
     run(books, "a", T0 + 1_000, None, T0 + 1_000)
     for child, above, at in (
-        ("one", "two", T0 + 9_000), ("one", None, T0 + 5_000), ("two", "one", T0 + 5_000),
-        ("two", None, T0 + 5_000), ("one", "two", T0 + 5_000),
-    ):  # fmt: skip
+        ("one", "two", T0 + 9_000),
+        ("one", None, T0 + 5_000),
+        ("two", "one", T0 + 5_000),
+        ("two", None, T0 + 5_000),
+        ("one", "two", T0 + 5_000),
+    ):
         hierarchy.put_under(books, teams[child], above, reason="r", actor="me", now=at)
         position = books.require_parent(child)
         assert [known.name for known in position.above] == ([] if above is None else [above])

@@ -93,16 +93,18 @@ def test_the_old_account_is_listed_stated_and_refunded_by_its_uid(world: World) 
     world.run("c", "new", 60_000)
     listed = world.get("/api/v1/budgets")["items"]
     assert [(b["namespace"], b["uid"], b["gone"], b["usedMs"]) for b in listed] == [
-        ("team", "old", True, 900_000), ("team", "new", False, 60_000),
-    ]  # fmt: skip
+        ("team", "old", True, 900_000),
+        ("team", "new", False, 60_000),
+    ]
     first = world.get("/api/v1/budgets?limit=1")
     assert [b["uid"] for b in first["items"]] == ["old"]
     assert [b["uid"] for b in world.get(f"/api/v1/budgets?cursor={first['nextCursor']}")["items"]] == ["new"]
 
     assert world.get(f"{BASE}?uid=old")["usedMs"] == 900_000
     assert {w["podUid"]: w["chargedMs"] for w in world.get(f"{BASE}/statement?uid=old")["workloads"]} == {
-        "a": 600_000, "b": 300_000,
-    }  # fmt: skip
+        "a": 600_000,
+        "b": 300_000,
+    }
     assert [w["podUid"] for w in world.get(f"{BASE}/statement")["workloads"]] == ["c"]
     assert b"600000" in world.call("GET", f"{BASE}/statement?uid=old&format=csv").data
     assert {e["subject"] for e in world.get(f"{BASE}/entries?uid=old")["items"]} > {"a", "b"}
@@ -185,9 +187,12 @@ def test_rights_in_the_new_namespace_open_no_account_of_the_old_one(
     assert world.call("GET", f"{BASE}/statement?uid=new").status_code == 200
     body = {"podUid": "a", "amountMs": 1, "reason": "r"}
     assert world.call("GET", "/api/v1/workloads?namespace=team").status_code == 200
-    for answer in (world.call("GET", f"{BASE}/statement?uid=old"), world.call("GET", f"{BASE}?uid=old"),
-                   world.call("GET", "/api/v1/workloads?namespace=team&uid=old"),
-                   world.call("POST", f"{BASE}/refunds?uid=old", body)):  # fmt: skip
+    for answer in (
+        world.call("GET", f"{BASE}/statement?uid=old"),
+        world.call("GET", f"{BASE}?uid=old"),
+        world.call("GET", "/api/v1/workloads?namespace=team&uid=old"),
+        world.call("POST", f"{BASE}/refunds?uid=old", body),
+    ):
         assert (answer.status_code, answer.json["code"]) == (403, "forbidden")
     assert asked[3:] == [("get", "", "statement"), ("get", "", ""), ("list", "", ""), ("create", "", "refunds")]
 

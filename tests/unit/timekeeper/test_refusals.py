@@ -89,9 +89,12 @@ class Site:
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "k"}
         return self.app.test_client().open(
-            path or it.at(), method=it.method.upper(), data=data, headers=headers,
+            path or it.at(),
+            method=it.method.upper(),
+            data=data,
+            headers=headers,
             content_type="application/json",
-        )  # fmt: skip
+        )
 
     def refused(self, it: Operation, what: str, statuses: tuple[int, ...], answer: Any) -> None:
         where = f"{it.method} {it.path}, {what}: {answer.status_code} {answer.data[:200]!r}"

@@ -49,15 +49,18 @@ class Stage:
         secret = [{"name": "PASSWORD", "value": "hunter2"}]
         pod: Object = {
             "metadata": {
-                "name": name, "namespace": "team", "finalizers": [names.FINALIZER],
-                "labels": {names.MANAGED_LABEL: "true"}, "annotations": annotations if bound else {},
+                "name": name,
+                "namespace": "team",
+                "finalizers": [names.FINALIZER],
+                "labels": {names.MANAGED_LABEL: "true"},
+                "annotations": annotations if bound else {},
             },
             "spec": {
                 "restartPolicy": "Never",
                 "containers": [{"name": "main", "env": secret, "resources": {"limits": limits}}],
             },
             "status": {"phase": "Running" if bound else "Pending"},
-        }  # fmt: skip
+        }
         if bound:
             pod["spec"]["nodeName"] = node
         return self.cluster.store.create(PODS, pod, "team")
@@ -77,9 +80,7 @@ class Stage:
     def restart(self) -> None:
         """Have another timekeeper begin, which knows nothing but the database."""
         self.controller.stop()
-        self.controller = Controller(
-            self.settings, self.clock, self.kube, self.books, PolicyFile(self.settings.policy)
-        )  # fmt: skip
+        self.controller = Controller(self.settings, self.clock, self.kube, self.books, PolicyFile(self.settings.policy))
         self.look()
 
     def look(self) -> None:
@@ -184,9 +185,7 @@ def test_nothing_secret_is_recorded(stage: Stage) -> None:
 
 
 def test_a_namespace_and_a_node_that_are_gone_are_charged_all_the_same(stage: Stage) -> None:
-    stage.cluster.store.create(
-        NODES, {"metadata": {"name": "mig", "labels": {"nvidia.com/gpu.memory": "81559"}}}
-    )  # fmt: skip
+    stage.cluster.store.create(NODES, {"metadata": {"name": "mig", "labels": {"nvidia.com/gpu.memory": "81559"}}})
     pod = stage.create("a", device="nvidia.com/mig-3g.40gb", node="mig")
     uid = stage.controller.namespaces.uid("team")
     stage.clock.advance(10 * MINUTE)

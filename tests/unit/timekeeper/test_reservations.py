@@ -93,7 +93,7 @@ RATES = RateBook([("A100", 0, Fraction(3, 2)), ("A100", T0 + 1, Fraction(2)), ("
         (PodRequest(whole_device_gpus={"c": 2}), Fraction(4)),
         (PodRequest((GpuRequest("c", 50, 64),), gpu_models=("H100",)), None),
     ],
-)  # fmt: skip
+)
 def test_a_hold_is_what_the_dearest_place_would_cost(request_: PodRequest, rate: Fraction | None) -> None:
     found = need_of(request_, 1_001, gpus=GPUS, book=RATES, weight="max", background=Fraction(1, 2), quota=None, now=T0)
     assert found == (None if rate is None else Need(-(-1_001 * rate.numerator // rate.denominator), 1_001))

@@ -321,9 +321,7 @@ def test_the_policy_and_parents_follow_the_later_write_too(books: Books) -> None
     follow_policy(books, {"team": POLICY}, behind)
     assert books.require("team").at(ahead).balance == 70 * SECOND
     for at, amount in ((ahead, 1), (behind, 2), (behind - DAY, 3)):
-        hierarchy.put_parent(
-            books, "lab", "team", replace(MONTH, since=at, amount=amount), actor="me", if_match=None
-        )  # fmt: skip
+        hierarchy.put_parent(books, "lab", "team", replace(MONTH, since=at, amount=amount), actor="me", if_match=None)
     assert books.require_parent("lab").rule.rule.amount == 3
     assert books.require_parent("lab").at(ahead).balance == 3
     hierarchy.put_under(books, TEAM, "lab", reason="r", actor="me", now=ahead)

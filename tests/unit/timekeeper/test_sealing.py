@@ -116,9 +116,11 @@ class Sealed(RuleBasedStateMachine):
           credit=st.sampled_from([0, 5 * MINUTE]), rollover=st.sampled_from([0, 9 * MINUTE]))  # fmt: skip
     def a_budget(self, amount: int, period: Any, credit: int, rollover: int) -> None:
         given = Rule(0, amount, period, "Europe/Berlin", credit, rollover)
-        self.do(lambda books, now: set_budget(books,
-            "uid-team", "team", POLICY, replace(given, since=now), actor="me", if_match=None
-        ))  # fmt: skip
+        self.do(
+            lambda books, now: set_budget(
+                books, "uid-team", "team", POLICY, replace(given, since=now), actor="me", if_match=None
+            )
+        )
 
     @rule(carry=st.booleans())
     def debts_are_carried_or_forgiven(self, carry: bool) -> None:
@@ -186,8 +188,9 @@ class Sealed(RuleBasedStateMachine):
         assert sum(t.amount for t in whole) == sum(t.amount for totals in parts for t in totals)
         booked = balances(self.books)
         assert (sum(p.charged for p in pods), sum(p.over_budget for p in pods)) == (
-            booked["charged"], booked["over-budget"],
-        )  # fmt: skip
+            booked["charged"],
+            booked["over-budget"],
+        )
 
     def the_balance_is_explained(self) -> None:
         team = self.books.require("team")

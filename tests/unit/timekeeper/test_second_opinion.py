@@ -40,9 +40,7 @@ def ledger(database_url: str) -> Iterator[Books]:
     order = Order(16_000, "why", "g", b"", "me", T0 + 2 * HOUR)
     movement.grant(books, TEAM, order, valid_from=T0 + 2 * HOUR, valid_to=None)
     run(books, "c", T0 + 2 * HOUR, T0 + 2 * HOUR + 40_000)
-    movement.transfer(
-        books, OTHER, TEAM, Order(1_000, "w", "t", b"", "me", T0 + 3 * HOUR), valid_to=None
-    )  # fmt: skip
+    movement.transfer(books, OTHER, TEAM, Order(1_000, "w", "t", b"", "me", T0 + 3 * HOUR), valid_to=None)
     yield books
     books.database.close()
 

@@ -139,10 +139,12 @@ def test_the_forecast_is_when_it_happens(forest: Forest, now: int) -> None:
     states = whole(forest, now).states
     for key, at in run_outs(states, forest).items():
         going_on = Forest(  # an end that lies ahead of the clock is still to come
-            {k: Records([c for c in r.claims if c.end is None or c.end > now], r.rules, r.grants, r.withdrawals)
-             for k, r in forest.records.items()},
+            {
+                k: Records([c for c in r.claims if c.end is None or c.end > now], r.rules, r.grants, r.withdrawals)
+                for k, r in forest.records.items()
+            },
             forest.links,
-        )  # fmt: skip
+        )
         then = advance(states, going_on, at).states[key]
         assert (states[key].over_budget, then.over_budget, then.since) == (False, True, at)
         assert not advance(states, going_on, at - 1).states[key].over_budget
@@ -157,5 +159,6 @@ def test_a_budget_that_stands_alone_is_settled_alike_with_others_or_without(fore
         single = Forest({key: records})
         found = whole(single, until)
         assert (found.states[key], sorted(found.postings[key])) == (
-            together.states[key], sorted(together.postings[key])
-        )  # fmt: skip
+            together.states[key],
+            sorted(together.postings[key]),
+        )

@@ -111,9 +111,7 @@ def test_usage_by_hour_shows_what_was_held_used_and_not_observed(books: Books) -
         (0, "A100", 2, 1, HOUR + HOUR, 90 * minutes, HOUR // 4 + HOUR),
         (0, "H100", 1, 1, HOUR // 2, None, HOUR // 2),
     ]
-    assert told(books, now, [(T0, now)], "workload", pod_uid="a") == [
-        (0, "a", 1, 0, HOUR, 90 * minutes, HOUR // 4)
-    ]  # fmt: skip
+    assert told(books, now, [(T0, now)], "workload", pod_uid="a") == [(0, "a", 1, 0, HOUR, 90 * minutes, HOUR // 4)]
     assert told(books, now, by_hour(2), model="H100") == [(0, "team", 1, 1, HOUR // 2, None, HOUR // 2)]
     with books.database.reading() as session:
         rest = usage.by_time(session, UsageQuery("default", by_hour(2), "namespace", now), (0, "other"), 1)
@@ -128,8 +126,10 @@ def test_a_spool_that_comes_at_once_counts_in_the_hours_in_which_it_was_read(boo
         last = spool[: start + 50][-1]
         take(books.database, OPERATOR, spool[start : start + 50], T0 + last.monotonic_ns // 1_000_000)
     assert [(row[0], row[5], row[6]) for row in told(books, now, by_hour(3))] == [
-        (0, 5_800, 0), (1, 6_000, 0), (2, 3_000, 0),
-    ]  # fmt: skip
+        (0, 5_800, 0),
+        (1, 6_000, 0),
+        (2, 3_000, 0),
+    ]
 
 
 def test_retention_takes_only_what_it_may_while_pods_report_and_are_charged(books: Books) -> None:

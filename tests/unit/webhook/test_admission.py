@@ -91,8 +91,9 @@ def test_a_budget_enforced_safe_holds_new_pods_by_a_gate_in_the_class_in_budget(
     assert codes(SAFE, undone) == ["not-as-admitted"]
     other = apply(pod(schedulingGates=[{"name": "example.com/a"}], activeDeadlineSeconds=60), [])
     assert apply(other, ADMISSION.mutate(other, SAFE).patch)["spec"]["schedulingGates"] == [
-        {"name": "example.com/a"}, GATE,
-    ]  # fmt: skip
+        {"name": "example.com/a"},
+        GATE,
+    ]
 
 
 @pytest.mark.parametrize("deadline", [None, 0, -1, True, "60"])

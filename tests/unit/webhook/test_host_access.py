@@ -115,9 +115,11 @@ def test_each_can_be_allowed() -> None:
         allow_host_ipc=True, allow_proc_mount=True, allow_host_pid=True, allow_host_paths=("/var/run/containerd/",)
     )
     spec = {
-        "hostIPC": True, "hostPID": True, "containers": [share(securityContext={"procMount": "Unmasked"})],
+        "hostIPC": True,
+        "hostPID": True,
+        "containers": [share(securityContext={"procMount": "Unmasked"})],
         "volumes": [{"name": "v", "hostPath": {"path": "/run/containerd/containerd.sock"}}],
-    }  # fmt: skip
+    }
     assert codes(spec, Settings(webhook=webhook)) == []
     spec["volumes"] = [{"name": "v", "hostPath": {"path": "/run"}}]
     assert codes(spec, Settings(webhook=webhook)) == ["host-path"], "more than is allowed"
@@ -126,11 +128,12 @@ def test_each_can_be_allowed() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        {"volumes": [{"name": "v", "hostPath": 5}]}, {"volumes": [{"name": "v", "hostPath": {"path": None}}]},
+        {"volumes": [{"name": "v", "hostPath": 5}]},
+        {"volumes": [{"name": "v", "hostPath": {"path": None}}]},
         {"containers": [share(securityContext={"capabilities": {"add": [5, None, {}]}})]},
         {"containers": [share(volumeMounts=[5, {"mountPath": 5}])]},
         {"containers": [{**share(), "envFrom": [5, None]}]},
     ],
-)  # fmt: skip
+)
 def test_what_has_another_shape_fails_nothing(broken: dict[str, Any]) -> None:
     codes({"containers": [share()], **broken})

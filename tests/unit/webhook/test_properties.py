@@ -207,8 +207,9 @@ def usable(pod: Pod, case: Case) -> None:
     assume(named != "research-high" or named in case.policy.allowed_priority_classes)
     holds = any(
         c.get("resources", {}).get("limits", {}).get(r)
-        for c in each(pod) for r in (CORE, *((DEVICE,) if case.policy.nvidia_gpu == "metered" else ()))
-    )  # fmt: skip
+        for c in each(pod)
+        for r in (CORE, *((DEVICE,) if case.policy.nvidia_gpu == "metered" else ()))
+    )
     reserved = names.FINALIZER in pod["metadata"].get("finalizers", ())
     reserved = reserved or names.BUDGET_STATE in pod["metadata"].get("annotations", {})
     assume(holds or not reserved)
@@ -262,8 +263,11 @@ def test_what_mutate_returns_validate_accepts_also_after_a_flip(
 
 REWRITTEN = {
     ("metadata", "annotations", names.BUDGET_STATE),
-    ("spec", "priorityClassName"), ("spec", "priority"), ("spec", "preemptionPolicy"), ("spec", "schedulerName"),
-}  # fmt: skip
+    ("spec", "priorityClassName"),
+    ("spec", "priority"),
+    ("spec", "preemptionPolicy"),
+    ("spec", "schedulerName"),
+}
 
 
 def keeps(before: Any, after: Any, path: tuple[str, ...] = ()) -> bool:

@@ -63,9 +63,7 @@ def put_under(**path: str) -> Response:
     caller = it.allow("update", "", _RIGHT)
     given = requests.body(PlaceBody)
     above = None if given.parent is None else requests.parent(given.parent)
-    hierarchy.put_under(
-        it.books, whose.place(), above, reason=given.reason, actor=caller.name, now=it.clock.now_ms()
-    )  # fmt: skip
+    hierarchy.put_under(it.books, whose.place(), above, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
     return budget_answer.changed(whose)
 
 

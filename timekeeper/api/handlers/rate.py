@@ -24,11 +24,14 @@ def listed() -> Response:
         rows = rates.listed(session, requests.plain("model"), after or 0, limit + 1)
     items = [
         GpuRate(
-            id=row.id, model=row.model, rate=str(row.rate), effective_at=format_instant(row.effective_at),
+            id=row.id,
+            model=row.model,
+            rate=str(row.rate),
+            effective_at=format_instant(row.effective_at),
             source=row.source,
         )
         for row in rows[:limit]
-    ]  # fmt: skip
+    ]
     more = requests.next_cursor(items[-1].id) if len(rows) > limit else None
     return requests.answer(GpuRateList(items=items, next_cursor=more))
 

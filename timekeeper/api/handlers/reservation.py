@@ -45,10 +45,11 @@ def opened(namespace: str) -> Response:
     place = holder(it, name).place()
     if not place.policy.reserves:
         raise Problem(
-            409, "enforcement-not-safe",
+            409,
+            "enforcement-not-safe",
             f"the budget of {name} is enforced {place.policy.budget.enforcement}: its pods take what there is, so "
             "nothing can be set aside; set budget.enforcement: safe in the policy file",
-        )  # fmt: skip
+        )
     if not order.now < end < _LARGEST and not _made(it, name, order.key):
         raise Problem(422, "instant-past", "expiresAt must be in the future", "expiresAt")
     row, made = open_by_hand(it.books, place, order, expires_at=end)

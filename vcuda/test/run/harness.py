@@ -44,8 +44,9 @@ class Seat:
 class Node:
     """An arbiter of its own, with a fake GPU of its own."""
 
-    def __init__(self, virtual: bool = True, rule: str = "slicekeeper", hold: int = 0,
-                 build: str = ".", **fake: str) -> None:  # fmt: skip
+    def __init__(
+        self, virtual: bool = True, rule: str = "slicekeeper", hold: int = 0, build: str = ".", **fake: str
+    ) -> None:
         self.build = build
         self.dir = Path(tempfile.mkdtemp(prefix="vcuda-"))
         self.rule = rule
@@ -64,8 +65,10 @@ class Node:
         """Start the arbiter, or start it again."""
         self.arbiter = subprocess.Popen(
             [str(BUILD / self.build / "arbiter"), "serve", "--dir", str(self.dir), "--fake", "--rule", self.rule],
-            env=self.env, stdout=self.log, stderr=self.log,
-        )  # fmt: skip
+            env=self.env,
+            stdout=self.log,
+            stderr=self.log,
+        )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             try:
@@ -118,15 +121,15 @@ class Node:
     def bare(self, seat: Seat) -> subprocess.Popen[str]:
         """Start the same program on the same GPU without a limiter."""
         env = self.env | {"LD_LIBRARY_PATH": str(BUILD / "fake")} | seat.env
-        p = subprocess.Popen(seat.command(), env=env, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True)  # fmt: skip
+        p = subprocess.Popen(seat.command(), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.tenants.append(p)
         return p
 
     def linked(self, seat: Seat, program: str, *args: str) -> subprocess.Popen[str]:
         """Start a program with the limiter linked in, under the node's sanitizer."""
-        answer = self.ask(op="set", seat=seat.name, gpu=0, core=seat.core, limit=seat.limit,
-                          memory=1 << 30, **{"class": seat.vclass})  # fmt: skip
+        answer = self.ask(
+            op="set", seat=seat.name, gpu=0, core=seat.core, limit=seat.limit, memory=1 << 30, **{"class": seat.vclass}
+        )
         env = self.env | {"LD_LIBRARY_PATH": str(BUILD / "fake"), "SLICEKEEPER_SEAT": answer["socket"]}
         p = subprocess.Popen([str(BUILD / self.build / f"linked-{program}"), *args], env=env,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip

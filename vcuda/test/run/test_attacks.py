@@ -60,8 +60,10 @@ def on_this_machine(kind: str) -> str:
 LISTED = subprocess.run(
     [ATTACK, "list"],
     env=os.environ | {"LD_LIBRARY_PATH": str(BUILD / "fake")},
-    capture_output=True, text=True, check=False,
-).stdout.split()  # fmt: skip
+    capture_output=True,
+    text=True,
+    check=False,
+).stdout.split()
 for kind in LISTED:
     case(f"attacks: {kind}", lambda kind=kind: withstood(kind))
 for kind in REAL:

@@ -400,8 +400,11 @@ for _ in range(2000):
 def sits(node: Node, gpu: int, mib: int, launches: bool = False) -> None:
     """Start one in the seat `sly` of GPU 1, with a cap of 1 GiB, and an honest neighbour."""
     seats = [node.ask(op="set", seat=name, gpu=1, core=50, memory=1 << 30) for name in ("sly", "good")]
-    env = {"LD_PRELOAD": str(BUILD / "libvcuda.so"), "SLICEKEEPER_SEAT": seats[1]["socket"],
-           "CUDA_VISIBLE_DEVICES": seats[1]["gpu"]}  # fmt: skip
+    env = {
+        "LD_PRELOAD": str(BUILD / "libvcuda.so"),
+        "SLICEKEEPER_SEAT": seats[1]["socket"],
+        "CUDA_VISIBLE_DEVICES": seats[1]["gpu"],
+    }
     node.bare(Seat(50, args=["--seconds", "20", "--host-us", "1000"], env=env))
     node.bare(Seat(50, program=["python3", "-c", SITS, seats[0]["socket"], str(gpu), str(mib), str(int(launches))]))
 
@@ -451,6 +454,9 @@ def status() -> None:
         p = node.run(Seat(50, program=["sh", "-c", "exit 7"]))
         p.communicate(timeout=20)
         check(p.returncode == 7, f"{p.returncode}")
-    bad = subprocess.run([str(BUILD / "arbiter"), "run", "--fake", "--core", "40x", "--memory", "1GiB",
-                          "true"], capture_output=True, check=False)  # fmt: skip
+    bad = subprocess.run(
+        [str(BUILD / "arbiter"), "run", "--fake", "--core", "40x", "--memory", "1GiB", "true"],
+        capture_output=True,
+        check=False,
+    )
     check(bad.returncode == 2, "an unreadable core was accepted")

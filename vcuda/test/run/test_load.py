@@ -33,8 +33,9 @@ def symbols() -> str:
 
 @case("load: only hooks are exported")
 def exports() -> None:
-    table = subprocess.run(["nm", "-D", "--defined-only", str(LIBRARY)], capture_output=True, text=True,
-                           check=True).stdout  # fmt: skip
+    table = subprocess.run(
+        ["nm", "-D", "--defined-only", str(LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout
     names = [line.split()[-1] for line in table.splitlines()]
     strange = [n for n in names if not re.match(r"cu[A-Z]|nvmlDevice|dlsym$", n)]
     check(names and not strange, str(strange))
@@ -46,8 +47,9 @@ def layers() -> None:
     for objects, sources in (("limiter", "src"), ("obj", "src/arbiter")):
         owner, wants = {}, {}
         for source in (ROOT / sources).glob("*.c"):
-            table = subprocess.run(["nm", BUILD / objects / f"{source.stem}.o"], capture_output=True, text=True,
-                                   check=True).stdout  # fmt: skip
+            table = subprocess.run(
+                ["nm", BUILD / objects / f"{source.stem}.o"], capture_output=True, text=True, check=True
+            ).stdout
             owner |= dict.fromkeys(re.findall(r" [A-TV-Z] (\w+)$", table, re.M), source.stem)
             wants[source.stem] = set(re.findall(r" U (\w+)$", table, re.M)) - {"vc_life"}
         needs = {name: {owner[symbol] for symbol in wanted if symbol in owner} for name, wanted in wants.items()}
@@ -129,8 +131,10 @@ def musl() -> str:
     got = run([str(musl_program())])
     check(got.returncode == 0 and got.stdout.startswith("plain") and not got.stderr, f"{got}")
     source = BUILD / "musl-dl.c"
-    source.write_text("#include <dlfcn.h>\n#include <stdio.h>\nint main(void) {\n"
-                      'return !(dlsym(RTLD_DEFAULT, "printf") == (void *)printf); }\n')  # fmt: skip
+    source.write_text(
+        "#include <dlfcn.h>\n#include <stdio.h>\nint main(void) {\n"
+        'return !(dlsym(RTLD_DEFAULT, "printf") == (void *)printf); }\n'
+    )
     program = compiled("musl-dl", shutil.which("musl-gcc") or "", str(source))
     check(run([str(program)]).returncode == 0, "dlsym is broken on musl")
     return "musl-gcc"
@@ -165,12 +169,12 @@ def in_namespace(programs: list[Path], how: str) -> dict[str, str]:
     """Each program's words, run as nobody, plain and setuid root."""
     if os.geteuid() != 0:
         raise Skip("needs root, for a namespace of its own")
-    if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True,
-                      check=False).returncode:  # fmt: skip
+    if subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    ).returncode:
         raise Skip("no mount namespace here")
     script = NAMESPACE.format(library=LIBRARY, programs=" ".join(map(str, programs)), how=how)
-    got = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False,
-                         timeout=60)  # fmt: skip
+    got = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=60)
     check(got.returncode == 0 and not got.stderr, f"{got.returncode}: {got.stdout}{got.stderr}")
     return dict(line.split(": ", 1) for line in got.stdout.splitlines())
 
@@ -227,8 +231,11 @@ def cost() -> str:
 @case("load: compiled against cuda.h 12 as well")
 def older_headers() -> None:
     folder = headers.fetch("12")
-    subprocess.run(["make", "-s", "-C", str(ROOT), "B=build/cuda12", f"H13={folder}",
-                    "build/cuda12/libvcuda.so"], check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        ["make", "-s", "-C", str(ROOT), "B=build/cuda12", f"H13={folder}", "build/cuda12/libvcuda.so"],
+        check=True,
+        capture_output=True,
+    )
 
 
 @case("load: unmodified numba-cuda compiles and launches on the fake GPU, in a seat")
@@ -265,5 +272,7 @@ def unit(program: Path) -> str:
 
 for name in sorted(path.stem for path in (ROOT / "test" / "unit").glob("*.c")):
     for build in (".", "asan"):
-        case(f"unit: {name}{' under sanitizers' if build != '.' else ''}",
-             lambda name=name, build=build: unit(BUILD / build / "unit" / name))  # fmt: skip
+        case(
+            f"unit: {name}{' under sanitizers' if build != '.' else ''}",
+            lambda name=name, build=build: unit(BUILD / build / "unit" / name),
+        )

@@ -29,8 +29,9 @@ def expected(table: list[cudah.Lookup], symbol: str, version: int, flags: int) -
 
 def ask(node: Node, lines: list[str]) -> list[list[str]]:
     env = node.env | {"LD_LIBRARY_PATH": str(BUILD / "fake"), "LD_PRELOAD": str(BUILD / "libvcuda.so")}
-    out = subprocess.run([LOOKUP], input="\n".join(lines) + "\n", env=env, capture_output=True,
-                         text=True, check=True, timeout=60).stdout  # fmt: skip
+    out = subprocess.run(
+        [LOOKUP], input="\n".join(lines) + "\n", env=env, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     return [line.split() for line in out.splitlines()]
 
 
@@ -51,8 +52,10 @@ def verify(node: Node, name: str, lines: list[str], table: list[cudah.Lookup], h
     (BUILD / "lookups" / f"{name}.md").write_text("\n".join(rows) + "\n")
     check(not wrong, "; ".join(wrong[:5]))
     none = sum(row.endswith("| - | - |") for row in rows)
-    return (f"{len(lines)} look-ups, {hooked} hooked, {threads} per-thread variants, {none} unknown to the driver; "
-            f"table: build/lookups/{name}.md")  # fmt: skip
+    return (
+        f"{len(lines)} look-ups, {hooked} hooked, {threads} per-thread variants, {none} unknown to the driver; "
+        f"table: build/lookups/{name}.md"
+    )
 
 
 def tables() -> tuple[list[cudah.Lookup], set[str]]:
@@ -64,8 +67,7 @@ def tables() -> tuple[list[cudah.Lookup], set[str]]:
 @case("look-ups: every name, version and flag of cuda.h 13")
 def everything() -> str:
     table, hooks = tables()
-    lines = sorted({f"{r.base} {v} {f}" for r in table for v in (r.version, r.version + 5, 13050)
-                    for f in (0, 1, 2)})  # fmt: skip
+    lines = sorted({f"{r.base} {v} {f}" for r in table for v in (r.version, r.version + 5, 13050) for f in (0, 1, 2)})
     with Node(virtual=False) as node:
         return verify(node, "cuda-h-13", lines, table, hooks)
 
@@ -93,8 +95,9 @@ def dlsym() -> None:
     with Node(virtual=False) as node:
         env = node.env | {"LD_LIBRARY_PATH": str(BUILD / "fake"), "LD_PRELOAD": str(BUILD / "libvcuda.so")}
         names = ["cuMemAlloc_v2", "cuLaunchKernel_ptsz", "cuInit", "cudnnCreate", "cuGetProcAddress_v2"]
-        out = subprocess.run([LOOKUP, "dlsym", *names], env=env, capture_output=True, text=True,
-                             check=True).stdout.splitlines()  # fmt: skip
+        out = subprocess.run(
+            [LOOKUP, "dlsym", *names], env=env, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         check(out == ["cuMemAlloc_v2 cuMemAlloc_v2 libvcuda.so",
                       "cuLaunchKernel_ptsz cuLaunchKernel_ptsz libvcuda.so",
                       "cuInit cuInit libcuda.so.1", "cudnnCreate - -",

@@ -50,8 +50,10 @@ def to_the_byte(what: str) -> str:
 
 
 case("memory: graph nodes, pools, virtual memory, sparse arrays and IPC, to the byte", lambda: to_the_byte("all"))
-case("memory: what lives on after its exporter was killed is charged until its last importer lets go",
-     lambda: to_the_byte("killed"))  # fmt: skip
+case(
+    "memory: what lives on after its exporter was killed is charged until its last importer lets go",
+    lambda: to_the_byte("killed"),
+)
 
 
 def by_way(name: str, **fake: str) -> str:
@@ -72,8 +74,10 @@ DRIVERS: dict[str, dict[str, str]] = {"": {}, ", lazily": {"lazy": "1"}, ", cont
 LISTED = subprocess.run(
     [str(BUILD / "fake" / "ways"), "list"],
     env=os.environ | {"LD_LIBRARY_PATH": str(BUILD / "fake")},
-    capture_output=True, text=True, check=False,
-).stdout.split()  # fmt: skip
+    capture_output=True,
+    text=True,
+    check=False,
+).stdout.split()
 for way in LISTED:
     for words, fake in DRIVERS.items():
         case(f"memory, way by way{words}: {way}", lambda way=way, fake=fake: by_way(way, **fake))
@@ -84,8 +88,7 @@ def orphan() -> None:
     with Node(virtual=False) as node:
         p = node.run(Seat(50, program=[ACCOUNTING, "orphan", "300"], name="o"))
         check(p.stdout and p.stdout.readline() == "holding\n", "did not hold")
-        wait_for("the overhead was seen",
-                 lambda: held(node, "o") + node.seats()["o"]["memory_overhead"] == 300 << 20)  # fmt: skip
+        wait_for("the overhead was seen", lambda: held(node, "o") + node.seats()["o"]["memory_overhead"] == 300 << 20)
         second = node.run(Seat(50, program=[*MEMORY, "hold", "800"], name="o"))
         second.communicate(timeout=30)
         check(second.returncode == 3, "it was not counted")
@@ -110,8 +113,7 @@ def race() -> str:
 @case("memory: a killed process gives its bytes back at once")
 def killed() -> None:
     with Node(virtual=False) as node:
-        node.ask(op="set", seat="k", gpu=0, core=50, limit=100, memory=1 << 30,
-                 **{"class": "in-budget"})  # fmt: skip
+        node.ask(op="set", seat="k", gpu=0, core=50, limit=100, memory=1 << 30, **{"class": "in-budget"})
         holder = node.run(Seat(50, program=[*MEMORY, "hold", "900"], name="k"))
         check(holder.stdout and holder.stdout.readline() == "holding\n", "did not hold")
         check(held(node, "k") == 900 << 20, f"{held(node, 'k')} bytes held")

@@ -59,8 +59,9 @@ def pauses(seed: int) -> str:
     """
     chance = random.Random(seed)
     core = chance.randrange(20, 60)
-    got = together([mixed(core, chance.randrange(10**6), "--pauses"), mixed(100 - core, chance.randrange(10**6))],
-                   SECONDS)  # fmt: skip
+    got = together(
+        [mixed(core, chance.randrange(10**6), "--pauses"), mixed(100 - core, chance.randrange(10**6))], SECONDS
+    )
     shares = [r["share"] for r in got]
     text = f"{shares[0]:.1f} of {core} with pauses, {shares[1]:.1f}"
     check(shares[1] >= 100 - core - POINTS and sum(shares) >= BUSY - 4, text)

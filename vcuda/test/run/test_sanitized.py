@@ -66,8 +66,10 @@ def storm() -> str:
         end = time.monotonic() + STORM_SECONDS
         while time.monotonic() < end:
             node.ask(op="set", seat="f", gpu=0, core=40, memory=1 << 30, **{"class": "in-budget"})
-            for path, kind, seeds in (("control.sock", socket.SOCK_STREAM, lines),
-                                      ("seats/f/seat.sock", socket.SOCK_SEQPACKET, hello)):  # fmt: skip
+            for path, kind, seeds in (
+                ("control.sock", socket.SOCK_STREAM, lines),
+                ("seats/f/seat.sock", socket.SOCK_SEQPACKET, hello),
+            ):
                 with socket.socket(socket.AF_UNIX, kind) as s:
                     s.settimeout(0.005)
                     try:

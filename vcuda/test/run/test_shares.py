@@ -186,8 +186,7 @@ def pair() -> None:
     training = ["--kernel-us", "1000", "--batch", "15", "--host-us", "5000"]
     alone = together([Seat(60, args=training)], SECONDS)[0]
     loop = together([Seat(10, vclass="background", args=k(200))], SECONDS)[0]
-    first, second = together(
-        [Seat(60, args=training), Seat(10, vclass="background", args=k(200))], SECONDS)  # fmt: skip
+    first, second = together([Seat(60, args=training), Seat(10, vclass="background", args=k(200))], SECONDS)
     kept = first["steps"] / alone["steps"] * alone["wall_ns"] / first["wall_ns"]
     left = second["kernels"] / loop["kernels"] * loop["wall_ns"] / second["wall_ns"]
     check(kept > 0.95, f"in-budget keeps {kept:.3f} of its speed")
@@ -196,7 +195,6 @@ def pair() -> None:
 
 @case("shares: background beside an in-budget seat that never pauses is not starved")
 def floor() -> None:
-    first, second = together(
-        [Seat(50, args=k(500)), Seat(10, vclass="background", args=k(20000))], SECONDS)  # fmt: skip
+    first, second = together([Seat(50, args=k(500)), Seat(10, vclass="background", args=k(20000))], SECONDS)
     check(first["share"] >= 97, f"in-budget {first['share']:.1f} %")
     check(second["kernels"] > 0, "background ran nothing")

@@ -377,17 +377,20 @@ class Story:
     def _statuses(self) -> list[Change]:
         mine = (TEAM, self.namespace, ONLY_NAME), (ORGANISATION, "", self.team)
         return [
-            one for one in self.world.store.since(self.began)
+            one
+            for one in self.world.store.since(self.began)
             if (one.resource, one.obj["metadata"].get("namespace", ""), one.obj["metadata"]["name"]) in mine
-            and one.old is not None and one.obj.get("status") != one.old.get("status")
-        ]  # fmt: skip
+            and one.old is not None
+            and one.obj.get("status") != one.old.get("status")
+        ]
 
     def each_change_was_sent_once(self) -> None:
         """One operator at a time led, so nothing was tried in vain."""
         told = Counter(
             (call.args[2]["uid"], call.args[2]["generation"])
-            for call in self.sent if call.name == "keep" and call.refused is None
-        )  # fmt: skip
+            for call in self.sent
+            if call.name == "keep" and call.refused is None
+        )
         deleted = Counter(call.args[2] for call in self.sent if call.name == "let_go")
         assert all(number == 1 for number in (*told.values(), *deleted.values()))
         for holder in self.of:
@@ -408,8 +411,11 @@ def _shown(status: Object) -> Shown:
     if "state" not in status or status["state"] is None:
         return None
     return (
-        status["state"], parse_duration(status["amount"]), parse_duration(status["left"]), status.get("boundBy") or ""
-    )  # fmt: skip
+        status["state"],
+        parse_duration(status["amount"]),
+        parse_duration(status["left"]),
+        status.get("boundBy") or "",
+    )
 
 
 @settings(max_examples=10, deadline=None)

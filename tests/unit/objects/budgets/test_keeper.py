@@ -28,14 +28,20 @@ def test_an_object_becomes_a_budget_and_its_status_tells_how_it_stands(world: Ob
     world.keeper().keep()
     found = budget(world)
     assert (found.amount_ms, found.period, found.credit_ms, found.time_zone) == (
-        int(2.5 * HOUR), "month", HOUR, "Europe/Berlin",
-    )  # fmt: skip
+        int(2.5 * HOUR),
+        "month",
+        HOUR,
+        "Europe/Berlin",
+    )
     assert found.kept_by is not None
     assert (found.kept_by.uid, found.kept_by.generation) == (made["metadata"]["uid"], 1)
     status = world.status()
     assert {key: status[key] for key in ("state", "amount", "used", "left")} == {
-        "state": "ok", "amount": "2h30m", "used": "0s", "left": "2h30m",
-    }  # fmt: skip
+        "state": "ok",
+        "amount": "2h30m",
+        "used": "0s",
+        "left": "2h30m",
+    }
     [ready] = status["conditions"]
     assert ready == {
         "type": "Ready", "status": "True", "reason": "Synced", "message": "the timekeeper goes by this spec",
@@ -44,9 +50,7 @@ def test_an_object_becomes_a_budget_and_its_status_tells_how_it_stands(world: Ob
     assert (status["observedGeneration"], status["asOf"]) == (1, format_seconds(T0))
     # Nothing of ours is on the object but that, and nothing is written while nothing changes.
     before = world.store.get(TEAM, "default", "team")
-    assert set(before["metadata"]) == {
-        "name", "namespace", "uid", "creationTimestamp", "resourceVersion", "generation"
-    }  # fmt: skip
+    assert set(before["metadata"]) == {"name", "namespace", "uid", "creationTimestamp", "resourceVersion", "generation"}
     version, acts = world.store.version, world.acts()
     for _ in range(3):
         world.clock.advance(60_000)

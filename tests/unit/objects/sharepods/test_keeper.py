@@ -39,7 +39,7 @@ def test_its_pod_is_made_and_what_becomes_of_it_is_told(world: SharePodWorld) ->
     assert pod["metadata"]["ownerReferences"][0]["uid"] == world.sharepod()["metadata"]["uid"]
     assert world.status()["PodObjectMeta"] == {
         key: pod["metadata"][key] for key in ("name", "namespace", "uid", "creationTimestamp")
-    }  # fmt: skip
+    }
     assert world.condition("Ready") == ("False", "PodPending", "its pod has no place yet")
     assert world.condition("UpToDate")[:2] == ("True", "SpecUnchanged")
     world.clock.advance(1_000)

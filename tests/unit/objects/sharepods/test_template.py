@@ -48,8 +48,9 @@ def test_the_first_container_has_the_share_and_the_rest_stays_as_it_is() -> None
     obj = sharepod(containers=containers, hostname="h")
     made = pod_of(obj)["spec"]
     assert made["containers"][0]["resources"] == {
-        "limits": {"cpu": "1", CORE: "50", MEMORY: "4"}, "requests": {"cpu": "1"},
-    }  # fmt: skip
+        "limits": {"cpu": "1", CORE: "50", MEMORY: "4"},
+        "requests": {"cpu": "1"},
+    }
     assert made["containers"][1] == containers[1]
     assert obj["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1"}, "the SharePod itself is not changed"
     assert parse_pod(pod_of(obj), Resources()).requests[0].core == 50

@@ -842,9 +842,11 @@ def test_a_webhook_that_the_api_server_does_not_reach_is_told_in_its_words(serve
     assert found["problem"].endswith(why)
     assert "x509 or tls: kubectl logs -n slicekeeper-system deployment/certificates" in found["remedy"]
     for refusal in (
-        (422, "tencent.com/vcuda-core: refused"), (403, "exceeded quota"), (403, "may not create pods"),
+        (422, "tencent.com/vcuda-core: refused"),
+        (403, "exceeded quota"),
+        (403, "may not create pods"),
         (500, 'Internal error occurred: failed calling webhook "images.example.com": connection refused'),
-    ):  # fmt: skip
+    ):
         server.errors[path] = refusal
         assert problems(check(server, "-o", "json")) == [], "it was asked, or nobody came as far"
 

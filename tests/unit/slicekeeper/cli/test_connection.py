@@ -50,7 +50,9 @@ class Commands:
     def __init__(self, folder: Path) -> None:
         self.own, self.cluster, self.second = Server(), Server(), Server()
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "first",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "first",
             "clusters": [
                 {"name": name, "cluster": {"server": server.url}}
                 for name, server in (("first", self.cluster), ("second", self.second))
@@ -60,13 +62,15 @@ class Commands:
                 {"name": name, "context": {"cluster": name, "user": "jane", "namespace": f"of-{name}"}}
                 for name in ("first", "second")
             ],
-        }  # fmt: skip
+        }
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.write_text(yaml.safe_dump(config))
         self.environ: dict[str, str | None] = {
-            "SLICEKEEPER_HOME": str(folder), "HOME": str(folder), "KUBECONFIG": str(self.kubeconfig),
+            "SLICEKEEPER_HOME": str(folder),
+            "HOME": str(folder),
+            "KUBECONFIG": str(self.kubeconfig),
             "SLICEKEEPER_TIMEKEEPER_CLIENT_URL": None,
-        }  # fmt: skip
+        }
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(cli, arguments, env=self.environ)
@@ -108,7 +112,7 @@ def test_a_url_of_the_settings_comes_before_the_kubeconfig_and_a_named_context_b
         (503, b'{"code": "storage-full", "detail": "the disk is full"}', "the disk is full"),
         (403, b'{"reason": "Forbidden", "message": "jane may not"}', "jane may not"),
     ],
-)  # fmt: skip
+)
 def test_what_an_api_server_says_by_itself_is_told_in_plainer_words(
     commands: Commands, status: int, answer: bytes, told: str
 ) -> None:

@@ -54,8 +54,9 @@ def test_one_change_by_two_variants_is_made_for_either() -> None:
 
 def test_a_list_that_only_variants_have_has_the_items_of_those_that_are_wanted() -> None:
     a, b, c = ({"name": name, "value": "1"} for name in "ABC")
-    told = "\n".join(template("Job one", {"kind": "Job"}, {
-        "x": {"kind": "Job", "env": [a, b]}, "y": {"kind": "Job", "env": [b, c]}}))  # fmt: skip
+    told = "\n".join(
+        template("Job one", {"kind": "Job"}, {"x": {"kind": "Job", "env": [a, b]}, "y": {"kind": "Job", "env": [b, c]}})
+    )
     assert "{{- if (or x y) }}\nenv:\n{{- if x }}\n  - name: A\n" in told
     assert "{{- if (or x y) }}\n  - name: B\n" in told
     assert told.endswith("{{- if y }}\n  - name: C\n    value: '1'\n{{- end }}\n{{- end }}")
@@ -70,14 +71,19 @@ def test_two_changes_of_one_field_are_refused() -> None:
 
 def test_an_object_of_a_variant_alone_is_asked_about_whole() -> None:
     assert template("Job one", MISSING, {"x": {"kind": "Job"}, "y": MISSING}) == [
-        "{{- if x }}", "kind: Job", "{{- end }}",
-    ]  # fmt: skip
+        "{{- if x }}",
+        "kind: Job",
+        "{{- end }}",
+    ]
     assert template("Job one", {"kind": "Job"}, {"x": {"kind": "Job"}, "y": MISSING}) == [
-        "{{- if not y }}", "kind: Job", "{{- end }}",
-    ]  # fmt: skip
+        "{{- if not y }}",
+        "kind: Job",
+        "{{- end }}",
+    ]
 
 
 def test_a_value_is_no_template_unless_it_is_meant_to_be_one() -> None:
     assert template("Job one", {"a": "say {{ this }}", "b": Code('{{ include "x" . }}')}, {}) == [
-        """a: say {{ "{{" }} this }}""", """b: {{ include "x" . }}""",
-    ]  # fmt: skip
+        """a: say {{ "{{" }} this }}""",
+        """b: {{ include "x" . }}""",
+    ]

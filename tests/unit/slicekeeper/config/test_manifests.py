@@ -129,8 +129,9 @@ def test_namespaces_classes_and_audience_hold_everywhere(folder: Path) -> None:
     assert [match["value"] for match in manifests.LOWER.finditer(guards)] == ["1000", "1000"]
     made = {one["metadata"]["name"]: one for one in yaml.safe_load_all(after["base/priority-classes.yaml"])}
     assert {name: (one["value"], one["preemptionPolicy"]) for name, one in made.items()} == {
-        "gpu-first": (1000, "Never"), "gpu-lower-priority": (-20, "PreemptLowerPriority"),
-    }  # fmt: skip
+        "gpu-first": (1000, "Never"),
+        "gpu-lower-priority": (-20, "PreemptLowerPriority"),
+    }
     assert "audience: budgets.example," in after["base/webhook.yaml"]
     configure(folder, UNDECIDED)
     manifests.write(folder)
@@ -156,8 +157,9 @@ def test_a_rendered_file_follows_in_its_own_shape(tmp_path: Path) -> None:
     assert lists == [["kube-system", "infra", "slicekeeper-system"]] * len(hooks)
     assert len(hooks) >= 6
     assert {obj["metadata"]["name"] for obj in made if obj["kind"] == "PriorityClass"} == {
-        "gpu-first", "gpu-lower-priority",
-    }  # fmt: skip
+        "gpu-first",
+        "gpu-lower-priority",
+    }
     assert "audience: budgets.example\n" in file.read_text()
     assert manifests.write(file) == []
 

@@ -297,6 +297,8 @@ def test_the_example_in_the_docs_is_a_policy(tmp_path: Path) -> None:
     text = (Path(__file__).parents[4] / "docs" / "policy.md").read_text("utf-8")
     book = read_book(settings(tmp_path, text.partition("```yaml\n")[2].partition("```")[0]))
     assert (book.of("research").ceiling, book.of("team-a").nvidia_gpu, book.of("playground").mode) == (
-        80, "refused", "observe",
-    )  # fmt: skip
+        80,
+        "refused",
+        "observe",
+    )
     assert book.of("guest-1").budget.time_zone == "Europe/Berlin"

@@ -107,7 +107,7 @@ def test_an_object_is_laid_over_the_files_default_and_over_no_entry_of_the_file(
         ({"match": ["t"], "foreign": {"gpuMemory": "1Mi"}}, "between 256Mi and 1Ti"),
         ({"match": ["t"], "sidecar": {"cpu": "0"}}, "not above zero"),
     ],
-)  # fmt: skip
+)
 def test_an_object_that_is_not_valid_is_left_out_and_the_rest_holds(
     tmp_path: Path, spec: dict[str, Any], why: str
 ) -> None:
@@ -230,8 +230,10 @@ def test_what_yaml_reads_as_something_else_in_the_default_makes_no_object_invali
     assert laid.errors == {}
     kept = laid.book.of("exact")
     assert (kept.ceiling, kept.mode, kept.budget.anchor) == (
-        50, laid.book.default.mode, laid.book.default.budget.anchor
-    )  # fmt: skip
+        50,
+        laid.book.default.mode,
+        laid.book.default.budget.anchor,
+    )
 
 
 def test_a_namespaces_policy_names_the_object_that_it_is_from(tmp_path: Path) -> None:

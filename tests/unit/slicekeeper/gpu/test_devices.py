@@ -46,10 +46,11 @@ SMALL = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.memo
         (
             "nvidia.com/gpu",  # the strategy `single`: the slices have the name of whole GPUs
             {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.memory": "9728"},
-            Fraction(1, 7), Fraction(1, 8),
+            Fraction(1, 7),
+            Fraction(1, 8),
         ),
     ],
-)  # fmt: skip
+)
 def test_a_devices_part_of_a_gpu(resource: str, labels: dict[str, str], core: Fraction, memory: Fraction) -> None:
     assert part_of(resource, labels) == DevicePart(core, memory)
 

@@ -92,9 +92,10 @@ def test_namespace_ceiling_bounds_request_and_limit() -> None:
 
 def test_containers_own_limit_wins_over_the_pods() -> None:
     manifest = pod(
-        container(30, 5, "a"), container(40, 5, "b"),
+        container(30, 5, "a"),
+        container(40, 5, "b"),
         **{"tencent.com__vcuda_core_limit": "80", "limit.slicekeeper.io__b": "50"},
-    )  # fmt: skip
+    )
     assert [r.limit for r in parse_pod(manifest, R).requests] == [80, 50]
 
 
@@ -121,8 +122,10 @@ def test_every_violation_of_every_container_is_told() -> None:
     with pytest.raises(RequestRefused) as caught:
         parse_pod(pod(container(50, None, "a"), container(None, 5, "b"), container(150, 5, "c")), R)
     assert [(v.container, v.code) for v in caught.value.violations] == [
-        ("a", "memory-missing"), ("b", "memory-without-core"), ("c", "core-not-whole"),
-    ]  # fmt: skip
+        ("a", "memory-missing"),
+        ("b", "memory-without-core"),
+        ("c", "core-not-whole"),
+    ]
 
 
 JSON = st.recursive(

@@ -174,10 +174,13 @@ def test_who_acts_as_somebody_else_is_nobody_else(api: ApiServer, tmp_path: Path
     assert nodes("--kubeconfig", str(file), home=tmp_path).exit_code == 0
     assert set(api.asked) == {("Bearer secret", "")}
     assert sorted(api.impersonated()) == [
-        ("Impersonate-Extra-scopes%2Fa", "x"), ("Impersonate-Extra-scopes%2Fa", "y"),
-        ("Impersonate-Group", "all"), ("Impersonate-Group", "team"),
-        ("Impersonate-Uid", "7"), ("Impersonate-User", "lead"),
-    ]  # fmt: skip
+        ("Impersonate-Extra-scopes%2Fa", "x"),
+        ("Impersonate-Extra-scopes%2Fa", "y"),
+        ("Impersonate-Group", "all"),
+        ("Impersonate-Group", "team"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-User", "lead"),
+    ]
     himself = write(tmp_path / "himself", api.cluster, {"token": "secret"})
     assert nodes("--kubeconfig", str(himself), home=tmp_path).exit_code == 0
     assert api.impersonated() == []

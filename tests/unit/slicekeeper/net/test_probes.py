@@ -17,9 +17,12 @@ class World:
     def __init__(self) -> None:
         self.wrong = {"alive": "", "ready": ""}
         self.server = probes.serve(
-            "127.0.0.1:0", ServingSettings(), ready=lambda: self.wrong["ready"], alive=lambda: self.wrong["alive"],
+            "127.0.0.1:0",
+            ServingSettings(),
+            ready=lambda: self.wrong["ready"],
+            alive=lambda: self.wrong["alive"],
             more={"/metrics": lambda _environ, start: (start("200 OK", []) and [b"1"]) or [b"1"]},
-        )  # fmt: skip
+        )
         self.address = ("127.0.0.1", self.server.port)
 
     def get(self, path: str) -> tuple[int, str]:

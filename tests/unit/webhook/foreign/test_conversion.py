@@ -161,8 +161,10 @@ def test_priorities_and_queues_of_other_schedulers_are_ignored_and_the_user_is_t
     limits = {GPU: 1, CORES: 50, MIB: 4096, "nvidia.com/priority": 1}
     manifest = pod(limits, annotations={"hami.io/gpu-scheduler-policy": "spread", "hami.io/other": "1"})
     assert [note.partition(" is ignored")[0] for note in notes(manifest, "hami")] == [
-        "hami.io/gpu-scheduler-policy", "hami.io/other", "a: nvidia.com/priority",
-    ]  # fmt: skip
+        "hami.io/gpu-scheduler-policy",
+        "hami.io/other",
+        "a: nvidia.com/priority",
+    ]
     labels, annotations = (
         {"kai.scheduler/queue": "q", "app": "x"},
         {"gpu-fraction": "0.5", "kai.scheduler/topology": "t"},
