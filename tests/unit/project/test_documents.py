@@ -15,11 +15,29 @@ LISTED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text
 TRACKED = [ROOT / name for name in LISTED.splitlines()]
 PAGES = [file for file in TRACKED if file.suffix == ".md" and file.exists()]
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+ANCHOR = re.compile(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_a_heading_find_it(page: Path) -> None:
+    missing = [
+        f"{link}#{anchor}"
+        for link, anchor in ANCHOR.findall(page.read_text())
+        if anchor not in anchors(page.parent / link if link else page)
+    ]
     assert missing == []
 
 
