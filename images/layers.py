@@ -164,8 +164,8 @@ def _copy_libraries(tree: Path, programs: Iterable[Path], *, missing_from_runtim
     """Copy the shared libraries that `programs` load into the folder in which the loader looks first."""
     found: dict[str, str] = {}
     for program in programs:
-        told = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout
-        for line in told.splitlines():
+        output = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout
+        for line in output.splitlines():
             match = re.search(r"(\S+) => (/\S+)|^\s*(/\S+ld-linux\S+)", line)
             if match is None:
                 continue

@@ -50,9 +50,9 @@ def _distributions(layers: Iterable[Path]) -> Iterator[Component]:
                 content = tar.extractfile(member) if member.name.endswith(".dist-info/METADATA") else None
                 if content is None:
                     continue
-                told = HeaderParser().parsestr(content.read().decode("utf-8", "replace"))
-                name, version = str(told["Name"]), str(told["Version"])
-                licence = told["License-Expression"] or told["License"]
+                headers = HeaderParser().parsestr(content.read().decode("utf-8", "replace"))
+                name, version = str(headers["Name"]), str(headers["Version"])
+                licence = headers["License-Expression"] or headers["License"]
                 # Some have the whole text of their licence there.
                 named = [LicenseFactory().make_from_string(licence)] if licence and "\n" not in licence else []
                 url = PackageURL("pypi", None, re.sub(r"[-_.]+", "-", name).lower(), version)

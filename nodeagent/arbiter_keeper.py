@@ -65,13 +65,13 @@ class ArbiterKeeper:
 
     def _wait_for_the_place(self, stop: threading.Event) -> bool:
         """Return whether the folder is ours to serve; False if the keeper was stopped meanwhile."""
-        told = False
+        logged = False
         while not stop.is_set():
             if self._is_free():
                 return True
-            if not told:
+            if not logged:
                 log.info("another arbiter serves %s; this one takes over when it ends", self._folder)
-                told = True
+                logged = True
             stop.wait(LOOK_SECONDS)
         return False
 

@@ -106,7 +106,7 @@ class Audit:
         self._now = now
         self._stop = threading.Event()
         self._since: dict[tuple[str, str, str], float] = {}
-        self._told: dict[tuple[str, str, str], float] = {}
+        self._logged_at: dict[tuple[str, str, str], float] = {}
         self._tried: dict[str, float] = {}
         self._put_off: set[str] = set()
         self._others: list[Object] = []
@@ -127,33 +127,33 @@ class Audit:
     def look(self) -> None:
         """Look once; report, and evict, what is due."""
         try:
-            told = self._arbiter.read()
+            telemetry = self._arbiter.read()
         except ArbiterAway:
             self._since, self.strays = {}, []
             return
         now = self._now()
-        found = self._found(told)
+        found = self._found(telemetry)
         self._since = {stray.key: self._since.get(stray.key, now) for stray in found}
         # At the second look: at the first a process may be about to end, or to take its seat.
         self.strays = [stray for stray in found if self._since[stray.key] < now and self._is_known(stray, now)]
         for stray in self.strays:
-            if stray.key not in self._told:
+            if stray.key not in self._logged_at:
                 self._tell(stray)
-            self._told[stray.key] = now
+            self._logged_at[stray.key] = now
             if stray.pod is not None and now - self._since[stray.key] >= EVICT_SECONDS:
                 self._evict(stray, stray.pod, now)
-        self._told = {key: last for key, last in self._told.items() if now - last < FORGET_SECONDS}
+        self._logged_at = {key: last for key, last in self._logged_at.items() if now - last < FORGET_SECONDS}
         self._tried = {uid: last for uid, last in self._tried.items() if now - last < FORGET_SECONDS}
         self._put_off &= self._tried.keys()
         there = {stray.cgroup for stray in found}
         self._sought = {cgroup: since for cgroup, since in self._sought.items() if cgroup in there}
 
-    def _found(self, told: Telemetry) -> list[Stray]:
+    def _found(self, telemetry: Telemetry) -> list[Stray]:
         """Return what the arbiter has found and is not as it should be."""
         ours = {gpu.uuid for gpu in self._source.gpus()}
         groups: dict[tuple[str, str, str], Stray] = {}
-        gpus = {gpu.gpu: gpu for gpu in told.gpus}
-        for finding in told.audit:
+        gpus = {gpu.gpu: gpu for gpu in telemetry.gpus}
+        for finding in telemetry.audit:
             if (gpu := gpus.get(finding.gpu)) is not None:
                 stray = Stray(gpu, finding.cgroup, finding.how)
                 stray = groups.setdefault(stray.key, stray)

@@ -112,7 +112,7 @@ class SeatFiles:
         """Replace a file in a seat's folder. Raises OSError, also if the folder is gone with its seat."""
         replace_file(self._run_dir / seat.name / name, data, mode=0o644)
 
-    def told(self, seat: Seat, name: str) -> bytes:
+    def read_file(self, seat: Seat, name: str) -> bytes:
         """Return what `tell` wrote. Raises OSError."""
         return (self._run_dir / seat.name / name).read_bytes()
 

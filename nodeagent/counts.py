@@ -25,20 +25,20 @@ class Count(msgspec.Struct, frozen=True):
     """Bytes in use now; None: unknown."""
 
 
-def of_arbiter(told: Telemetry) -> list[Count]:
+def of_arbiter(telemetry: Telemetry) -> list[Count]:
     """Return the arbiter's counters."""
-    uuids = {gpu.gpu: gpu.uuid for gpu in told.gpus}
+    uuids = {gpu.gpu: gpu.uuid for gpu in telemetry.gpus}
     return [
         Count(
             seat=seat.seat,
             gpu=uuids[seat.gpu],
-            life=str(told.now_ns - seat.wall_ns),
-            by=str(told.pid),
+            life=str(telemetry.now_ns - seat.wall_ns),
+            by=str(telemetry.pid),
             wall_ns=seat.wall_ns,
             busy_ns=seat.busy_ns,
             granted_ns=seat.granted_ns,
             memory=seat.memory + seat.memory_overhead,
         )
-        for seat in told.seats
+        for seat in telemetry.seats
         if seat.gpu in uuids
     ]

@@ -37,7 +37,7 @@ class GpuWatch:
         self._ill = ill
         self._stop = threading.Event()
         self._seen = source.gpus()
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def start(self) -> None:
         """Start looking."""
@@ -69,9 +69,9 @@ class GpuWatch:
             for uuid in sorted(held & troubles.keys()):
                 key = (pod["metadata"]["uid"], uuid)
                 there.add(key)
-                if key not in self._told and may_start(pod):
+                if key not in self._reported and may_start(pod):
                     self._ill(pod, f"GPU {uuid}, which this pod holds, gets no new pods: {troubles[uuid]}")
-        self._told = there
+        self._reported = there
 
     def _run(self) -> None:
         while not self._stop.is_set():

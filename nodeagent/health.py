@@ -15,7 +15,7 @@ time-out, fabric fault of a program's own NVLink access.
 
 
 @dataclass(frozen=True)
-class Told:
+class DriverReport:
     """What the driver says; None: it does not say."""
 
     lost: bool = False
@@ -28,22 +28,22 @@ class Told:
     """Memory errors since the last reset that could not be corrected."""
 
 
-def judge(told: Told) -> str:
+def judge(report: DriverReport) -> str:
     """Return why the GPU must get no new slice, empty if nothing speaks against it."""
-    if told.lost:
+    if report.lost:
         return "the driver has lost it, or asks for a reset"
-    if told.mig:
+    if report.mig:
         return "it is in MIG mode, and its instances are given out by NVIDIA's plugin"
-    if told.mig_next:
+    if report.mig_next:
         return "its next reset puts it into MIG mode"
-    if told.rows is not None:
+    if report.rows is not None:
         # Errors that were remapped are over and done with, so they are not counted once more.
-        pending, failed = told.rows
+        pending, failed = report.rows
         if failed:
             return "a row of its memory could not be remapped"
         return "rows of its memory wait for its next reset to be remapped" if pending else ""
-    if told.uncorrected:
-        return f"its memory had {told.uncorrected} errors that could not be corrected"
+    if report.uncorrected:
+        return f"its memory had {report.uncorrected} errors that could not be corrected"
     return ""
 
 

@@ -79,12 +79,12 @@ class ShareMetrics(Collector):
 
     def _fractions(self) -> Iterator[_Known]:
         try:
-            told = self._arbiter.read()
+            telemetry = self._arbiter.read()
         except ArbiterAway:
             return
-        uuids = {gpu.gpu: gpu.uuid for gpu in told.gpus}
+        uuids = {gpu.gpu: gpu.uuid for gpu in telemetry.gpus}
         owners = {seat.name: seat for seat in self._store.all()}
-        for seat in told.seats:
+        for seat in telemetry.seats:
             if (owner := owners.get(seat.seat)) is not None:
                 known = {name: read(seat) for name, (_, read) in (_COUNTERS | _GAUGES).items()}
                 yield uuids.get(seat.gpu, ""), owner, known

@@ -21,7 +21,7 @@ import msgspec
 import pynvml
 
 from nodeagent.entitlement import SeatRefused
-from nodeagent.health import Told, judge, judge_xid
+from nodeagent.health import DriverReport, judge, judge_xid
 from nodeagent.host_cdi import Devices, Edits
 from nodeagent.seat_store import replace_file
 from slicekeeper.gpu.inventory import Gpu
@@ -67,7 +67,7 @@ class NvmlGpus:
         self._troubles: dict[str, str] = {}
         self._events: Any = None
         self._open = False
-        self._told = ""
+        self._logged = ""
         self._driver = ""
         self._pause = threading.Event()
         self._refresh()
@@ -89,7 +89,7 @@ class NvmlGpus:
     def driver(self) -> tuple[str, str]:
         """Return the driver's version, or empty and why it does not answer."""
         with self._lock:
-            return (self._driver, "") if self._open else ("", self._told or "it does not answer")
+            return (self._driver, "") if self._open else ("", self._logged or "it does not answer")
 
     def troubles(self) -> Mapping[str, str]:
         """Return by UUID why a GPU must get no new slice."""
@@ -113,8 +113,8 @@ class NvmlGpus:
         if kind != pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
             return None
         # A driver may fill its buffer with samples without an instant, or with old ones.
-        told = sorted((sample.timeStamp, min(sample.sampleValue.uiVal, 100)) for sample in found)
-        return [sample for sample in told if sample[0] > after_us]
+        ordered = sorted((sample.timeStamp, min(sample.sampleValue.uiVal, 100)) for sample in found)
+        return [sample for sample in ordered if sample[0] > after_us]
 
     def memory_used(self, uuid: str) -> int | None:
         """Return how many bytes of its memory are in use."""
@@ -172,11 +172,11 @@ class NvmlGpus:
                 pynvml.nvmlShutdown()  # NVML counts: one that stays open is never another driver's
                 raise
         except pynvml.NVMLError as error:
-            if self._told != str(error):
+            if self._logged != str(error):
                 log.warning("no GPU is published: NVML does not answer: %s", error)
-                self._told = str(error)
+                self._logged = str(error)
             return False
-        self._told = ""
+        self._logged = ""
         found = [device for index in range(count) if (device := _describe(index)) is not None]
         by_bus = {device.bus: device.gpu.uuid for device in found if device.bus is not None}
         for device, switch in zip(found, _switches(found), strict=True):
@@ -194,14 +194,14 @@ class NvmlGpus:
     def _trouble(self, device: _Device) -> str:
         with suppress(OSError):
             return (self._withdrawn / device.gpu.uuid).read_text().strip() or "an operator withdrew it"
-        told = _told(device.handle)
-        if told is None:
+        report = _read_report(device.handle)
+        if report is None:
             # The driver was taken away under us, as for its upgrade: the next look starts over.
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
             self._open, self._events = False, None
             return "the driver does not answer"
-        return judge(told)
+        return judge(report)
 
 
 def _describe(index: int) -> _Device | None:
@@ -278,7 +278,7 @@ def _register(devices: list[_Device]) -> Any:
     return events if heard else None
 
 
-def _told(handle: Any) -> Told | None:
+def _read_report(handle: Any) -> DriverReport | None:
     """Return what the driver says of a GPU now; None: there is no driver to say anything."""
     lost, answers = False, []
     for function, *more in (
@@ -295,7 +295,7 @@ def _told(handle: Any) -> Told | None:
             lost = lost or error.value in _LOST
             answers.append(None)
     uncorrected, rows, mig, _ = answers
-    return Told(
+    return DriverReport(
         lost=lost,
         mig=None if mig is None else bool(mig[0]),
         mig_next=None if mig is None else bool(mig[1]),

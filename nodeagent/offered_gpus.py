@@ -44,7 +44,7 @@ class OwnGpus:
         """By resource, when another plugin was last seen to give it out here."""
         self._taken: frozenset[str] = frozenset()
         self._beside: tuple[str, ...] = ()
-        self._told = ""
+        self._logged = ""
 
     def look_at(self, node: Mapping[str, Any]) -> None:
         """Take in what other plugins give out on this node."""
@@ -117,9 +117,9 @@ class OwnGpus:
             )
         else:
             text = ""
-        if text != self._told:
+        if text != self._logged:
             log.warning("%s", text or "all GPUs are offered")
-            self._told = text
+            self._logged = text
 
 
 def gpu_of(device: str) -> str:

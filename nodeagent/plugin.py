@@ -60,7 +60,7 @@ class SeatPlugin:
         self._stream: threading.Event | None = None
         """Set when the stream ends that kubelet follows our seats by."""
         self._lost = threading.Event()
-        self._told = ""
+        self._logged = ""
         self.registered = threading.Event()
         """Set while kubelet has the seats."""
 
@@ -80,11 +80,11 @@ class SeatPlugin:
             if not self.registered.is_set():
                 try:
                     self._offer()
-                    self._told = ""
+                    self._logged = ""
                 except (grpc.RpcError, OSError, RuntimeError) as error:
-                    if self._told != (what := _what(error)):
+                    if self._logged != (what := _what(error)):
                         log.warning("kubelet has not taken the seats: %s", what)
-                        self._told = what
+                        self._logged = what
             self._lost.wait(None if self.registered.is_set() else LOOK_SECONDS)
 
     def _offer(self) -> None:

@@ -132,15 +132,15 @@ class Shares:
 
     def compare(self) -> None:
         """Bring the arbiter to what ought to be. Raises ArbiterAway."""
-        told = self._arbiter.read()
-        if self._rule and told.rule not in ("", self._rule):
+        telemetry = self._arbiter.read()
+        if self._rule and telemetry.rule not in ("", self._rule):
             try:
                 self._arbiter.follow(self._rule)
-                log.info("time that is left over is shared by the rule %s, not %s", self._rule, told.rule)
+                log.info("time that is left over is shared by the rule %s, not %s", self._rule, telemetry.rule)
             except ArbiterRefused as error:
-                log.error("the rule is still %s: %s", told.rule, error)
-        held = {seat.seat: seat for seat in told.seats}
-        gpus = {gpu.uuid: gpu.gpu for gpu in told.gpus}
+                log.error("the rule is still %s: %s", telemetry.rule, error)
+        held = {seat.seat: seat for seat in telemetry.seats}
+        gpus = {gpu.uuid: gpu.gpu for gpu in telemetry.gpus}
         # Read after the arbiter was: a seat that is given meanwhile is in both.
         wanted = {seat.name: seat for seat in self._store.all() if seat.taken and seat.is_fraction}
         pods = {pod["metadata"]["uid"]: pod for pod in self._pods.all()} if self._pods is not None else {}

@@ -107,7 +107,7 @@ class WholeGpus:
 
     def _load(self, seat: Seat) -> _Seat:
         try:
-            known = msgspec.json.decode(self._files.told(seat, FILE), type=_Seat)
+            known = msgspec.json.decode(self._files.read_file(seat, FILE), type=_Seat)
         except (OSError, msgspec.MsgspecError):
             known = _Seat(str(self._now_ns()))
         self._seats[seat.name] = known

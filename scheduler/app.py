@@ -146,8 +146,8 @@ def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> Callable[[Req
                 answer = work() if pool is None else await asyncio.get_running_loop().run_in_executor(pool, work)
             ok.inc()
         except Exception as error:  # noqa: BLE001 - whatever it is, kube-scheduler gets an answer that it can read
-            told, status = _blame(error, verb.name)
-            answer, status = verb.failed(told), 200 if verb.always_200 else status
+            reason, status = _blame(error, verb.name)
+            answer, status = verb.failed(reason), 200 if verb.always_200 else status
             failed.inc()
         seconds.observe(time.perf_counter() - start)
         return Response(answer, status, media_type="application/json")

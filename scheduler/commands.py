@@ -120,11 +120,11 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
         jobs = client.list(JOBS)[0]
     except Forbidden:
         jobs = []  # pods' own deadlines have to do
-    told = outlook(state.snapshot(), pod, learner.policy, deadlines(objects, jobs), clock.now_ms())
+    forecast = outlook(state.snapshot(), pod, learner.policy, deadlines(objects, jobs), clock.now_ms())
     gang = _gang(state, pod)
     if gang and gang["missing"]:
-        told = replace(told, expected=None)  # no room is of use to it yet
-    return {"asks": pod.demand.asks, **_data(told), "gang": gang, "schedulerSaid": _last_message(found)}
+        forecast = replace(forecast, expected=None)  # no room is of use to it yet
+    return {"asks": pod.demand.asks, **_data(forecast), "gang": gang, "schedulerSaid": _last_message(found)}
 
 
 def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
@@ -146,14 +146,14 @@ def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
     }
 
 
-def _data(told: Outlook) -> dict[str, Any]:
-    expected = told.expected
+def _data(forecast: Outlook) -> dict[str, Any]:
+    expected = forecast.expected
     return {
-        "reasons": [{"reason": reason, "nodes": nodes} for reason, nodes in told.reasons],
-        "ahead": told.ahead,
-        "giveWay": told.give_way,
+        "reasons": [{"reason": reason, "nodes": nodes} for reason, nodes in forecast.reasons],
+        "ahead": forecast.ahead,
+        "giveWay": forecast.give_way,
         "expected": expected and {"at": format_instant(expected.at_ms), "node": expected.node, "after": expected.after},
-        "helps": told.helps,
+        "helps": forecast.helps,
     }
 
 

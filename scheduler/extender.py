@@ -46,11 +46,11 @@ def filter_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: by
     unresolvable = orjson.dumps({name: explain(why, pod.demand) for name, why in found.others.items()})[1:-1]
     unresolvable += b"," if found.others else b""
     for code in np.unique(why[~found.fits]).tolist():
-        told = found.roster.write(found.rows[why == code], b":%b," % orjson.dumps(explain(code, pod.demand)))
+        encoded = found.roster.write(found.rows[why == code], b":%b," % orjson.dumps(explain(code, pod.demand)))
         if code >= Why.UUID:
-            unresolvable += told
+            unresolvable += encoded
         else:
-            failed += told
+            failed += encoded
     fitting = found.roster.write_list(found.rows[found.fits])
     return filter_result(fitting, b"{%b}" % failed[:-1], b"{%b}" % unresolvable[:-1])
 

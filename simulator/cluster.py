@@ -71,13 +71,13 @@ class Cluster:
         Raises ObjectConflict if it is bound, held by a gate, or under deletion.
         """
         node = str((binding.get("target") or {}).get("name", ""))
-        told = binding.get("metadata") or {}
+        given = binding.get("metadata") or {}
         if not node:
             raise Malformed("target.name: Required value")
 
         def assign(pod: Object) -> Object:
             metadata, spec = pod["metadata"], pod["spec"]
-            if told.get("uid", metadata["uid"]) != metadata["uid"]:
+            if given.get("uid", metadata["uid"]) != metadata["uid"]:
                 raise ObjectConflict(f'pods "{name}": the Binding is for another UID')
             for wrong, why in (
                 (metadata.get("deletionTimestamp"), "is being deleted, cannot be assigned to a host"),
@@ -87,7 +87,7 @@ class Cluster:
                 if wrong:
                     raise ObjectConflict(f'Operation cannot be fulfilled on pods/binding "{name}": pod {name} {why}')
             spec["nodeName"] = node
-            metadata["annotations"] = {**(metadata.get("annotations") or {}), **(told.get("annotations") or {})}
+            metadata["annotations"] = {**(metadata.get("annotations") or {}), **(given.get("annotations") or {})}
             set_condition(pod, "PodScheduled", "True", self.clock.now_ms())
             return pod
 

@@ -72,7 +72,7 @@ class _Waiting:
 
     tries: int = 0
     not_before: float = 0.0
-    told: str = ""
+    reason: str = ""
 
 
 @dataclass
@@ -123,9 +123,9 @@ class KubeScheduler:
     def _put_off(self, pod: Object, waiting: _Waiting, reason: str) -> None:
         pause = min(FIRST_BACKOFF_SECONDS * 2**waiting.tries, LONGEST_BACKOFF_SECONDS)
         waiting.tries, waiting.not_before = min(waiting.tries + 1, 10), time.monotonic() + pause
-        if reason == waiting.told:
+        if reason == waiting.reason:
             return
-        waiting.told = reason
+        waiting.reason = reason
 
         def mark(old: Object) -> Object:
             set_condition(old, "PodScheduled", "False", self._cluster.clock.now_ms(), "Unschedulable", reason)
@@ -171,8 +171,8 @@ class KubeScheduler:
             reasons: dict[str, int] = {}
             for reason in failed.values():
                 reasons[reason] = reasons.get(reason, 0) + 1
-            told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-            return f"0/{nodes} nodes are available: {told}."
+            counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+            return f"0/{nodes} nodes are available: {counted}."
         scores: list[dict[str, Any]] = self._extender.json(
             "POST", "/prioritize", body={"Pod": pod, "Nodes": None, "NodeNames": names}
         )

@@ -36,7 +36,7 @@ class Narrator:
         self._client = local.timekeeper_client()
         self._tell = tell
         self._stop = threading.Event()
-        self._told = self._store.version
+        self._last_version = self._store.version
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for name, target in (("narrator", self._follow), ("decisions", self._decisions))
@@ -50,20 +50,20 @@ class Narrator:
     def stop(self) -> None:
         """Stop, once all that has happened was shown."""
         deadline = time.monotonic() + TELL_SECONDS
-        while self._told < self._store.version and time.monotonic() < deadline:
+        while self._last_version < self._store.version and time.monotonic() < deadline:
             time.sleep(0.02)
         self._stop.set()
         for thread in self._threads:
             thread.join(5)
 
     def _follow(self) -> None:
-        for changes in self._store.follow(self._told, self._stop, 0.2):
+        for changes in self._store.follow(self._last_version, self._stop, 0.2):
             for change in changes:
                 if change.resource == PODS and names.MANAGED_LABEL in (change.obj["metadata"].get("labels") or {}):
                     self._pod(change)
                 elif change.resource == EVENTS and change.kind == "ADDED":
                     self._event(change.obj)
-                self._told = change.version
+                self._last_version = change.version
 
     def _pod(self, change: Change) -> None:
         pod, old = change.obj, change.old

@@ -91,7 +91,7 @@ class Parts:
     def _wait_ready(self, part: Part) -> None:
         client = JsonClient(part.url, ca_file=part.ca_file, timeout=2.0)
         began = time.monotonic()
-        told = began
+        reported_at = began
         try:
             while time.monotonic() - began < READY_SECONDS:
                 if part.process is None or part.process.poll() is not None:
@@ -99,9 +99,9 @@ class Parts:
                 try:
                     client.request("GET", "/readyz")
                 except ServiceError:
-                    if time.monotonic() - told > 2.0:
-                        told = time.monotonic()
-                        self._tell(f"{part.name}: starting, {told - began:.0f} s …")
+                    if time.monotonic() - reported_at > 2.0:
+                        reported_at = time.monotonic()
+                        self._tell(f"{part.name}: starting, {reported_at - began:.0f} s …")
                     self._stop.wait(0.05)
                 else:
                     self._tell(f"{part.name} ready at {part.url}")

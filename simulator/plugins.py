@@ -118,13 +118,13 @@ def priority(store: Store, pod: Object) -> None:
         if found is None:
             raise Denied(f'pods "{pod_name}" is forbidden: no PriorityClass with name {name} was found')
         value, policy = int(found["value"]), found.get("preemptionPolicy") or policy
-    for key, told, computed, kind in (
+    for key, given, computed, kind in (
         ("priority", spec.get("priority"), value, "integer value of priority"),
         ("preemptionPolicy", spec.get("preemptionPolicy"), policy, "string value of PreemptionPolicy"),
     ):
-        if told is not None and told != computed:
+        if given is not None and given != computed:
             raise Denied(
-                f'pods "{pod_name}" is forbidden: the {kind} ({told}) must not be provided in pod spec; '
+                f'pods "{pod_name}" is forbidden: the {kind} ({given}) must not be provided in pod spec; '
                 f"priority admission controller computed {computed} from the given PriorityClass name"
             )
         spec[key] = computed

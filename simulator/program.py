@@ -38,8 +38,8 @@ def program_of(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Program:
     if sleeps:
         run_ms = sum(int(float(number) * _UNIT_MS[unit]) for number, unit in sleeps)
         return Program(run_ms, int(code[1]) if code else 0)
-    told = (pod["metadata"].get("annotations") or {}).get(RUN_SECONDS, "")
-    if re.fullmatch(r"\d{1,9}", told):
-        return Program(int(told) * 1_000, int(code[1]) if code else 0)
+    seconds = (pod["metadata"].get("annotations") or {}).get(RUN_SECONDS, "")
+    if re.fullmatch(r"\d{1,9}", seconds):
+        return Program(int(seconds) * 1_000, int(code[1]) if code else 0)
     forever = "sleep infinity" in text or pod["spec"].get("restartPolicy") == "Always"
     return Program(None if forever else DEFAULT_MS, int(code[1]) if code else 0)

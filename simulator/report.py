@@ -55,8 +55,8 @@ def drain(local: LocalCluster) -> None:
     deadline = time.monotonic() + DRAIN_SECONDS
     while left := store.collection(PODS)[0]:
         if time.monotonic() > deadline:
-            told = ", ".join(f"{p['metadata']['name']} {p['metadata'].get('finalizers')}" for p in left)
-            raise StoryFailed(f"pods are not released {DRAIN_SECONDS:.0f} s after their deletion: {told}")
+            remaining = ", ".join(f"{p['metadata']['name']} {p['metadata'].get('finalizers')}" for p in left)
+            raise StoryFailed(f"pods are not released {DRAIN_SECONDS:.0f} s after their deletion: {remaining}")
         store.wait(store.version, 0.2)
 
 

@@ -46,8 +46,8 @@ class Wait(Section, frozen=True):
     """At least this many pods were evicted."""
 
     def __str__(self) -> str:
-        told = [f"{key}: {value}" for key, value in msgspec.to_builtins(self).items() if value]
-        return ", ".join(told)
+        parts = [f"{key}: {value}" for key, value in msgspec.to_builtins(self).items() if value]
+        return ", ".join(parts)
 
 
 class StoryGrant(Section, frozen=True):
@@ -153,13 +153,13 @@ class Teller:
     def _wait(self, wait: Wait, where: str) -> None:
         longest = max(WAIT_SECONDS, WAIT_CLOCK_SECONDS / self._local.options.speed)
         deadline = time.monotonic() + longest
-        told = time.monotonic() + 3.0
+        report_at = time.monotonic() + 3.0
         version = -1
         while not self.holds(wait):
             if time.monotonic() > deadline:
                 raise StoryFailed(f"{where} did not come true in {longest:.0f} s ({wait}); pods: {self._seen(wait)}")
-            if time.monotonic() > told:
-                told = deadline
+            if time.monotonic() > report_at:
+                report_at = deadline
                 self._tell("waiting", str(wait))
             self._store.wait(version, 0.2)
             version = self._store.version

@@ -182,10 +182,10 @@ class Generators:
         ]  # fmt: skip
         found = []
         for process in started:
-            told = process.communicate()[0].split()
-            assert process.returncode == 0, told
-            self._seq = max(self._seq, int(told[4]))
-            found.append(Load(int(told[0]) / float(told[1]), float(told[2]), float(told[3])))
+            printed = process.communicate()[0].split()
+            assert process.returncode == 0, printed
+            self._seq = max(self._seq, int(printed[4]))
+            found.append(Load(int(printed[0]) / float(printed[1]), float(printed[2]), float(printed[3])))
         return found
 
 

@@ -106,8 +106,8 @@ def _readiness(pod: Object) -> tuple[str, str, str]:
     return "False", "PodPending", "its pod has no place yet"
 
 
-def _said(told: Mapping[str, Any], reason: str) -> tuple[str, str, str]:
-    return str(told.get("status")), str(told.get("reason") or reason), str(told.get("message") or "as its pod says")
+def _said(given: Mapping[str, Any], reason: str) -> tuple[str, str, str]:
+    return str(given.get("status")), str(given.get("reason") or reason), str(given.get("message") or "as its pod says")
 
 
 def _freshness(pod: Object, template: Template) -> tuple[str, str, str]:

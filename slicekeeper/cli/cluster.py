@@ -96,8 +96,8 @@ def _used(pods: list[Object], client: KubeClient, context: Context) -> dict[str,
     except ServiceError:
         return {}  # who may read the pods of a namespace need not be allowed to read nodes
     found: dict[str, list[SeatUse]] = {}
-    told = Agents(context).ask([node for node in all_nodes if node["metadata"]["name"] in names_of_nodes])
-    for seat in chain.from_iterable(told.values()):
+    by_node = Agents(context).ask([node for node in all_nodes if node["metadata"]["name"] in names_of_nodes])
+    for seat in chain.from_iterable(by_node.values()):
         found.setdefault(seat.uid, []).append(seat)
     return found
 
@@ -162,7 +162,7 @@ def nodes(context: Context, output: str) -> None:
     objects, _ = client.list(NODES)
     held, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
     shares = _shares(held, settings.resources)
-    told = Agents(context).ask(objects)
+    by_node = Agents(context).ask(objects)
     rows = [
         {
             "node": node["metadata"]["name"],
@@ -172,7 +172,7 @@ def nodes(context: Context, output: str) -> None:
             "healthy": gpu.healthy,
             "trouble": gpu.trouble,
             "coreAllocated": sum(core for _, core in shares.get(gpu.uuid, [])),
-            **figures(_seats_on(gpu.uuid, told.get(node["metadata"]["name"]))),
+            **figures(_seats_on(gpu.uuid, by_node.get(node["metadata"]["name"]))),
             "pods": [name for name, _ in shares.get(gpu.uuid, [])],
         }
         for node in objects

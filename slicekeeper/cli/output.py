@@ -26,7 +26,7 @@ from slicekeeper.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, parse_i
 
 T = TypeVar("T")
 _AT_ONCE = 1000
-_TOLD_EACH: Final = 100
+_SHOWN_EACH: Final = 100
 WIDTH: Final = 80
 LISTS: Final = ("table", "wide", "json", "yaml", "csv", "name")
 """Formats of what has rows."""
@@ -139,13 +139,13 @@ def brief(instant: str | None) -> str:
 def gathered(found: Iterable[T], what: str) -> list[T]:
     """Return all of them, and tell a terminal how many there are so far: what comes over the network takes a while."""
     items: list[T] = []
-    told = False
+    counted = False
     for item in found:
         items.append(item)
-        if len(items) % _TOLD_EACH == 0 and sys.stderr.isatty():
+        if len(items) % _SHOWN_EACH == 0 and sys.stderr.isatty():
             click.echo(f"\r{len(items)} {what}…", err=True, nl=False)
-            told = True
-    if told:
+            counted = True
+    if counted:
         click.echo("\r\033[K", err=True, nl=False)
     return items
 

@@ -48,9 +48,9 @@ def top(context: Context, node: str, interval: float, once: bool, output: str) -
 
 def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]:
     nodes, _ = client.list(NODES, field_selector=f"metadata.name={only}" if only else "")
-    told = agents.ask(nodes)
+    by_node = agents.ask(nodes)
     return [
-        _gpu(node, gpu, told.get(node["metadata"]["name"])) for node in nodes for gpu in inventory.readable_of(node)
+        _gpu(node, gpu, by_node.get(node["metadata"]["name"])) for node in nodes for gpu in inventory.readable_of(node)
     ]
 
 

@@ -39,7 +39,7 @@ class PolicyObjects:
         self._policy = policy
         self._known: dict[str, GpuPolicy] = {}
         self._judged: dict[str, Judged] = {}
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._missing_since: float | None = None
         self._error = ""
         self._watch = Watch(client, GPU_POLICIES, self, on_error=self._failed)
@@ -84,9 +84,9 @@ class PolicyObjects:
     def _laid(self, book: PolicyBook, known: dict[str, GpuPolicy]) -> PolicyBook:
         laid = lay(book, known.values(), self._judged)
         for uid, error in laid.errors.items():
-            if self._told.get(uid) != error:
+            if self._logged.get(uid) != error:
                 log.error("GpuPolicy %s is left out: %s", known[uid].name, error)
-        self._told = dict(laid.errors)
+        self._logged = dict(laid.errors)
         return laid.book
 
     def _failed(self, error: Exception) -> None:

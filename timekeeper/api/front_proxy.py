@@ -86,7 +86,7 @@ class FrontProxy:
         self._clients = clients
         self._trust: Trust | None = None
         self._stop = threading.Event()
-        self._told = ""
+        self._logged = ""
 
     def start(self) -> None:
         """Begin to follow, in a daemon thread."""
@@ -105,10 +105,10 @@ class FrontProxy:
             self._trust, wrong = trust, ""
         except (ServiceError, ValueError) as error:
             wrong = str(error)
-            if wrong != self._told:
+            if wrong != self._logged:
                 level = logging.INFO if isinstance(error, NotFound) else logging.WARNING
                 log.log(level, "who asks by way of the API server is not known: %s/%s: %s", NAMESPACE, NAME, wrong)
-        self._told = wrong
+        self._logged = wrong
         return not wrong
 
     def caller(self, certificate: ClientCertificate, headers: Headers) -> Caller:

@@ -401,10 +401,10 @@ class Controller:
             end = interval.End(max(began, self._last_confirmed(now)), ORPHAN)
         if end is None:
             return opening, None, False
-        told = interval.end_of(pod, holders, EPOCH, final=True) or end
+        recorded = interval.end_of(pod, holders, EPOCH, final=True) or end
         seen = self._end_seen.setdefault(uid, now) if end.at > now else now
         at = max(interval.credible(end.at, seen), began)
-        skewed = ["clock-skew"] if at < end.at or told.at < began - CLOCK_SKEW_MS else []
+        skewed = ["clock-skew"] if at < end.at or recorded.at < began - CLOCK_SKEW_MS else []
         flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
         return opening, Closing(uid, at, end.source, tuple(flags)), True
 

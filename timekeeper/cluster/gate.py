@@ -64,7 +64,7 @@ class Gates:
         self._done: set[str] = set()
         self._lists = 0
         self._lifted: dict[str, float] = {}
-        self._told: dict[str, str] = {}
+        self._explained: dict[str, str] = {}
 
     def start_over(self) -> None:
         """Trust nothing that is remembered: another process may have led meanwhile."""
@@ -92,12 +92,12 @@ class Gates:
             if gate_index(pod) is None or interval.deleted_at(pod) is not None:
                 self._waiting.pop(uid, None)
                 self._lifted.pop(uid, None)
-                self._told.pop(uid, None)
+                self._explained.pop(uid, None)
             else:
                 self._waiting[uid] = pod
         for uid in [uid for uid in self._waiting if self._pods.find(uid) is None]:
             del self._waiting[uid]
-            self._told.pop(uid, None)
+            self._explained.pop(uid, None)
         self._end(self._done & self._known().keys(), now)
         self._done.clear()
         if self._lists != self._pods.lists:
@@ -251,8 +251,8 @@ class Gates:
     def _tell(self, pod: Object, kind: str, note: str) -> None:
         """Write an event if it is another reason than before: amounts change with every look."""
         uid = pod["metadata"]["uid"]
-        if self._told.get(uid) != kind:
-            self._told[uid] = kind
+        if self._explained.get(uid) != kind:
+            self._explained[uid] = kind
             pod_patch.say(
                 self._client, self._clock, pod,
                 kind="Warning", reason="WaitsForGpuTime", action="Reserve", note=f"This pod {note}",

@@ -86,17 +86,17 @@ def start_of(pod: Mapping[str, Any], seen: Instant | None = None) -> Start | Non
     bound = _instant(annotations_of(pod).get(names.BOUND_AT))
     adopted = _instant(annotations_of(pod).get(names.ADOPTED_AT))
     if bound is not None:
-        told = bound
+        recorded = bound
     elif scheduled is not None:
-        told = max(scheduled, adopted or EPOCH)
+        recorded = max(scheduled, adopted or EPOCH)
     else:
         return None
-    at = told
-    if seen is not None and told > seen + CLOCK_SKEW_MS:
+    at = recorded
+    if seen is not None and recorded > seen + CLOCK_SKEW_MS:
         # What ran before a pod was adopted is not charged, so its binding says nothing then.
         at = seen if scheduled is None or adopted is not None else min(scheduled, seen)
     at = max(at, created_at(pod, at))
-    skewed = abs(told - at) > CLOCK_SKEW_MS or (seen is not None and at > seen + CLOCK_SKEW_MS)
+    skewed = abs(recorded - at) > CLOCK_SKEW_MS or (seen is not None and at > seen + CLOCK_SKEW_MS)
     return Start(at, exact=bound is not None, skewed=skewed)
 
 
@@ -125,13 +125,13 @@ def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> 
     known = apps | set(holders) <= finished.keys()
     if known and not _waited_for_a_restart(pod):
         return End(last, "finished")
-    told: tuple[tuple[EndSource, list[Instant]], ...] = (
+    signs: tuple[tuple[EndSource, list[Instant]], ...] = (
         ("disrupted", _transitions(pod, "DisruptionTarget", status="True")),
         ("rejected", _rejection(pod)),
         ("deleted", [] if deletion is None or _stopped_before(pod, deletion) else [deletion]),
         ("not-ready", [at for kind in NOT_READY for at in _transitions(pod, kind, status="False")]),
     )
-    for source, instants in told:
+    for source, instants in signs:
         if instants:
             return End(last, "finished") if known and last >= max(instants) else End(max(last, *instants), source)
     # Nothing says when the pod ended. Only containers that hold GPUs are worth waiting for.

@@ -83,7 +83,7 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
     if not (
         0 < report.seq < _LARGEST
         and 0 <= report.monotonic_ns < _LARGEST
-        and all(told is None or 0 <= told < _LARGEST for told in (report.used_ms, report.memory_mib))
+        and all(value is None or 0 <= value < _LARGEST for value in (report.used_ms, report.memory_mib))
     ):
         return "refused", BAD_COUNTER, None
     if not 0 < report.epoch <= (bounds.now + CLOCK_SKEW_MS) * 1_000_000:
@@ -98,7 +98,7 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
     refusal = _impossible(report, mark, marks, bounds)
     if refusal:
         return "refused", refusal, None
-    peak = max((told for told in (mark.peak_memory_mib, report.memory_mib) if told is not None), default=None)
+    peak = max((value for value in (mark.peak_memory_mib, report.memory_mib) if value is not None), default=None)
     if report.used_ms is None and mark.used_ms is not None:
         # The counter may have gone on: its next value covers all the time since it was last read.
         return "accepted", "", mark._replace(seq=report.seq, peak_memory_mib=peak)
@@ -135,9 +135,9 @@ def used(marks: Mapping[int, Watermark]) -> int | None:
     return total(mark.used_ms for mark in marks.values())
 
 
-def total(told: Iterable[int | None]) -> int | None:
+def total(values: Iterable[int | None]) -> int | None:
     """Return the sum of what is known, None if nothing is."""
-    known = [one for one in told if one is not None]
+    known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 

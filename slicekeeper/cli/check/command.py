@@ -132,7 +132,7 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
             "--adopt: no timekeeper is installed, so nobody would charge the pods and let them go again"
         )
     workloads = _workloads(client, namespace)
-    own, told = installed.settings_of(client, namespace, workloads, settings, context.loaded.origin)
+    own, differing = installed.settings_of(client, namespace, workloads, settings, context.loaded.origin)
     policy = msgspec.structs.replace(settings.policy, exempt_namespaces=own.policy.exempt_namespaces)
     settings = msgspec.structs.replace(settings, resources=own.resources, policy=policy)
     if open_glass:
@@ -149,13 +149,13 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
     elif adopt:
         findings = list(_adopt(client, settings))
     else:
-        findings = [Finding(*difference) for difference in told]
+        findings = [Finding(*difference) for difference in differing]
         findings += _missing(client, own, namespace, homes, workloads)
         findings += _findings(_unmetered(client, settings), settings)
         findings += _uncharged(client, namespace)
         findings += [Finding(*thing.finding) for thing in left]
     upgrade = remedies.upgrade_of(workloads.values(), namespace)
-    rows = [(finding.problem, remedies.told(finding.remedy, upgrade)) for finding in findings]
+    rows = [(finding.problem, remedies.text_of(finding.remedy, upgrade)) for finding in findings]
     show(
         [{"problem": problem, "remedy": remedy} for problem, remedy in rows],
         output,

@@ -52,8 +52,10 @@ def settings_of(
         if key.dotted.startswith(COMPARED) and key.dotted in origin:
             theirs, ours = _shown(value_of(own, key)), _shown(value_of(given, key))
             if theirs != ours:
-                told = f"configmap {manifests.CONFIG_MAP} has {key.dotted} {theirs}, and this command was given {ours}"
-                differences.append((told, _NAME_THE_FILE))
+                problem = (
+                    f"configmap {manifests.CONFIG_MAP} has {key.dotted} {theirs}, and this command was given {ours}"
+                )
+                differences.append((problem, _NAME_THE_FILE))
     return given if differences else own, differences
 
 
@@ -89,8 +91,8 @@ def differences(
     lowest = settings.classes.in_budget.value
     for match in manifests.LOWER.finditer(_text_of(guards, "slicekeeper-scheduler")):
         if int(match["value"]) != lowest:
-            told = f"guard slicekeeper-scheduler compares priorities with {match['value']}"
-            yield f"{told}, and the settings say classes.inBudget.value {lowest}", RENDER
+            problem = f"guard slicekeeper-scheduler compares priorities with {match['value']}"
+            yield f"{problem}, and the settings say classes.inBudget.value {lowest}", RENDER
             break
     yield from _tokens(workloads, settings)
     yield from _scheduler(client, namespace, settings, workloads)
@@ -129,8 +131,8 @@ def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Dif
             for source in (volume.get("projected") or {}).get("sources") or []:
                 audience = (source.get("serviceAccountToken") or {}).get("audience")
                 if audience and audience != settings.timekeeper.audience:
-                    told = f"{name} has a token for the audience {audience}"
-                    yield f"{told}, and timekeeper.audience is {settings.timekeeper.audience}", RENDER
+                    problem = f"{name} has a token for the audience {audience}"
+                    yield f"{problem}, and timekeeper.audience is {settings.timekeeper.audience}", RENDER
 
 
 def _images(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Difference]:

@@ -82,12 +82,12 @@ def _no_gpus(nodes: list[Object]) -> Difference:
 
 def _versions(where: str, kubelet: str, runtime: str) -> Iterator[Difference]:
     without = f"kubectl label {where} {LABEL}-"
-    told = version(kubelet)
-    if told and told < OLDEST_KUBERNETES:
+    reported = version(kubelet)
+    if reported and reported < OLDEST_KUBERNETES:
         yield f"{where} has kubelet {kubelet}: it must be v1.30 or newer", f"upgrade it; until then: {without}"
     kind, _, number = runtime.partition("://")
-    told = version(number)
-    if kind == "containerd" and told and told < OLDEST_CONTAINERD:
+    reported = version(number)
+    if kind == "containerd" and reported and reported < OLDEST_CONTAINERD:
         yield (
             f"{where} has containerd {number}, which has no CDI: it must be 1.7 or newer",
             f"upgrade it; until then: {without}",
@@ -97,10 +97,10 @@ def _versions(where: str, kubelet: str, runtime: str) -> Iterator[Difference]:
 
 
 def _driver(where: str, found: Machine, runtime_class: str) -> Iterator[Difference]:
-    told = version(found.driver)
+    reported = version(found.driver)
     if found.driver_trouble:
         yield f"{where} has no NVIDIA driver that answers: {found.driver_trouble}", _mended(found, runtime_class)
-    elif told and told < OLDEST_DRIVER:
+    elif reported and reported < OLDEST_DRIVER:
         oldest = ".".join(map(str, OLDEST_DRIVER))
         yield (
             f"{where} has NVIDIA's driver {found.driver}: it must be {oldest} or newer",

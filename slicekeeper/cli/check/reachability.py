@@ -65,8 +65,8 @@ def _timekeeper(client: KubeClient) -> str:
     except NotFound:
         return ""  # not installed, which is told elsewhere
     except ServiceError as error:
-        told = _UNAVAILABLE in str(error) or error.status not in (0, 502, 503, 504)
-        return "" if told else str(error)
+        reported = _UNAVAILABLE in str(error) or error.status not in (0, 502, 503, 504)
+        return "" if reported else str(error)
     return ""
 
 

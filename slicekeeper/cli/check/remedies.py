@@ -58,8 +58,8 @@ def upgrade_of(workloads: Iterable[dict[str, Any] | None], namespace: str) -> st
     return ""
 
 
-def told(remedy: Remedy | str, upgrade: str) -> str:
-    """Return a remedy for an installation, by the command that `upgrade_of` told."""
+def text_of(remedy: Remedy | str, upgrade: str) -> str:
+    """Return a remedy for an installation, by the command that `upgrade_of` returned."""
     if isinstance(remedy, str):
         return remedy
     return remedy.by_helm.replace(_UPGRADE, upgrade) if upgrade else remedy.by_kubectl

@@ -151,7 +151,7 @@ class Connection(Protocol):
         self.busy = False
         self.used_at = self._loop.time()
 
-    def told_beside(self) -> dict[str, Any]:
+    def scope_additions(self) -> dict[str, Any]:
         """Return the certificate that the client has shown."""
         return {tls.CLIENT: self._client}
 

@@ -54,8 +54,8 @@ class Door:
         self._by_address: dict[str, set[Connection]] = {}
         self._count = 0
         self._sockets: list[socket.socket] = []
-        self._told = float("-inf")
-        self._untold = 0
+        self._logged_at = float("-inf")
+        self._not_logged = 0
 
     def open(self, sockets: Iterable[socket.socket]) -> None:
         """Accept on these sockets from now on."""
@@ -154,15 +154,15 @@ class Door:
     def _pause(self, listener: socket.socket, error: OSError) -> None:
         """Stop accepting for a moment; each connection that waits would fail, and be logged, again and again."""
         now = self._loop.time()
-        self._untold += 1
-        if now - self._told >= QUIET_SECONDS:
+        self._not_logged += 1
+        if now - self._logged_at >= QUIET_SECONDS:
             log.error(
                 "no connection can be accepted: %s; %d are open, tried %d times since this was last said",
                 error.strerror,
                 self._count,
-                self._untold,
+                self._not_logged,
             )
-            self._told, self._untold = now, 0
+            self._logged_at, self._not_logged = now, 0
         self._loop.remove_reader(listener)
         self._loop.call_later(PAUSE_SECONDS, self._go_on, listener)
 

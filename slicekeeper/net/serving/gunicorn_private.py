@@ -40,7 +40,7 @@ class Protocol(ASGIProtocol):
         """Take note that nothing is under way, at the start and after each answer."""
         raise NotImplementedError
 
-    def told_beside(self) -> dict[str, Any]:
+    def scope_additions(self) -> dict[str, Any]:
         """Return what the application learns of the connection, beside what ASGI defines."""
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class Protocol(ASGIProtocol):
         return super()._on_headers_complete()  # type: ignore[misc]
 
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
-        return {**super()._build_http_scope(request, sockname, peername), **self.told_beside()}  # type: ignore[misc]
+        return {**super()._build_http_scope(request, sockname, peername), **self.scope_additions()}  # type: ignore[misc]
 
     def _on_message_complete(self) -> None:
         self.request_complete()

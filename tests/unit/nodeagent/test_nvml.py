@@ -16,7 +16,7 @@ from support.small_cluster import small_cluster, wait_for
 from nodeagent.entitlement import SeatRefused
 from nodeagent.fake import DEFAULT_MODEL, MODELS, parse
 from nodeagent.gpu_watch import GpuWatch
-from nodeagent.health import Told, judge, judge_xid
+from nodeagent.health import DriverReport, judge, judge_xid
 from nodeagent.host_cdi import HostCdi
 from nodeagent.nvml import NvmlGpus
 from nodeagent.offered_gpus import OwnGpus
@@ -198,10 +198,10 @@ def test_an_operator_withdraws_a_gpu_by_a_file(gpus: NvmlGpus, tmp_path: Path) -
 
 
 def test_remapped_rows_count_and_not_the_errors_that_led_to_them() -> None:
-    assert judge(Told(rows=(0, 0), uncorrected=5)) == ""
-    assert judge(Told(uncorrected=5))
-    assert judge(Told()) == ""
-    assert "next reset" in judge(Told(mig=False, mig_next=True))
+    assert judge(DriverReport(rows=(0, 0), uncorrected=5)) == ""
+    assert judge(DriverReport(uncorrected=5))
+    assert judge(DriverReport()) == ""
+    assert "next reset" in judge(DriverReport(mig=False, mig_next=True))
     assert not judge_xid(13)
     assert judge_xid(48)
 
