@@ -58,7 +58,6 @@ class ArbiterSeat(msgspec.Struct, frozen=True, rename={"vclass": "class"}):
     waited_ns: int = 0
     launches: int = 0
     memory: int = 0
-    memory_peak: int = 0
     memory_overhead: int = 0
 
 

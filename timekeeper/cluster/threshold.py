@@ -17,7 +17,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.errors import ServiceError, Unavailable
 from slicekeeper.kube import events
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.units import Instant, format_duration, format_instant
+from slicekeeper.units import GpuMilliseconds, Instant, format_duration, format_instant
 from timekeeper.cluster import pod_patch
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState
@@ -125,7 +125,9 @@ class Thresholds:
                 return False
             except ServiceError as error:  # that will not change: the audit log has it all the same
                 log.warning("threshold %d %% of %s: no event: %s", percent, account.title, error)
-        note_thresholds(self._books, account, period, news, now, used=state.used, limit=limit_of(state))
+        note_thresholds(
+            self._books, account, period, news, now, used=GpuMilliseconds(state.used), limit=limit_of(state)
+        )
         return True
 
     def _namespaces_of(self, position: Position) -> list[str]:

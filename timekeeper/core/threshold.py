@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slicekeeper.units import EPOCH, Instant
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.budget import BudgetState
 
 
@@ -17,9 +17,9 @@ def period_of(state: BudgetState) -> Instant:
     return state.period_start or state.counts_since or EPOCH
 
 
-def limit_of(state: BudgetState) -> int:
+def limit_of(state: BudgetState) -> GpuMilliseconds:
     """Return what a period's thresholds are percentages of: its amount, with what rolled over, and its grants."""
-    return state.period.amount + state.granted
+    return GpuMilliseconds(state.period.amount + state.granted)
 
 
 def crossed(state: BudgetState, percents: Iterable[int], *, is_open: bool) -> list[int]:

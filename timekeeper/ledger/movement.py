@@ -160,7 +160,7 @@ def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
         if _repeated(session, account, order, "adjustment"):
             return False
         if order.amount < 0:
-            _need(books, session, account, -order.amount, order.now)
+            _need(books, session, account, GpuMilliseconds(-order.amount), order.now)
         _append(books, session, account, order, "adjustment")
         if order.amount < 0:
             _still_covered(books, session, account, order.now)
@@ -206,7 +206,7 @@ def _repeated(session: Session, account: BudgetAccount, order: Order, kind: Kind
     return before is not None
 
 
-def _need(books: Books, session: Session, account: BudgetAccount, amount: int, now: Instant) -> None:
+def _need(books: Books, session: Session, account: BudgetAccount, amount: GpuMilliseconds, now: Instant) -> None:
     state = settlement.settle_in(books, session, account.id, None, now)
     below = memberships.tree(session, [account.id], IN_FORCE).below(account.id)
     left = state.balance - sum(one.rest(state.at) for one in reservations.asides(session, below, state.at))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import Instant
+from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.ledger.books import Books
 from timekeeper.store import thresholds
 from timekeeper.store.accounts import BudgetAccount
@@ -20,8 +20,8 @@ def note_thresholds(
     percents: Collection[int],
     now: Instant,
     *,
-    used: int,
-    limit: int,
+    used: GpuMilliseconds,
+    limit: GpuMilliseconds,
 ) -> None:
     """Note which thresholds of a budget were announced in a period, and put them into the audit log, once.
 
