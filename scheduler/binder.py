@@ -81,19 +81,25 @@ class Binder:
             if pod.gang is not None:
                 with self._fence.held():  # so that nothing but the Bindings is left to fail once all have come
                     self._gangs.come(pod, node)
-            with self._fence.held():
-                return self._give(args, pod)
+            with self._fence.held() as term:
+                return self._give(args, pod, term)
         except (NoPlace, NotHolder) as error:
             return f"node {node}: {error}"
         except ServiceError as error:
             return f"pods could not be read: {error}"
 
-    def _give(self, args: BindingArgs, pod: Pod) -> str:
+    def _give(self, args: BindingArgs, pod: Pod, term: int) -> str:
         uid, node = args["PodUID"], args["Node"]
         place = self._state.choose(pod, node)
+        annotations = self._annotations(place)
+        try:
+            self._fence.confirm(term)
+        except NotHolder:
+            self._state.refused(uid, node)
+            raise
         result = Result("lost")
         try:
-            result = self._try(args, self._annotations(place))
+            result = self._try(args, annotations)
         finally:
             if result.outcome == "bound":
                 self._state.bound(uid, result.node)

@@ -53,18 +53,23 @@ class Fence:
         self._giving_up = False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lease while a pod is bound. Raises NotHolder, or what `catch_up` raises."""
+    def held(self) -> Iterator[int]:
+        """Hold the lease while a pod is bound; yield its term. Raises NotHolder, or what `catch_up` raises."""
         with self._counting:
             self._under_way += 1
         try:
             if not self._is_held():
                 self._take()
-            yield
+            yield self._caught_up
         finally:
             self.need(self._idle)
             with self._counting:
                 self._under_way -= 1
+
+    def confirm(self, term: int) -> None:
+        """Raise NotHolder unless the lease is still that of `term`: the process may have been frozen for a while."""
+        if term != self._lease.term or not self._is_held():
+            raise NotHolder(f"the lease {BINDER_LEASE} was lost while GPUs were chosen; the pod is tried again")
 
     def need(self, seconds: float) -> None:
         """Keep the lease for at least that long, if it is held: what was sent may yet be carried out."""

@@ -202,6 +202,31 @@ def test_a_bind_under_way_keeps_the_lease_however_long_it_takes(cluster, two, ti
     assert cluster.taken() == {"n0-0": 60}
 
 
+@pytest.mark.parametrize("regained", [False, True])
+def test_one_that_is_frozen_after_it_chose_sends_no_binding_once_its_lease_is_over(cluster, two, time, regained):
+    one, other = two
+    assert one.bind(cluster.pod("before", 20), "n1") == ""
+    other.fence.look()
+    annotations, second = one.scheduler.binder._annotations, cluster.pod("second")
+
+    def frozen(place):
+        one.scheduler.binder._annotations = annotations
+        time.after(LEASE_SECONDS + 1)
+        assert other.bind(second, "n0") == ""
+        if regained:  # and another of its own binds has caught up since
+            other.fence.stop()
+            assert one.bind(cluster.pod("third", 20), "n1") == ""
+        return annotations(place)
+
+    one.scheduler.binder._annotations = frozen
+    first = cluster.pod("first")
+    assert "was lost while GPUs were chosen" in one.bind(first, "n0")
+    assert cluster.taken()["n0-0"] == 60
+    other.fence.stop()
+    time.after(1)
+    assert one.bind(first, "n1") == "", "nothing is held for it on the other node"
+
+
 def test_without_an_answer_about_the_lease_nothing_is_bound(cluster, two):
     one, _ = two
     answer = cluster.api.answer
