@@ -44,11 +44,8 @@ def opinion(session: Session) -> Iterator[str]:
 
 def _of_budget(session: Session, key: int) -> Iterator[str]:
     rules, gifts, moved = (session.execute(text(_BOOKED + q), {"key": key}).all() for q in (_RULES, _GIFTS, _MOVED))
-    begun = {
-        max(int(of[7:]) if of[7:].isdigit() else 0, *(r[0] for r in rules if r[0] <= due), 0)
-        for due, kind, of, _ in moved
-        if kind == "allowance" and of.startswith("period:")
-    }
+    periods = [(due, of[7:]) for due, kind, of, _ in moved if kind == "allowance" and of.startswith("period:")]
+    begun = {max(int(of) if of.isdigit() else 0, *(r[0] for r in rules if r[0] <= due), 0) for due, of in periods}
     starts, sums, lent = [-1, *sorted(begun), 2**62], Counter[tuple[str, int]](), 0
     for due, kind, _, amount in moved:  # a charge ends with a period, a refund begins with one
         sums[kind, (bisect_left if kind == "charge" else bisect_right)(starts, due)] += amount
