@@ -22,6 +22,7 @@ import argparse
 import csv
 import heapq
 import itertools
+import math
 import random
 import statistics
 from collections.abc import Iterator
@@ -43,6 +44,9 @@ MIB = 16_384
 """Memory of each GPU; the lists say nothing of it, and no pod asks for any."""
 
 OFFERED = 1.3
+
+AT = "at"
+"""The key under which a row keeps its file and line, for messages."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +85,66 @@ class Pod:
 
 
 def read_nodes(path: Path) -> list[Node]:
-    """Return the nodes that have GPUs."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    nodes = [Node(r["sn"], int(r["cpu_milli"]), int(r["memory_mib"]), int(r["gpu"]), r["model"]) for r in rows]
-    return [node for node in nodes if node.gpus]
+    """Return the nodes that have GPUs. Ends the program if the list is bad or has none."""
+    nodes = [
+        Node(row["sn"], _number(row, "cpu_milli"), _number(row, "memory_mib"), _number(row, "gpu"), row["model"])
+        for row in _rows(path, "sn", "cpu_milli", "memory_mib", "gpu", "model")
+    ]
+    found = [node for node in nodes if node.gpus]
+    if not found:
+        raise SystemExit(f"{path}: no node has a GPU; column gpu must be above 0 in at least one row")
+    return found
 
 
 def read_pods(path: Path) -> list[Pod]:
-    """Return all pods."""
-    with path.open(newline="") as file:
-        return [_pod(row) for row in csv.DictReader(file)]
+    """Return all pods. Ends the program if the list is bad or none of them asks for a GPU."""
+    pods = [_pod(row) for row in _rows(path, "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")]
+    if not any(pod.gpus for pod in pods):
+        raise SystemExit(f"{path}: no pod asks for a GPU; column num_gpu must be above 0 in at least one row")
+    return pods
 
 
 def _pod(row: dict[str, str]) -> Pod:
-    gpus = int(row["num_gpu"])
-    core = -(-int(row["gpu_milli"]) * CORES_PER_GPU // 1000) if gpus else 0
+    gpus = _number(row, "num_gpu")
+    core = -(-_number(row, "gpu_milli", least=1, most=1000) * CORES_PER_GPU // 1000) if gpus else 0
     models = tuple(model for model in row.get("gpu_spec", "").split("|") if model)
-    life = float(row.get("deletion_time") or 0) - float(row.get("creation_time") or 0)
-    return Pod(int(row["cpu_milli"]), int(row["memory_mib"]), gpus, core, models, max(life, 1.0))
+    life = _seconds(row, "deletion_time") - _seconds(row, "creation_time")
+    return Pod(_number(row, "cpu_milli"), _number(row, "memory_mib"), gpus, core, models, max(life, 1.0))
+
+
+def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
+    """Return the rows of a list that must have these columns; each row keeps its file and line for messages."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file, restval="")
+        for column in columns:
+            if column not in (reader.fieldnames or []):
+                raise SystemExit(f"{path}: column {column} is missing; its first line must name it")
+        return [{**row, AT: f"{path}, line {reader.line_num}"} for row in reader]
+
+
+def _number(row: dict[str, str], column: str, *, least: int = 0, most: float = math.inf) -> int:
+    text = row[column]
+    value = _float(text)
+    if not (least <= value <= most and value.is_integer()):
+        allowed = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
+        raise SystemExit(f"{row[AT]}: {column} is {text!r}; write a whole number {allowed}")
+    return int(value)
+
+
+def _seconds(row: dict[str, str], column: str) -> float:
+    """Return a time, 0 if the list does not say it."""
+    text = row.get(column) or "0"
+    value = _float(text)
+    if not math.isfinite(value):
+        raise SystemExit(f"{row[AT]}: {column} is {text!r}; write seconds, or nothing")
+    return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 class Cluster:
