@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from scheduler.agents import NodeAgents
 from scheduler.extender import gpu_pod, placeable
-from scheduler.fence import Fence, NotHolder
+from scheduler.fence import BINDER_LEASE, Fence, NotHolder
 from scheduler.gangs import Gangs
 from scheduler.places import Place
 from scheduler.pods import Pod
@@ -91,15 +91,14 @@ class Binder:
     def _give(self, args: BindingArgs, pod: Pod, term: int) -> str:
         uid, node = args["PodUID"], args["Node"]
         place = self._state.choose(pod, node)
-        annotations = self._annotations(place)
-        try:
-            self._fence.confirm(term)
-        except NotHolder:
-            self._state.refused(uid, node)
-            raise
         result = Result("lost")
         try:
-            result = self._try(args, annotations)
+            annotations = self._annotations(place)
+            if self._fence.is_still_held(term):
+                result = self._try(args, annotations)
+            else:
+                lost = f"the lease {BINDER_LEASE} was lost while GPUs were chosen; the pod is tried again"
+                result = Result("refused", message=f"node {node}: {lost}")
         finally:
             if result.outcome == "bound":
                 self._state.bound(uid, result.node)

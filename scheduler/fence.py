@@ -66,10 +66,9 @@ class Fence:
             with self._counting:
                 self._under_way -= 1
 
-    def confirm(self, term: int) -> None:
-        """Raise NotHolder unless the lease is still that of `term`: the process may have been frozen for a while."""
-        if term != self._lease.term or not self._is_held():
-            raise NotHolder(f"the lease {BINDER_LEASE} was lost while GPUs were chosen; the pod is tried again")
+    def is_still_held(self, term: int) -> bool:
+        """Whether the lease is still that of `term`: the process may have been frozen for a while."""
+        return term == self._lease.term and self._is_held()
 
     def need(self, seconds: float) -> None:
         """Keep the lease for at least that long, if it is held: what was sent may yet be carried out."""
