@@ -68,7 +68,7 @@ class Node:
         return list(self._pods.values())
 
     def find(self, namespace: str, name: str, seconds: float) -> dict[str, Any] | None:
-        """Return a pod; one that is not shown is waited for in vain."""
+        """Return a pod; wait `seconds` for one that is not shown."""
         pod = self._pods.get((namespace, name))
         if pod is None:
             time.sleep(seconds)
@@ -91,7 +91,7 @@ class Node:
 
 @contextmanager
 def agent(folder: Path) -> Iterator[None]:
-    """Serve the device plugin over `folder`; nobody listens where the arbiter would."""
+    """Serve the device plugin over `folder`; no arbiter runs."""
     node: Any = Node()
     store = SeatStore(folder / "state")
     files = SeatFiles(folder / "cdi", folder / "run", RESOURCE, node)
