@@ -80,6 +80,7 @@ class _Health(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint32) for name in ("xid", "xids", "pending", "failed", "mig", "lost")),
         ("ecc", ctypes.c_uint64),
+        ("mig_flips", ctypes.c_uint32),
     )
 
 
@@ -95,6 +96,10 @@ class Driver:
 
     def health(self, gpu: int, **values: int) -> None:
         self.library.skfHealth(gpu, ctypes.byref(_Health(**values)))
+
+    def mig(self, gpu: int, profiles: str | None) -> None:
+        """Divide a GPU, such as `3g.40gb+4g.40gb`; None: it leaves MIG mode."""
+        self.library.skfMig(gpu, profiles.encode() if profiles is not None else None)
 
 
 class Running:

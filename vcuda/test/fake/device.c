@@ -19,7 +19,7 @@ static struct {
 static int visible[FK_GPUS], visible_count;
 static bool initialised;
 
-/* CUDA_VISIBLE_DEVICES takes indices and UUIDs; the first word that is neither ends the list. */
+/* CUDA_VISIBLE_DEVICES takes indices and UUIDs, those of MIG devices too; the first word that is neither ends the list. */
 static void choose_visible(void) {
   const char *list = getenv("CUDA_VISIBLE_DEVICES");
   int all = (int)fk_world()->gpus;
@@ -36,7 +36,13 @@ static void choose_visible(void) {
       gpu = (int)strtol(w + 38, NULL, 16);
     else if (*w >= '0' && *w <= '9')
       gpu = atoi(w);
-    if (gpu < 0 || gpu >= all || visible_count == FK_GPUS) break;
+    if (gpu >= all) break;
+    for (int i = FK_GPUS; !strncmp(w, "MIG-", 4) && i < FK_DEVICES; i++) {
+      char text[64];
+      fk_uuid_text(i, text, sizeof text);
+      if (fk_there((unsigned)i) && !strcmp(w, text)) gpu = i;
+    }
+    if (gpu < 0 || visible_count == FK_GPUS) break;
     visible[visible_count++] = gpu;
   }
 }

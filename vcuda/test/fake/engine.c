@@ -39,8 +39,8 @@ static void free_queue(int gpu, int queue) {
 /* Forget contexts of processes that died without cleaning up. */
 void fk_reap(void) {
   uint64_t space = fk_space();
-  for (uint32_t g = 0; g < fk_world()->gpus; g++)
-    for (int i = 0; i < FK_CTXS; i++) {
+  for (uint32_t g = 0; g < FK_DEVICES; g++)
+    for (int i = 0; fk_there(g) && i < FK_CTXS; i++) {
       struct fk_queue *q = at((int)g, i);
       bool near = fk_world()->space[g][i] == space;
       if (q->used && (near ? kill(q->pid, 0) < 0 && errno == ESRCH : fk_life_over((int)g, i))) {
@@ -54,8 +54,8 @@ static bool mine; /* NVML's library has an engine too, which must not close what
 
 void fk_leave(void) {
   if (!mine) return;
-  for (uint32_t g = 0; g < fk_world()->gpus; g++)
-    for (int i = 0; i < FK_CTXS; i++)
+  for (uint32_t g = 0; g < FK_DEVICES; g++)
+    for (int i = 0; fk_there(g) && i < FK_CTXS; i++)
       if (at((int)g, i)->used && at((int)g, i)->pid == getpid() &&
           fk_world()->space[g][i] == fk_space())
         fk_queue_close((int)g, i);

@@ -17,6 +17,8 @@
 #include <stdint.h>
 
 #define FK_GPUS 8
+#define FK_SLICES 14 /* MIG devices of all GPUs together */
+#define FK_DEVICES (FK_GPUS + FK_SLICES)
 #define FK_CTXS 96
 #define FK_SHARES 32
 #define FK_STREAMS 8192
@@ -120,6 +122,16 @@ struct fk_health {
   uint32_t remap_pending, remap_failed;
   uint32_t mig, lost;
   uint64_t ecc;
+  uint32_t mig_flips; /* MIG mode is another one after the next reset */
+};
+
+/* A MIG device: a GPU instance with a compute instance. Device FK_GPUS + its place is its time line. */
+struct fk_slice {
+  uint32_t used, gpu, index; /* which GPU's, and its number there */
+  uint32_t serial;           /* never the same again, in its UUID */
+  uint32_t instance, compute_instance;
+  uint32_t compute, slices; /* compute slices of its own, and of its GPU instance */
+  char profile[24];         /* for example 1c.3g.40gb */
 };
 
 /* How busy a GPU was, in parts of its time line that follow each other without a gap. */
@@ -143,12 +155,14 @@ struct fk_world {
   uint64_t context_bytes;
   uint32_t actors; /* slots in use lie below this */
   struct fk_actor actor[FK_ACTORS];
-  struct fk_gpu gpu[FK_GPUS];
+  struct fk_gpu gpu[FK_DEVICES];
   struct fk_health health[FK_GPUS];
   uint64_t node; /* 48 bits that the UUIDs begin with, so that no two machines share one */
   char name[64]; /* its GPUs' model */
-  struct fk_samples samples[FK_GPUS];
-  uint64_t space[FK_GPUS][FK_CTXS]; /* in which space of process IDs a context's process lives */
+  struct fk_samples samples[FK_DEVICES];
+  struct fk_slice slice[FK_SLICES];
+  uint32_t serial; /* the last slice's */
+  uint64_t space[FK_DEVICES][FK_CTXS]; /* in which space of process IDs a context's process lives */
 };
 
 struct fk_proc {
@@ -182,7 +196,14 @@ uint64_t fk_space(void);
 void fk_life_take(int gpu, int queue);
 void fk_life_give(int gpu, int queue);
 bool fk_life_over(int gpu, int queue);
-void fk_uuid(int gpu, unsigned char out[16]);
+/* Whether there is such a device: a GPU, or a MIG device. */
+bool fk_there(unsigned device);
+/* Divide a GPU as `profiles` says, such as "3g.40gb+4g.40gb"; "" for none, NULL to leave MIG mode.
+ * Slices that are there already stay. The lock is held. */
+void fk_divide(unsigned gpu, const char *profiles);
+struct fk_slice *fk_slice_of(int device); /* NULL for a GPU */
+void fk_uuid(int device, unsigned char out[16]);
+void fk_uuid_text(int device, char *out, size_t size);
 void fk_name(int gpu, char *out, size_t size);
 
 /* engine.c; all with the lock held */

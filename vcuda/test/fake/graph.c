@@ -23,7 +23,7 @@ struct fk_condition {
 static struct {
   CUcontext ctx;
   uint64_t reserved;
-} graph_memory[FK_GPUS];
+} graph_memory[FK_DEVICES];
 static unsigned trims = 1;
 
 /* ---- graphs share what they hold until one of them changes ---- */

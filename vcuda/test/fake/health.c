@@ -51,7 +51,8 @@ static int index_of(void *device) {
 }
 
 static struct fk_health *health_of(void *device) {
-  return &fk_world()->health[index_of(device)];
+  int index = index_of(device);
+  return &fk_world()->health[index < FK_GPUS ? index : (int)fk_slice_of(index)->gpu];
 }
 
 /* SLICEKEEPER_FAKE_NVML=plain: a GPU that tells none of this, as consumers' GPUs do. */

@@ -28,8 +28,8 @@ struct CUmemPoolHandle_st {
 
 static struct block *blocks;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-static struct CUmemPoolHandle_st default_pool[FK_GPUS];
-static CUmemoryPool current_pool[FK_GPUS]; /* NULL: the default one */
+static struct CUmemPoolHandle_st default_pool[FK_DEVICES];
+static CUmemoryPool current_pool[FK_DEVICES]; /* NULL: the default one */
 
 /* A child of a fork inherits a lock that another thread held. */
 static void after_fork(void) {
@@ -304,7 +304,7 @@ static void shrink(CUmemoryPool pool, uint64_t keep) {
 }
 
 static bool standard(CUmemoryPool pool) {
-  return pool >= default_pool && pool < default_pool + FK_GPUS;
+  return pool >= default_pool && pool < default_pool + FK_DEVICES;
 }
 
 /* With the lock held. */
@@ -429,7 +429,7 @@ FK_API(cuMemPoolDestroy, (CUmemoryPool pool)) {
   pthread_testcancel();
   if (!pool || standard(pool)) return CUDA_ERROR_INVALID_VALUE;
   fk_lock();
-  for (int i = 0; i < FK_GPUS; i++)
+  for (int i = 0; i < FK_DEVICES; i++)
     if (current_pool[i] == pool) current_pool[i] = NULL;
   pool->destroyed = true;
   shrink(pool, 0);

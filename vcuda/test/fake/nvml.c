@@ -52,6 +52,21 @@ static int index_of(void *device) {
   return (int)(gpu_of(device) - fk_world()->gpu);
 }
 
+/* Of a GPU in MIG mode, and of its MIG devices, the driver tells no utilisation. */
+static bool divided(void *device) {
+  int index = index_of(device);
+  return index >= FK_GPUS || fk_world()->health[index].mig;
+}
+
+/* What is in use of a GPU with all its MIG devices. */
+static uint64_t used_of(void *device) {
+  uint64_t used = gpu_of(device)->mem_used;
+  for (int i = FK_GPUS; i < FK_DEVICES; i++)
+    if (fk_there((unsigned)i) && (int)fk_slice_of(i)->gpu == index_of(device))
+      used += fk_world()->gpu[i].mem_used;
+  return used;
+}
+
 NVML_API(nvmlInit_v2, (void)) {
   fk_world();
   return NVML_OK;
@@ -101,24 +116,23 @@ NVML_API(nvmlDeviceGetHandleByIndex, (unsigned index, void **device)) {
 }
 
 NVML_API(nvmlDeviceGetIndex, (void *device, unsigned *index)) {
-  *index = (unsigned)index_of(device);
+  const struct fk_slice *slice = fk_slice_of(index_of(device));
+  *index = slice ? slice->index : (unsigned)index_of(device);
   return NVML_OK;
 }
 
 NVML_API(nvmlDeviceGetUUID, (void *device, char *text, unsigned size)) {
-  unsigned char u[16];
-  fk_uuid(index_of(device), u);
-  snprintf(text, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0],
-           u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
-           u[15]);
-  return NVML_OK;
+  fk_uuid_text(index_of(device), text, size);
+  return fk_there((unsigned)index_of(device)) ? NVML_OK : NVML_INVALID;
 }
 
 NVML_API(nvmlDeviceGetHandleByUUID, (const char *uuid, void **device)) {
-  for (unsigned i = 0; i < fk_world()->gpus; i++) {
+  for (unsigned i = 0; i < FK_DEVICES; i++) {
     char text[96];
-    nvmlDeviceGetUUID(&fk_world()->gpu[i], text, sizeof text);
-    if (!strcmp(text, uuid)) return nvmlDeviceGetHandleByIndex_v2(i, device);
+    fk_uuid_text((int)i, text, sizeof text);
+    if (!fk_there(i) || strcmp(text, uuid)) continue;
+    *device = &fk_world()->gpu[i];
+    return NVML_OK;
   }
   return NVML_NOT_FOUND;
 }
@@ -129,6 +143,7 @@ NVML_API(nvmlDeviceGetName, (void *device, char *text, unsigned size)) {
 }
 
 NVML_API(nvmlDeviceGetMinorNumber, (void *device, unsigned *minor)) {
+  if (fk_slice_of(index_of(device))) return NVML_INVALID;
   return nvmlDeviceGetIndex(device, minor);
 }
 
@@ -136,14 +151,16 @@ NVML_API(nvmlDeviceGetMemoryInfo, (void *device, struct memory *out)) {
   struct fk_gpu *g = gpu_of(device);
   if (!out) return NVML_INVALID;
   if (like("bare")) return NVML_UNSUPPORTED;
-  *out = (struct memory){g->mem_total, g->mem_total - g->mem_used, g->mem_used};
+  uint64_t used = used_of(device);
+  *out = (struct memory){g->mem_total, g->mem_total - used, used};
   return NVML_OK;
 }
 NVML_API(nvmlDeviceGetMemoryInfo_v2, (void *device, struct memory_v2 *out)) {
   struct fk_gpu *g = gpu_of(device);
   if (!out) return NVML_INVALID;
   if (like("bare")) return NVML_UNSUPPORTED;
-  *out = (struct memory_v2){out->version, g->mem_total, 0, g->mem_total - g->mem_used, g->mem_used};
+  uint64_t used = used_of(device);
+  *out = (struct memory_v2){out->version, g->mem_total, 0, g->mem_total - used, used};
   return NVML_OK;
 }
 
@@ -184,7 +201,7 @@ static int translate(const struct context *c, int *known) {
 
 /* The contexts of a GPU whose processes the caller can name. */
 static unsigned contexts(void *device, struct context list[FK_CTXS]) {
-  static _Thread_local int known[FK_GPUS][FK_CTXS];
+  static _Thread_local int known[FK_DEVICES][FK_CTXS];
   struct fk_gpu *g = gpu_of(device);
   int gpu = index_of(device);
   uint64_t space = fk_space();
@@ -208,17 +225,27 @@ static unsigned contexts(void *device, struct context list[FK_CTXS]) {
   return found;
 }
 
+/* A GPU in MIG mode lists the processes of all its MIG devices, with the number of each. */
 NVML_API(nvmlDeviceGetComputeRunningProcesses_v3,
          (void *device, unsigned *count, struct process *out)) {
   struct context list[FK_CTXS];
   if (!count) return NVML_INVALID;
   if (like("silent")) return NVML_UNSUPPORTED;
-  unsigned room = *count, found = contexts(device, list);
-  for (unsigned i = 0; i < found && i < room; i++)
-    out[i] = (struct process){(unsigned)list[i].pid,
-                              like("unknown") || like("bare") ? ~0ull : list[i].mem, ~0u, ~0u};
-  *count = found;
-  return found > room ? NVML_SIZE : NVML_OK;
+  unsigned room = *count, all = 0;
+  for (int part = 0; part < FK_DEVICES; part++) {
+    const struct fk_slice *slice = fk_slice_of(part);
+    bool mine = part == index_of(device) || (slice && (int)slice->gpu == index_of(device));
+    if (!mine || !fk_there((unsigned)part)) continue;
+    unsigned found = contexts(&fk_world()->gpu[part], list);
+    for (unsigned i = 0; i < found; i++, all++)
+      if (all < room)
+        out[all] = (struct process){(unsigned)list[i].pid,
+                                    like("unknown") || like("bare") ? ~0ull : list[i].mem,
+                                    slice ? slice->instance : ~0u,
+                                    slice ? slice->compute_instance : ~0u};
+  }
+  *count = all;
+  return all > room ? NVML_SIZE : NVML_OK;
 }
 NVML_API(nvmlDeviceGetComputeRunningProcesses_v2,
          (void *device, unsigned *count, struct process *out)) {
@@ -292,15 +319,6 @@ NVML_API(nvmlDeviceGetCudaComputeCapability, (void *device, int *major, int *min
   *minor = 0;
   return NVML_OK;
 }
-NVML_API(nvmlDeviceGetMigMode, (void *device, unsigned *current, unsigned *pending)) {
-  *current = *pending = fk_world()->health[index_of(device)].mig;
-  return *current ? NVML_OK : NVML_UNSUPPORTED;
-}
-NVML_API(nvmlDeviceGetMaxMigDeviceCount, (void *device, unsigned *count)) {
-  (void)device;
-  *count = 0;
-  return NVML_OK;
-}
 NVML_API(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned size)) {
   snprintf(name, size, "%u", pid);
   return NVML_OK;
@@ -309,6 +327,7 @@ NVML_API(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned size)) {
 NVML_API(nvmlDeviceGetProcessUtilization,
          (void *device, struct process_sample *out, unsigned *count, unsigned long long since)) {
   struct context list[FK_CTXS];
+  if (divided(device)) return NVML_UNSUPPORTED;
   unsigned room = *count, found = contexts(device, list);
   (void)since;
   for (unsigned i = 0; out && i < found && i < room; i++)
@@ -332,7 +351,7 @@ NVML_API(nvmlDeviceGetSamples, (void *device, int what, unsigned long long since
                                 unsigned *count, struct sample *out)) {
   const struct fk_samples *s = &fk_world()->samples[index_of(device)];
   unsigned room = *count, found = 0;
-  if (what != NVML_GPU_UTILIZATION || like("silent")) return NVML_UNSUPPORTED;
+  if (what != NVML_GPU_UTILIZATION || like("silent") || divided(device)) return NVML_UNSUPPORTED;
   *kind = NVML_UNSIGNED;
   *count = FK_SAMPLES;
   if (!out) return NVML_OK;
@@ -353,6 +372,7 @@ NVML_API(nvmlDeviceGetSamples, (void *device, int what, unsigned long long since
 NVML_API(nvmlDeviceGetUtilizationRates, (void *device, struct utilization *out)) {
   struct fk_gpu *g = gpu_of(device);
   unsigned sum = 0;
+  if (divided(device)) return NVML_UNSUPPORTED;
   fk_lock();
   fk_engine_advance(index_of(device));
   for (int i = 0; i < FK_CTXS; i++) sum += g->queue[i].used ? g->queue[i].sm_util : 0;

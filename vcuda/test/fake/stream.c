@@ -15,7 +15,7 @@
 
 #define OWN 64
 
-static struct CUstream_st legacy_stream[FK_GPUS][FK_CTXS];
+static struct CUstream_st legacy_stream[FK_DEVICES][FK_CTXS];
 static struct CUstream_st *streams;
 FK_GUARD(guard)
 static __thread struct CUstream_st own_stream[OWN];

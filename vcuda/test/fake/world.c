@@ -95,19 +95,88 @@ static uint64_t node_of(const char *text) {
   return (hash ^ hash >> 48) & 0xffffffffffff;
 }
 
-void fk_uuid(int gpu, unsigned char out[16]) {
+struct fk_slice *fk_slice_of(int device) {
+  return device < FK_GPUS ? NULL : &fk_world()->slice[device - FK_GPUS];
+}
+
+bool fk_there(unsigned device) {
+  return device < fk_world()->gpus || (device >= FK_GPUS && fk_slice_of((int)device)->used);
+}
+
+void fk_uuid(int device, unsigned char out[16]) {
   static const unsigned char tail[] = {0x40, 0x00, 0x80, 0x00, 0x46, 0x41, 0x4b, 0x45, 0x00};
   for (int i = 0; i < 6; i++) out[i] = (unsigned char)(fk_world()->node >> (40 - 8 * i));
   memcpy(out + 6, tail, sizeof tail);
-  out[3] += (unsigned char)gpu; /* people are shown the first eight digits alone */
-  out[15] = (unsigned char)gpu;
+  const struct fk_slice *slice = fk_slice_of(device);
+  unsigned mark = slice ? FK_GPUS + slice->serial : (unsigned)device;
+  out[3] += (unsigned char)mark; /* people are shown the first eight digits alone */
+  out[14] = (unsigned char)(mark >> 8);
+  out[15] = (unsigned char)mark;
 }
 
-void fk_name(int gpu, char *out, size_t size) {
-  if (*fk_world()->name)
-    snprintf(out, size, "%s", fk_world()->name);
-  else
-    snprintf(out, size, "Fake GPU %d", gpu);
+void fk_uuid_text(int device, char *out, size_t size) {
+  unsigned char u[16];
+  fk_uuid(device, u);
+  snprintf(out, size, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+           fk_slice_of(device) ? "MIG" : "GPU", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8],
+           u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+}
+
+void fk_name(int device, char *out, size_t size) {
+  const struct fk_slice *slice = fk_slice_of(device);
+  char model[64];
+  snprintf(model, sizeof model, "Fake GPU %d", slice ? (int)slice->gpu : device);
+  snprintf(out, size, "%s%s%s", *fk_world()->name ? fk_world()->name : model, slice ? " MIG " : "",
+           slice ? slice->profile : "");
+}
+
+/* The GPU's slice with this profile that is not in `kept` yet, made if there is none. */
+static void take_slice(unsigned gpu, const char *profile, bool kept[FK_SLICES]) {
+  struct fk_world *w = world;
+  unsigned compute = 0, slices = 0, gigabytes = 0, indexes = 0;
+  int free_one = -1;
+  for (int i = FK_SLICES; i--;) {
+    struct fk_slice *s = &w->slice[i];
+    if (!s->used) free_one = i;
+    if (!s->used || s->gpu != gpu) continue;
+    indexes |= 1u << s->index;
+    if (!kept[i] && !strcmp(s->profile, profile)) {
+      kept[i] = true;
+      return;
+    }
+  }
+  if (sscanf(profile, "%uc.%ug.%ugb", &compute, &slices, &gigabytes) < 3 &&
+      (sscanf(profile, "%ug.%ugb", &slices, &gigabytes) < 2 || !(compute = slices)))
+    return;
+  if (free_one < 0) return;
+  struct fk_slice *s = &w->slice[free_one];
+  struct fk_gpu *g = &w->gpu[FK_GPUS + free_one];
+  *s = (struct fk_slice){1, gpu, 0, ++w->serial, 0, 0, compute, slices, ""};
+  while (indexes & 1u << s->index) s->index++;
+  s->instance = s->index + 1;
+  /* Compute instances that do not fill their GPU instance lie in one together. */
+  for (int i = 0; compute < slices && i < FK_SLICES; i++)
+    if (i != free_one && w->slice[i].used && w->slice[i].gpu == gpu && !strcmp(w->slice[i].profile, profile)) {
+      s->instance = w->slice[i].instance;
+      s->compute_instance++;
+    }
+  snprintf(s->profile, sizeof s->profile, "%s", profile);
+  g->mem_total = ((uint64_t)gigabytes << 30) - (512ull << 20); /* the driver keeps some */
+  g->mem_used = g->mem_peak = 0;
+  g->at = fk_now_locked();
+  g->current = -1;
+  kept[free_one] = true;
+}
+
+void fk_divide(unsigned gpu, const char *profiles) {
+  bool kept[FK_SLICES] = {false};
+  char copy[256], *save = NULL;
+  world->health[gpu].mig = profiles != NULL;
+  snprintf(copy, sizeof copy, "%s", profiles ? profiles : "");
+  for (char *p = strtok_r(copy, "+", &save); p; p = strtok_r(NULL, "+", &save))
+    take_slice(gpu, p, kept);
+  for (int i = 0; i < FK_SLICES; i++)
+    if (world->slice[i].gpu == gpu && !kept[i]) world->slice[i].used = 0;
 }
 
 static void set_up(struct fk_world *w) {
@@ -130,6 +199,13 @@ static void set_up(struct fk_world *w) {
     w->gpu[i].mem_total = fk_bytes(fk_setting("MEMORY"), 16ull << 30);
     w->gpu[i].at = w->virtual_time ? w->now : monotonic();
     w->gpu[i].current = -1;
+  }
+  /* SLICEKEEPER_FAKE_MIG: what fk_divide takes, of each GPU from the first on, with / between them. */
+  char copy[512], *save = copy;
+  snprintf(copy, sizeof copy, "%s", fk_setting("MIG") ? fk_setting("MIG") : "");
+  for (uint32_t i = 0; *copy && save && i < w->gpus; i++) {
+    const char *profiles = strsep(&save, "/");
+    if (*profiles) fk_divide(i, profiles);
   }
   atomic_store(&w->ready, 1);
 }
