@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -150,7 +150,7 @@ class Audit:
 
     def _found(self, telemetry: Telemetry) -> list[Stray]:
         """Return what the arbiter has found and is not as it should be."""
-        ours = {gpu.uuid for gpu in self._source.gpus()}
+        ours = {gpu.uuid: frozenset(mig.uuid for mig in gpu.mig) for gpu in self._source.gpus()}
         groups: dict[tuple[str, str, str], Stray] = {}
         gpus = {gpu.gpu: gpu for gpu in telemetry.gpus}
         for finding in telemetry.audit:
@@ -256,16 +256,20 @@ def _bare(uid: str) -> str:
     return uid.replace("-", "").replace("_", "")
 
 
-def judge(stray: Stray, ours: set[str], resources: Resources) -> str:
-    """Return how processes use a GPU that are not in their slice of it; empty if nothing is to be said of them."""
+def judge(stray: Stray, ours: Mapping[str, Set[str]], resources: Resources) -> str:
+    """Return how processes use a GPU that are not in their slice of it; empty if nothing is to be said of them.
+
+    `ours` are the GPUs to offer, each with its MIG slices: what is in one of these the hardware keeps there.
+    """
     pod: Mapping[str, Any] = stray.pod or {}
     held = list(holds(pod, resources).values())
-    mine = [hold for hold in held if stray.gpu.uuid in hold.gpus]
+    here = ours.get(stray.gpu.uuid, frozenset()) | {stray.gpu.uuid}
+    mine = [hold for hold in held if not here.isdisjoint(hold.gpus)]
     if stray.gpu.uuid not in ours and (not held or asks_for(pod, resources.devices)):
         return ""  # another plugin gives it out, or nobody does
     if not mine:
         return "which was not given to it" if held else "without a slice of it"
-    if any(hold.core >= CORES_PER_GPU or hold.alone for hold in mine):
+    if any(hold.core >= CORES_PER_GPU or hold.alone or hold.on_slice for hold in mine):
         return ""
     memory = sum(hold.memory_mib for hold in mine)
     if any(hold.limited for hold in mine):

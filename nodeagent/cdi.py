@@ -143,8 +143,11 @@ class SeatFiles:
             if not self._limiter:
                 raise SeatRefused("there is no limiter in nodeAgent.programsDir; the agent's image has one")
             mounts += self._limiter
-        ours = Edits({"env": ["NVIDIA_VISIBLE_DEVICES=void"], "mounts": mounts})
         # The old runtime hook must add nothing beside CDI. CDI's env wins over the pod's, the last one over others.
+        env = ["NVIDIA_VISIBLE_DEVICES=void"]
+        if seat.preload is not None:  # a library that is not there would be complained about by every program
+            env.append(f"LD_PRELOAD={seat.preload}")
+        ours = Edits({"env": env, "mounts": mounts})
         all_of_it = joined([edits, ours])
         device = {"name": seat.name, "containerEdits": all_of_it.content}
         return {"cdiVersion": all_of_it.version, "kind": self._kind, "devices": [device]}

@@ -8,13 +8,13 @@ plugin that booked the same GPU. The later Binding loses, whichever of the two p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
-from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice, slices
 from slicekeeper.gpu.request import annotations_of, container_name, containers, parse_admitted, sharing_mode
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU
@@ -40,13 +40,20 @@ class ContainerHold:
     """Whether the scheduler keeps its GPUs for its pod, however little the pod asked for."""
     limited: bool = False
     """Whether the webhook has it loaded with the limiter, as it does with fractions in namespaces that it enforces."""
+    preload: str | None = None
+    """What LD_PRELOAD is without the limiter, if it has a limiter that it does not need: on a MIG slice."""
+
+    @property
+    def on_slice(self) -> bool:
+        """Whether it holds a MIG slice: the hardware keeps it there."""
+        return any(map(is_slice, self.gpus))
 
 
 def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, ContainerHold]:
     """Return the holds of a bound pod by container; containers without chosen GPUs are left out."""
     annotations = annotations_of(pod)
     requests = parse_admitted(pod, resources)[0].requests
-    limited, alone = _limited(pod), sharing_mode(pod) == names.EXCLUSIVE
+    preloads, alone = _preloads(pod), sharing_mode(pod) == names.EXCLUSIVE
     found = {}
     for request in requests:
         chosen = annotations.get(names.gpu_annotation(request.container), "")
@@ -54,21 +61,22 @@ def holds(pod: Mapping[str, Any], resources: Resources) -> dict[str, ContainerHo
         if gpus:
             core = request.core if request.is_fraction else CORES_PER_GPU
             memory = request.memory_mib // len(gpus)
-            found[request.container] = ContainerHold(
-                request.container, gpus, core, memory, alone, request.container in limited
-            )
+            hold = ContainerHold(request.container, gpus, core, memory, alone)
+            rest = preloads.get(request.container)
+            limited = rest is not None and not hold.on_slice
+            found[request.container] = replace(hold, limited=limited, preload=None if limited else rest)
     return found
 
 
-def _limited(pod: Mapping[str, Any]) -> set[str]:
-    """Return the containers whose LD_PRELOAD names the limiter."""
-    return {
-        container_name(container)
-        for _, _, container in containers(as_map(pod.get("spec")))
-        for entry in map(as_map, as_list(container.get("env")))
-        if entry.get("name") == "LD_PRELOAD"
-        and names.LIBRARY_PATH in str(entry.get("value")).replace(" ", ":").split(":")
-    }
+def _preloads(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Return the containers whose LD_PRELOAD names the limiter, with what else it names."""
+    found = {}
+    for _, _, container in containers(as_map(pod.get("spec"))):
+        for entry in map(as_map, as_list(container.get("env"))):
+            parts = str(entry.get("value")).replace(" ", ":").split(":") if entry.get("name") == "LD_PRELOAD" else []
+            if names.LIBRARY_PATH in parts:
+                found[container_name(container)] = ":".join(part for part in parts if part != names.LIBRARY_PATH)
+    return found
 
 
 def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: list[Gpu], resources: Resources) -> None:
@@ -77,29 +85,61 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
     Raises SeatRefused saying which GPU is at fault and who holds it.
     """
     known = {gpu.uuid: gpu for gpu in gpus}
+    slices_here = slices(gpus)
     rank = _rank(pod)
     earlier = [other for other in others if not has_ended(other) and _rank(other) < rank]
     mine = list(holds(pod, resources).values())
     for uuid in dict.fromkeys(uuid for hold in mine for uuid in hold.gpus):
+        if is_slice(uuid):
+            there = [_name(other) for other in earlier if _on(uuid, holds(other, resources).values())]
+            _check_slice(uuid, slices_here[uuid][0] if uuid in slices_here else None, _on(uuid, mine), there)
+            continue
         gpu = known.get(uuid)
         if gpu is None:
             raise SeatRefused(f"GPU {uuid} is not offered on this node; delete the pod, so that it is scheduled again")
         if not gpu.healthy:
             raise SeatRefused(f"GPU {uuid} is not healthy; delete the pod, so that it is scheduled again")
-        there = {_name(other): _sum(holds(other, resources).values(), gpu) for other in earlier}
-        there = {name: share for name, share in there.items() if share != (0, 0)}
+        sums = {_name(other): _sum(holds(other, resources).values(), gpu) for other in earlier}
+        sums = {name: share for name, share in sums.items() if share != (0, 0)}
         own_core, own_memory = _sum(mine, gpu)
-        core = own_core + sum(share[0] for share in there.values())
-        memory = own_memory + sum(share[1] for share in there.values())
+        core = own_core + sum(share[0] for share in sums.values())
+        memory = own_memory + sum(share[1] for share in sums.values())
         if core > CORES_PER_GPU or memory > gpu.memory_mib:
             raise SeatRefused(
-                f"GPU {uuid} is booked twice: with {', '.join(sorted(there)) or 'this pod alone'} it would carry "
+                f"GPU {uuid} is booked twice: with {', '.join(sorted(sums)) or 'this pod alone'} it would carry "
                 f"{core}% compute and {memory} of {gpu.memory_mib} MiB; delete the pod, so that it is scheduled again"
             )
 
 
+def _check_slice(uuid: str, mig: MigSlice | None, mine: list[ContainerHold], others: list[str]) -> None:
+    """Check that a MIG slice is there, is well, suffices, and is one container's alone; raises SeatRefused."""
+    again = "delete the pod, so that it is scheduled again"
+    if mig is None:
+        raise SeatRefused(f"MIG slice {uuid} is not offered on this node; {again}")
+    if not mig.healthy:
+        raise SeatRefused(f"MIG slice {uuid} must get no container: its GPU is not healthy or leaves MIG mode; {again}")
+    if others or len(mine) > 1:
+        who = ", ".join(sorted(others)) or "another container of this pod"
+        raise SeatRefused(f"MIG slice {uuid} is booked twice: {who} has it, and it is for one container; {again}")
+    for hold in mine:
+        if hold.core > mig.core or hold.memory_mib > mig.memory_mib:
+            raise SeatRefused(
+                f"MIG slice {uuid} has {mig.core}% compute and {mig.memory_mib} MiB, and {hold.core}% and "
+                f"{hold.memory_mib} MiB are asked for; {again}"
+            )
+
+
+def _on(uuid: str, held: Iterable[ContainerHold]) -> list[ContainerHold]:
+    return [hold for hold in held if uuid in hold.gpus]
+
+
 def slice_memory(hold: ContainerHold, pod: Mapping[str, Any], gpus: Iterable[Gpu], resources: Resources) -> int:
-    """Return the memory in MiB that a container may use: all of a GPU that its pod has for itself and it alone uses."""
+    """Return the memory in MiB that a container may use.
+
+    All of its MIG slice; all of a GPU that its pod has for itself and it alone uses; else what was asked for.
+    """
+    if hold.on_slice:
+        return sum(mig.memory_mib for uuid, (mig, _) in slices(gpus).items() if uuid in hold.gpus)
     beside = [other for other in holds(pod, resources).values() if set(other.gpus) & set(hold.gpus)]
     if hold.alone and hold.core < CORES_PER_GPU and len(beside) == 1:
         return next((gpu.memory_mib for gpu in gpus if gpu.uuid == hold.gpus[0]), hold.memory_mib)

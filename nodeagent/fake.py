@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nodeagent.host_cdi import Edits
+from nodeagent.host_cdi import Edits, Index
 from nodeagent.shipped import mount, ship
 from slicekeeper.errors import SettingsError
 
@@ -38,6 +39,9 @@ WORLD: Final = "/run/slicekeeper-fake/world"
 
 LIBRARY: Final = "fake/libnvidia-ml.so.1"
 
+_PROFILE: Final = r"(?:[1-7]c\.)?[1-7]g\.[1-9][0-9]{0,2}gb"
+_PROFILES: Final = re.compile(rf"{_PROFILE}(?:\+{_PROFILE}){{0,6}}")
+
 
 @dataclass(frozen=True)
 class FakeGpus:
@@ -45,6 +49,8 @@ class FakeGpus:
 
     count: int
     model: str
+    mig: str = ""
+    """The MIG slices of the first GPU, then those of the next, and so on, as `parse` takes them."""
 
     def environ(self, node: str, world: Path) -> dict[str, str]:
         """Return the variables by which the fake driver makes them; `world` is the file that all processes share.
@@ -58,22 +64,31 @@ class FakeGpus:
             f"{prefix}MEMORY": f"{MODELS[self.model]}M",
             f"{prefix}MODEL": self.model,
             f"{prefix}NODE": node,
+            f"{prefix}MIG": self.mig,
         }
 
 
 def parse(text: str) -> FakeGpus:
-    """Return what `N` or `N:MODEL` describes.
+    """Return what `N`, `N:MODEL` or `N:MODEL:SLICES` describes.
 
+    Slices are those of the first GPU, `+` between them, then those of the next after a `/`: `3g.40gb+4g.40gb/7g.80gb`.
     Raises SettingsError naming what is allowed.
     """
-    count, _, model = text.partition(":")
+    count, _, rest = text.partition(":")
+    model, _, mig = rest.partition(":")
     if not (count.isascii() and count.isdecimal() and len(count) <= 3):
         raise SettingsError(f"nodeAgent.fakeGpus is {text!r}: it must be N or N:MODEL, for example 4:{DEFAULT_MODEL}")
     if not 1 <= int(count) <= MAX_GPUS:
         raise SettingsError(f"nodeAgent.fakeGpus is {text!r}: there can be 1 to {MAX_GPUS} of them, for example 4")
     if model and model not in MODELS:
         raise SettingsError(f"nodeAgent.fakeGpus: unknown model {model!r}; known: {', '.join(MODELS)}")
-    return FakeGpus(int(count), model or DEFAULT_MODEL)
+    divided = mig.split("/") if mig else []
+    if len(divided) > int(count) or not all(_PROFILES.fullmatch(profiles) for profiles in divided if profiles):
+        raise SettingsError(
+            f"nodeAgent.fakeGpus is {text!r}: MIG slices are named by their profiles, + between them and / between the "
+            f"GPUs, of which there are {count}; for example {count}:{DEFAULT_MODEL}:3g.40gb+4g.40gb"
+        )
+    return FakeGpus(int(count), model or DEFAULT_MODEL, mig)
 
 
 class FakeDevices:
@@ -84,7 +99,7 @@ class FakeDevices:
         self._folder = folder
         self._world = world
 
-    def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+    def edits(self, gpus: Sequence[tuple[Index, str]]) -> Edits:
         """Return the mounts of the fake driver; containers of any user write its file."""
         if self._world.exists() and self._world.stat().st_mode & 0o666 != 0o666:
             self._world.chmod(0o666)
@@ -109,7 +124,7 @@ def install(text: str, node: str, programs: Path, run_dir: Path) -> Path:
             "vcuda/build; name that folder by nodeAgent.programsDir"
         )
     # A world of another kind of GPU, left by earlier settings, stays aside.
-    world = run_dir / "fake" / f"{wanted.count}-{wanted.model}"
+    world = run_dir / "fake" / "-".join(filter(None, (str(wanted.count), wanted.model, wanted.mig.replace("/", ","))))
     world.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(wanted.environ(node, world))
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

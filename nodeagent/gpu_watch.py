@@ -6,15 +6,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from nodeagent.entitlement import holds, may_start
 from nodeagent.gpus import GpuSource
 from nodeagent.node_pods import NodePods
 from slicekeeper import threads
 from slicekeeper.config.settings import Resources
+from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.kube.client import Object
 
 log = logging.getLogger(__name__)
+
+_GONE: Final = "this MIG slice is gone, or shares its memory with another one"
 
 
 class GpuWatch:
@@ -53,19 +57,24 @@ class GpuWatch:
         gpus = self._source.gpus()
         troubles = self._source.troubles()
         if gpus != self._seen:
-            well_before = {gpu.uuid for gpu in self._seen if gpu.healthy}
+            well_before = {part.uuid for gpu in self._seen for part in gpu.parts if part.healthy}
             for uuid, why in troubles.items():
                 if uuid in well_before:
                     log.warning("GPU %s is withdrawn: %s", uuid, why)
             self._seen = gpus
             self._changed()
-        self._tell(dict(troubles))
+        self._tell(dict(troubles), set(self._source.indexes()))
 
-    def _tell(self, troubles: dict[str, str]) -> None:
-        """Write one event for each pod on a GPU that fails, also for pods that the watch shows only later."""
+    def _tell(self, troubles: dict[str, str], listed: set[str]) -> None:
+        """Write one event for each pod on a GPU that fails, also for pods that the watch shows only later.
+
+        A MIG slice that is not `listed` is gone: the driver lists all others.
+        """
         there = set()
-        for pod in self._pods.all() if troubles else []:
+        for pod in self._pods.all():
             held = {uuid for hold in holds(pod, self._resources).values() for uuid in hold.gpus}
+            if listed:
+                troubles |= {uuid: _GONE for uuid in held if is_slice(uuid) and uuid not in listed}
             for uuid in sorted(held & troubles.keys()):
                 key = (pod["metadata"]["uid"], uuid)
                 there.add(key)

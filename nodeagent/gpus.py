@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from nodeagent.host_cdi import Edits
+from nodeagent.host_cdi import Edits, Index
 from slicekeeper.gpu.inventory import Gpu
 
 
@@ -16,14 +16,14 @@ class GpuSource(Protocol):
     def gpus(self) -> list[Gpu]:
         """Return the GPUs as they were last seen, in a stable order."""
 
-    def indexes(self) -> Mapping[str, int]:
-        """Return by UUID the driver's number of each GPU; a number is missing if it tells nothing of that GPU."""
+    def indexes(self) -> Mapping[str, Index]:
+        """Return by UUID the driver's number of each GPU and MIG slice, none of those that it tells nothing of."""
 
     def driver(self) -> tuple[str, str]:
         """Return the driver's version, or empty and why it does not answer."""
 
     def troubles(self) -> Mapping[str, str]:
-        """Return by UUID why a GPU must get no new slice, those that are well left out."""
+        """Return by UUID why a GPU, or a MIG slice, must get no new container; those that are well are left out."""
 
     def look(self, seconds: float) -> None:
         """Wait for news of the GPUs, up to a limit, and look at them again. Never raises for what a driver says."""

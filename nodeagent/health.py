@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109, 137})
@@ -33,7 +33,7 @@ def judge(report: DriverReport) -> str:
     if report.lost:
         return "the driver has lost it, or asks for a reset"
     if report.mig:
-        return "it is in MIG mode, and its instances are given out by NVIDIA's plugin"
+        return judge_slices(report) or "it is in MIG mode: its slices are given out, and nothing else of it"
     if report.mig_next:
         return "its next reset puts it into MIG mode"
     if report.rows is not None:
@@ -45,6 +45,13 @@ def judge(report: DriverReport) -> str:
     if report.uncorrected:
         return f"its memory had {report.uncorrected} errors that could not be corrected"
     return ""
+
+
+def judge_slices(report: DriverReport) -> str:
+    """Return why the slices of a GPU in MIG mode must get no container, empty if nothing speaks against it."""
+    if not report.mig_next and not report.lost:
+        return "its next reset ends MIG mode"
+    return judge(replace(report, mig=False, mig_next=False))
 
 
 def judge_xid(xid: int) -> str:

@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from nodeagent.entitlement import SeatRefused
+from slicekeeper.gpu.inventory import is_slice
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +41,14 @@ class Edits:
     version: str = OLDEST_VERSION
 
 
+Index = int | str
+"""The driver's number of a GPU; of a MIG slice the GPU's and its own, such as `0:1`."""
+
+
 class Devices(Protocol):
     """Where devices for containers come from."""
 
-    def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+    def edits(self, gpus: Sequence[tuple[Index, str]]) -> Edits:
         """Return what makes these GPUs, by index and UUID, usable; raises SeatRefused with what is missing."""
 
 
@@ -71,7 +76,7 @@ class HostCdi:
         self._own = own
         self._read: dict[Path, tuple[tuple[int, int], _Spec | None]] = {}
 
-    def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+    def edits(self, gpus: Sequence[tuple[Index, str]]) -> Edits:
         """Return the edits of these GPUs, by index and UUID, and those that any of them needs.
 
         Raises SeatRefused if the specification, or a GPU in it, is missing.
@@ -79,13 +84,14 @@ class HostCdi:
         found: list[Edits] = []
         for index, uuid in gpus:
             for spec in self._specs():
-                device = _device(spec, (uuid, str(index), f"gpu{index}"))
+                device = _device(spec, (uuid, str(index), f"{'mig' if is_slice(uuid) else 'gpu'}{index}"))
                 if device is not None:
                     found += [_edits(spec.containerEdits, spec), _edits(device.containerEdits, spec)]
                     break
             else:
                 where = " or ".join(map(str, self._folders))
-                raise SeatRefused(f"no CDI specification of {KIND} in {where} has GPU {uuid}; {MAKE_ONE}")
+                again = ", after each change of MIG slices" if is_slice(uuid) else ""
+                raise SeatRefused(f"no CDI specification of {KIND} in {where} has GPU {uuid}; {MAKE_ONE}{again}")
         return joined(found)
 
     def _specs(self) -> Iterator[_Spec]:

@@ -49,12 +49,15 @@ class Live:
         return NodeSeats(seats=[_use(seat, gpu, samples) for seat in self._store.all() for gpu in seat.gpus])
 
     def whole(self) -> list[tuple[Seat, Count, float | None]]:
-        """Return who holds a whole GPU, with its newest counters and its use in per cent, as far as they are known."""
+        """Return who holds a whole GPU or a MIG slice, with its newest counters and its use in per cent.
+
+        As far as they are known.
+        """
         samples = self._recent()
         return [
             (seat, count, _use(seat, gpu, samples).used_percent)
             for seat in self._store.all()
-            if seat.core >= CORES_PER_GPU and samples
+            if seat.is_sole and samples
             for gpu in seat.gpus
             if (count := samples[-1].get((seat.name, gpu))) is not None
         ]
@@ -92,8 +95,11 @@ def _use(seat: Seat, gpu: str, samples: Sequence[Mapping[_Key, Count]]) -> SeatU
     )
 
 
-def _share(first: Count | None, last: Count | None, of: Callable[[Count], int]) -> float | None:
+def _share(first: Count | None, last: Count | None, of: Callable[[Count], int | None]) -> float | None:
     """Return by how much a counter grew in per cent of the time; unknown from one sample."""
     if first is None or last is None or last.wall_ns <= first.wall_ns:
         return None
-    return round(min(100 * (of(last) - of(first)) / (last.wall_ns - first.wall_ns), 100.0), 1)
+    begin, end = of(first), of(last)
+    if begin is None or end is None:
+        return None
+    return round(min(100 * (end - begin) / (last.wall_ns - first.wall_ns), 100.0), 1)

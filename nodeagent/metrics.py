@@ -58,7 +58,11 @@ class ShareMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every family; while no arbiter answers, fractions are left out."""
         indexes = self._source.indexes()
-        models = {gpu.uuid: (indexes.get(gpu.uuid, ""), gpu.model) for gpu in self._source.gpus()}
+        models = {
+            uuid: (indexes.get(uuid, ""), gpu.model)
+            for gpu in self._source.gpus()
+            for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig))
+        }
 
         def labels(uuid: str, owner: Seat) -> list[str]:
             index, model = models.get(uuid, ("", ""))
@@ -91,7 +95,7 @@ class ShareMetrics(Collector):
 
     def _whole(self) -> Iterator[_Known]:
         for owner, count, percent in self._live.whole():
-            known = {"slicekeeper_gpu_busy_seconds": count.busy_ns / _NS}
+            known = {"slicekeeper_gpu_busy_seconds": count.busy_ns / _NS} if count.busy_ns is not None else {}
             if count.memory is not None:
                 known["DCGM_FI_DEV_FB_USED"] = count.memory / _MIB
             if percent is not None:

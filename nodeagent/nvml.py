@@ -20,18 +20,17 @@ from typing import Any, Final
 import msgspec
 import pynvml
 
+from nodeagent.driver_answer import UNKNOWN, ask
 from nodeagent.entitlement import SeatRefused
-from nodeagent.health import DriverReport, judge, judge_xid
-from nodeagent.host_cdi import Devices, Edits
+from nodeagent.health import DriverReport, judge, judge_slices, judge_xid
+from nodeagent.host_cdi import Devices, Edits, Index
+from nodeagent.mig import SliceFound, slices_of
 from nodeagent.seat_store import replace_file
 from slicekeeper.gpu.inventory import Gpu
 
 log = logging.getLogger(__name__)
 
 _MIB: Final = 1 << 20
-UNKNOWN: Final = 2**64 - 1
-"""NVML's word for a number that is not available."""
-
 _LOST: Final = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 _CLOSED: Final = (pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
@@ -42,15 +41,7 @@ class _Device:
     handle: Any
     gpu: Gpu
     bus: tuple[int, int, int] | None
-
-
-def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the library's answer, None if it has none."""
-    try:
-        answer = function(*arguments)
-    except (pynvml.NVMLError, UnicodeDecodeError):
-        return None
-    return None if answer == UNKNOWN else answer
+    slices: tuple[SliceFound, ...] = ()
 
 
 class NvmlGpus:
@@ -65,6 +56,8 @@ class NvmlGpus:
         self._lock = threading.Lock()
         self._devices: list[_Device] = []
         self._troubles: dict[str, str] = {}
+        self._left_out: frozenset[str] = frozenset()
+        """Slices that the log has named as not offered."""
         self._events: Any = None
         self._open = False
         self._logged = ""
@@ -75,16 +68,19 @@ class NvmlGpus:
     def gpus(self) -> list[Gpu]:
         """Return the GPUs as they were last seen, in NVML's order."""
         with self._lock:
-            why = [self._troubles.get(device.gpu.uuid, "") for device in self._devices]
-            return [
-                msgspec.structs.replace(device.gpu, healthy=not trouble, trouble=trouble)
-                for device, trouble in zip(self._devices, why, strict=True)
-            ]
+            return [self._as_seen(device) for device in self._devices]
 
-    def indexes(self) -> Mapping[str, int]:
-        """Return by UUID NVML's index of each GPU: one that it does not describe leaves a gap."""
+    def _as_seen(self, device: _Device) -> Gpu:
+        trouble = self._troubles.get(device.gpu.uuid, "")
+        mig = tuple(msgspec.structs.replace(one.of, healthy=one.of.uuid not in self._troubles) for one in device.slices)
+        return msgspec.structs.replace(device.gpu, healthy=not trouble, trouble=trouble, mig=mig)
+
+    def indexes(self) -> Mapping[str, Index]:
+        """Return by UUID NVML's index of each GPU and slice: one that it does not describe leaves a gap."""
         with self._lock:
-            return {device.gpu.uuid: device.index for device in self._devices}
+            gpus: dict[str, Index] = {device.gpu.uuid: device.index for device in self._devices}
+            slices = {one.of.uuid: f"{device.index}:{one.index}" for device in self._devices for one in device.slices}
+            return gpus | slices
 
     def driver(self) -> tuple[str, str]:
         """Return the driver's version, or empty and why it does not answer."""
@@ -92,7 +88,7 @@ class NvmlGpus:
             return (self._driver, "") if self._open else ("", self._logged or "it does not answer")
 
     def troubles(self) -> Mapping[str, str]:
-        """Return by UUID why a GPU must get no new slice."""
+        """Return by UUID why a GPU, or a MIG slice, must get no new container."""
         with self._lock:
             return dict(self._troubles)
 
@@ -102,7 +98,7 @@ class NvmlGpus:
         self._refresh()
 
     def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
-        """Return how busy a GPU was; None if the driver does not tell, as of one that shares the host's memory."""
+        """Return how busy a GPU was; None if the driver does not tell, as of a MIG slice."""
         handle = self._handle(uuid)
         if handle is None:
             return None
@@ -124,7 +120,13 @@ class NvmlGpus:
 
     def _handle(self, uuid: str) -> Any:
         with self._lock:
-            return next((device.handle for device in self._devices if device.gpu.uuid == uuid and self._open), None)
+            for device in self._devices if self._open else ():
+                if device.gpu.uuid == uuid:
+                    return device.handle
+                for one in device.slices:
+                    if one.of.uuid == uuid:
+                        return one.handle
+        return None
 
     def edits(self, uuids: Sequence[str]) -> Edits:
         """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""
@@ -155,12 +157,16 @@ class NvmlGpus:
     def _refresh(self) -> None:
         if not self._open and not self._begin():
             return
-        troubles = {}
+        troubles: dict[str, str] = {}
+        slices: list[tuple[SliceFound, ...]] = []
         for device in self._devices:
-            if why := self._trouble(device):
-                troubles[device.gpu.uuid] = why
+            there, why = self._look_at(device)
+            slices.append(there)
+            troubles |= why
         with self._lock:
             self._troubles = troubles
+            for device, there in zip(self._devices, slices, strict=True):
+                device.slices = there
 
     def _begin(self) -> bool:
         self._load()
@@ -191,17 +197,42 @@ class NvmlGpus:
         log.info("driver %s: GPUs %s", driver, ", ".join(device.gpu.uuid for device in found) or "none")
         return True
 
-    def _trouble(self, device: _Device) -> str:
-        with suppress(OSError):
-            return (self._withdrawn / device.gpu.uuid).read_text().strip() or "an operator withdrew it"
-        report = _read_report(device.handle)
+    def _look_at(self, device: _Device) -> tuple[tuple[SliceFound, ...], dict[str, str]]:
+        """Return a GPU's slices, and what speaks against it and against them, by UUID."""
+        report = _read_report(device.handle) if self._open else None
         if report is None:
             # The driver was taken away under us, as for its upgrade: the next look starts over.
-            with suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+            if self._open:
+                with suppress(pynvml.NVMLError):
+                    pynvml.nvmlShutdown()
             self._open, self._events = False, None
-            return "the driver does not answer"
-        return judge(report)
+            away = "the driver does not answer"
+            return device.slices, dict.fromkeys([device.gpu.uuid, *(one.of.uuid for one in device.slices)], away)
+        withdrawn = self._why_withdrawn(device.gpu.uuid)
+        why = {device.gpu.uuid: withdrawn or judge(report)}
+        slices: tuple[SliceFound, ...] = ()
+        if report.mig:
+            slices = self._slices(device)
+            for uuid in (one.of.uuid for one in slices):
+                why[uuid] = withdrawn or self._why_withdrawn(uuid) or judge_slices(report)
+        return slices, {uuid: text for uuid, text in why.items() if text}
+
+    def _slices(self, device: _Device) -> tuple[SliceFound, ...]:
+        slices, left_out = slices_of(device.handle)
+        if left_out - self._left_out:
+            log.warning(
+                "GPU %s: MIG slices %s are not offered: they share their memory with others, or the driver does not "
+                "describe them",
+                device.gpu.uuid,
+                ", ".join(sorted(left_out)),
+            )
+        self._left_out |= left_out
+        return tuple(slices)
+
+    def _why_withdrawn(self, uuid: str) -> str:
+        with suppress(OSError):
+            return (self._withdrawn / uuid).read_text().strip() or "an operator withdrew it"
+        return ""
 
 
 def _describe(index: int) -> _Device | None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import grpc
 
 from nodeagent.gpus import GpuSource
-from nodeagent.host_cdi import Edits
+from nodeagent.host_cdi import Edits, Index
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.gpu.request import is_zero
@@ -71,14 +71,17 @@ class OwnGpus:
     def gpus(self) -> list[Gpu]:
         """Return the GPUs to offer, as they were last seen, in the source's order."""
         every, indexes = self._source.gpus(), self._source.indexes()
-        names = {gpu.uuid: {gpu.uuid, str(indexes.get(gpu.uuid, ""))} for gpu in every}
+        names = {
+            gpu.uuid: {gpu.uuid, str(indexes.get(gpu.uuid, "")), *(gpu_of(mig.uuid) for mig in gpu.mig)}
+            for gpu in every
+        }
         with self._lock:
             listed = [gpu for gpu in every if self._listed & names[gpu.uuid]]
             offered = listed or ([] if self._beside else every)
             return [gpu for gpu in offered if not self._taken & names[gpu.uuid]]
 
-    def indexes(self) -> Mapping[str, int]:
-        """Return by UUID the driver's number of each GPU, those of others among them."""
+    def indexes(self) -> Mapping[str, Index]:
+        """Return by UUID the driver's number of each GPU and MIG slice, those of others among them."""
         return self._source.indexes()
 
     def driver(self) -> tuple[str, str]:
@@ -123,5 +126,8 @@ class OwnGpus:
 
 
 def gpu_of(device: str) -> str:
-    """Return the GPU's UUID, or index, in a device's name as NVIDIA's plugin makes it: replicas, and slices of old."""
-    return device.partition("::")[0].removeprefix("MIG-").partition("/")[0]
+    """Return the GPU's UUID or index in a device's name as NVIDIA's plugin makes it, for replicas and MIG slices too.
+
+    Today's name of a slice is a UUID of its own, and names its GPU only for who knows whose it is.
+    """
+    return device.partition(":")[0].removeprefix("MIG-").partition("/")[0]

@@ -13,7 +13,7 @@ import ctypes
 import logging
 import platform
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,9 @@ from typing import Any, Final
 import pynvml
 
 from nodeagent.entitlement import SeatRefused
-from nodeagent.host_cdi import Devices, Edits
+from nodeagent.host_cdi import Devices, Edits, Index
 from nodeagent.shipped import mount
+from slicekeeper.gpu.inventory import is_slice
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ LIBRARIES: Final = (
 )  # fmt: skip
 PROGRAM: Final = "usr/bin/nvidia-smi"
 
+MIG_MINORS: Final = Path("/proc/driver/nvidia-caps/mig-minors")
+"""Where the driver says by which `/dev/nvidia-caps/nvidia-capN` a MIG slice is used; the same in all containers."""
+
 DEVICES: Final = ("nvidiactl", "nvidia-uvm")
 OPTIONAL_DEVICES: Final = ("nvidia-uvm-tools",)
 
@@ -47,11 +51,12 @@ OPTIONAL_DEVICES: Final = ("nvidia-uvm-tools",)
 class PlainDriver:
     """NVIDIA's CDI specification, and without one the driver's own files."""
 
-    def __init__(self, root: Path, specification: Devices) -> None:
+    def __init__(self, root: Path, specification: Devices, mig_minors: Path = MIG_MINORS) -> None:
         self._root = root
         self._specification = specification
+        self._mig_minors = mig_minors
 
-    def edits(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+    def edits(self, gpus: Sequence[tuple[Index, str]]) -> Edits:
         """Return what makes these GPUs, by index and UUID, usable; raises SeatRefused with what is missing."""
         try:
             return self._specification.edits(gpus)
@@ -61,7 +66,7 @@ class PlainDriver:
             except SeatRefused as error:
                 raise SeatRefused(f"{missing}. Nor do the driver's own files do: {error}") from error
 
-    def _made(self, gpus: Sequence[tuple[int, str]]) -> Edits:
+    def _made(self, gpus: Sequence[tuple[Index, str]]) -> Edits:
         found = libraries(self._root)
         if f"{CUDA}.1" not in found:
             where = ", ".join(f"/{folder}" for folder in FOLDERS)
@@ -74,12 +79,35 @@ class PlainDriver:
             mounts.append(mount(self._on_node(program), f"/{PROGRAM}"))
         nodes = [self._device(name) for name in DEVICES]
         nodes += [f"/dev/{name}" for name in OPTIONAL_DEVICES if self._is_device(name)]
-        nodes += [self._device(f"nvidia{_minor(uuid)}") for _, uuid in gpus]
-        return Edits({"deviceNodes": [{"path": path} for path in nodes], "mounts": mounts})
+        nodes += [path for _, uuid in gpus for path in (self._slice(uuid) if is_slice(uuid) else self._whole(uuid))]
+        return Edits({"deviceNodes": [{"path": path} for path in dict.fromkeys(nodes)], "mounts": mounts})
 
-    def _device(self, name: str) -> str:
+    def _whole(self, uuid: str) -> list[str]:
+        return [self._device(f"nvidia{_told(uuid, pynvml.nvmlDeviceGetMinorNumber, _handle(uuid))}")]
+
+    def _slice(self, uuid: str) -> list[str]:
+        """Return a MIG slice's device files: its GPU's, and one for each of the two accesses that it consists of."""
+        handle = _handle(uuid)
+        parent = _told(uuid, pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+        gpu = _told(uuid, pynvml.nvmlDeviceGetMinorNumber, parent)
+        instance = f"gpu{gpu}/gi{_told(uuid, pynvml.nvmlDeviceGetGpuInstanceId, handle)}"
+        compute = f"{instance}/ci{_told(uuid, pynvml.nvmlDeviceGetComputeInstanceId, handle)}"
+        try:
+            minors = dict(line.split() for line in self._mig_minors.read_text().splitlines())
+            caps = [f"nvidia-caps/nvidia-cap{minors[f'{access}/access']}" for access in (instance, compute)]
+        except (OSError, ValueError, KeyError) as error:
+            which = f"which device files MIG slice {uuid} has"
+            raise SeatRefused(f"{self._mig_minors} does not say {which}: {error}") from None
+        made = f"`nvidia-modprobe -f /proc/driver/nvidia/capabilities/{instance.replace('/', '/mig/')}"
+        return [
+            self._device(f"nvidia{gpu}"),
+            self._device(caps[0], f"{made}/access`"),
+            self._device(caps[1], f"{made}/{compute.rpartition('/')[2]}/access`"),
+        ]
+
+    def _device(self, name: str, made_by: str = "`nvidia-modprobe -u -c 0`") -> str:
         if not self._is_device(name):
-            raise SeatRefused(f"the node has no device /dev/{name}; `nvidia-modprobe -u -c 0` makes it")
+            raise SeatRefused(f"the node has no device /dev/{name}; {made_by} makes it")
         return f"/dev/{name}"
 
     def _is_device(self, name: str) -> bool:
@@ -119,9 +147,13 @@ def _end(folder: Path, name: str) -> str:
     return name
 
 
-def _minor(uuid: str) -> int:
+def _handle(uuid: str) -> Any:
+    return _told(uuid, pynvml.nvmlDeviceGetHandleByUUID, uuid)
+
+
+def _told(uuid: str, function: Callable[[Any], Any], of: Any) -> Any:
     try:
-        return int(pynvml.nvmlDeviceGetMinorNumber(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
+        return function(of)
     except pynvml.NVMLError as error:
         raise SeatRefused(f"the driver does not say which device file GPU {uuid} has: {error}") from error
 

@@ -22,14 +22,13 @@ from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, KubeClient, Object
-from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
+from slicekeeper.units import MIB_PER_BLOCK
 
 log = logging.getLogger(__name__)
 
 
 def wanted(gpus: list[Gpu], resources: Resources, address: str = "", found: Machine | None = None) -> dict[str, Any]:
     """Return the merge patch that publishes these GPUs; what is not healthy is capacity but not allocatable."""
-    healthy = [gpu for gpu in gpus if gpu.healthy]
     annotations = {
         names.NODE_GPUS: inventory.encode(gpus),
         names.NODE_AGENT: address or None,
@@ -37,14 +36,16 @@ def wanted(gpus: list[Gpu], resources: Resources, address: str = "", found: Mach
     }
     return {
         "metadata": {"annotations": annotations},
-        "status": {"capacity": _amounts(gpus, resources), "allocatable": _amounts(healthy, resources)},
+        "status": {"capacity": _amounts(gpus, resources), "allocatable": _amounts(gpus, resources, only_healthy=True)},
     }
 
 
-def _amounts(gpus: list[Gpu], resources: Resources) -> dict[str, str]:
+def _amounts(gpus: list[Gpu], resources: Resources, *, only_healthy: bool = False) -> dict[str, str]:
+    """Return the sums over GPUs, of those in MIG mode over what their slices can hold."""
+    parts = [part for gpu in gpus for part in gpu.parts if part.healthy or not only_healthy]
     return {
-        resources.core: str(CORES_PER_GPU * len(gpus)),
-        resources.memory: str(sum(gpu.memory_mib // MIB_PER_BLOCK for gpu in gpus)),
+        resources.core: str(sum(part.core for part in parts)),
+        resources.memory: str(sum(part.memory_mib // MIB_PER_BLOCK for part in parts)),
     }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.units import CORES_PER_GPU
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,10 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     memory_mib: int = 0
     limited: bool = False
     """Whether its container may not run without the limiter."""
+    preload: str | None = None
+    """What LD_PRELOAD must be instead of what the pod says, which names a limiter; None: as the pod says."""
     limit: int = 0
-    """A fraction's ceiling and class, as its pod last said."""
+    """A fraction's ceiling and class, as its pod last said; on a MIG slice, the slice's compute."""
     background: bool = False
 
     @property
@@ -44,8 +47,18 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def is_fraction(self) -> bool:
-        """Whether it holds a part of a GPU: not a whole one, and not none, as a sidecar's."""
-        return 0 < self.core < CORES_PER_GPU
+        """Whether it holds a part of a GPU that the arbiter divides: not none, as a sidecar's."""
+        return 0 < self.core < CORES_PER_GPU and not self.on_slice
+
+    @property
+    def on_slice(self) -> bool:
+        """Whether it holds a MIG slice."""
+        return any(map(is_slice, self.gpus))
+
+    @property
+    def is_sole(self) -> bool:
+        """Whether nobody else can be on its GPUs: whole ones, or a MIG slice."""
+        return self.core >= CORES_PER_GPU or self.on_slice
 
     @property
     def taken(self) -> bool:

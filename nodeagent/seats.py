@@ -27,6 +27,7 @@ from nodeagent.shares import Shares
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError
+from slicekeeper.gpu.inventory import slices
 from slicekeeper.gpu.request import sharing_mode
 from slicekeeper.kube.client import Object
 
@@ -159,6 +160,8 @@ class Seats:
             core=hold.core,
             memory_mib=slice_memory(hold, pod, self._source.gpus(), self._resources),
             limited=hold.limited,
+            preload=hold.preload,
+            limit=sum(mig.core for uuid, (mig, _) in slices(self._source.gpus()).items() if uuid in hold.gpus),
         )
         seat = self._shares.said(pod, seat)
         self._store.put(seat)
@@ -201,7 +204,7 @@ class Seats:
     def _hold(self, pod: Object, container: str) -> ContainerHold:
         """Return what the container holds, after the second look at its GPUs; the sidecar of a GPU pod holds none."""
         mode = sharing_mode(pod)
-        if mode not in ("", names.EXCLUSIVE, names.SHARED):
+        if mode not in ("", names.EXCLUSIVE, names.SHARED, names.MIG):
             raise SeatRefused(
                 f"the scheduler chose the mode {mode!r}, which this node's agent does not know: update it"
             )

@@ -62,8 +62,9 @@ class UsageFiles:
         pods: dict[str, dict[str, Counter]] = {}
         for seat in seats:
             mine = counted.get(seat.name, [])
-            if mine and len(mine) == len(seat.gpus):
-                pods.setdefault(seat.uid, {})[seat.container] = _counter(mine)
+            busy = [count.busy_ns for count in mine if count.busy_ns is not None]
+            if busy and len(busy) == len(seat.gpus):
+                pods.setdefault(seat.uid, {})[seat.container] = _counter(mine, sum(busy))
         for seat in seats:
             if seat.container == names.SIDECAR:
                 usage = PodUsage(source="node", at_ns=at_ns, containers=pods.get(seat.uid, {}))
@@ -84,11 +85,11 @@ class UsageFiles:
             self.write()
 
 
-def _counter(counts: list[Count]) -> Counter:
+def _counter(counts: list[Count], busy_ns: int) -> Counter:
     """Return one container's counter over all of its GPUs."""
     memory = [count.memory for count in counts if count.memory is not None]
     return Counter(
-        used_ms=sum(count.busy_ns for count in counts) // _NS_PER_MS,
+        used_ms=busy_ns // _NS_PER_MS,
         life=counts[0].life,
         memory_mib=sum(memory) // _MIB if len(memory) == len(counts) else None,
     )

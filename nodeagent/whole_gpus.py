@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the use of whole GPUs: each has one holder, so what the driver samples of the GPU is the holder's.
+"""Counts the use of whole GPUs and MIG slices: each has one holder, so what the driver samples is the holder's.
 
 NVML says of stretches of time that follow each other how busy the GPU was. They are added up in a file in the seat's
 folder, so the next agent counts on; the driver keeps the last ones for it. What it no longer has is left out.
+Of a MIG slice the driver tells the memory in use, and as of today no samples.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from nodeagent.cdi import SeatFiles
 from nodeagent.counts import Count
 from nodeagent.gpus import GpuSource
 from nodeagent.seat_store import Seat
-from slicekeeper.units import CORES_PER_GPU
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Seat(msgspec.Struct):
 
 
 class WholeGpus:
-    """The node's seats that hold whole GPUs."""
+    """The node's seats that hold whole GPUs or MIG slices."""
 
     def __init__(self, source: GpuSource, files: SeatFiles, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._source = source
@@ -52,7 +52,7 @@ class WholeGpus:
 
     def count(self, seats: Sequence[Seat]) -> list[Count]:
         """Return the counters of the seats whose GPUs the driver accounts for."""
-        whole = {seat.name: seat for seat in seats if seat.core >= CORES_PER_GPU}
+        whole = {seat.name: seat for seat in seats if seat.is_sole}
         for gone in self._seats.keys() - whole.keys():
             del self._seats[gone]
         return [count for seat in whole.values() for count in self._count(seat)]
@@ -62,20 +62,17 @@ class WholeGpus:
         moved = [self._add(known, uuid) for uuid in seat.gpus]
         if any(moved):
             self._keep(seat, known)
-        return [
-            Count(
-                seat=seat.name,
-                gpu=uuid,
-                life=known.life,
-                by=known.life,
-                wall_ns=(gpu.until_us - gpu.began_us) * _NS_PER_US,
-                busy_ns=gpu.busy_ns,
-                granted_ns=(gpu.until_us - gpu.began_us) * _NS_PER_US,
-                memory=self._source.memory_used(uuid),
-            )
-            for uuid, moves in zip(seat.gpus, moved, strict=True)
-            if moves is not None and (gpu := known.gpus.get(uuid)) is not None
-        ]
+        counts = []
+        for uuid, moves in zip(seat.gpus, moved, strict=True):
+            gpu = known.gpus.get(uuid) if moves is not None else None
+            if gpu is not None:
+                wall_ns = (gpu.until_us - gpu.began_us) * _NS_PER_US
+                used = (wall_ns, gpu.busy_ns, wall_ns)
+                counts.append(Count(seat.name, uuid, known.life, known.life, *used, self._source.memory_used(uuid)))
+            elif moves is None and seat.on_slice:
+                memory = self._source.memory_used(uuid)
+                counts.append(Count(seat.name, uuid, known.life, known.life, 0, None, None, memory))
+        return counts
 
     def _add(self, known: _Seat, uuid: str) -> bool | None:
         """Add up what is new of a GPU; return whether anything is, None if the driver does not tell."""

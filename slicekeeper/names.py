@@ -85,8 +85,9 @@ GPU_CLASSES: Final = (STANDARD, BACKGROUND)
 
 EXCLUSIVE: Final = "exclusive"
 SHARED: Final = "shared"
-SHARING_MODES: Final = ("adaptive", EXCLUSIVE, SHARED)
-PLANNED_SHARING_MODES: Final = ("mig", "remote")
+MIG: Final = "mig"
+SHARING_MODES: Final = ("adaptive", EXCLUSIVE, SHARED, MIG)
+PLANNED_SHARING_MODES: Final = ("remote",)
 """Refused by name until they exist."""
 
 # Annotations that are written on pods that are there: a new pod may not bring them.

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 Mode = Literal["enforce", "observe", "off"]
 StaleMode = Literal["allow-in-budget", "over-budget", "deny"]
-Sharing = Literal["adaptive", "exclusive", "shared"]
+Sharing = Literal["adaptive", "exclusive", "shared", "mig"]
 Period = Literal["none", "hour", "day", "week", "month", "year"]
 Enforcement = Literal["soft", "hard", "safe"]
 

@@ -1,13 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPUs of a node as its agent publishes them: the annotation `slicekeeper.io/gpus`, a JSON list."""
 
+from __future__ import annotations
+
 import re
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from slicekeeper import names
+from slicekeeper.units import CORES_PER_GPU
+
+_MIG: Final = "MIG-"
+
+
+class MigSlice(msgspec.Struct, frozen=True, rename="camel"):
+    """A MIG device: a part of a GPU that the hardware keeps apart from the others, for one container.
+
+    It has `compute` of the `of` compute slices of its GPU; `profile` is NVIDIA's name of its size, such as `3g.40gb`.
+    `healthy` is False if it must get no container.
+    """
+
+    uuid: str
+    memory_mib: Annotated[int, msgspec.Meta(gt=0)]
+    compute: Annotated[int, msgspec.Meta(gt=0)]
+    of: Annotated[int, msgspec.Meta(gt=0)]
+    profile: str = ""
+    healthy: bool = True
+
+    @property
+    def core(self) -> int:
+        """Its compute in percent of its GPU, rounded down: what is asked for in whole percent fits if it is no more."""
+        return CORES_PER_GPU * self.compute // self.of
 
 
 class Gpu(msgspec.Struct, frozen=True, rename="camel"):
@@ -16,6 +41,7 @@ class Gpu(msgspec.Struct, frozen=True, rename="camel"):
     `numa_node` is −1 if the machine has no such notion; `links` maps another GPU's UUID to the number of
     direct links (NVLink) to it; GPUs with the same `pcie_switch` reach each other without the host's bridge, −1 if that
     is not known or none does; `healthy` is False for a GPU that must get no new slice, and `trouble` says why.
+    `mig` are its MIG slices: in MIG mode a GPU is not healthy as a whole, and they alone are given out.
     """
 
     uuid: str
@@ -26,6 +52,27 @@ class Gpu(msgspec.Struct, frozen=True, rename="camel"):
     pcie_switch: int = -1
     healthy: bool = True
     trouble: str = ""
+    mig: tuple[MigSlice, ...] = ()
+
+    @property
+    def core(self) -> int:
+        """Its compute in percent."""
+        return CORES_PER_GPU
+
+    @property
+    def parts(self) -> tuple[Gpu, ...] | tuple[MigSlice, ...]:
+        """What of it is given out: itself, or its MIG slices."""
+        return self.mig or (self,)
+
+
+def is_slice(uuid: str) -> bool:
+    """Whether a UUID is that of a MIG slice and not of a GPU, by the form that NVIDIA's driver gives it."""
+    return uuid.startswith(_MIG)
+
+
+def slices(gpus: Iterable[Gpu]) -> dict[str, tuple[MigSlice, Gpu]]:
+    """Return the MIG slices of some GPUs by UUID, each with its GPU."""
+    return {one.uuid: (one, gpu) for gpu in gpus for one in gpu.mig}
 
 
 def encode(gpus: list[Gpu]) -> str:

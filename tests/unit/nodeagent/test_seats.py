@@ -298,8 +298,8 @@ def test_containers_of_one_pod_that_share_its_gpu_keep_to_their_memory(bench: An
 
 def test_a_mode_that_is_not_known_gives_no_seat(bench: Any) -> None:
     pod = bench.pods.add("one", gpu=0)
-    pod["metadata"]["annotations"]["slicekeeper.io/sharing-mode"] = "mig: asked for"
-    with pytest.raises(grpc.RpcError, match="the mode 'mig', which this node's agent does not know"):
+    pod["metadata"]["annotations"]["slicekeeper.io/sharing-mode"] = "remote: asked for"
+    with pytest.raises(grpc.RpcError, match="the mode 'remote', which this node's agent does not know"):
         _start(bench, "seat-0000", "one")
     assert len(bench.refused) == 1
 

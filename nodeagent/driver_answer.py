@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver answers, if it does: it may refuse every single question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pynvml
+
+UNKNOWN: Final = 2**64 - 1
+"""NVML's word for a number that is not available."""
+
+
+def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the library's answer, None if it has none."""
+    try:
+        answer = function(*arguments)
+    except (pynvml.NVMLError, UnicodeDecodeError):
+        return None
+    return None if answer == UNKNOWN else answer
