@@ -31,7 +31,7 @@ def nodeagent() -> None:
 
 
 _FAKE = click.option(
-    "--fake-gpus", default="", metavar="N[:MODEL]", help="Make up GPUs: the fake driver instead of NVIDIA's."
+    "--fake-gpus", default="", metavar="N[:MODEL[:SLICES]]", help="Make up GPUs: the fake driver instead of NVIDIA's."
 )
 _NODE = click.option(
     "--node-name", default="", help="The Node it speaks for. Default: the setting, else the host's name."

@@ -56,7 +56,7 @@ def _metadata(patch: PatchBuilder, pod: Mapping[str, Any], request: PodRequest, 
     annotations = {}
     if case.policy.mode == "enforce":
         annotations[names.BUDGET_STATE] = names.OVER_BUDGET if case.over_budget else names.IN_BUDGET
-        if any(r.is_fraction and r.limit is None for r in request.requests):
+        if any(request.is_limited(r) and r.limit is None for r in request.requests):
             annotations[names.CORE_LIMIT] = str(case.policy.ceiling)
     patch.members(metadata.get("labels"), "/metadata/labels", {names.MANAGED_LABEL: names.MANAGED_VALUE})
     patch.members(metadata.get("annotations"), "/metadata/annotations", annotations)
@@ -95,7 +95,7 @@ def _gpu_containers(
                 if seat:
                     _seat(patch, container["resources"], f"{pointer}/resources", seat)
                 devices = devices_variable(gpu, cluster)
-                _env(patch, container, f"{pointer}/env", gpu, devices, preload=preload and gpu.is_fraction)
+                _env(patch, container, f"{pointer}/env", gpu, devices, preload=preload and request.is_limited(gpu))
 
 
 def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, cluster: ClusterContext) -> None:

@@ -142,7 +142,7 @@ def check_ephemeral(
         if on_gpu_pod:
             yield from host_access.of_container(path, name, container, cluster.webhook)
             yield from legacy_runtime.of_container(path, name, container, None, cluster)
-            yield from _env(path, name, container, None, preload=False)
+            yield from _env(path, name, container, preload=False)
             if legacy_runtime.needs_void(container, None, cluster):
                 yield Violation(
                     code="not-as-admitted",
@@ -308,7 +308,8 @@ def _containers(
             if name == names.SIDECAR:
                 yield from _sidecar(path, kind, container, case, cluster, holds_gpu=gpu is not None)
             else:
-                yield from _env(path, name, container, gpu, preload=preload)
+                limited = preload and gpu is not None and request.is_limited(gpu)
+                yield from _env(path, name, container, preload=limited)
     if request.requests:
         yield from _volumes(spec, cluster)
 
@@ -361,14 +362,12 @@ def _seat(
         )
 
 
-def _env(
-    path: str, name: str, container: Mapping[str, Any], gpu: GpuRequest | None, *, preload: bool
-) -> Iterator[Violation]:
+def _env(path: str, name: str, container: Mapping[str, Any], *, preload: bool) -> Iterator[Violation]:
     for index, entry in enumerate(as_list(container.get("env"))):
         variable = entry.get("name")
         if variable == PRELOAD:
             indirect = entry.get("valueFrom")
-            if preload and gpu is not None and gpu.is_fraction and indirect:
+            if preload and indirect:
                 yield Violation(
                     code="preload-not-literal",
                     container=name,

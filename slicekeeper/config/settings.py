@@ -327,7 +327,9 @@ class NodeAgentSettings(Section, frozen=True):
     """The agent on each GPU node."""
 
     node_name: Annotated[str, about("Name of the Node object it speaks for.")] = ""
-    fake_gpus: Annotated[str, about("GPUs to make up by the fake driver: N or N:MODEL.")] = ""
+    fake_gpus: Annotated[
+        str, about("GPUs to make up by the fake driver: N, N:MODEL, or N:MODEL:SLICES with MIG slices.")
+    ] = ""
     gpus: Annotated[
         tuple[str, ...],
         about(

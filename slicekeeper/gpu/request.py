@@ -102,6 +102,10 @@ class PodRequest:
         """Whether any container asks for a share of a GPU."""
         return any(r.is_fraction for r in self.requests)
 
+    def is_limited(self, request: GpuRequest) -> bool:
+        """Whether the limiter holds a container to its share: not if it asks for a MIG slice, as the hardware does."""
+        return request.is_fraction and self.sharing != names.MIG
+
 
 def is_native_sidecar(container: Mapping[str, Any]) -> bool:
     """Whether an init container stays up beside the app containers (KEP-753)."""
@@ -449,6 +453,24 @@ class _Reader:
                 rule="whole GPUs are not shared; ask for 1 to 99 percent or choose another mode",
                 example=f"{names.SHARING}: exclusive",
             )
+        affinity = self.label(annotations, names.GPU_AFFINITY)
+        if sharing == names.MIG and any(not r.is_fraction for r in requests):
+            self.refuse(
+                code="mig-whole-gpu",
+                field=f"metadata.annotations[{names.SHARING}]",
+                value=sharing,
+                rule="a MIG slice is a part of one GPU, for a container that asks for 1 to 99 percent of it; whole "
+                "GPUs are given out undivided",
+                example=f"{names.SHARING}: {names.EXCLUSIVE}",
+            )
+        if sharing == names.MIG and affinity:
+            self.refuse(
+                code="mig-affinity",
+                field=f"metadata.annotations[{names.GPU_AFFINITY}]",
+                value=affinity,
+                rule="a MIG slice is one container's alone, so nothing can be together on it",
+                example=f"{names.SHARING}: {names.SHARED} beside {names.GPU_AFFINITY}: {affinity}",
+            )
         text = self.text(annotations, names.GPU_MODEL, "A100,H100")
         models = tuple(model.strip() for model in text.split(",") if model.strip())
         if text and not models:
@@ -466,14 +488,14 @@ class _Reader:
                 code="text-invalid",
                 field=f"metadata.annotations[{names.GPU_UUID}]",
                 value=annotations[names.GPU_UUID],
-                rule="it must name one GPU by its UUID, as `slicekeeper nodes` shows it; "
+                rule="it must name one GPU or MIG slice by its UUID, as `slicekeeper nodes` shows it; "
                 "no pod can be on each of several",
                 example=f"{names.GPU_UUID}: {first}",
             )
         return {
             "gpu_class": self.choice(annotations, names.GPU_CLASS, names.GPU_CLASSES, names.STANDARD),
             "sharing": sharing,
-            "affinity": self.label(annotations, names.GPU_AFFINITY),
+            "affinity": affinity,
             "anti_affinity": self.label(annotations, names.GPU_ANTI_AFFINITY),
             "exclusion": self.label(annotations, names.GPU_EXCLUSION),
             "gpu_uuid": uuid,

@@ -206,8 +206,8 @@ def test_pods_on_a_slice_that_fails_or_is_gone_are_told(gpus: NvmlGpus, driver: 
     assert told == [], "MIG mode is no trouble for who has a slice"
     driver.mig(1, "3g.20gb")
     watch.look()
-    gone = f"GPU {second}, which this pod holds, gets no new pods: this MIG slice is gone, or shares its memory with another one"
-    assert told == [("two", gone)]
+    gone = "this MIG slice is gone, or shares its memory with another one"
+    assert told == [("two", f"GPU {second}, which this pod holds, gets no new pods: {gone}")]
     assert changed.is_set()
     driver.health(1, mig=1, failed=1)
     watch.look()

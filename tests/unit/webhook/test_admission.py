@@ -317,7 +317,7 @@ def test_annotations_leave_room_for_those_of_the_binding() -> None:
     ("annotations", "env"),
     [
         ({names.GPU_MODEL: ","}, []),
-        ({names.SHARING: "mig"}, []),
+        ({names.SHARING: "remote"}, []),
         ({names.BUDGET_STATE: "mine"}, []),
         ({"cdi.k8s.io/x": "nvidia.com/gpu=all"}, []),
         ({}, [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),

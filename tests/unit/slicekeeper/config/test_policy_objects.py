@@ -102,7 +102,7 @@ def test_an_object_is_laid_over_the_files_default_and_over_no_entry_of_the_file(
         ({"match": ["t"], "budget": {"amount": "99999999999d"}}, "the most that a ledger keeps"),
         ({"match": ["t"], "budget": {"amount": "5h", "period": "none", "anchor": "2026-01-01T00:00:00Z"}}, "has none"),
         ({"match": ["t"], "budget": 5}, "budget"),
-        ({"match": ["t"], "sharing": ["mig"]}, "mig is planned"),
+        ({"match": ["t"], "sharing": ["remote"]}, "remote is planned"),
         ({"match": ["t"], "backgroundRate": "1/0"}, "backgroundRate"),
         ({"match": ["t"], "foreign": {"gpuMemory": "1Mi"}}, "between 256Mi and 1Ti"),
         ({"match": ["t"], "sidecar": {"cpu": "0"}}, "not above zero"),
