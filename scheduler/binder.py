@@ -135,11 +135,11 @@ class Binder:
         return why_not
 
     def _annotations(self, place: Place) -> dict[str, str]:
-        demand = place.pod.demand
+        mode, why = place.pod.demand.mode_on(slices=place.hold.on_slices)
         return {
             **{names.gpu_annotation(container): ",".join(gpus) for container, gpus in place.gpus.items()},
             names.BOUND_AT: format_instant(self._clock.now_ms()),
-            names.SHARING_MODE: f"{demand.mode}: {demand.why}; {place.why}",
+            names.SHARING_MODE: f"{mode}: {why}; {place.why}",
         }
 
     def _try(self, args: BindingArgs, annotations: Mapping[str, str]) -> Result:

@@ -18,6 +18,7 @@ import numpy as np
 from scheduler.nodefit import admits
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
+from scheduler.placement.mig import suits
 from scheduler.placement.policy import Policy
 from scheduler.placement.survey import Why, best_of, explain, shareable, survey
 from scheduler.places import HoldKind
@@ -25,6 +26,7 @@ from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
 from scheduler.reclaim.picture import Picture
 from scheduler.snapshot import Snapshot
 from slicekeeper import names
+from slicekeeper.names import MIG
 from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant
 from slicekeeper.untyped import as_list, as_map
 
@@ -163,6 +165,12 @@ class _Cluster:
         near = self._open_to(self.pod, self._snapshot.nodes)
         view = self._fleet.view(near, self.pod.demand)
         piece = self.pod.demand.slices[0]
+        if self.pod.demand.mode == MIG:
+            free = [row for _, rows in view.sliced.values() for row in rows if row.free and suits(row, self.pod.demand)]
+            return (
+                max((row.core for row in free if row.memory >= piece.memory_mib), default=0),
+                max((row.memory for row in free if row.core >= piece.core), default=0),
+            )
         usable = shareable(view, self.pod.demand)
         core = np.where(usable & (view.memory >= piece.memory_mib), view.core, 0)
         memory = np.where(usable & (view.core >= piece.core), view.memory, 0)
@@ -255,6 +263,14 @@ def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[
     if why[Why.TOO_SMALL]:
         largest = max((gpu.memory_mib for gpu in gpus), default=0)
         yield f"ask for less on one node: the largest GPU has {largest} MiB, the largest node {_most(snapshot)} GPUs"
+    if why[Why.NO_SLICE]:
+        sizes = sorted({(row.core, row.memory_mib) for gpu in gpus for row in gpu.mig})
+        there = " or ".join(f"{core} percent with {memory} MiB" for core, memory in sizes)
+        yield (
+            f"ask for no more than a MIG slice has ({there})"
+            if there
+            else "choose a mode that shares GPUs: there are no MIG slices"
+        )
     if why[Why.HEALTH]:
         yield "its GPUs are unhealthy: `slicekeeper nodes -o wide` says why"
 

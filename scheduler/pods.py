@@ -7,7 +7,7 @@ a rule after the pod was bound (a user may edit an annotation) is read without t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from scheduler.cpu_memory import asked_by
 from scheduler.placement.demand import Demand, demand_of
 from scheduler.placement.fleet import MIXED, GpuRow
+from scheduler.placement.mig import MigRow
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu, is_slice
 from slicekeeper.gpu.request import PodRequest, annotations_of, parse_admitted
 from slicekeeper.kube.pod import controller_of, has_ended
 from slicekeeper.units import CORES_PER_GPU, MS_PER_SECOND, parse_instant
@@ -44,6 +45,11 @@ class Hold:
     affinity: str = ""
     anti_affinity: str = ""
     exclusion: str = ""
+
+    @property
+    def on_slices(self) -> bool:
+        """Whether what is held are MIG slices."""
+        return any(is_slice(share.uuid) for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +233,29 @@ def chosen_hold(pod: Pod, node: str, uuids: Sequence[str]) -> tuple[Hold, dict[s
 
 def gpu_rows(inventory: Sequence[Gpu], holds: Iterable[Hold]) -> list[GpuRow]:
     """Return a node's GPUs with all `holds` taken off. What is held twice leaves nothing, never less than nothing."""
-    on: dict[str, list[tuple[Hold, Share]]] = {gpu.uuid: [] for gpu in inventory}
+    on: dict[str, list[tuple[Hold, Share]]] = {uuid: [] for gpu in inventory for uuid in _uuids(gpu)}
     for hold in holds:
         for share in hold.shares:
             if share.uuid in on:
                 on[share.uuid].append((hold, share))
-    return [_row(gpu, on[gpu.uuid]) for gpu in inventory]
+    return [_divided_row(gpu, on) if gpu.mig else _row(gpu, on[gpu.uuid]) for gpu in inventory]
+
+
+def _uuids(gpu: Gpu) -> Iterator[str]:
+    yield gpu.uuid
+    yield from (mig.uuid for mig in gpu.mig)
+
+
+def _divided_row(gpu: Gpu, on: Mapping[str, Sequence[object]]) -> GpuRow:
+    """Return a GPU in MIG mode: nothing of it is free but its slices, and none of these if a pod has it by its UUID."""
+    mig = tuple(
+        MigRow(
+            one.uuid, gpu.uuid, gpu.model, one.core, one.memory_mib, gpu.memory_mib,
+            healthy=one.healthy, free=one.healthy and not on[one.uuid] and not on[gpu.uuid],
+        )
+        for one in gpu.mig
+    )  # fmt: skip
+    return GpuRow(gpu.uuid, gpu.model, gpu.memory_mib, core=0, memory=0, healthy=False, idle=False, mig=mig)
 
 
 def _row(gpu: Gpu, here: Sequence[tuple[Hold, Share]]) -> GpuRow:

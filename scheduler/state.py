@@ -36,7 +36,9 @@ from scheduler.snapshot import NodeView, Snapshot
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
+from slicekeeper.gpu.inventory import is_slice
 from slicekeeper.gpu.request import asks_for
+from slicekeeper.names import MIG
 from slicekeeper.untyped import as_map
 
 Object = Mapping[str, Any]
@@ -564,8 +566,8 @@ class SchedulerState:
             return  # seen again: a list of all pods makes no garbage of what is known, and marks no node as changed
         if known is None and pod.managed:
             self._learner.arrivals.add(pod.demand)
-        if known is not None and known.node and pod.finished and not known.finished:
-            self._learner.arrivals.end()
+        if known is not None and pod.finished:
+            self._end(known)
         self._change(pod.uid)
         self._pods.put(pod)
         if pod.finished:
@@ -575,10 +577,14 @@ class SchedulerState:
 
     def _lose(self, uid: str) -> None:
         known = self._pods.get(uid)
-        if known is not None and known.node and not known.finished:
-            self._learner.arrivals.end()
+        if known is not None:
+            self._end(known)
         self._change(uid)
         self._pods.forget(uid)
+
+    def _end(self, known: Pod) -> None:
+        if known.node and not known.finished and known.demand.mode != MIG:
+            self._learner.arrivals.end()
 
     def _change(self, uid: str) -> None:
         self._changes += 1
@@ -611,8 +617,10 @@ class SchedulerState:
 
 def _free_before(fleet: FleetVersion, node: str, demand: Demand, result: Survey) -> str:
     """Return in words what was free of the GPUs that a pod gets on a node."""
-    view = fleet.view([node], demand)
+    view, uuids = fleet.view([node], demand), fleet.uuids(node)
     columns = dict.fromkeys(result.gpus[0].tolist())
+    if any(is_slice(uuids[column]) for column in columns):
+        return "the smallest slices that fit" if len(columns) > 1 else "the smallest slice that fits"
     found = Counter(
         "idle" if view.idle[0, column] else f"{view.core[0, column]} percent and {view.memory[0, column]} MiB free"
         for column in columns

@@ -86,7 +86,8 @@ GPU_CLASSES: Final = (STANDARD, BACKGROUND)
 EXCLUSIVE: Final = "exclusive"
 SHARED: Final = "shared"
 MIG: Final = "mig"
-SHARING_MODES: Final = ("adaptive", EXCLUSIVE, SHARED, MIG)
+ADAPTIVE: Final = "adaptive"
+SHARING_MODES: Final = (ADAPTIVE, EXCLUSIVE, SHARED, MIG)
 PLANNED_SHARING_MODES: Final = ("remote",)
 """Refused by name until they exist."""
 

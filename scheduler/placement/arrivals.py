@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.placement.demand import Demand
+from slicekeeper.names import MIG
 
 FULL: Final = 20_000
 """How many pods are remembered before older ones begin to count less."""
@@ -67,7 +68,7 @@ class Arrivals:
 
     def add(self, demand: Demand) -> None:
         """Count one pod, once in its life."""
-        if not demand.slices:
+        if not demand.slices or demand.mode == MIG:  # which is never on the GPUs that policies price
             return
         self.seen += 1
         self._counted += 1
@@ -89,7 +90,7 @@ class Arrivals:
         self._without_gpus += 1
 
     def end(self) -> None:
-        """Count that a pod which had a place has ended."""
+        """Count that a pod which had a place, and was counted, has ended."""
         self._ended += 1
 
     def mix(self) -> Mix:

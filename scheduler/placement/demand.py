@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slicekeeper.gpu.request import GpuRequest, PodRequest
-from slicekeeper.names import EXCLUSIVE, SHARED
+from slicekeeper.names import ADAPTIVE, EXCLUSIVE, MIG, SHARED
 from slicekeeper.units import CORES_PER_GPU
 
 
@@ -40,6 +40,8 @@ class Demand:
     gpu_uuid: str = ""
     models: tuple[str, ...] = ()
     mode: str = SHARED
+    may_slice: bool = False
+    """Although its mode is another, its shares may be on MIG slices, if there is no room elsewhere on the node."""
     cpu_milli: int = 0
     """What the pod asks for beside its GPUs: thousandths of a core."""
     ram_mib: int = 0
@@ -47,6 +49,17 @@ class Demand:
     """Why this mode, for the annotation beside it."""
     asks: str = field(default="", compare=False)
     """The demand in words, for messages."""
+
+    @property
+    def takes_slices(self) -> bool:
+        """Whether it may be on MIG slices."""
+        return self.may_slice or self.mode == MIG
+
+    def mode_on(self, *, slices: bool) -> tuple[str, str]:
+        """Return the mode that it has on MIG slices, or elsewhere, and why."""
+        if slices and self.mode != MIG:
+            return MIG, "adaptive, no shared GPU here had room"
+        return self.mode, self.why
 
 
 def scoped(namespace: str, label: str) -> str:
@@ -57,7 +70,8 @@ def scoped(namespace: str, label: str) -> str:
 def demand_of(request: PodRequest, namespace: str) -> Demand:
     """Return what is to be placed for `request`."""
     shares = [_share(r) for r in request.requests if r.is_fraction]
-    if request.affinity and len(shares) > 1:
+    mode, why = _mode(request)
+    if request.affinity and len(shares) > 1 and mode != MIG:
         # The label brings its pods together on one GPU, this pod's own containers among them.
         names = tuple(name for share in shares for name in share.containers)
         shares = [Slice(names, sum(s.core for s in shares), sum(s.memory_mib for s in shares), whole=False)]
@@ -67,7 +81,6 @@ def demand_of(request: PodRequest, namespace: str) -> Demand:
         if not r.is_fraction
         for _ in range(r.gpus)
     ]
-    mode, why = _mode(request)
     return Demand(
         slices=(
             *sorted(wholes, key=lambda s: -s.memory_mib),
@@ -80,6 +93,7 @@ def demand_of(request: PodRequest, namespace: str) -> Demand:
         gpu_uuid=request.gpu_uuid,
         models=request.gpu_models,
         mode=mode,
+        may_slice=request.sharing == ADAPTIVE and not wholes and bool(shares) and not request.affinity,
         why=why,
         asks=" + ".join(_words(r) for r in request.requests),
     )
@@ -90,7 +104,7 @@ def _share(request: GpuRequest) -> Slice:
 
 
 def _mode(request: PodRequest) -> tuple[str, str]:
-    if request.sharing != "adaptive":
+    if request.sharing != ADAPTIVE:
         return request.sharing, "asked for"
     if request.has_fraction:
         return SHARED, "adaptive, a share was asked for"

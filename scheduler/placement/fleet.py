@@ -8,13 +8,14 @@ is written to for the first time since it was published, so publishing costs no 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import BLOCK, PER_GPU, Block, FleetVersion, GpuModel, Mark, View, records
+from scheduler.placement.mig import MigRow, in_order
 from slicekeeper.units import CORES_PER_GPU
 
 MIXED = "\0mixed"
@@ -35,6 +36,7 @@ class GpuRow:
     affinity: frozenset[str] = frozenset()
     anti_affinity: frozenset[str] = frozenset()
     exclusion: str = ""
+    mig: tuple[MigRow, ...] = ()
 
 
 class Fleet:
@@ -56,6 +58,7 @@ class Fleet:
         self._friends = dict(begin.friends)
         self._befriended = False
         """Whether the friends have changed since they were published."""
+        self._sliced = begin.sliced
         self._columns = begin.columns
         self.version = begin.version
         """Rises with every change."""
@@ -103,6 +106,7 @@ class Fleet:
             self._columns,
             self.version,
             self._renamed,
+            self._sliced,
         )
         self._own.clear()
         self._own_names = False
@@ -122,6 +126,7 @@ class Fleet:
             self._widen(len(gpus))
         block, at = self._touch(row)
         block.uuids[at] = tuple(gpu.uuid for gpu in gpus)
+        self._divide(block, at, in_order([row for gpu in gpus for row in gpu.mig]))
         marks: list[Mark] = []
         none = [0] * (self._columns - len(gpus))
         block.numbers[at] = (
@@ -155,6 +160,7 @@ class Fleet:
             del self._row[name]
             block, at = self._touch(row)
             self._mark(block, at, ())
+            self._divide(block, at, ())
             block.uuids[at] = ()
             block.numbers[at] = _empty(self._columns)[0]
             block.numbers["changed"][at] = self.version
@@ -174,7 +180,12 @@ class Fleet:
             numbers["idle"][there] = True
             numbers["labelled"][:] = False
             other._mark(block, at, ())
+            other._divide(block, at, tuple(replace(one, free=one.healthy) for one in block.slices[at]))
         return other
+
+    def _divide(self, block: Block, at: int, slices: tuple[MigRow, ...]) -> None:
+        self._sliced += bool(slices) - bool(block.slices[at])
+        block.slices[at] = slices
 
     def _mark(self, block: Block, at: int, marks: tuple[Mark, ...]) -> None:
         for change, some in ((-1, block.marks[at]), (1, marks)):
@@ -212,7 +223,7 @@ class Fleet:
             self._names.append(name)
             if row // BLOCK >= len(self._blocks):
                 self._own.add(len(self._blocks))
-                self._blocks.append(Block(_empty(self._columns), [()] * BLOCK, [()] * BLOCK))
+                self._blocks.append(Block(_empty(self._columns), [()] * BLOCK, [()] * BLOCK, [()] * BLOCK))
         self._row[name] = row
         self._renamed += 1
         return row
@@ -232,7 +243,7 @@ class Fleet:
                 wider[name][:, : self._columns] = old[name]
             for name in ("beside", "changed"):
                 wider[name] = old[name]
-            self._blocks[at] = Block(wider, block.uuids.copy(), block.marks.copy(), block.newest)
+            self._blocks[at] = replace(block.copy(), numbers=wider)
         self._own = set(range(len(self._blocks)))
         self._columns = columns
 

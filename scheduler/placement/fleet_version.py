@@ -8,7 +8,7 @@ A `Fleet` makes them. Rows are kept in blocks, and two versions share every bloc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final, NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.placement.demand import Demand
+from scheduler.placement.mig import MigRow, Sliced
 from slicekeeper.gpu.inventory import is_wanted
 
 Ints = NDArray[np.int64]
@@ -76,21 +77,27 @@ class View:
     """Free cores of each node, infinite if that is not known."""
     ram: Floats
     """Free MiB of each node's own memory, infinite if that is not known."""
+    sliced: Mapping[int, Sliced] = field(default_factory=dict)
+    """The MIG slices of the nodes that have some, by the nodes' indexes, if the demand may be on one."""
 
 
 @dataclass(slots=True)
 class Block:
-    """`BLOCK` rows: their numbers in one array of records, and each row's UUIDs and marks. Once published it stays."""
+    """`BLOCK` rows: their numbers in one array of records, and each row's UUIDs, marks and MIG slices.
+
+    Once published it stays.
+    """
 
     numbers: NDArray[Any]
     uuids: list[tuple[str, ...]]
     marks: list[tuple[Mark, ...]]
+    slices: list[tuple[MigRow, ...]]
     newest: int = 0
     """The version with which any of the rows changed last."""
 
     def copy(self) -> Block:
         """Return a block of one's own."""
-        return Block(self.numbers.copy(), self.uuids.copy(), self.marks.copy(), self.newest)
+        return Block(self.numbers.copy(), self.uuids.copy(), self.marks.copy(), self.slices.copy(), self.newest)
 
 
 @lru_cache
@@ -116,6 +123,8 @@ class FleetVersion:
     version: int
     renamed: int
     """Rises when a node comes or goes."""
+    sliced: int = 0
+    """How many nodes have MIG slices."""
 
     def row(self, name: str) -> int:
         """Return a node's row, −1 if it is not here."""
@@ -135,9 +144,10 @@ class FleetVersion:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def uuids(self, name: str) -> tuple[str, ...]:
-        """Return a node's GPUs, in the order of their columns."""
+        """Return a node's GPUs in the order of their columns, and behind them its MIG slices."""
         row = self.row_of[name]
-        return self.blocks[row // BLOCK].uuids[row % BLOCK]
+        block, at = self.blocks[row // BLOCK], row % BLOCK
+        return (*block.uuids[at], *(one.uuid for one in block.slices[at]))
 
     def beside(self, name: str) -> tuple[float, float]:
         """Return a node's free cores and MiB."""
@@ -175,13 +185,27 @@ class FleetVersion:
             code=code,
             cpu=found["beside"][:, 0],
             ram=found["beside"][:, 1],
+            sliced=self._slices(rows) if self.sliced and demand.takes_slices else {},
         )
+
+    def _slices(self, rows: Ints) -> dict[int, Sliced]:
+        found = {}
+        for index, row in enumerate(rows.tolist()):
+            block, at = self.blocks[row // BLOCK], row % BLOCK
+            if block.slices[at]:
+                found[index] = Sliced(len(block.uuids[at]), block.slices[at])
+        return found
 
     def totals(self) -> tuple[int, int, int]:
         """Return the number of GPUs, their free compute in percent, and their free memory in MiB."""
         every = [block.numbers for block in self.blocks]
         gpus = sum(int((numbers["capacity"] > 0).sum()) for numbers in every)
-        return gpus, sum(int(n["core"].sum()) for n in every), sum(int(n["memory"].sum()) for n in every)
+        slices = [one for block in self.blocks for some in block.slices for one in some if one.free]
+        return (
+            gpus,
+            sum(int(n["core"].sum()) for n in every) + sum(one.core for one in slices),
+            sum(int(n["memory"].sum()) for n in every) + sum(one.memory for one in slices),
+        )
 
     def _records(self, rows: Ints) -> NDArray[Any]:
         if len(rows) <= FEW:

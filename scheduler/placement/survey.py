@@ -17,8 +17,10 @@ import numpy as np
 
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.fleet_version import Bools, Ints, View
+from scheduler.placement.mig import choose, suits
 from scheduler.placement.policy import BestFit, Gpus, Piece, Policy
 from scheduler.placement.search import Bin, StepBudget, pack
+from slicekeeper.names import MIG
 
 NOWHERE: Final = 1 << 50
 """The price of a GPU on which a slice does not fit."""
@@ -46,6 +48,7 @@ class Why(IntEnum):
     TOO_SMALL = 6
     NO_GPUS = 7
     DAMAGED = 8
+    NO_SLICE = 9
 
     @property
     def unresolvable(self) -> bool:
@@ -66,12 +69,53 @@ class Survey:
 def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) -> Survey:
     """Judge every node of `view`; without `reasons`, what does not fit is merely FULL."""
     able = _able(view)
+    if demand.mode == MIG:
+        able[:] = False
     fits, price, gpus = _assign(_gpus(view), demand, able & _company(view, demand), able & view.idle, policy)
+    _take_slices(view, demand, fits, price, gpus)
     why = np.where(fits, int(Why.FITS), int(Why.FULL))
     if reasons and not fits.all():
         failed = np.flatnonzero(~fits)
-        why[failed] = _reasons(_only(view, failed), demand)
+        if demand.mode != MIG:
+            why[failed] = _reasons(_only(view, failed), demand)
+        if demand.takes_slices:
+            for row in failed.tolist():
+                why[row] = _why_no_slice(view, row, demand, Why(why[row]))
     return Survey(fits, price, gpus, why)
+
+
+def _take_slices(view: View, demand: Demand, fits: Bools, price: Ints, chosen: Ints) -> None:
+    """Place the demand on MIG slices where it is nowhere else, at a price behind all others: the smaller, the better.
+
+    On a GPU that is shared, a pod pays for what it asks for, and may use what others leave; on a slice it does neither.
+    """
+    for row, (columns, slices) in view.sliced.items():
+        found = choose(slices, demand) if not fits[row] else None
+        if found is not None:
+            fits[row] = True
+            price[row] = NOWHERE + sum(slices[at].size for at in found)
+            chosen[row] = [columns + at for at in found]
+
+
+def _why_no_slice(view: View, row: int, demand: Demand, why: Why) -> Why:
+    """Return why a node does not do, its MIG slices included; `why` is what speaks against all else of it."""
+    slices = view.sliced[row].rows if row in view.sliced else ()
+    if demand.mode != MIG:
+        # Whoever leaves a slice can help, even if nothing else of the node can.
+        return Why.FULL if why.unresolvable and choose(slices, demand, idle=True) is not None else why
+    if not (view.capacity[row] > 0).any():
+        return Why.NO_GPUS
+    if choose(slices, demand, idle=True) is not None:
+        return Why.FULL
+    named = [one for one in slices if demand.gpu_uuid in ("", one.uuid, one.gpu)]
+    right = [one for one in named if suits(one, demand)]
+    reasons = (
+        (slices, Why.NO_SLICE),
+        (named, Why.UUID),
+        (right, Why.MODEL),
+        ([1 for one in right if one.healthy], Why.HEALTH),
+    )
+    return next((reason for some, reason in reasons if not some), Why.NO_SLICE)
 
 
 def shareable(view: View, demand: Demand) -> Bools:
@@ -221,14 +265,18 @@ def explain(why: int, demand: Demand) -> str:
     ]
     if demand.alone:
         company.append("sharing exclusive")
+    full = f"too little is free for {demand.asks} (what is held for other pods counts as taken)"
+    if demand.mode == MIG:
+        full = f"the MIG slices that could hold {demand.asks} are taken"
     return {
-        Why.FULL: f"too little is free for {demand.asks} (what is held for other pods counts as taken)",
+        Why.FULL: full,
         Why.COMPANY: f"free GPUs, but not with the company allowed ({', '.join(company) or 'they exclude other pods'})",
         Why.UUID: f"GPU {demand.gpu_uuid} is not on this node",
         Why.MODEL: f"no GPU of model {' or '.join(demand.models)}",
-        Why.HEALTH: "no healthy GPU",
+        Why.HEALTH: "no healthy GPU outside of MIG mode" if demand.mode != MIG else "its MIG slices are not healthy",
         Why.TOO_SMALL: f"its GPUs could not hold {demand.asks} even if they were idle",
         Why.NO_GPUS: "the node has no GPUs that Slicekeeper manages",
+        Why.NO_SLICE: f"the node has no MIG slice for {demand.asks}, or not enough of them",
         Why.DAMAGED: "the node's list of GPUs cannot be read (annotation slicekeeper.io/gpus)",
     }.get(Why(why), "fits")
 

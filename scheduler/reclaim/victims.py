@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.mig import MigRow, in_order, suits
 from scheduler.placement.search import StepBudget
-from scheduler.pods import Hold
+from scheduler.pods import Hold, gpu_rows
 from scheduler.reclaim.cover import fewest
-from slicekeeper.gpu.inventory import Gpu, is_wanted
+from slicekeeper.gpu.inventory import Gpu, is_slice, is_wanted
+from slicekeeper.names import MIG
 from slicekeeper.units import CORES_PER_GPU
 
 SEARCH_STEPS: Final = 200_000
@@ -108,7 +110,7 @@ def _at_least(demand: Demand, node: NodeGpus, rank: int) -> int:
                 sums[3] = max(sums[3], memory)
     if not takeable or piece is None:
         return _UNLIMITED + 1
-    if piece.whole or len(demand.slices) > 1:
+    if piece.whole or len(demand.slices) > 1 or (demand.takes_slices and any(gpu.mig for gpu in node.gpus)):
         return 1
     bounds = (
         max(
@@ -133,6 +135,15 @@ def _takeable(tenant: Tenant, demand: Demand, rank: int) -> bool:
     return tenant.rank is not None and tenant.rank <= rank and not is_friend
 
 
+@dataclass(frozen=True)
+class _Target:
+    """A GPU, or a MIG slice, on which a part of the demand may go."""
+
+    uuid: str
+    memory_mib: int
+    mig: MigRow | None = None
+
+
 class _Node:
     """The search on one node."""
 
@@ -140,7 +151,7 @@ class _Node:
         self.demand = demand
         self.has_friends = has_friends
         self.budget = budget
-        self.gpus = [g for g in node.gpus if _suits(g, demand)]
+        self.gpus = list(_targets(node.gpus, demand))
         self.tenants = {t.uid: t for t in node.tenants}
         self.takeable = {t.uid for t in node.tenants if _takeable(t, demand, rank)}
         self.on = {g.uuid: [t for t in node.tenants if any(s.uuid == g.uuid for s in t.hold.shares)] for g in self.gpus}
@@ -179,7 +190,11 @@ class _Node:
         """Return the pods that must leave a GPU so that a slice can go there, None if it cannot go there at all."""
         gpu = self.gpus[column]
         here = [self.demand.slices[i] for i, target in enumerate(targets) if target == column]
-        if piece.whole:
+        if targets and is_slice(gpu.uuid) != is_slice(self.gpus[targets[0]].uuid):
+            return None  # a pod is on slices, or on none
+        if gpu.mig is not None:
+            fits = not here and suits(gpu.mig, self.demand, piece)
+        elif piece.whole:
             fits = not here and gpu.memory_mib >= piece.memory_mib
         else:
             together = [*here, piece]
@@ -190,10 +205,10 @@ class _Node:
             )
         return self.must_go[gpu.uuid][piece.whole] if fits else None
 
-    def _must_go(self, gpu: Gpu, *, whole: bool) -> frozenset[str] | None:
+    def _must_go(self, gpu: _Target, *, whole: bool) -> frozenset[str] | None:
         """Return the pods that a slice cannot share `gpu` with, None if one of them may not be taken."""
         demand, here = self.demand, self.on[gpu.uuid]
-        empty = whole or demand.alone
+        empty = whole or demand.alone or gpu.mig is not None
         if demand.affinity and not whole:
             friends = any(t.hold.affinity == demand.affinity and not _whole(t.hold, gpu.uuid) for t in here)
             if self.has_friends and not friends:
@@ -240,8 +255,15 @@ class _Node:
         return tuple(amount for gpu in self.gpus if gpu.uuid in wanted for amount in _held(hold, gpu.uuid))
 
 
-def _suits(gpu: Gpu, demand: Demand) -> bool:
-    return gpu.healthy and demand.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, demand.models)
+def _targets(gpus: Sequence[Gpu], demand: Demand) -> Iterator[_Target]:
+    """Yield the GPUs that may carry a part of the demand, and then the MIG slices."""
+    for gpu in gpus if demand.mode != MIG else ():
+        if gpu.healthy and demand.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, demand.models):
+            yield _Target(gpu.uuid, gpu.memory_mib)
+    slices = [one for row in gpu_rows(gpus, ()) for one in row.mig] if demand.takes_slices else []
+    for one in in_order(slices):
+        if one.healthy and suits(one, demand):
+            yield _Target(one.uuid, one.memory, one)
 
 
 def _company(hold: Hold, uuid: str, demand: Demand) -> bool:

@@ -17,6 +17,7 @@ from simulator.errors import ApiError
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import KubernetesSettings, ServingSettings, Settings
+from slicekeeper.gpu import inventory
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, PODS
 from slicekeeper.net import probes
@@ -86,6 +87,23 @@ def test_the_whole_path_of_a_pod(cluster, extender):
     wait_for(lambda: counts(extender) == {"bound": 1}, "the watch shows it bound")
     assert extender.bind(pod, "n0") == ""
     assert "bound to node n0 already" in extender.bind(pod, "n1")
+
+
+def test_the_binding_says_whether_a_pod_is_on_a_mig_slice_and_why(cluster, extender):
+    mig = (inventory.MigSlice("MIG-a", 2048, 1, 7), inventory.MigSlice("MIG-b", 4096, 3, 7))
+    listed = inventory.encode([inventory.Gpu("GPU-a", "A100", 16384, healthy=False, mig=mig)])
+    cluster.client.create(NODES, {"metadata": {"name": "m", "annotations": {names.NODE_GPUS: listed}}})
+    asked = cluster.pod("asked", 10, 4, annotations={names.SHARING: names.MIG})
+    wait_for(lambda: extender.filter(asked, "m", "n0")["NodeNames"] == ["m"], "the node is seen")
+    assert extender.bind(asked, "m") == ""
+    adaptive = cluster.pod("adaptive", 40)
+    assert extender.bind(adaptive, "m") == ""
+    found = {name: cluster.get(name)["metadata"]["annotations"] for name in ("asked", "adaptive")}
+    assert [chosen[names.gpu_annotation("c")] for chosen in found.values()] == ["MIG-a", "MIG-b"]
+    assert found["asked"][names.SHARING_MODE] == ("mig: asked for; the only room; the smallest slice that fits")
+    assert found["adaptive"][names.SHARING_MODE] == (
+        "mig: adaptive, no shared GPU here had room; kube-scheduler's own rules; the smallest slice that fits"
+    )
 
 
 def test_several_containers_and_whole_gpus(cluster, extender):

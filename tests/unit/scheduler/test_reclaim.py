@@ -14,11 +14,12 @@ from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Share, gpu_rows
 from scheduler.reclaim.cover import fewest
 from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
-from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu, MigSlice
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 
 GPU_MIB = 2048
 LABELS = st.sampled_from(["", "", "", "team-a/x"])
+SLICES = st.sampled_from([1, 3, 4, 7])
 
 
 @st.composite
@@ -32,9 +33,18 @@ def nodes(draw):
         )
         free = {gpu.uuid: [100, GPU_MIB] for gpu in gpus}
         tenants = []
+        if draw(st.booleans()):
+            compute = draw(st.lists(SLICES, max_size=4))
+            mig = tuple(MigSlice(f"MIG-{n}-{i}", 256 * c, c, 7) for i, c in enumerate(compute))
+            gpus += (Gpu(f"GPU-{n}-m", "A100", GPU_MIB, healthy=False, mig=mig),)
+            for one in mig:
+                if draw(st.booleans()):
+                    hold = Hold(f"n{n}", (Share(one.uuid, 10, 256, whole=False),))
+                    uid = next(uids)
+                    tenants.append(Tenant(f"u{uid}", hold, draw(st.sampled_from([None, 0, 1, 2])), uid))
         for _ in range(draw(st.integers(0, 5))):
             shares = []
-            for uuid in draw(st.lists(st.sampled_from([g.uuid for g in gpus]), min_size=1, max_size=2, unique=True)):
+            for uuid in draw(st.lists(st.sampled_from([*free]), min_size=1, max_size=2, unique=True)):
                 core, memory = draw(st.sampled_from([(10, 256), (30, 256), (50, 1024), (20, 1024), (100, 0)]))
                 if core == 100 and free[uuid] == [100, GPU_MIB]:
                     free[uuid] = [0, 0]
@@ -57,7 +67,8 @@ def demands(draw):
         for i, core in enumerate(draw(st.lists(st.sampled_from([30, 50, 60, 90, 100, 200]), min_size=1, max_size=2)))
     )
     labels = {kind: draw(st.sampled_from(["", "", "x"])) for kind in ("affinity", "anti_affinity", "exclusion")}
-    sharing = draw(st.sampled_from(["adaptive", "exclusive"]))
+    may_mig = all(r.is_fraction for r in containers) and not labels["affinity"]
+    sharing = draw(st.sampled_from(["adaptive", "exclusive", *["mig"] * may_mig]))
     return demand_of(PodRequest(containers, sharing=sharing, **labels), "team-a")
 
 

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG slices: which of a node's hold a pod's containers, one each, of those that suffice the smallest.
+
+They are no columns of the fleet's arrays: nothing of one is ever left for another pod, so no policy prices them, and
+rows stay as narrow as the GPUs are few. They lie beside the row, and are looked at only for pods that may be on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from scheduler.placement.demand import Demand, Slice
+from slicekeeper.gpu.inventory import is_wanted
+from slicekeeper.names import MIG
+from slicekeeper.units import CORES_PER_GPU
+
+MOST_LEFT: Final = 2
+"""An adaptive pod is on a slice only if that is at most this many times what it asks for: it pays for all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigRow:
+    """One slice as it is now."""
+
+    uuid: str
+    gpu: str
+    """Its GPU's UUID."""
+    model: str
+    """Its GPU's model."""
+    core: int
+    memory: int
+    capacity: int
+    """Its GPU's memory."""
+    healthy: bool = True
+    free: bool = True
+
+    @property
+    def size(self) -> int:
+        """The larger of its parts of its GPU's compute and memory, in percent."""
+        return max(self.core, self.memory * CORES_PER_GPU // self.capacity)
+
+
+class Sliced(NamedTuple):
+    """A node's slices, the smallest first; its GPUs have the columns before them."""
+
+    gpus: int
+    rows: tuple[MigRow, ...]
+
+
+def in_order(rows: Sequence[MigRow]) -> tuple[MigRow, ...]:
+    """Return slices, the smallest first."""
+    return tuple(sorted(rows, key=lambda row: (row.size, row.core, row.memory, row.uuid)))
+
+
+def suits(row: MigRow, demand: Demand, piece: Slice | None = None) -> bool:
+    """Whether a demand may be on a slice by UUID and model; and if a piece of it is given, whether that fits there."""
+    if demand.gpu_uuid not in ("", row.uuid, row.gpu) or not is_wanted(row.model, demand.models):
+        return False
+    if piece is None:
+        return True
+    if piece.whole or piece.core > row.core or piece.memory_mib > row.memory:
+        return False
+    asked = max(piece.core, piece.memory_mib * CORES_PER_GPU // row.capacity)
+    return demand.mode == MIG or row.size <= MOST_LEFT * asked
+
+
+def choose(rows: Sequence[MigRow], demand: Demand, *, idle: bool = False) -> list[int] | None:
+    """Return for each piece of a demand the index of its slice, None if there are not enough; `idle`: if all were free.
+
+    Pieces come the hardest first and slices the smallest first, so each piece gets the smallest that is left; one that
+    finds none makes earlier ones move on (augmenting paths in a bipartite graph; Kuhn, 1955).
+    """
+    able = [
+        [at for at, row in enumerate(rows) if (row.free or (idle and row.healthy)) and suits(row, demand, piece)]
+        for piece in demand.slices
+    ]
+    taken: dict[int, int] = {}
+    """Which piece is on a slice."""
+
+    def seat(piece: int, seen: set[int]) -> bool:
+        for at in able[piece]:
+            if at not in seen:
+                seen.add(at)
+                if at not in taken or seat(taken[at], seen):
+                    taken[at] = piece
+                    return True
+        return False
+
+    if not demand.slices or not all(seat(piece, set()) for piece in range(len(able))):
+        return None
+    return [at for _, at in sorted((piece, at) for at, piece in taken.items())]
