@@ -260,8 +260,8 @@ def _targets(gpus: Sequence[Gpu], demand: Demand) -> Iterator[_Target]:
     for gpu in gpus if demand.mode != MIG else ():
         if gpu.healthy and demand.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, demand.models):
             yield _Target(gpu.uuid, gpu.memory_mib)
-    slices = [one for row in gpu_rows(gpus, ()) for one in row.mig] if demand.takes_slices else []
-    for one in in_order(slices):
+    divided = [gpu for gpu in gpus if gpu.mig] if demand.takes_slices else []
+    for one in in_order([one for row in gpu_rows(divided, ()) for one in row.mig]):
         if one.healthy and suits(one, demand):
             yield _Target(one.uuid, one.memory, one)
 
