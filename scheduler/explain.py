@@ -166,10 +166,12 @@ class _Cluster:
         view = self._fleet.view(near, self.pod.demand)
         piece = self.pod.demand.slices[0]
         if self.pod.demand.mode == MIG:
-            free = [row for _, rows in view.sliced.values() for row in rows if row.free and suits(row, self.pod.demand)]
+            free = [
+                row.mig for _, rows in view.sliced.values() for row in rows if row.free and suits(row, self.pod.demand)
+            ]
             return (
-                max((row.core for row in free if row.memory >= piece.memory_mib), default=0),
-                max((row.memory for row in free if row.core >= piece.core), default=0),
+                max((one.core for one in free if one.memory_mib >= piece.memory_mib), default=0),
+                max((one.memory_mib for one in free if one.core >= piece.core), default=0),
             )
         usable = shareable(view, self.pod.demand)
         core = np.where(usable & (view.memory >= piece.memory_mib), view.core, 0)
@@ -264,7 +266,7 @@ def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[
         largest = max((gpu.memory_mib for gpu in gpus), default=0)
         yield f"ask for less on one node: the largest GPU has {largest} MiB, the largest node {_most(snapshot)} GPUs"
     if why[Why.NO_SLICE]:
-        sizes = sorted({(row.core, row.memory_mib) for gpu in gpus for row in gpu.mig})
+        sizes = sorted({(one.core, one.memory_mib) for gpu in gpus for one in gpu.mig})
         there = " or ".join(f"{core} percent with {memory} MiB" for core, memory in sizes)
         yield (
             f"ask for no more than a MIG slice has ({there})"

@@ -248,13 +248,8 @@ def _uuids(gpu: Gpu) -> Iterator[str]:
 
 def _divided_row(gpu: Gpu, on: Mapping[str, Sequence[object]]) -> GpuRow:
     """Return a GPU in MIG mode: nothing of it is free but its slices, and none of these if a pod has it by its UUID."""
-    mig = tuple(
-        MigRow(
-            one.uuid, gpu.uuid, gpu.model, one.core, one.memory_mib, gpu.memory_mib,
-            healthy=one.healthy, free=one.healthy and not on[one.uuid] and not on[gpu.uuid],
-        )
-        for one in gpu.mig
-    )  # fmt: skip
+    free = {one.uuid for one in gpu.mig if one.healthy and not on[one.uuid] and not on[gpu.uuid]}
+    mig = tuple(MigRow(one, gpu.uuid, gpu.model, gpu.memory_mib, one.uuid in free) for one in gpu.mig)
     return GpuRow(gpu.uuid, gpu.model, gpu.memory_mib, core=0, memory=0, healthy=False, idle=False, mig=mig)
 
 

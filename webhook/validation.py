@@ -16,7 +16,6 @@ from slicekeeper import names
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.gpu.devices import part_of
 from slicekeeper.gpu.request import (
-    GpuRequest,
     PodRequest,
     annotations_of,
     asks_for,

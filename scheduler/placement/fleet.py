@@ -180,7 +180,7 @@ class Fleet:
             numbers["idle"][there] = True
             numbers["labelled"][:] = False
             other._mark(block, at, ())
-            other._divide(block, at, tuple(replace(one, free=one.healthy) for one in block.slices[at]))
+            other._divide(block, at, tuple(replace(one, free=one.mig.healthy) for one in block.slices[at]))
         return other
 
     def _divide(self, block: Block, at: int, slices: tuple[MigRow, ...]) -> None:

@@ -147,7 +147,7 @@ class FleetVersion:
         """Return a node's GPUs in the order of their columns, and behind them its MIG slices."""
         row = self.row_of[name]
         block, at = self.blocks[row // BLOCK], row % BLOCK
-        return (*block.uuids[at], *(one.uuid for one in block.slices[at]))
+        return (*block.uuids[at], *(one.mig.uuid for one in block.slices[at]))
 
     def beside(self, name: str) -> tuple[float, float]:
         """Return a node's free cores and MiB."""
@@ -203,8 +203,8 @@ class FleetVersion:
         slices = [one for block in self.blocks for some in block.slices for one in some if one.free]
         return (
             gpus,
-            sum(int(n["core"].sum()) for n in every) + sum(one.core for one in slices),
-            sum(int(n["memory"].sum()) for n in every) + sum(one.memory for one in slices),
+            sum(int(n["core"].sum()) for n in every) + sum(one.mig.core for one in slices),
+            sum(int(n["memory"].sum()) for n in every) + sum(one.mig.memory_mib for one in slices),
         )
 
     def _records(self, rows: Ints) -> NDArray[Any]:

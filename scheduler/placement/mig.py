@@ -9,37 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from scheduler.placement.demand import Demand, Slice
-from slicekeeper.gpu.inventory import is_wanted
+from slicekeeper.gpu.inventory import MigSlice, holds, is_wanted, size_of
 from slicekeeper.names import MIG
-from slicekeeper.units import CORES_PER_GPU
-
-MOST_LEFT: Final = 2
-"""An adaptive pod is on a slice only if that is at most this many times what it asks for: it pays for all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigRow:
     """One slice as it is now."""
 
-    uuid: str
+    mig: MigSlice
     gpu: str
     """Its GPU's UUID."""
     model: str
     """Its GPU's model."""
-    core: int
-    memory: int
     capacity: int
     """Its GPU's memory."""
-    healthy: bool = True
     free: bool = True
 
     @property
     def size(self) -> int:
         """The larger of its parts of its GPU's compute and memory, in percent."""
-        return max(self.core, self.memory * CORES_PER_GPU // self.capacity)
+        return size_of(self.mig.core, self.mig.memory_mib, self.capacity)
 
 
 class Sliced(NamedTuple):
@@ -51,19 +44,17 @@ class Sliced(NamedTuple):
 
 def in_order(rows: Sequence[MigRow]) -> tuple[MigRow, ...]:
     """Return slices, the smallest first."""
-    return tuple(sorted(rows, key=lambda row: (row.size, row.core, row.memory, row.uuid)))
+    return tuple(sorted(rows, key=lambda row: (row.size, row.mig.core, row.mig.memory_mib, row.mig.uuid)))
 
 
 def suits(row: MigRow, demand: Demand, piece: Slice | None = None) -> bool:
     """Whether a demand may be on a slice by UUID and model; and if a piece of it is given, whether that fits there."""
-    if demand.gpu_uuid not in ("", row.uuid, row.gpu) or not is_wanted(row.model, demand.models):
+    if demand.gpu_uuid not in ("", row.mig.uuid, row.gpu) or not is_wanted(row.model, demand.models):
         return False
     if piece is None:
         return True
-    if piece.whole or piece.core > row.core or piece.memory_mib > row.memory:
-        return False
-    asked = max(piece.core, piece.memory_mib * CORES_PER_GPU // row.capacity)
-    return demand.mode == MIG or row.size <= MOST_LEFT * asked
+    adaptive = demand.mode != MIG
+    return not piece.whole and holds(row.mig, row.capacity, piece.core, piece.memory_mib, adaptive=adaptive)
 
 
 def choose(rows: Sequence[MigRow], demand: Demand, *, idle: bool = False) -> list[int] | None:
@@ -73,7 +64,7 @@ def choose(rows: Sequence[MigRow], demand: Demand, *, idle: bool = False) -> lis
     finds none makes earlier ones move on (augmenting paths in a bipartite graph; Kuhn, 1955).
     """
     able = [
-        [at for at, row in enumerate(rows) if (row.free or (idle and row.healthy)) and suits(row, demand, piece)]
+        [at for at, row in enumerate(rows) if (row.free or (idle and row.mig.healthy)) and suits(row, demand, piece)]
         for piece in demand.slices
     ]
     taken: dict[int, int] = {}

@@ -107,13 +107,13 @@ def _why_no_slice(view: View, row: int, demand: Demand, why: Why) -> Why:
         return Why.NO_GPUS
     if choose(slices, demand, idle=True) is not None:
         return Why.FULL
-    named = [one for one in slices if demand.gpu_uuid in ("", one.uuid, one.gpu)]
+    named = [one for one in slices if demand.gpu_uuid in ("", one.mig.uuid, one.gpu)]
     right = [one for one in named if suits(one, demand)]
     reasons = (
         (slices, Why.NO_SLICE),
         (named, Why.UUID),
         (right, Why.MODEL),
-        ([1 for one in right if one.healthy], Why.HEALTH),
+        ([1 for one in right if one.mig.healthy], Why.HEALTH),
     )
     return next((reason for some, reason in reasons if not some), Why.NO_SLICE)
 

@@ -262,8 +262,8 @@ def _targets(gpus: Sequence[Gpu], demand: Demand) -> Iterator[_Target]:
             yield _Target(gpu.uuid, gpu.memory_mib)
     divided = [gpu for gpu in gpus if gpu.mig] if demand.takes_slices else []
     for one in in_order([one for row in gpu_rows(divided, ()) for one in row.mig]):
-        if one.healthy and suits(one, demand):
-            yield _Target(one.uuid, one.memory, one)
+        if one.mig.healthy and suits(one, demand):
+            yield _Target(one.mig.uuid, one.mig.memory_mib, one)
 
 
 def _company(hold: Hold, uuid: str, demand: Demand) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from slicekeeper.gpu.inventory import MigSlice
+
 PRODUCT: Final = "nvidia.com/gpu.product"
 MEMORY: Final = "nvidia.com/gpu.memory"
 """In MiB; with MIG's strategy `single` it is the slice's and not the GPU's."""
@@ -82,8 +84,17 @@ def _slice(profile: str, product: str, memory: int | None) -> DevicePart:
     total = memory if memory is not None else int(named[1]) * 1024 if named else None
     if total is None:
         return DevicePart(core, None, known=False)
-    eighths = min(max(round(Fraction(gigabytes * 1024 * _MEMORY_SLICES, total)), 1), _MEMORY_SLICES)
-    return DevicePart(core, Fraction(eighths, _MEMORY_SLICES) * own)
+    return DevicePart(core, _eighths(gigabytes * 1024, total) * own)
+
+
+def part_of_slice(mig: MigSlice, gpu_mib: int) -> DevicePart:
+    """Return what part of its GPU a MIG slice is that Slicekeeper gives out."""
+    return DevicePart(Fraction(mig.compute, mig.of), _eighths(mig.memory_mib, gpu_mib))
+
+
+def _eighths(memory_mib: int, gpu_mib: int) -> Fraction:
+    """Return a slice's memory in whole eighths of its GPU's, as the hardware divides it: the driver keeps some."""
+    return Fraction(min(max(round(Fraction(memory_mib * _MEMORY_SLICES, gpu_mib)), 1), _MEMORY_SLICES), _MEMORY_SLICES)
 
 
 def _memory(labels: Mapping[str, str]) -> int | None:

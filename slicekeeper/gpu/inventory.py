@@ -70,6 +70,29 @@ def is_slice(uuid: str) -> bool:
     return uuid.startswith(_MIG)
 
 
+MOST_LEFT: Final = 2
+"""An adaptive pod is on a slice only if that is at most this many times what it asks for: it pays for all of it."""
+
+
+def size_of(core: int, memory_mib: int, gpu_mib: int) -> int:
+    """Return the larger of two parts of a GPU, its compute and its memory, in percent."""
+    return max(core, memory_mib * CORES_PER_GPU // gpu_mib)
+
+
+def holds(mig: MigSlice, gpu_mib: int, core: int, memory_mib: int, *, adaptive: bool) -> bool:
+    """Whether a container that asks for so much may be on a slice of a GPU with `gpu_mib`."""
+    if core > mig.core or memory_mib > mig.memory_mib:
+        return False
+    size = size_of(mig.core, mig.memory_mib, gpu_mib)
+    return not adaptive or size <= MOST_LEFT * size_of(core, memory_mib, gpu_mib)
+
+
+def by_uuid(gpu: Gpu) -> dict[str, Gpu]:
+    """Return a GPU under its UUID, and under that of each of its slices with that slice alone."""
+    alone = {one.uuid: msgspec.structs.replace(gpu, uuid=one.uuid, mig=(one,)) for one in gpu.mig}
+    return {gpu.uuid: gpu, **alone}
+
+
 def slices(gpus: Iterable[Gpu]) -> dict[str, tuple[MigSlice, Gpu]]:
     """Return the MIG slices of some GPUs by UUID, each with its GPU."""
     return {one.uuid: (one, gpu) for gpu in gpus for one in gpu.mig}

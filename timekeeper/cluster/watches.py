@@ -79,7 +79,7 @@ class Pods:
 
 
 class Nodes:
-    """The GPUs that nodes publish."""
+    """The GPUs that nodes publish, and their MIG slices, each as a GPU with that slice alone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class Nodes:
             return
         name = obj["metadata"]["name"]
         try:
-            gpus = inventory.of_node(obj)
+            gpus = [one for gpu in inventory.of_node(obj) for one in inventory.by_uuid(gpu).values()]
         except ValueError:
             return  # what the agent wrote before stays true; a damaged annotation is the agent's to repair
         with self._lock:

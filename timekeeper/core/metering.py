@@ -4,7 +4,8 @@
 `max`: per GPU the larger of the pod's share of compute and of memory there · `mean`: their mean · `core`: compute
 alone · `quota`: the mean of its shares of the namespace's ResourceQuota, as the original service had it; without a
 quota `max`, flagged. A whole GPU counts as one under the first three, whatever memory was named, and so does one that
-the scheduler keeps for the pod alone (`sharing: exclusive`): what it leaves is of no use to others.
+the scheduler keeps for the pod alone (`sharing: exclusive`): what it leaves is of no use to others. For the same reason
+a MIG slice counts as what it is, and not as what was asked for.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, Literal
 
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.devices import part_of
-from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.devices import part_of, part_of_slice
+from slicekeeper.gpu.inventory import Gpu, is_slice
 from slicekeeper.gpu.request import GpuRequest, PodRequest, annotations_of, sharing_mode
 from slicekeeper.units import CORES_PER_GPU, parse_quantity
 from slicekeeper.untyped import as_map
@@ -64,6 +65,12 @@ class _Share:
         return (self.core + self.memory) / 2 if weight == "mean" else max(self.core, self.memory)
 
 
+def of_slice(gpu: Gpu) -> _Share:
+    """Return what a MIG slice is of its GPU, both as `inventory.by_uuid` returns them."""
+    part = part_of_slice(gpu.mig[0], gpu.memory_mib)
+    return _Share(part.core, part.memory, gpu.model)
+
+
 def quota_of(quotas: list[dict[str, Any]], resources: Resources) -> Quota | None:
     """Return the tightest ResourceQuota of both resources; None if no quota limits both."""
     found: dict[str, Fraction] = {}
@@ -92,7 +99,7 @@ def meter(
     device_model: str = "",
     device_labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Metering:
-    """Return what a bound pod is charged.
+    """Return what a bound pod is charged; `inventory` has MIG slices as `inventory.by_uuid` returns them.
 
     `device_model` is the model of the GPUs that NVIDIA's own plugin hands out on the pod's node, empty if that is not
     known, and `device_labels` are the node's labels, which tell what part of a GPU a device is. A GPU of no known model
@@ -141,6 +148,9 @@ def _shares(
                 flags.add(GPU_UNKNOWN)
             if alone:
                 share.core = share.memory = Fraction(1)
+                continue
+            if gpu is not None and is_slice(gpu.uuid):
+                shares[uuid] = of_slice(gpu)
                 continue
             share.core += Fraction(min(wanted.core, CORES_PER_GPU), CORES_PER_GPU)
             _add_memory(share, wanted, gpu)

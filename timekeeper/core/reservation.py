@@ -7,7 +7,8 @@ A pod holds its GPUs from its binding until its containers have ended. Kubelet e
 have passed since the pod's `startTime`, which is kubelet's first look at it and not the binding, and then gives them
 the pod's grace. So at most `deadline + grace + margin` pass; the margin is for the time from the binding to that look,
 kubelet's own pace and its whole seconds. For each GPU model that the pod might get the dearest share is taken:
-every container on a GPU of its own, of the least memory, at the highest rate that is set for now or later.
+every container on a GPU of its own, of the least memory, or on the largest MIG slice that it might get, at the highest
+rate that is set for now or later.
 
 That enough is free now does not mean that it is there later: what a grant or a period brought may expire before a pod
 has used it. So `gap` follows the time line of those who have time set aside to their ends, as if a pod that is not
@@ -17,14 +18,14 @@ must cover what is set aside then.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.inventory import Gpu, is_wanted
+from slicekeeper.gpu.inventory import Gpu, holds, is_slice, is_wanted
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped import as_map
@@ -94,7 +95,7 @@ def _shares_by_model(
     smallest: dict[str, Gpu] = {}
     for gpu in gpus:
         fits = request.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, request.gpu_models)
-        if fits and gpu.memory_mib < smallest.get(gpu.model, gpu).memory_mib + 1:
+        if fits and not is_slice(gpu.uuid) and gpu.memory_mib < smallest.get(gpu.model, gpu).memory_mib + 1:
             smallest[gpu.model] = gpu
     if not request.requests:  # NVIDIA's plugin hands out the GPUs, of any model
         smallest = {_ANY_MODEL: Gpu(uuid="", model=_ANY_MODEL, memory_mib=1)}
@@ -106,16 +107,42 @@ def _shares_by_model(
         annotations[names.SHARING_MODE] = "exclusive"
     pod = {"metadata": {"annotations": annotations}}
     named = [uuid for value in annotations.values() for uuid in value.split(",")]
+    places = [dict.fromkeys(named, gpu) for gpu in smallest.values() if request.sharing != names.MIG]
     return [
         metering.meter(
             pod, request,
-            inventory=dict.fromkeys(named, gpu),
+            inventory=inventory,
             weight=weight, background=background, quota=quota,
             device_model=_ANY_MODEL, device_labels=labels,
         ).shares
-        for gpu in smallest.values()
+        for inventory in (*places, *_slices_by_model(request, gpus, weight))
         for labels in (device_nodes if request.devices and device_nodes else ({},))
     ]  # fmt: skip
+
+
+def _slices_by_model(request: PodRequest, gpus: Collection[Gpu], weight: metering.Weight) -> Iterator[dict[str, Gpu]]:
+    """Yield for each model the dearest MIG slice that each container might get, if all of them might get one."""
+    adaptive = request.sharing == names.ADAPTIVE
+    if request.affinity or not (adaptive or request.sharing == names.MIG):
+        return
+    slices = [gpu for gpu in gpus if is_slice(gpu.uuid) and is_wanted(gpu.model, request.gpu_models)]
+    if is_slice(request.gpu_uuid):
+        slices = [gpu for gpu in slices if gpu.uuid == request.gpu_uuid]
+    for model in {gpu.model for gpu in slices}:
+        chosen: dict[str, Gpu] = {}
+        for wanted in request.requests:
+            able = [
+                gpu
+                for gpu in slices
+                if gpu.model == model
+                and wanted.is_fraction
+                and holds(gpu.mig[0], gpu.memory_mib, wanted.core, wanted.memory_mib, adaptive=adaptive)
+            ]
+            if not able:
+                break
+            chosen[f"{wanted.container}/0"] = max(able, key=lambda gpu: metering.of_slice(gpu).fraction(weight))
+        else:
+            yield chosen
 
 
 _MOST_TURNS: Final = 200

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Select, bindparam, func, insert, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice
 from slicekeeper.units import Instant
 from timekeeper.core.record import AccountId
 from timekeeper.store.db.models import GpuSeen, Namespace, WatchMark, WatermarkRow, WorkloadRow
@@ -176,20 +176,36 @@ def unobserved_ms(session: Session, cluster: str, since: Instant) -> dict[str, i
 
 def gpus(session: Session) -> dict[str, Gpu]:
     """Return every GPU that was ever published."""
-    rows = session.execute(select(GpuSeen.uuid, GpuSeen.model, GpuSeen.memory_mib))
-    return {uuid: Gpu(uuid=uuid, model=model, memory_mib=memory) for uuid, model, memory in rows}
+    of_slice = (GpuSeen.slice_mib, GpuSeen.slice_compute, GpuSeen.slice_of)
+    rows = session.execute(select(GpuSeen.uuid, GpuSeen.model, GpuSeen.memory_mib, *of_slice))
+    return {
+        uuid: Gpu(uuid, model, memory, mig=(MigSlice(uuid, own, compute, of),) if own else ())
+        for uuid, model, memory, own, compute, of in rows
+    }
 
 
 def keep_gpus(session: Session, seen: Collection[Gpu]) -> None:
     """Note GPUs and how they are described now."""
     known = gpus(session)
-    rows = [{"uuid": g.uuid, "model": g.model, "memory_mib": g.memory_mib} for g in seen]
+    rows = [_described(gpu) for gpu in seen]
     new = [row for row in rows if row["uuid"] not in known]
     if new:
         session.execute(insert(GpuSeen), new)
     old = [row for row in rows if row["uuid"] in known]
     if old:
         session.execute(update(GpuSeen), old)
+
+
+def _described(gpu: Gpu) -> dict[str, str | int]:
+    mig = gpu.mig[0] if is_slice(gpu.uuid) else None
+    return {
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "memory_mib": gpu.memory_mib,
+        "slice_mib": mig.memory_mib if mig else 0,
+        "slice_compute": mig.compute if mig else 0,
+        "slice_of": mig.of if mig else 0,
+    }
 
 
 # The watch

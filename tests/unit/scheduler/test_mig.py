@@ -13,7 +13,7 @@ from scheduler.explain import outlook
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
 from scheduler.placement.demand import demand_of
-from scheduler.placement.mig import MOST_LEFT, MigRow, choose, in_order
+from scheduler.placement.mig import MigRow, choose, in_order
 from scheduler.placement.policies import Learner
 from scheduler.places import HoldKind
 from scheduler.pods import gpu_rows, read_pod
@@ -23,7 +23,7 @@ from slicekeeper import names
 from slicekeeper.clock import ManualClock
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
-from slicekeeper.gpu.inventory import Gpu, MigSlice
+from slicekeeper.gpu.inventory import MOST_LEFT, Gpu, MigSlice
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 
 MIB = 81_920
@@ -240,7 +240,7 @@ def slices(draw):
         compute = draw(st.sampled_from([1, 2, 3, 7]))
         memory = draw(st.sampled_from([9_728, 19_968, 40_448]))
         free = draw(st.booleans())
-        found.append(MigRow(f"MIG-{index}", "GPU-0", "A100", 100 * compute // 7, memory, MIB, free=free))
+        found.append(MigRow(MigSlice(f"MIG-{index}", memory, compute, 7), "GPU-0", "A100", MIB, free))
     return in_order(found)
 
 
@@ -252,7 +252,7 @@ def test_slices_are_found_if_and_only_if_there_are_enough(rows, pieces, sharing)
 
     def fits(row, piece):
         asked = max(piece.core, piece.memory_mib * 100 // MIB)
-        enough = row.free and row.core >= piece.core and row.memory >= piece.memory_mib
+        enough = row.free and row.mig.core >= piece.core and row.mig.memory_mib >= piece.memory_mib
         return enough and (sharing == "mig" or row.size <= MOST_LEFT * asked)
 
     ways = [

@@ -11,14 +11,16 @@ import pytest
 
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
 from slicekeeper.gpu.request import parse_pod
 from timekeeper.core.metering import GPU_UNKNOWN, QUOTA_MISSING, Metering, Quota, Weight, meter, quota_of
 
 RESOURCES = Resources()
 A = Gpu(uuid="GPU-a", model="A100", memory_mib=40960)
 H = Gpu(uuid="GPU-h", model="H100", memory_mib=81920)
-INVENTORY = {"GPU-a": A, "GPU-h": H}
+MIG = (MigSlice("MIG-3g", 19968, 3, 7), MigSlice("MIG-1g", 4864, 1, 7))
+M = Gpu(uuid="GPU-m", model="A100", memory_mib=40960, healthy=False, mig=MIG)
+INVENTORY = {"GPU-a": A, "GPU-h": H, **by_uuid(M)}
 
 
 def pod(*containers: tuple[str, int, int, str], gpu_class: str = "", devices: int = 0) -> dict[str, Any]:
@@ -83,6 +85,24 @@ def test_a_gpu_kept_for_the_pod_alone_counts_whole(weight: Weight) -> None:
     given = pod(("a", 10, 16, "GPU-a"), ("b", 20, 8, "GPU-a"))
     given["metadata"]["annotations"][names.SHARING_MODE] = "exclusive: asked for by the pod"
     assert metered(given, weight).rate == 1
+
+
+@pytest.mark.parametrize(
+    ("weight", "rate"), [("max", Fraction(1, 2)), ("mean", Fraction(13, 28)), ("core", Fraction(3, 7)), ("quota", 1)]
+)
+def test_a_mig_slice_counts_as_what_it_is_whatever_was_asked_for(weight: Weight, rate: Fraction) -> None:
+    quota = Quota(Fraction(10), Fraction(4)) if weight == "quota" else None
+    found = metered(pod(("main", 10, 4, "MIG-3g")), weight, quota=quota)
+    assert (found.rate, found.gpus, found.held, found.flags) == (rate, ("MIG-3g",), 1, ())
+    assert found.found.shares.keys() == {"A100"}
+
+
+def test_each_container_pays_for_its_own_mig_slice() -> None:
+    found = metered(pod(("a", 10, 4, "MIG-3g"), ("b", 10, 4, "MIG-1g")), rates={"A100": Fraction(2)})
+    assert found.rate == 2 * (Fraction(1, 2) + Fraction(1, 7))
+    assert metered(pod(("a", 10, 4, "MIG-1g"), gpu_class="background")).rate == Fraction(1, 14)
+    unknown = metered(pod(("a", 10, 4, "MIG-gone")))
+    assert (unknown.rate, unknown.flags) == (Fraction(1, 10), (GPU_UNKNOWN,))
 
 
 def test_rates_by_model_and_for_background() -> None:

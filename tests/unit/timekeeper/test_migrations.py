@@ -9,9 +9,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
+from sqlalchemy.orm import Session
 from support.databases import Databases
 
 from slicekeeper.errors import SettingsError
+from slicekeeper.gpu.inventory import Gpu, MigSlice
+from timekeeper.store import workloads
 from timekeeper.store.db import migrate
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import Base
@@ -35,6 +38,21 @@ def test_up_down_and_up_again(engine: Engine) -> None:
     assert migrate.downgrade(engine, "base") == ""
     assert inspect(engine).get_table_names() == ["alembic_version"]
     assert migrate.upgrade(engine) == migrate.head()
+
+
+def test_gpus_of_before_mig_slices_were_known_stay_and_slices_go_with_the_way_back(engine: Engine) -> None:
+    migrate.upgrade(engine, "0001")
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO gpu VALUES ('GPU-1', 'A100', 40960)"))
+    migrate.upgrade(engine)
+    old, mig = Gpu("GPU-1", "A100", 40960), MigSlice("MIG-1", 4864, 1, 7)
+    new = Gpu("MIG-1", "A100", 40960, mig=(mig,))
+    with Session(engine) as session, session.begin():
+        workloads.keep_gpus(session, [new])
+        assert workloads.gpus(session) == {"GPU-1": old, "MIG-1": new}
+    migrate.downgrade(engine, "0001")
+    with engine.begin() as connection:
+        assert list(connection.execute(text("SELECT * FROM gpu"))) == [("GPU-1", "A100", 40960)]
 
 
 def test_the_migrations_make_what_the_models_say(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from support.openings import opening
 
 from slicekeeper import names
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
-from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 from timekeeper.core.rate import RateBook
 from timekeeper.core.record import Rule
@@ -97,6 +97,32 @@ RATES = RateBook([("A100", 0, Fraction(3, 2)), ("A100", T0 + 1, Fraction(2)), ("
 def test_a_hold_is_what_the_dearest_place_would_cost(request_: PodRequest, rate: Fraction | None) -> None:
     found = need_of(request_, 1_001, gpus=GPUS, book=RATES, weight="max", background=Fraction(1, 2), quota=None, now=T0)
     assert found == (None if rate is None else Need(-(-1_001 * rate.numerator // rate.denominator), 1_001))
+
+
+MIG = (MigSlice("MIG-1", 4864, 1, 7), MigSlice("MIG-3", 19968, 3, 7), MigSlice("MIG-7", 40448, 7, 7))
+
+
+@pytest.mark.parametrize(
+    ("request_", "rate"),
+    [
+        (PodRequest((GpuRequest("c", 14, 4),), sharing="mig"), Fraction(2)),  # all of the largest slice
+        (PodRequest((GpuRequest("c", 14, 4),), sharing="mig", gpu_uuid="MIG-3"), Fraction(1)),
+        (PodRequest((GpuRequest("c", 14, 4), GpuRequest("d", 50, 4)), sharing="mig"), Fraction(4)),
+        (PodRequest((GpuRequest("c", 42, 4),), sharing="mig", gpu_models=("T4",)), None),
+        (PodRequest((GpuRequest("c", 99, 160),), sharing="mig"), None),  # more memory than any has
+        (PodRequest((GpuRequest("c", 14, 4),)), Fraction(2, 7)),  # adaptive: not on one more than twice as large
+        (PodRequest((GpuRequest("c", 25, 4),)), Fraction(1)),
+        (PodRequest((GpuRequest("c", 25, 4),), sharing="shared"), Fraction(1, 2)),
+        (PodRequest((GpuRequest("c", 25, 4),), affinity="x"), Fraction(1, 2)),
+        (PodRequest((GpuRequest("c", 25, 4), GpuRequest("d", 100, None))), Fraction(5, 2)),
+    ],
+)
+def test_a_hold_covers_the_largest_slice_that_the_pod_might_get(
+    request_: PodRequest, rate: Fraction | None
+) -> None:
+    gpus = [*GPUS, *by_uuid(Gpu("m", "A100", 40960, healthy=False, mig=MIG)).values()]
+    found = need_of(request_, 7_000, gpus=gpus, book=RATES, weight="max", background=Fraction(1, 2), quota=None, now=T0)
+    assert found == (None if rate is None else Need(int(7_000 * rate), 7_000))
 
 
 # Holds

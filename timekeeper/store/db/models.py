@@ -261,13 +261,19 @@ class Rate(Base):
 
 
 class GpuSeen(Base):
-    """A GPU as an agent published it: kept after its node is gone, because pods that held it are still charged."""
+    """A GPU as an agent published it: kept after its node is gone, because pods that held it are still charged.
+
+    A MIG slice has a row of its own, with its GPU's model and memory, and what it has of them; 0 for a GPU.
+    """
 
     __tablename__ = "gpu"
 
     uuid: Mapped[str] = mapped_column(String(253), primary_key=True)
     model: Mapped[str] = mapped_column(String(253))
     memory_mib: Mapped[int]
+    slice_mib: Mapped[int] = mapped_column(server_default="0")
+    slice_compute: Mapped[int] = mapped_column(server_default="0")
+    slice_of: Mapped[int] = mapped_column(server_default="0")
 
 
 RUNNING_INDEX = "ix_workload_running"

@@ -158,7 +158,10 @@ def test_a_bare_off_is_the_mode_and_not_yaml_false(tmp_path: Path) -> None:
             "namespaces:\n- match: a\n  budget:\n    perod: day",
             "line 4: namespaces[0]: unknown key budget.perod; did you",
         ),
-        ("default: {sharing: [adaptive, remote]}", "sharing: remote is planned and not there yet; choose of adaptive, exclu"),
+        (
+            "default: {sharing: [adaptive, remote]}",
+            "sharing: remote is planned and not there yet; choose of adaptive, exclu",
+        ),
         ("- a", "must hold a mapping, not a list"),
         ("{", "not valid YAML"),
         ("a: " + "[" * 5000, "not valid YAML"),
