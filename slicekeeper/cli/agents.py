@@ -18,6 +18,7 @@ from slicekeeper.cli.connection import cluster
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import Column
 from slicekeeper.errors import ServiceError
+from slicekeeper.gpu.inventory import Gpu, Part
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import PODS, Object
 from slicekeeper.wire.node import PATH, NodeSeats, SeatUse
@@ -25,7 +26,7 @@ from slicekeeper.wire.node import PATH, NodeSeats, SeatUse
 ANSWER_SECONDS: Final = 3.0
 AT_ONCE: Final = 16
 
-_UUID: Final = re.compile(r"\b(GPU-[0-9a-f]{8})-[-0-9a-f]+")
+_UUID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[-0-9a-f]+")
 _SELECTOR: Final = "app.kubernetes.io/name=nodeagent"
 
 
@@ -78,6 +79,18 @@ def figures(seats: Iterable[SeatUse] | None) -> dict[str, Any]:
     }
 
 
+def described(node: Object, gpu: Gpu, part: Part) -> dict[str, Any]:
+    """Return what a GPU of a node, or a MIG slice of it, is."""
+    return {
+        "node": node["metadata"]["name"],
+        "gpu": part.uuid,
+        "model": gpu.model_of(part),
+        "memoryMib": part.memory_mib,
+        "healthy": part.healthy,
+        "trouble": "" if part.healthy else gpu.trouble,
+    }
+
+
 FIGURES: Final = ("GIVEN", "USED", "MEMORY-USED")
 
 
@@ -97,7 +110,7 @@ def figure_columns() -> tuple[Column[dict[str, Any]], ...]:
 
 
 def short(uuids: str) -> str:
-    """Return a text with the UUIDs of GPUs in it cut to what tells them apart for people."""
+    """Return a text with the UUIDs of GPUs and MIG slices in it cut to what tells them apart for people."""
     return _UUID.sub(r"\1", uuids)
 
 

@@ -11,7 +11,7 @@ import click
 
 from slicekeeper import names
 from slicekeeper.cli.accounts import uid_option
-from slicekeeper.cli.agents import Agents, figure_columns, figures, short
+from slicekeeper.cli.agents import Agents, described, figure_columns, figures, short
 from slicekeeper.cli.connection import cluster, cluster_options, timekeeper
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import LISTS, Column, output_option, rounded, show_list
@@ -165,20 +165,23 @@ def nodes(context: Context, output: str) -> None:
     by_node = Agents(context).ask(objects)
     rows = [
         {
-            "node": node["metadata"]["name"],
-            "gpu": gpu.uuid,
-            "model": gpu.model,
-            "memoryMib": gpu.memory_mib,
-            "healthy": gpu.healthy,
-            "trouble": gpu.trouble,
-            "coreAllocated": sum(core for _, core in shares.get(gpu.uuid, [])),
-            **figures(_seats_on(gpu.uuid, by_node.get(node["metadata"]["name"]))),
-            "pods": [name for name, _ in shares.get(gpu.uuid, [])],
+            **described(node, gpu, part),
+            "coreAllocated": _allocated(part, shares.get(part.uuid, [])),
+            **figures(_seats_on(part.uuid, by_node.get(node["metadata"]["name"]))),
+            "pods": [name for name, _ in shares.get(part.uuid, [])],
         }
         for node in objects
         for gpu in inventory.readable_of(node)
+        for part in gpu.parts
     ]
     show_list(rows, output, _GPU_COLUMNS, lambda row: str(row["gpu"]))
+
+
+def _allocated(part: inventory.Part, holders: Sequence[tuple[str, int]]) -> int:
+    """Return what of a GPU's compute is given out, in percent: of a MIG slice all that it has, or nothing."""
+    if inventory.is_slice(part.uuid):
+        return part.core if holders else 0
+    return sum(core for _, core in holders)
 
 
 def _seats_on(uuid: str, seats: list[SeatUse] | None) -> list[SeatUse] | None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import click
 
-from slicekeeper.cli.agents import FIGURES, Agents, cells, figures, percent, short
+from slicekeeper.cli.agents import FIGURES, Agents, cells, described, figures, percent, short
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import WIDTH, output_option, show, table
 from slicekeeper.gpu import inventory
-from slicekeeper.kube.client import NODES, KubeClient, Object
+from slicekeeper.gpu.inventory import Part
+from slicekeeper.kube.client import NODES, KubeClient
 from slicekeeper.wire.node import SeatUse
 
 _HOME_AND_CLEAR = "\033[H\033[2J"
@@ -50,26 +51,23 @@ def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]
     nodes, _ = client.list(NODES, field_selector=f"metadata.name={only}" if only else "")
     by_node = agents.ask(nodes)
     return [
-        _gpu(node, gpu, by_node.get(node["metadata"]["name"])) for node in nodes for gpu in inventory.readable_of(node)
+        {**described(node, gpu, part), **_used(part, by_node.get(node["metadata"]["name"]))}
+        for node in nodes
+        for gpu in inventory.readable_of(node)
+        for part in gpu.parts
     ]
 
 
-def _gpu(node: Object, gpu: inventory.Gpu, seats: list[SeatUse] | None) -> dict[str, Any]:
-    here = None if seats is None else [seat for seat in seats if seat.gpu == gpu.uuid]
+def _used(part: Part, seats: list[SeatUse] | None) -> dict[str, Any]:
+    here = None if seats is None else [seat for seat in seats if seat.gpu == part.uuid]
     return {
-        "node": node["metadata"]["name"],
-        "gpu": gpu.uuid,
-        "model": gpu.model,
-        "healthy": gpu.healthy,
-        "trouble": gpu.trouble,
-        "memoryMib": gpu.memory_mib,
         "askedPercent": None if here is None else sum(seat.asked_percent for seat in here),
         **figures(here),
-        "seats": [_seat(seat, gpu) for seat in here or []],
+        "seats": [_seat(seat, part) for seat in here or []],
     }
 
 
-def _seat(seat: SeatUse, gpu: inventory.Gpu) -> dict[str, Any]:
+def _seat(seat: SeatUse, part: Part) -> dict[str, Any]:
     return {
         "namespace": seat.namespace,
         "pod": seat.pod,
@@ -78,7 +76,7 @@ def _seat(seat: SeatUse, gpu: inventory.Gpu) -> dict[str, Any]:
         "askedPercent": seat.asked_percent,
         "limitPercent": seat.limit_percent,
         **figures([seat]),
-        "memoryMib": seat.memory_limit_mib or gpu.memory_mib,
+        "memoryMib": seat.memory_limit_mib or part.memory_mib,
     }
 
 

@@ -59,10 +59,18 @@ class Gpu(msgspec.Struct, frozen=True, rename="camel"):
         """Its compute in percent."""
         return CORES_PER_GPU
 
+    def model_of(self, part: Part) -> str:
+        """Return what a part of it is called: its model, and a slice's size behind it."""
+        return f"{self.model} MIG {part.profile}".rstrip() if isinstance(part, MigSlice) else self.model
+
     @property
     def parts(self) -> tuple[Gpu, ...] | tuple[MigSlice, ...]:
         """What of it is given out: itself, or its MIG slices."""
         return self.mig or (self,)
+
+
+Part = Gpu | MigSlice
+"""What is given out."""
 
 
 def is_slice(uuid: str) -> bool:

@@ -228,3 +228,32 @@ def test_tables_fit_80_columns_and_wide_ones_have_it_all(site: Site, monkeypatch
     assert "114h32m25.678s" in site.run("pods", "-o", "wide").stdout
     assert f"{TEAM}/{held[1]}" in site.run("pods", "-o", "name").stdout.splitlines()
     assert uuid in site.run("nodes", "-o", "csv").stdout
+
+
+def test_mig_slices_are_shown_in_the_place_of_their_gpu(site: Site) -> None:
+    uuids = [f"MIG-{n}{'a' * 7}-3b0c-4d9e-a1f7-5c2d90e4b6a8" for n in (1, 2)]
+    mig = (
+        inventory.MigSlice(uuids[0], 40_448, 3, 7, "3g.40gb"),
+        inventory.MigSlice(uuids[1], 9_728, 1, 7, "1g.10gb", healthy=False),
+    )
+    gpu = inventory.Gpu(
+        "GPU-a", "A100-SXM4-80GB", 81_920, healthy=False, trouble="its next reset ends MIG mode", mig=mig
+    )
+    patch = {"metadata": {"annotations": {names.NODE_GPUS: inventory.encode([gpu])}}}
+    site.small.client.patch(NODES, "node-1", patch)
+    chosen = {names.gpu_annotation("c"): uuids[0], names.SHARING_MODE: "mig: asked for"}
+    site.small.pod("a", core=10, annotations=chosen, nodeName="node-1")
+    limits = {"asked_percent": 10, "limit_percent": 42, "memory_limit_mib": 40_448}
+    site.seats["node-1"] = [seat("a", uuids[0], memory_mib=7, **limits)]
+    nodes = {gpu["gpu"]: gpu for gpu in json.loads(site.run("nodes", "-o", "json").stdout) if gpu["node"] == "node-1"}
+    assert list(nodes) == uuids
+    keys = ("model", "memoryMib", "healthy", "trouble", "coreAllocated", "memoryUsedMib", "usedPercent")
+    assert [nodes[uuids[0]][key] for key in keys] == ["A100-SXM4-80GB MIG 3g.40gb", 40_448, True, "", 42, 7, None]
+    assert [nodes[uuids[1]][key] for key in keys[2:5]] == [False, "its next reset ends MIG mode", 0]
+    assert nodes[uuids[0]]["pods"] == [f"{TEAM}/a"]
+    top = site.top("--node", "node-1")
+    assert list(top) == uuids
+    [one] = top[uuids[0]]["seats"]
+    assert (one["askedPercent"], one["limitPercent"], one["memoryMib"]) == (10, 42, 40_448)
+    assert "MIG-1aaaaaaa" in site.run("nodes").stdout
+    assert uuids[0] not in site.run("nodes").stdout
