@@ -22,7 +22,6 @@ from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address
 from slicekeeper.kube.client import NODES, KubeClient, Object
-from slicekeeper.units import MIB_PER_BLOCK
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +40,8 @@ def wanted(gpus: list[Gpu], resources: Resources, address: str = "", found: Mach
 
 
 def _amounts(gpus: list[Gpu], resources: Resources, *, only_healthy: bool = False) -> dict[str, str]:
-    """Return the sums over GPUs, of those in MIG mode over what their slices can hold."""
-    parts = [part for gpu in gpus for part in gpu.parts if part.healthy or not only_healthy]
-    return {
-        resources.core: str(sum(part.core for part in parts)),
-        resources.memory: str(sum(part.memory_mib // MIB_PER_BLOCK for part in parts)),
-    }
+    core, blocks = inventory.amounts(gpus, only_healthy=only_healthy)
+    return {resources.core: str(core), resources.memory: str(blocks)}
 
 
 def differs(have: Any, want: Any) -> bool:

@@ -34,6 +34,7 @@ def examples_folder() -> Path:
 @click.option("--nodes", type=click.IntRange(1, 100), default=2, show_default=True, help="Nodes of the cluster.")
 @click.option("--gpus", type=click.IntRange(1, 16), default=2, show_default=True, help="GPUs of each node.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="A100", show_default=True, help="Their model.")
+@click.option("--mig", default="", help="MIG slices of each node's first GPU, for example 3g.20gb+4g.20gb.")
 @click.option(
     "--speed",
     type=click.FloatRange(1, 3600),
@@ -48,7 +49,9 @@ def examples_folder() -> Path:
 )
 @click.option("--once", is_flag=True, help="End when the story is complete: print a table, check the ledger.")
 @output_option("table", "json")
-def local(nodes: int, gpus: int, model: str, speed: float, examples: Path | None, once: bool, output: str) -> None:
+def local(
+    nodes: int, gpus: int, model: str, mig: str, speed: float, examples: Path | None, once: bool, output: str
+) -> None:
     """Run the whole path on this machine: a simulated cluster, the real webhook, timekeeper and scheduler.
 
     Submits example manifests and shows what becomes of them; stays up until Ctrl-C. State lies in
@@ -56,7 +59,7 @@ def local(nodes: int, gpus: int, model: str, speed: float, examples: Path | None
     """
     folder = examples or examples_folder()
     plot = story.read(folder)
-    options = Options(nodes, gpus, model, speed, folder / plot.policy if plot.policy else None)
+    options = Options(nodes, gpus, model, mig, speed, folder / plot.policy if plot.policy else None)
     printer = Printer(to_stderr=output == "json")
     cluster = LocalCluster(home(), options, lambda line: printer.line("", "start", line))
     _on_signals(_interrupt)

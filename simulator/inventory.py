@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import Final
+
+import msgspec
 
 from simulator.store import Store
 from slicekeeper import names
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import SettingsError
 from slicekeeper.gpu import inventory
-from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.gpu.inventory import Gpu, MigSlice
 from slicekeeper.kube.client import NAMESPACES, NODES, PRIORITY_CLASSES, Object
-from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 MODELS: Final = {
     "T4": 15_360,
@@ -29,25 +31,35 @@ MODELS: Final = {
 
 SEATS_PER_GPU: Final = 128
 
+_PROFILE: Final = re.compile(r"([1-7])g\.([1-9][0-9]{0,2})gb")
+_COMPUTE_SLICES: Final = 7
+_KEPT_MIB: Final = 512
+"""What the driver keeps of a slice's memory, about."""
+
 _UUIDS: Final = uuid.UUID("6b9d4a3c-6a5e-4a55-9c1b-1d5f3a6e2c10")
 
 
-def node(name: str, gpus: int, model: str, resources: Resources) -> Object:
+def node(name: str, gpus: int, model: str, resources: Resources, mig: str = "") -> Object:
     """Return a Node with `gpus` GPUs of one model; their UUIDs depend on the node's name alone.
 
-    Raises SettingsError for a model that is not known.
+    `mig` are the MIG slices of the first one, such as `3g.20gb+4g.20gb`. Raises SettingsError for a model that is not
+    known, and for what is no profile of a slice.
     """
     if model not in MODELS:
         raise SettingsError(f"--model is {model!r}: it must be one of {', '.join(MODELS)}")
     cards = [
         Gpu(uuid=f"GPU-{uuid.uuid5(_UUIDS, f'{name}/{i}')}", model=model, memory_mib=MODELS[model]) for i in range(gpus)
     ]
+    if mig:
+        slices = tuple(_slice(f"{name}/0/{i}", profile) for i, profile in enumerate(mig.split("+")))
+        cards[0] = msgspec.structs.replace(cards[0], healthy=False, trouble="it is in MIG mode", mig=slices)
+    core, blocks = inventory.amounts(cards)
     capacity = {
         "cpu": "64",
         "memory": "512Gi",
         "pods": "250",
-        resources.core: str(gpus * CORES_PER_GPU),
-        resources.memory: str(sum(card.memory_mib // MIB_PER_BLOCK for card in cards)),
+        resources.core: str(core),
+        resources.memory: str(blocks),
         resources.seat: str(gpus * SEATS_PER_GPU),
     }
     return {
@@ -67,7 +79,17 @@ def node(name: str, gpus: int, model: str, resources: Resources) -> Object:
     }
 
 
-def fill(store: Store, settings: Settings, nodes: int, gpus: int, model: str) -> None:
+def _slice(name: str, profile: str) -> MigSlice:
+    found = _PROFILE.fullmatch(profile)
+    if found is None:
+        raise SettingsError(
+            f"--mig has {profile!r}: name slices by NVIDIA's profiles, for example 3g.20gb+4g.20gb"
+        )
+    memory = int(found[2]) * 1024 - _KEPT_MIB
+    return MigSlice(f"MIG-{uuid.uuid5(_UUIDS, name)}", memory, int(found[1]), _COMPUTE_SLICES, profile)
+
+
+def fill(store: Store, settings: Settings, nodes: int, gpus: int, model: str, mig: str = "") -> None:
     """Create the objects of a new cluster."""
     for name in ("default", "kube-system", "slicekeeper-system"):
         store.create(
@@ -80,4 +102,4 @@ def fill(store: Store, settings: Settings, nodes: int, gpus: int, model: str) ->
             "value": wanted.value, "preemptionPolicy": wanted.preemption_policy, "globalDefault": False,
         })  # fmt: skip
     for index in range(1, nodes + 1):
-        store.create(NODES, node(f"node-{index}", gpus, model, settings.resources))
+        store.create(NODES, node(f"node-{index}", gpus, model, settings.resources, mig))

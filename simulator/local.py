@@ -50,6 +50,7 @@ class Options:
     nodes: int = 2
     gpus: int = 2
     model: str = "A100"
+    mig: str = ""
     speed: float = 60.0
     policy: Path | None = None
 
@@ -118,7 +119,8 @@ class LocalCluster:
         self.cluster = Cluster(
             clocks.from_settings(settings.clock), JsonClient(f"https://{addresses['webhook']}", ca_file=str(files.ca))
         )
-        inventory.fill(self.cluster.store, settings, self.options.nodes, self.options.gpus, self.options.model)
+        wanted = self.options
+        inventory.fill(self.cluster.store, settings, wanted.nodes, wanted.gpus, wanted.model, wanted.mig)
         server = ApiServer(Api(self.cluster), extra={"/simulator/processes": self.processes})
         self.config = self._write_config(settings, server.url, addresses, files)
         self.settings = kernel.load(self.config, os.environ).settings

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from slicekeeper import names
-from slicekeeper.units import CORES_PER_GPU
+from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 _MIG: Final = "MIG-"
 
@@ -104,6 +104,15 @@ def by_uuid(gpu: Gpu) -> dict[str, Gpu]:
 def slices(gpus: Iterable[Gpu]) -> dict[str, tuple[MigSlice, Gpu]]:
     """Return the MIG slices of some GPUs by UUID, each with its GPU."""
     return {one.uuid: (one, gpu) for gpu in gpus for one in gpu.mig}
+
+
+def amounts(gpus: Iterable[Gpu], *, only_healthy: bool = False) -> tuple[int, int]:
+    """Return how much compute, in percent, and how many blocks of memory some GPUs have together.
+
+    Of one in MIG mode it is what its slices have: nothing else of it can be given out.
+    """
+    parts = [part for gpu in gpus for part in gpu.parts if part.healthy or not only_healthy]
+    return sum(part.core for part in parts), sum(part.memory_mib // MIB_PER_BLOCK for part in parts)
 
 
 def encode(gpus: list[Gpu]) -> str:
