@@ -82,9 +82,7 @@ def node(name: str, gpus: int, model: str, resources: Resources, mig: str = "") 
 def _slice(name: str, profile: str) -> MigSlice:
     found = _PROFILE.fullmatch(profile)
     if found is None:
-        raise SettingsError(
-            f"--mig has {profile!r}: name slices by NVIDIA's profiles, for example 3g.20gb+4g.20gb"
-        )
+        raise SettingsError(f"--mig has {profile!r}: name slices by NVIDIA's profiles, for example 3g.20gb+4g.20gb")
     memory = int(found[2]) * 1024 - _KEPT_MIB
     return MigSlice(f"MIG-{uuid.uuid5(_UUIDS, name)}", memory, int(found[1]), _COMPUTE_SLICES, profile)
 

@@ -298,13 +298,15 @@ MAX_SCORE: Final = 10
 def scores(fits: Bools, price: Ints, best: int | None) -> Ints:
     """Return each node's score, 0 to 10: 10 for `best` alone, 9 to 0 for the others that fit, by their price.
 
-    kube-scheduler chooses at random among equals, so one node alone has the most.
+    kube-scheduler chooses at random among equals, so one node alone has the most. Places on MIG slices are priced far
+    behind all others, so they do not count when these are graded.
     """
     if best is None:
         return np.zeros(len(fits), np.int64)
     prices = price[fits]
-    least, span = int(prices.min()), int(prices.max() - prices.min())
+    compared = prices[prices < NOWHERE] if (prices < NOWHERE).any() else prices
+    least, span = int(compared.min()), int(compared.max() - compared.min())
     second = MAX_SCORE - 1
-    graded = np.where(fits, second - (price - least) * second // max(span, 1), 0)
+    graded = np.where(fits, np.maximum(second - (price - least) * second // max(span, 1), 0), 0)
     graded[best] = MAX_SCORE
     return graded

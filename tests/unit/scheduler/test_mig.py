@@ -4,6 +4,7 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from scheduler.gangs import Gangs
 from scheduler.placement.demand import demand_of
 from scheduler.placement.mig import MigRow, choose, in_order
 from scheduler.placement.policies import Learner
+from scheduler.placement.survey import NOWHERE, scores
 from scheduler.places import HoldKind
 from scheduler.pods import gpu_rows, read_pod
 from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims
@@ -228,6 +230,14 @@ def test_what_asks_for_slices_teaches_a_policy_nothing(clock):
     bind(state, pod("a", annotations=ASKS_MIG), "n0")
     state.drop_pod("uid-a")
     assert (learner.arrivals.seen, learner.arrivals.mix().turnover) == (0, 0.0)
+
+
+def test_places_on_slices_leave_the_other_scores_as_they_are():
+    fits = np.ones(5, np.bool_)
+    price = np.array([0, 45, 90, NOWHERE + 14, NOWHERE + 42])
+    assert scores(fits, price, 0).tolist() == [10, 5, 0, 0, 0]
+    assert scores(fits[:3], price[:3], 0).tolist() == [10, 5, 0]
+    assert scores(fits[3:], price[3:], 0).tolist() == [10, 0], "slices alone are told apart by their size"
 
 
 PIECES = st.lists(st.tuples(st.sampled_from([5, 14, 20, 42]), st.sampled_from([4, 36, 70])), min_size=1, max_size=3)

@@ -117,9 +117,7 @@ MIG = (MigSlice("MIG-1", 4864, 1, 7), MigSlice("MIG-3", 19968, 3, 7), MigSlice("
         (PodRequest((GpuRequest("c", 25, 4), GpuRequest("d", 100, None))), Fraction(5, 2)),
     ],
 )
-def test_a_hold_covers_the_largest_slice_that_the_pod_might_get(
-    request_: PodRequest, rate: Fraction | None
-) -> None:
+def test_a_hold_covers_the_largest_slice_that_the_pod_might_get(request_: PodRequest, rate: Fraction | None) -> None:
     gpus = [*GPUS, *by_uuid(Gpu("m", "A100", 40960, healthy=False, mig=MIG)).values()]
     found = need_of(request_, 7_000, gpus=gpus, book=RATES, weight="max", background=Fraction(1, 2), quota=None, now=T0)
     assert found == (None if rate is None else Need(int(7_000 * rate), 7_000))
