@@ -165,7 +165,7 @@ class Agent:
         driver, why = self._own.driver()
         unusable = ""
         try:
-            self._own.edits([part.uuid for gpu in self._own.gpus() for part in gpu.parts])
+            self._own.edits([part.uuid for gpu in self._own.gpus() for part in gpu.parts if part.healthy])
         except (SeatRefused, OSError) as error:
             unusable = str(error)
         return Machine(driver=driver, driver_trouble=why, device_trouble=unusable, cdi_read=self._files.probe.read)

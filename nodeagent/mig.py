@@ -43,6 +43,7 @@ def slices_of(handle: Any) -> tuple[list[SliceFound], frozenset[str]]:
     all_of_it = _compute_slices(handle)
     found: list[tuple[int, SliceFound]] = []
     left_out: set[str] = set()
+    sharing: Counter[int | None] = Counter()
     for index in range(ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         device = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         uuid = ask(pynvml.nvmlDeviceGetUUID, device) if device is not None else None
@@ -50,6 +51,7 @@ def slices_of(handle: Any) -> tuple[list[SliceFound], frozenset[str]]:
             continue
         attributes = ask(pynvml.nvmlDeviceGetAttributes, device)
         instance = ask(pynvml.nvmlDeviceGetGpuInstanceId, device)
+        sharing[instance] += 1
         compute = int(attributes.computeInstanceSliceCount) if attributes is not None else 0
         if instance is None or not 0 < compute <= all_of_it or not attributes.memorySizeMB:
             left_out.add(uuid)
@@ -57,7 +59,6 @@ def slices_of(handle: Any) -> tuple[list[SliceFound], frozenset[str]]:
         profile = (ask(pynvml.nvmlDeviceGetName, device) or "").partition(" MIG ")[2]
         mig = MigSlice(uuid, attributes.memorySizeMB, compute, all_of_it, profile)
         found.append((instance, SliceFound(device, index, mig)))
-    sharing = Counter(instance for instance, _ in found)
     left_out |= {one.of.uuid for instance, one in found if sharing[instance] > 1}
     return [one for instance, one in found if sharing[instance] == 1], frozenset(left_out)
 

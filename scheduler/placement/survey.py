@@ -78,9 +78,8 @@ def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) 
         failed = np.flatnonzero(~fits)
         if demand.mode != MIG:
             why[failed] = _reasons(_only(view, failed), demand)
-        if demand.takes_slices:
-            for row in failed.tolist():
-                why[row] = _why_no_slice(view, row, demand, Why(why[row]))
+        for row in failed.tolist() if demand.mode == MIG else [row for row in view.sliced if not fits[row]]:
+            why[row] = _why_no_slice(view, row, demand, Why(why[row]))
     return Survey(fits, price, gpus, why)
 
 

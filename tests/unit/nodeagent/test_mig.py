@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pynvml
 import pytest
 import yaml
 from support.vcuda_programs import built
@@ -84,6 +85,27 @@ def test_slices_that_share_their_memory_are_not_offered(
     assert sum("share their memory" in record.message for record in caplog.records) == 1
     driver.mig(1, "1c.3g.20gb+2g.10gb")
     assert [(one.profile, one.core) for one in seen(gpus).mig] == [("1c.3g.20gb", 14), ("2g.10gb", 28)], "alone now"
+
+
+def test_what_the_driver_does_not_describe_is_not_offered(
+    gpus: NvmlGpus, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.mig(1, "1c.3g.20gb+1c.3g.20gb+1g.5gb")
+    plain = pynvml.nvmlDeviceGetAttributes
+
+    def refuse(handle: Any) -> Any:
+        if pynvml.nvmlDeviceGetComputeInstanceId(handle) == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return plain(handle)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetAttributes", refuse)
+    assert [one.profile for one in seen(gpus).mig] == ["1g.5gb"], "the other one shares its memory all the same"
+
+    def silent(*_: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetGpuInstanceProfileInfo", silent)
+    assert seen(gpus).mig == (), "what part of its GPU a slice is, is not known"
 
 
 def test_a_gpu_that_fails_takes_its_slices_along(gpus: NvmlGpus, driver: Any, tmp_path: Path) -> None:
