@@ -167,7 +167,10 @@ class _Cluster:
         piece = self.pod.demand.slices[0]
         if self.pod.demand.mode == MIG:
             free = [
-                row.mig for _, rows in view.sliced.values() for row in rows if row.free and suits(row, self.pod.demand)
+                row.mig
+                for there in view.sliced.values()
+                for row in there.rows
+                if row.free and suits(row, self.pod.demand)
             ]
             return (
                 max((one.core for one in free if one.memory_mib >= piece.memory_mib), default=0),

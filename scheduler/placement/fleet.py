@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import BLOCK, PER_GPU, Block, FleetVersion, GpuModel, Mark, View, records
-from scheduler.placement.mig import MigRow, in_order
+from scheduler.placement.mig import MigRow, Sliced, sliced
 from slicekeeper.units import CORES_PER_GPU
 
 MIXED = "\0mixed"
@@ -126,7 +126,7 @@ class Fleet:
             self._widen(len(gpus))
         block, at = self._touch(row)
         block.uuids[at] = tuple(gpu.uuid for gpu in gpus)
-        self._divide(block, at, in_order([row for gpu in gpus for row in gpu.mig]))
+        self._divide(block, at, sliced(len(gpus), [row for gpu in gpus for row in gpu.mig]))
         marks: list[Mark] = []
         none = [0] * (self._columns - len(gpus))
         block.numbers[at] = (
@@ -160,7 +160,7 @@ class Fleet:
             del self._row[name]
             block, at = self._touch(row)
             self._mark(block, at, ())
-            self._divide(block, at, ())
+            self._divide(block, at, None)
             block.uuids[at] = ()
             block.numbers[at] = _empty(self._columns)[0]
             block.numbers["changed"][at] = self.version
@@ -180,12 +180,15 @@ class Fleet:
             numbers["idle"][there] = True
             numbers["labelled"][:] = False
             other._mark(block, at, ())
-            other._divide(block, at, tuple(replace(one, free=one.mig.healthy) for one in block.slices[at]))
+            there = block.sliced[at]
+            if there is not None:
+                rows = [replace(one, free=one.mig.healthy) for one in there.rows]
+                other._divide(block, at, sliced(there.gpus, rows))
         return other
 
-    def _divide(self, block: Block, at: int, slices: tuple[MigRow, ...]) -> None:
-        self._sliced += bool(slices) - bool(block.slices[at])
-        block.slices[at] = slices
+    def _divide(self, block: Block, at: int, there: Sliced | None) -> None:
+        self._sliced += (there is not None) - (block.sliced[at] is not None)
+        block.sliced[at] = there
 
     def _mark(self, block: Block, at: int, marks: tuple[Mark, ...]) -> None:
         for change, some in ((-1, block.marks[at]), (1, marks)):
@@ -223,7 +226,7 @@ class Fleet:
             self._names.append(name)
             if row // BLOCK >= len(self._blocks):
                 self._own.add(len(self._blocks))
-                self._blocks.append(Block(_empty(self._columns), [()] * BLOCK, [()] * BLOCK, [()] * BLOCK))
+                self._blocks.append(Block(_empty(self._columns), [()] * BLOCK, [()] * BLOCK, [None] * BLOCK))
         self._row[name] = row
         self._renamed += 1
         return row

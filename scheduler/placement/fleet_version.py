@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.placement.demand import Demand
-from scheduler.placement.mig import MigRow, Sliced
+from scheduler.placement.mig import Sliced
 from slicekeeper.gpu.inventory import is_wanted
 
 Ints = NDArray[np.int64]
@@ -91,13 +91,13 @@ class Block:
     numbers: NDArray[Any]
     uuids: list[tuple[str, ...]]
     marks: list[tuple[Mark, ...]]
-    slices: list[tuple[MigRow, ...]]
+    sliced: list[Sliced | None]
     newest: int = 0
     """The version with which any of the rows changed last."""
 
     def copy(self) -> Block:
         """Return a block of one's own."""
-        return Block(self.numbers.copy(), self.uuids.copy(), self.marks.copy(), self.slices.copy(), self.newest)
+        return Block(self.numbers.copy(), self.uuids.copy(), self.marks.copy(), self.sliced.copy(), self.newest)
 
 
 @lru_cache
@@ -147,7 +147,8 @@ class FleetVersion:
         """Return a node's GPUs in the order of their columns, and behind them its MIG slices."""
         row = self.row_of[name]
         block, at = self.blocks[row // BLOCK], row % BLOCK
-        return (*block.uuids[at], *(one.mig.uuid for one in block.slices[at]))
+        there = block.sliced[at]
+        return (*block.uuids[at], *(one.mig.uuid for one in there.rows)) if there is not None else block.uuids[at]
 
     def beside(self, name: str) -> tuple[float, float]:
         """Return a node's free cores and MiB."""
@@ -189,18 +190,15 @@ class FleetVersion:
         )
 
     def _slices(self, rows: Ints) -> dict[int, Sliced]:
-        found = {}
-        for index, row in enumerate(rows.tolist()):
-            block, at = self.blocks[row // BLOCK], row % BLOCK
-            if block.slices[at]:
-                found[index] = Sliced(len(block.uuids[at]), block.slices[at])
-        return found
+        there = (self.blocks[row // BLOCK].sliced[row % BLOCK] for row in rows.tolist())
+        return {index: one for index, one in enumerate(there) if one is not None}
 
     def totals(self) -> tuple[int, int, int]:
         """Return the number of GPUs, their free compute in percent, and their free memory in MiB."""
         every = [block.numbers for block in self.blocks]
         gpus = sum(int((numbers["capacity"] > 0).sum()) for numbers in every)
-        slices = [one for block in self.blocks for some in block.slices for one in some if one.free]
+        there = (one for block in self.blocks for one in block.sliced if one is not None)
+        slices = [row for one in there for row in one.rows if row.free]
         return (
             gpus,
             sum(int(n["core"].sum()) for n in every) + sum(one.mig.core for one in slices),

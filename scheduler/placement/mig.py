@@ -7,7 +7,7 @@ rows stay as narrow as the GPUs are few. They lie beside the row, and are looked
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,11 +40,29 @@ class Sliced(NamedTuple):
 
     gpus: int
     rows: tuple[MigRow, ...]
+    free: tuple[int, int]
+    """The most compute, and the most memory, that a free one has: what asks for more needs no search."""
+    well: tuple[int, int]
+    """The same of those that are healthy."""
+
+
+def sliced(gpus: int, rows: Sequence[MigRow]) -> Sliced | None:
+    """Return the slices of a node with so many GPUs, None if it has none."""
+    if not rows:
+        return None
+    ordered = in_order(rows)
+    free, well = _most(row for row in ordered if row.free), _most(row for row in ordered if row.mig.healthy)
+    return Sliced(gpus, ordered, free, well)
 
 
 def in_order(rows: Sequence[MigRow]) -> tuple[MigRow, ...]:
     """Return slices, the smallest first."""
     return tuple(sorted(rows, key=lambda row: (row.size, row.mig.core, row.mig.memory_mib, row.mig.uuid)))
+
+
+def _most(rows: Iterable[MigRow]) -> tuple[int, int]:
+    slices = [row.mig for row in rows]
+    return max((mig.core for mig in slices), default=0), max((mig.memory_mib for mig in slices), default=0)
 
 
 def suits(row: MigRow, demand: Demand, piece: Slice | None = None) -> bool:
@@ -57,12 +75,16 @@ def suits(row: MigRow, demand: Demand, piece: Slice | None = None) -> bool:
     return not piece.whole and holds(row.mig, row.capacity, piece.core, piece.memory_mib, adaptive=adaptive)
 
 
-def choose(rows: Sequence[MigRow], demand: Demand, *, idle: bool = False) -> list[int] | None:
+def choose(there: Sliced, demand: Demand, *, idle: bool = False) -> list[int] | None:
     """Return for each piece of a demand the index of its slice, None if there are not enough; `idle`: if all were free.
 
     Pieces come the hardest first and slices the smallest first, so each piece gets the smallest that is left; one that
     finds none makes earlier ones move on (augmenting paths in a bipartite graph; Kuhn, 1955).
     """
+    core, memory = there.well if idle else there.free
+    rows = there.rows
+    if any(piece.core > core or piece.memory_mib > memory for piece in demand.slices):
+        return None
     able = [
         [at for at, row in enumerate(rows) if (row.free or (idle and row.mig.healthy)) and suits(row, demand, piece)]
         for piece in demand.slices

@@ -76,10 +76,14 @@ def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) 
     why = np.where(fits, int(Why.FITS), int(Why.FULL))
     if reasons and not fits.all():
         failed = np.flatnonzero(~fits)
-        if demand.mode != MIG:
+        if demand.mode == MIG:
+            why[failed] = [_why_no_slice(view, row, demand) for row in failed.tolist()]
+        else:
             why[failed] = _reasons(_only(view, failed), demand)
-        for row in failed.tolist() if demand.mode == MIG else [row for row in view.sliced if not fits[row]]:
-            why[row] = _why_no_slice(view, row, demand, Why(why[row]))
+            # Whoever leaves a slice can help, even if nothing else of the node can.
+            for row in _sliced(view, why >= int(Why.UUID)):
+                if choose(view.sliced[row], demand, idle=True) is not None:
+                    why[row] = int(Why.FULL)
     return Survey(fits, price, gpus, why)
 
 
@@ -88,24 +92,30 @@ def _take_slices(view: View, demand: Demand, fits: Bools, price: Ints, chosen: I
 
     On a GPU that is shared, a pod pays for what it asks for, and may use what others leave; on a slice it does neither.
     """
-    for row, (columns, slices) in view.sliced.items():
-        found = choose(slices, demand) if not fits[row] else None
+    for row in _sliced(view, ~fits):
+        there = view.sliced[row]
+        found = choose(there, demand)
         if found is not None:
             fits[row] = True
-            price[row] = NOWHERE + sum(slices[at].size for at in found)
-            chosen[row] = [columns + at for at in found]
+            price[row] = NOWHERE + sum(there.rows[at].size for at in found)
+            chosen[row] = [there.gpus + at for at in found]
 
 
-def _why_no_slice(view: View, row: int, demand: Demand, why: Why) -> Why:
-    """Return why a node does not do, its MIG slices included; `why` is what speaks against all else of it."""
-    slices = view.sliced[row].rows if row in view.sliced else ()
-    if demand.mode != MIG:
-        # Whoever leaves a slice can help, even if nothing else of the node can.
-        return Why.FULL if why.unresolvable and choose(slices, demand, idle=True) is not None else why
+def _sliced(view: View, which: Bools) -> list[int]:
+    """Return the nodes with MIG slices among some."""
+    rows = np.fromiter(view.sliced, np.int64, len(view.sliced))
+    found: list[int] = rows[which[rows]].tolist()
+    return found
+
+
+def _why_no_slice(view: View, row: int, demand: Demand) -> Why:
+    """Return why a node has no slice for a demand that takes nothing else."""
+    there = view.sliced.get(row)
     if not (view.capacity[row] > 0).any():
         return Why.NO_GPUS
-    if choose(slices, demand, idle=True) is not None:
+    if there is not None and choose(there, demand, idle=True) is not None:
         return Why.FULL
+    slices = there.rows if there is not None else ()
     named = [one for one in slices if demand.gpu_uuid in ("", one.mig.uuid, one.gpu)]
     right = [one for one in named if suits(one, demand)]
     reasons = (
