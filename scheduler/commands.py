@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from scheduler.app import make_app
 from scheduler.explain import Outlook, deadlines, outlook
 from scheduler.extender import placeable
-from scheduler.placement.policies import Learner
+from scheduler.placement.learner import Learner
 from scheduler.pods import Pod
 from scheduler.service import Scheduler
 from scheduler.state import SchedulerState

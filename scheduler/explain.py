@@ -20,7 +20,9 @@ from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.mig import suits
 from scheduler.placement.policy import Policy
-from scheduler.placement.survey import Why, best_of, explain, shareable, survey
+from scheduler.placement.ranking import best_of
+from scheduler.placement.reasons import Why, explain
+from scheduler.placement.survey import shareable, survey
 from scheduler.places import HoldKind
 from scheduler.pods import Hold, Pod, chosen_hold, end_of, gpu_rows
 from scheduler.reclaim.picture import Picture

@@ -10,7 +10,8 @@ import numpy as np
 import orjson
 
 from scheduler.gangs import Gangs
-from scheduler.placement.survey import Why, explain, scores
+from scheduler.placement.ranking import scores
+from scheduler.placement.reasons import Why, explain
 from scheduler.pods import Pod, read_pod
 from scheduler.reclaim.picture import rank_of
 from scheduler.state import SchedulerState

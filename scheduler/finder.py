@@ -17,7 +17,9 @@ from scheduler.nodes import Nodes
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import Bools, FleetVersion, Ints
 from scheduler.placement.prices import Prices
-from scheduler.placement.survey import Survey, Why, best_of
+from scheduler.placement.ranking import best_of
+from scheduler.placement.reasons import Why
+from scheduler.placement.survey import Survey
 from scheduler.pods import Pod
 
 SURVEYS: Final = 16

@@ -23,13 +23,15 @@ from scheduler.finder import Finder, Found
 from scheduler.gang_places import Muster, Near, Trial
 from scheduler.held import Held
 from scheduler.nodefit import admits
+from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import FleetVersion, Ints
+from scheduler.placement.learner import Learner
 from scheduler.placement.links import relinked
-from scheduler.placement.policies import Learner
-from scheduler.placement.policy import BestFit, Policy
+from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices, merged
-from scheduler.placement.survey import Survey, Why, explain, survey
+from scheduler.placement.reasons import Why, explain
+from scheduler.placement.survey import Survey, survey
 from scheduler.places import FIRM, HoldKind, Place, nodes_of
 from scheduler.pods import Hold, Pod, chosen_hold, held_by, read_pod
 from scheduler.snapshot import NodeView, Snapshot

@@ -35,9 +35,9 @@ import numpy as np
 from scheduler.placement.arrivals import Arrivals, Mix
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.fleet import Fleet, GpuRow
-from scheduler.placement.policies import FIXED, LEARNING, Learner
+from scheduler.placement.learner import FIXED, LEARNING, Learner
 from scheduler.placement.prices import Prices
-from scheduler.placement.survey import scores
+from scheduler.placement.ranking import scores
 from slicekeeper.units import CORES_PER_GPU
 
 MIB = 16_384

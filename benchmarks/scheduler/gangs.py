@@ -22,7 +22,7 @@ from run import GPU_MIB, GPUS, percentile, pod
 
 from scheduler.extender import filter_nodes
 from scheduler.gangs import Gangs
-from scheduler.placement.policies import Learner
+from scheduler.placement.learner import Learner
 from scheduler.reclaim.nudge import Nudger
 from scheduler.state import SchedulerState
 from slicekeeper import names

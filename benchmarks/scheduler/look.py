@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 from run import GPU_MIB, GPUS, pod
 
-from scheduler.placement.policies import Learner
-from scheduler.placement.policy import BestFit
+from scheduler.placement.best_fit import BestFit
+from scheduler.placement.learner import Learner
 from scheduler.reclaim.eviction import Evictor
 from scheduler.reclaim.nudge import Nudger
 from scheduler.reclaim.reclaimer import Reclaimer

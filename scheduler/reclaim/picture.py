@@ -17,7 +17,8 @@ from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
-from scheduler.placement.survey import best_of, survey
+from scheduler.placement.ranking import best_of
+from scheduler.placement.survey import survey
 from scheduler.places import HoldKind, Place
 from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows
 from scheduler.reclaim.victims import Choice, NodeGpus, Tenant, choose_victims

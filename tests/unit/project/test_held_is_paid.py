@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.entitlement import may_start
-from scheduler.placement.policies import Learner
+from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.state import SchedulerState
 from slicekeeper import names

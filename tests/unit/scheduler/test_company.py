@@ -7,7 +7,7 @@ shared one will do. One node with GPUs `g0`, `g1`, …; `here` says which pods a
 
 import pytest
 
-from scheduler.placement.policies import Learner
+from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.state import NoPlace, SchedulerState
 from slicekeeper import names

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from support.small_cluster import NAMESPACE, small_cluster
 
 from scheduler.explain import deadlines, outlook
-from scheduler.placement.policies import Learner
-from scheduler.placement.policy import BestFit
+from scheduler.placement.best_fit import BestFit
+from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.cli.main import cli

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
-from scheduler.placement.policies import Learner
+from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.pods import read_pod
 from scheduler.state import NoPlace, SchedulerState

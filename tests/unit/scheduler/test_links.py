@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.placement import links
+from scheduler.placement.learner import Learner
 from scheduler.placement.links import closeness
-from scheduler.placement.policies import Learner
 from scheduler.pods import read_pod
 from scheduler.state import SchedulerState
 from slicekeeper import names

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from scheduler.explain import outlook
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import Gangs
+from scheduler.placement.assignment import NOWHERE
 from scheduler.placement.demand import demand_of
+from scheduler.placement.learner import Learner
 from scheduler.placement.mig import MigRow, choose, in_order, sliced
-from scheduler.placement.policies import Learner
-from scheduler.placement.survey import NOWHERE, scores
+from scheduler.placement.ranking import scores
 from scheduler.places import HoldKind
 from scheduler.pods import gpu_rows, read_pod
 from scheduler.reclaim.victims import NodeGpus, Tenant, choose_victims

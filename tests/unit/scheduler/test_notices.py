@@ -5,7 +5,7 @@ import pytest
 from support.small_cluster import NAMESPACE, small_cluster
 
 from scheduler.notices import AGAIN_SECONDS, FIRST_SECONDS, SAME_AGAIN_SECONDS, Notices
-from scheduler.placement.policies import Learner
+from scheduler.placement.learner import Learner
 from scheduler.state import SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import ManualClock

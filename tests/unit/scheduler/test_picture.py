@@ -4,8 +4,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.placement.policies import Learner
-from scheduler.placement.policy import BestFit
+from scheduler.placement.best_fit import BestFit
+from scheduler.placement.learner import Learner
 from scheduler.pods import read_pod
 from scheduler.reclaim.picture import Picture
 from scheduler.state import NoPlace, SchedulerState

@@ -8,10 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import demand_of
 from scheduler.placement.fleet import Fleet, GpuRow
-from scheduler.placement.policy import BestFit
-from scheduler.placement.survey import Why, best_of, explain, survey
+from scheduler.placement.ranking import best_of
+from scheduler.placement.reasons import Why, explain
+from scheduler.placement.survey import survey
 from slicekeeper.gpu.inventory import model_matches
 from slicekeeper.gpu.request import GpuRequest, PodRequest
 

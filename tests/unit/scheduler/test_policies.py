@@ -9,15 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.placement.arrivals import FULL, MOST_KINDS, RECENT, Arrival, Arrivals, Mix
+from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import Demand, Slice
 from scheduler.placement.expected_fill import ExpectedFill, _table
 from scheduler.placement.fgd import FragmentationGradient
 from scheduler.placement.fleet import Fleet, GpuRow
 from scheduler.placement.fleet_version import GpuModel
-from scheduler.placement.policies import ENOUGH, FIXED, LEARNING, Learner
-from scheduler.placement.policy import BestFit
+from scheduler.placement.learner import ENOUGH, FIXED, LEARNING, Learner
 from scheduler.placement.prices import Prices
-from scheduler.placement.survey import scores, survey
+from scheduler.placement.ranking import scores
+from scheduler.placement.survey import survey
 
 T4 = GpuModel("Tesla T4", 16_384)
 A100 = GpuModel("NVIDIA A100-SXM4-80GB", 81_920)

@@ -6,9 +6,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import demand_of
 from scheduler.placement.fleet import Fleet
-from scheduler.placement.policy import BestFit
 from scheduler.placement.search import StepBudget
 from scheduler.placement.survey import survey
 from scheduler.pods import Hold, Share, gpu_rows

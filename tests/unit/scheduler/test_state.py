@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.extender import filter_nodes, gpu_pod, prioritize_nodes
 from scheduler.gangs import Gangs
-from scheduler.placement.policies import Learner
+from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.pods import chosen_hold, read_pod
 from scheduler.state import NoPlace, SchedulerState

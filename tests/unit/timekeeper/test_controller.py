@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler.placement.policies import Learner
+from scheduler.placement.learner import Learner
 from scheduler.places import HoldKind
 from scheduler.state import SchedulerState
 from simulator.api import Api, ApiServer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All policies by name, and which of them need to know what arrives."""
+"""All policies by name, and the one in force: a policy that looks ahead learns from the pods that arrive."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from scheduler.placement.arrivals import Arrivals, Mix
+from scheduler.placement.best_fit import BestFit
 from scheduler.placement.expected_fill import ExpectedFill
 from scheduler.placement.fgd import FragmentationGradient
 from scheduler.placement.fleet_version import GpuModel
-from scheduler.placement.policy import BestFit, Packing, Policy, Random, Spread
+from scheduler.placement.packing import Packing
+from scheduler.placement.policy import Policy
+from scheduler.placement.random_place import Random
+from scheduler.placement.spread import Spread
 
 ENOUGH: Final = 300
 """Before so many pods have arrived, a policy that looks ahead gives way to best fit."""

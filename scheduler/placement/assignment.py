@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the slices of one demand on the GPUs of every node: by the policy's prices, and if that fails by search.
+
+Among GPUs of the same price the first in the node's order is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.fleet_version import Bools, Ints
+from scheduler.placement.policy import Gpus, Piece, Policy
+from scheduler.placement.search import Bin, StepBudget, pack
+
+NOWHERE: Final = 1 << 50
+"""The price of a GPU on which a slice does not fit."""
+
+NODE_STEPS: Final = 2_000
+"""Steps of exact search for one demand on one node: some 4 ms at the very most."""
+
+SEARCH_STEPS: Final = 500_000
+"""Steps for one demand on all nodes together."""
+
+
+def _pieces(demand: Demand) -> list[Piece]:
+    """Return the demand's slices as they are priced: equal whole ones together. The first carries CPU and memory."""
+    pieces: list[Piece] = []
+    for piece in demand.slices:
+        last = pieces[-1] if pieces else None
+        if last and piece.whole and last.whole and last.memory_mib == piece.memory_mib:
+            pieces[-1] = replace(last, count=last.count + 1)
+            continue
+        beside = (0.0, 0.0) if pieces else (demand.cpu_milli / 1000, float(demand.ram_mib))
+        pieces.append(Piece(piece.core, piece.memory_mib, piece.whole, 1, *beside))
+    return pieces
+
+
+def assign(gpus: Gpus, demand: Demand, shares: Bools, wholes: Bools, policy: Policy) -> tuple[Bools, Ints, Ints]:
+    """Place the demand's slices on each node: by the policy, one after the other, and if that fails by search."""
+    slices = demand.slices
+    count = len(gpus.core)
+    every = np.arange(count)
+    now = replace(gpus, core=gpus.core.copy(), memory=gpus.memory.copy(), idle=gpus.idle.copy())
+    vacant = wholes.copy()
+    fits = np.ones(count, np.bool_)
+    price = np.zeros(count, np.int64)
+    chosen = np.full((count, len(slices)), -1, np.int64)
+    index = 0
+    for piece in _pieces(demand):
+        if not fits.any():
+            break
+        if piece.whole:
+            possible = vacant & (now.capacity >= piece.memory_mib)
+        else:
+            possible = shares & (now.core >= piece.core) & (now.memory >= piece.memory_mib)
+        prices = np.where(possible, policy.prices(now, piece, possible), NOWHERE)
+        if piece.count > prices.shape[1]:
+            fits[:] = False
+            break
+        if piece.count == 1:
+            best = prices.argmin(axis=1)[:, None]
+        else:
+            best = prices.argsort(axis=1, kind="stable")[:, : piece.count]
+        dearest = prices[every, best[:, -1]]
+        fits &= dearest < NOWHERE
+        price += np.where(fits, dearest, 0)
+        chosen[:, index : index + piece.count] = np.where(fits[:, None], best, -1)
+        index += piece.count
+        if index < len(slices):
+            taken, at = every[fits][:, None], best[fits]
+            now.core[taken, at] -= piece.core
+            now.memory[taken, at] -= now.memory[taken, at] if piece.whole else piece.memory_mib
+            now.idle[taken, at] = False
+            vacant[taken, at] = False
+            now = replace(now, cpu=now.cpu - piece.cpu, ram=now.ram - piece.ram)
+    if len(set(slices)) > 1:  # with equal slices, the order of placing cannot fail
+        _search(gpus, slices, shares, wholes, fits, price, chosen)
+    return fits, price, chosen
+
+
+def _search(
+    gpus: Gpus, slices: Sequence[Slice], shares: Bools, wholes: Bools, fits: Bools, price: Ints, chosen: Ints
+) -> None:
+    """Search exactly if the policy's order of placing found nothing; equal nodes are searched once."""
+    known: dict[bytes, list[int] | None] = {}
+    left = SEARCH_STEPS
+    core = sum(piece.core for piece in slices)
+    enough = np.where(shares | wholes, gpus.core, 0).sum(axis=1) >= core
+    for row in np.flatnonzero(~fits & enough):
+        parts = (gpus.core[row], gpus.memory[row], gpus.capacity[row], shares[row], wholes[row])
+        key = b"".join(part.tobytes() for part in parts)
+        if key not in known:
+            bins = [Bin(*values) for values in zip(*(part.tolist() for part in parts), strict=True)]
+            budget = StepBudget(min(NODE_STEPS, left))
+            known[key] = pack(bins, slices, budget)
+            left -= min(NODE_STEPS, left) - budget.steps
+        found = known[key]
+        if found is not None:
+            fits[row] = True
+            # Such a node is tight: it is priced behind all that the policy priced, and ahead of none.
+            price[row] = NOWHERE - 1
+            chosen[row] = found
+        else:
+            chosen[row] = -1

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a node does not do for a pod, as a number for arrays and in words for the user."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from scheduler.placement.affinity import company_of
+from scheduler.placement.demand import Demand
+from slicekeeper.names import MIG
+
+
+class Why(IntEnum):
+    """Why a node does not do. From `UUID` on, no pod's leaving would change it."""
+
+    FITS = 0
+    FULL = 1
+    COMPANY = 2
+    UUID = 3
+    MODEL = 4
+    HEALTH = 5
+    TOO_SMALL = 6
+    NO_GPUS = 7
+    DAMAGED = 8
+    NO_SLICE = 9
+
+    @property
+    def unresolvable(self) -> bool:
+        """Whether evicting pods from the node could not help."""
+        return self >= Why.UUID
+
+
+def explain(why: int, demand: Demand) -> str:
+    """Return a reason in words that a user understands; alike for all nodes, because kube-scheduler counts equals."""
+    full = f"too little is free for {demand.asks} (what is held for other pods counts as taken)"
+    if demand.mode == MIG:
+        full = f"the MIG slices that could hold {demand.asks} are taken"
+    return {
+        Why.FULL: full,
+        Why.COMPANY: f"free GPUs, but not with the company allowed ({company_of(demand)})",
+        Why.UUID: f"GPU {demand.gpu_uuid} is not on this node",
+        Why.MODEL: f"no GPU of model {' or '.join(demand.models)}",
+        Why.HEALTH: "no healthy GPU outside of MIG mode" if demand.mode != MIG else "its MIG slices are not healthy",
+        Why.TOO_SMALL: f"its GPUs could not hold {demand.asks} even if they were idle",
+        Why.NO_GPUS: "the node has no GPUs that Slicekeeper manages",
+        Why.NO_SLICE: f"the node has no MIG slice for {demand.asks}, or not enough of them",
+        Why.DAMAGED: "the node's list of GPUs cannot be read (annotation slicekeeper.io/gpus)",
+    }.get(Why(why), "fits")
