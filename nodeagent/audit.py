@@ -23,7 +23,7 @@ from slicekeeper import threads
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Conflict, Forbidden, NotFound, ServiceError
-from slicekeeper.gpu.request import annotations_of, asks_for
+from slicekeeper.gpu.pod_manifest import annotations_of, asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.eviction import TOO_MANY_REQUESTS, evict
 from slicekeeper.units import CORES_PER_GPU

@@ -15,7 +15,8 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.gpu.inventory import Gpu, MigSlice, is_slice, slices
-from slicekeeper.gpu.request import annotations_of, container_name, containers, parse_admitted, sharing_mode
+from slicekeeper.gpu.parse import parse_admitted
+from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers, sharing_mode
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped import as_list, as_map

@@ -20,7 +20,7 @@ from nodeagent.gpus import GpuSource
 from nodeagent.host_cdi import Edits, Index
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.gpu.request import is_zero
+from slicekeeper.gpu.pod_manifest import is_zero
 from slicekeeper.untyped import as_map
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.inventory import slices
-from slicekeeper.gpu.request import sharing_mode
+from slicekeeper.gpu.pod_manifest import sharing_mode
 from slicekeeper.kube.client import Object
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Resources, Rule
 from slicekeeper.errors import RequestRefused
-from slicekeeper.gpu.request import annotations_of, parse_pod, sharing_mode
+from slicekeeper.gpu.parse import parse_pod
+from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
 from slicekeeper.kube.client import Object
 from slicekeeper.units import CORES_PER_GPU
 from slicekeeper.untyped import as_map

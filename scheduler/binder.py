@@ -24,7 +24,7 @@ from scheduler.state import NoPlace, SchedulerState
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import Conflict, NotFound, ServiceError, Unavailable
-from slicekeeper.gpu.request import asks_for
+from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.units import format_instant
 from slicekeeper.untyped import as_map

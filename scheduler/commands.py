@@ -24,7 +24,7 @@ from slicekeeper.cli.main import Context
 from slicekeeper.cli.output import output_option, show
 from slicekeeper.clock import from_settings
 from slicekeeper.errors import Forbidden
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import JOBS, NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.net import probes

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from slicekeeper.gpu.request import is_native_sidecar
+from slicekeeper.gpu.pod_manifest import is_native_sidecar
 from slicekeeper.kube.pod import holds_gpus
 from slicekeeper.units import parse_quantity
 from slicekeeper.untyped import as_list, as_map

@@ -16,7 +16,7 @@ from scheduler.pods import Pod, read_pod
 from scheduler.reclaim.picture import rank_of
 from scheduler.state import SchedulerState
 from scheduler.wire import BadRequest, decode_names, filter_result
-from slicekeeper.gpu.request import asks_for
+from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.names import IN_BUDGET
 from slicekeeper.wire.extender import MetaVictims, PreemptionResult
 

@@ -39,7 +39,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.gpu.inventory import is_slice
-from slicekeeper.gpu.request import asks_for
+from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.names import MIG
 from slicekeeper.untyped import as_map
 

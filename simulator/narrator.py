@@ -13,7 +13,7 @@ from simulator.store import Change
 from simulator.story import ending, is_evicted
 from slicekeeper import names
 from slicekeeper.errors import ServiceError
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import EVENTS, PODS, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_duration

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from simulator.program import Program, program_of
-from slicekeeper.gpu.request import is_native_sidecar
+from slicekeeper.gpu.pod_manifest import is_native_sidecar
 from slicekeeper.kube.client import Object
 from slicekeeper.units import format_seconds
 

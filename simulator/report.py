@@ -18,7 +18,7 @@ from simulator.story import StoryFailed, ending
 from simulator.submit import SubmitOutcome
 from slicekeeper import names
 from slicekeeper.cli.output import table
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import DEPLOYMENTS, JOBS, PODS, Object
 from slicekeeper.units import format_duration
 from slicekeeper.wire.timekeeper import Budget, Workload

@@ -15,7 +15,8 @@ from typing import Any, Final
 from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Violation
-from slicekeeper.gpu.request import PodRequest, asks_for
+from slicekeeper.gpu.pod_manifest import asks_for
+from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped import show
 from slicekeeper.wire.json_patch import JsonPatch
 from webhook import mutation, readmission, validation

@@ -18,7 +18,8 @@ from typing import Any, Final
 from slicekeeper import names
 from slicekeeper.config.resource_names import any_named, is_named
 from slicekeeper.errors import Violation
-from slicekeeper.gpu.request import GpuRequest, annotations_of, is_zero
+from slicekeeper.gpu.pod_manifest import annotations_of, is_zero
+from slicekeeper.gpu.request import GpuRequest
 from slicekeeper.untyped import as_list, as_map, show
 from webhook.context import ClusterContext
 from webhook.sidecar_container import covers

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.request import GpuRequest, PodRequest, container_name
+from slicekeeper.gpu.pod_manifest import container_name
+from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.context import Case, ClusterContext

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.gpu.request import annotations_of, container_name
+from slicekeeper.gpu.pod_manifest import annotations_of, container_name
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 

@@ -13,7 +13,7 @@ from slicekeeper import names
 from slicekeeper.config.policy import SidecarPolicy
 from slicekeeper.config.resource_names import is_named
 from slicekeeper.config.settings import Resources, Settings
-from slicekeeper.gpu.request import container_name, is_zero
+from slicekeeper.gpu.pod_manifest import container_name, is_zero
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user may not write on a GPU pod, beyond the request itself (`slicekeeper.gpu.request`).
+"""What a user may not write on a GPU pod, beyond the request itself (`slicekeeper.gpu.parse`).
 
 A name that is ours is refused only if its value is not the one that we would write: a second pass, or a
 manifest from `kubectl get -o yaml`, brings our own values back. Every broken rule is reported, not only the first.
@@ -15,15 +15,9 @@ from typing import Any, Final
 from slicekeeper import names
 from slicekeeper.errors import RequestRefused, Violation
 from slicekeeper.gpu.devices import part_of
-from slicekeeper.gpu.request import (
-    PodRequest,
-    annotations_of,
-    asks_for,
-    container_name,
-    containers,
-    parse_admitted,
-    parse_pod,
-)
+from slicekeeper.gpu.parse import parse_admitted, parse_pod
+from slicekeeper.gpu.pod_manifest import annotations_of, asks_for, container_name, containers
+from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.pod import controller_of
 from slicekeeper.untyped import as_list, as_map, show
 from webhook import host_access, legacy_runtime

@@ -12,7 +12,7 @@ from typing import Any, Final
 from objects.conditions import READY, condition, find
 from objects.sharepods.template import DIGEST, Template
 from slicekeeper import names
-from slicekeeper.gpu.request import annotations_of, container_name, containers
+from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
 from slicekeeper.kube.client import Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import MS_PER_SECOND, Instant, parse_instant

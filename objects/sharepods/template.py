@@ -19,7 +19,7 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.foreign import ConvertedShare
-from slicekeeper.gpu.request import container_name, containers
+from slicekeeper.gpu.pod_manifest import container_name, containers
 from slicekeeper.kube.client import Object, Resource
 from slicekeeper.untyped import as_list, as_map
 

@@ -18,7 +18,8 @@ from slicekeeper.cli.output import LISTS, Column, output_option, rounded, show_l
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import ServiceError
 from slicekeeper.gpu import inventory
-from slicekeeper.gpu.request import annotations_of, parse_admitted
+from slicekeeper.gpu.parse import parse_admitted
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import CORES_PER_GPU, format_duration

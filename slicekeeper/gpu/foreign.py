@@ -13,7 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 from slicekeeper.errors import Violation
-from slicekeeper.gpu.request import MAX_BLOCKS, container_name, containers
+from slicekeeper.gpu.container_request import MAX_BLOCKS
+from slicekeeper.gpu.pod_manifest import container_name, containers
 from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_map, show
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, gpu_containers, percent_of
-from slicekeeper.gpu.request import MAX_GANG, container_name
+from slicekeeper.gpu.pod_manifest import container_name
+from slicekeeper.gpu.request_annotations import MAX_GANG
 from slicekeeper.units import CORES_PER_GPU, parse_quantity, whole_quantity
 from slicekeeper.untyped import as_list, as_map
 

@@ -9,7 +9,8 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import NotFound, Unavailable
 from slicekeeper.gpu.inventory import Gpu
-from slicekeeper.gpu.request import PodRequest, parse_admitted
+from slicekeeper.gpu.parse import parse_admitted
+from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
 from slicekeeper.kube.released import NAMESPACE_UID
 from slicekeeper.units import Instant

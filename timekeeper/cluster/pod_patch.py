@@ -12,7 +12,7 @@ from typing import Any
 from slicekeeper import names
 from slicekeeper.clock import Clock
 from slicekeeper.errors import NotFound
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube import events
 from slicekeeper.kube.client import JSON_PATCH, PODS, KubeClient, Object
 from slicekeeper.kube.pod import guarded, without_finalizer, without_gate

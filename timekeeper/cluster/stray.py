@@ -17,7 +17,7 @@ from typing import Final
 
 from slicekeeper import names
 from slicekeeper.errors import NotFound, ServiceError
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.untyped import as_list, as_map
 from timekeeper.cluster import pod_patch

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.pod import has_ended, is_bound
 from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, parse_instant
 from slicekeeper.untyped import as_list, as_map

@@ -20,7 +20,8 @@ from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.devices import part_of, part_of_slice
 from slicekeeper.gpu.inventory import Gpu, is_slice
-from slicekeeper.gpu.request import GpuRequest, PodRequest, annotations_of, sharing_mode
+from slicekeeper.gpu.pod_manifest import annotations_of, sharing_mode
+from slicekeeper.gpu.request import GpuRequest, PodRequest
 from slicekeeper.units import CORES_PER_GPU, parse_quantity
 from slicekeeper.untyped import as_map
 

@@ -18,7 +18,7 @@ from slicekeeper.config.settings import Resources
 from slicekeeper.errors import Violation
 from slicekeeper.gpu import kubeshare
 from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu
-from slicekeeper.gpu.request import annotations_of, container_name
+from slicekeeper.gpu.pod_manifest import annotations_of, container_name
 from slicekeeper.untyped import as_list, as_map
 from slicekeeper.wire.json_patch import JsonPatch, escape
 from webhook.foreign import gpu_manager, gpushare, hami, kai, volcano_vgpu

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.units import CORES_PER_GPU, whole_quantity
 
 _CORE: Final = "tencent.com/vcuda-core"

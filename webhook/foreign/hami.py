@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from slicekeeper import names
 from slicekeeper.gpu.foreign import Reading, ReferenceGpu, gpu_containers
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
 _NAMES: Final = VgpuNames(

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from slicekeeper.gpu.foreign import ConvertedShare, Reading, ReferenceGpu, gpu_containers, whole
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.units import CORES_PER_GPU
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slicekeeper.gpu.foreign import Reading, ReferenceGpu
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from webhook.foreign.vgpu import VgpuNames, read_vgpus
 
 _NAMES: Final = VgpuNames(

@@ -37,7 +37,8 @@ from slicekeeper.config.policy import read_book
 from slicekeeper.config.policy_objects import lay, read
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, SettingsError
-from slicekeeper.gpu.request import asks_for, parse_pod
+from slicekeeper.gpu.parse import parse_pod
+from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.kube import released
 from slicekeeper.kube.client import (
     CONFIG_MAPS,

@@ -11,7 +11,7 @@ from slicekeeper import names
 from slicekeeper.cli.check.remedies import Remedy, component
 from slicekeeper.gpu import inventory, machine
 from slicekeeper.gpu.machine import Machine
-from slicekeeper.gpu.request import annotations_of
+from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import Object
 from slicekeeper.untyped import as_map
 

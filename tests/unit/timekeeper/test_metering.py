@@ -12,7 +12,7 @@ import pytest
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
 from slicekeeper.gpu.inventory import Gpu, MigSlice, by_uuid
-from slicekeeper.gpu.request import parse_pod
+from slicekeeper.gpu.parse import parse_pod
 from timekeeper.core.metering import GPU_UNKNOWN, QUOTA_MISSING, Metering, Quota, Weight, meter, quota_of
 
 RESOURCES = Resources()

@@ -14,7 +14,7 @@ from objects.sharepods.template import DIGEST, MADE, template_of
 from scheduler.nodefit import admits, read_node
 from slicekeeper import names
 from slicekeeper.config.settings import Resources
-from slicekeeper.gpu.request import parse_pod
+from slicekeeper.gpu.parse import parse_pod
 
 CORE, MEMORY = Resources().core, Resources().memory
 

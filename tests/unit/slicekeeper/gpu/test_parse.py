@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from slicekeeper.config.settings import Resources
 from slicekeeper.errors import RequestRefused, Violation
-from slicekeeper.gpu.request import GpuRequest, PodRequest, parse_pod
+from slicekeeper.gpu.parse import parse_pod
+from slicekeeper.gpu.request import GpuRequest, PodRequest
 
 R = Resources()
 

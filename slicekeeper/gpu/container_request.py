@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what one container asks for from its resources: compute, memory, and devices of NVIDIA's own plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.config.resource_names import is_named
+from slicekeeper.config.settings import Resources
+from slicekeeper.gpu.pod_manifest import is_zero, names_any
+from slicekeeper.gpu.refusals import Refusals
+from slicekeeper.gpu.request import GpuRequest
+from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK, parse_quantity, whole_quantity
+from slicekeeper.untyped import as_map
+
+MAX_GPUS: Final = 64
+"""No node carries more; a larger count is a mistake in the unit."""
+
+MAX_BLOCKS: Final = 1 << 20
+"""256 TiB: far above any GPU, far below what overflows an integer of any reader."""
+
+_CORE_RULE: Final = f"compute is 1 to 99 percent of one GPU, or a multiple of {CORES_PER_GPU} for whole GPUs"
+
+
+class ContainerReader:
+    """Reads the containers of one manifest."""
+
+    def __init__(self, resources: Resources, refusals: Refusals) -> None:
+        self._resources = resources
+        self._refusals = refusals
+
+    def request(self, path: str, kind: str, name: str, container: Mapping[str, Any]) -> GpuRequest | None:
+        """Return what a container asks for, None if nothing or if it is refused; `path` is its place in the pod."""
+        if not names_any(container, (self._resources.core, self._resources.memory)):
+            return None
+        if kind == "sidecar" and name == names.SIDECAR and self._asks_none(container):
+            return None
+        core_field = f"{path}.resources.limits[{self._resources.core}]"
+        if kind in ("init", "ephemeral"):
+            self._refusals.add(
+                code=f"gpu-in-{kind}-container",
+                container=name,
+                field=core_field,
+                value=self._declared(container, self._resources.core),
+                rule="a plain init container cannot hold a GPU, because kubelet hands its devices on to the app "
+                "containers; move the work to an app container or make it a native sidecar"
+                if kind == "init"
+                else "an ephemeral container cannot hold a GPU; ask for it in spec.containers",
+                example="restartPolicy: Always"
+                if kind == "init"
+                else f"{self._resources.core}: 50 in spec.containers[0]",
+            )
+            return None
+        core = self._quantity(path, name, container, self._resources.core, "50")
+        blocks = self._quantity(path, name, container, self._resources.memory, "15")
+        if not core:
+            if blocks and self._declared(container, self._resources.core) is None:
+                self._refusals.add(
+                    code="memory-without-core",
+                    container=name,
+                    field=f"{path}.resources.limits[{self._resources.memory}]",
+                    value=blocks,
+                    rule=f"memory of a GPU comes only with compute: {self._resources.core} is missing",
+                    example=f"{self._resources.core}: 50 beside {self._resources.memory}: {blocks}",
+                )
+            return None
+        if core > CORES_PER_GPU and core % CORES_PER_GPU:
+            lower = core // CORES_PER_GPU * CORES_PER_GPU
+            self._refusals.add(
+                code="core-not-whole",
+                container=name,
+                field=core_field,
+                value=core,
+                rule=_CORE_RULE,
+                example=f"{self._resources.core}: {lower}",
+            )
+            return None
+        if core > MAX_GPUS * CORES_PER_GPU:
+            self._refusals.add(
+                code="core-too-large",
+                container=name,
+                field=core_field,
+                value=core,
+                rule=f"a container can hold at most {MAX_GPUS} GPUs",
+                example=f"{self._resources.core}: {CORES_PER_GPU}",
+            )
+            return None
+        if core < CORES_PER_GPU and not blocks:
+            if self._declared(container, self._resources.memory) is None:
+                self._refusals.add(
+                    code="memory-missing",
+                    container=name,
+                    field=f"{path}.resources.limits[{self._resources.memory}]",
+                    value=None,
+                    rule=f"a share of a GPU needs its share of memory too, in blocks of {MIB_PER_BLOCK} MiB",
+                    example=f"{self._resources.memory}: 15 beside {self._resources.core}: {core}",
+                )
+            return None
+        return GpuRequest(name, core, blocks)
+
+    def _declared(self, container: Mapping[str, Any], resource: str) -> object:
+        """Return what the manifest says of a resource, limits first; None if it says nothing."""
+        declared = as_map(container.get("resources"))
+        return as_map(declared.get("limits")).get(resource, as_map(declared.get("requests")).get(resource))
+
+    def _asks_none(self, container: Mapping[str, Any]) -> bool:
+        """Whether a container has 0 of all that it names: the webhook writes so if a LimitRange has defaults."""
+        named = (self._declared(container, resource) for resource in (self._resources.core, self._resources.memory))
+        return all(amount is None or is_zero(amount) for amount in named)
+
+    def devices(self, path: str, name: str, container: Mapping[str, Any]) -> dict[str, int]:
+        """Return how many of NVIDIA's own devices a container asks for; 0, as charts write it, asks for none."""
+        found: dict[str, int] = {}
+        if not names_any(container, self._resources.devices):
+            return found
+        declared = as_map(container.get("resources"))
+        for device in dict.fromkeys((*as_map(declared.get("limits")), *as_map(declared.get("requests")))):
+            if is_named(device, self._resources.devices) and not is_zero(self._declared(container, device)):
+                count = self._quantity(path, name, container, device, "1")
+                if count:
+                    found[device] = count
+        return found
+
+    def _quantity(self, path: str, name: str, container: Mapping[str, Any], resource: str, example: str) -> int | None:
+        """Return a resource's positive integer amount; None if it is absent or refused; 0 never."""
+        declared = as_map(container.get("resources"))
+        limits, requests = as_map(declared.get("limits")), as_map(declared.get("requests"))
+        if resource not in limits and resource not in requests:
+            return None
+        if resource not in limits:
+            self._refusals.add(
+                code="limit-missing",
+                container=name,
+                field=f"{path}.resources.limits[{resource}]",
+                value=None,
+                rule="an extended resource is asked for in limits; requests alone are not enough",
+                example=f"{resource}: {example}",
+            )
+            return None
+        value = limits[resource]
+        maximum = MAX_BLOCKS if resource == self._resources.memory else 10**6
+        amount = whole_quantity(value)
+        if amount is None or not 0 < amount <= maximum:
+            example = f"{resource}: {example}"
+            rule = f"it must be a whole number from 1 to {maximum}"
+            if resource == self._resources.core:
+                rule = _CORE_RULE
+            elif resource == self._resources.memory:
+                rule = f"memory counts blocks of {MIB_PER_BLOCK} MiB, in whole numbers from 1 to {maximum}"
+                example = self._in_blocks(value, example)
+            self._refusals.add(
+                code="quantity-invalid",
+                container=name,
+                field=f"{path}.resources.limits[{resource}]",
+                value=value,
+                rule=rule,
+                example=example,
+            )
+            return None
+        if resource in requests and whole_quantity(requests[resource]) != amount:
+            self._refusals.add(
+                code="request-differs",
+                container=name,
+                field=f"{path}.resources.requests[{resource}]",
+                value=requests[resource],
+                rule=f"requests and limits of an extended resource must be equal (limits say {amount})",
+                example=f"{resource}: {amount} in both",
+            )
+            return None
+        return amount
+
+    def _in_blocks(self, value: object, example: str) -> str:
+        """Return the example in blocks for an amount that was plainly meant in bytes."""
+        try:
+            amount = parse_quantity(value)
+        except ValueError:
+            return example
+        blocks = -(-amount // (MIB_PER_BLOCK << 20))
+        if amount < 1 << 20 or blocks > MAX_BLOCKS:
+            return example
+        return f"{self._resources.memory}: {blocks}"

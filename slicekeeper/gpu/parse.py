@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads from a pod's manifest what it asks of GPUs, with exact integers, or the rules that it breaks.
+
+Every part that needs to know what a pod asks for calls `parse_pod`: the webhook to refuse, the scheduler to
+place, the timekeeper to charge. The rules are those of `docs/requests.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slicekeeper.config.settings import Resources
+from slicekeeper.errors import RequestRefused
+from slicekeeper.gpu.ceiling import CeilingReader
+from slicekeeper.gpu.container_request import ContainerReader
+from slicekeeper.gpu.pod_manifest import annotations_of, container_name, containers
+from slicekeeper.gpu.refusals import Refusals
+from slicekeeper.gpu.request import GpuRequest, PodRequest
+from slicekeeper.gpu.request_annotations import AnnotationReader
+from slicekeeper.units import CORES_PER_GPU
+from slicekeeper.untyped import as_map
+
+
+def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CORES_PER_GPU) -> PodRequest:
+    """Return what `pod` asks for; `ceiling` is the namespace's elastic maximum in percent.
+
+    Raises RequestRefused with every rule that the manifest breaks.
+    """
+    refusals = Refusals()
+    reader = ContainerReader(resources, refusals)
+    found: list[tuple[GpuRequest, str]] = []
+    devices: dict[str, Mapping[str, int]] = {}
+    known: list[str] = []
+    for path, kind, container in containers(as_map(pod.get("spec"))):
+        name = container_name(container)
+        known.append(name)
+        asked = reader.request(path, kind, name, container)
+        if asked is not None:
+            found.append((asked, path))
+        counts = reader.devices(path, name, container)
+        if counts:
+            devices[name] = counts
+    annotations = annotations_of(pod)
+    ceilings = CeilingReader(annotations, ceiling, refusals)
+    requests = tuple(ceilings.with_ceiling(asked, path, resources.core) for asked, path in found)
+    if requests:
+        ceilings.check_names(requests, known)
+    request = PodRequest(
+        requests=requests,
+        whole_device_gpus={name: sum(counts.values()) for name, counts in devices.items()},
+        devices=devices,
+        **(AnnotationReader(annotations, refusals).wishes(requests) if requests or devices else {}),
+    )
+    if refusals.violations:
+        raise RequestRefused(refusals.violations)
+    return request
+
+
+def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodRequest, str]:
+    """Return what a pod that is there asks for and, if its manifest breaks a rule, which one.
+
+    Its containers' requests count even if an annotation is wrong: a user who could write one would otherwise have
+    the pod hold nothing and owe nothing.
+    """
+    try:
+        return parse_pod(pod, resources), ""
+    except RequestRefused as error:
+        refusal = str(error)
+    bare = {**pod, "metadata": {**as_map(pod.get("metadata")), "annotations": {}}}
+    try:
+        return parse_pod(bare, resources), refusal
+    except RequestRefused:
+        return PodRequest(), refusal

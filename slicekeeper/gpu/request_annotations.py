@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what a pod's annotations ask for: class, sharing, company on a GPU, a particular GPU or model, a gang."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.gpu.refusals import Refusals
+from slicekeeper.gpu.request import GpuRequest
+
+MAX_GANG: Final = 512
+"""No gang has more pods; it is placed as one, so its size bounds how long that takes."""
+
+_UUID: Final = "GPU-8f6e1a52-3b0c-4d9e-a1f7-5c2d90e4b6a8"
+_WISHES: Final = frozenset(names.USER_ANNOTATIONS)
+LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+class AnnotationReader:
+    """Reads the annotations of one pod."""
+
+    def __init__(self, annotations: Mapping[str, Any], refusals: Refusals) -> None:
+        self._annotations = annotations
+        self._refusals = refusals
+
+    def wishes(self, requests: tuple[GpuRequest, ...]) -> dict[str, Any]:
+        """Return the pod-wide wishes that a PodRequest has other than by default."""
+        if _WISHES.isdisjoint(self._annotations):
+            return {}
+        sharing = self._choice(names.SHARING, names.SHARING_MODES, "adaptive")
+        if sharing == "shared" and any(not r.is_fraction for r in requests):
+            self._refusals.add(
+                code="shared-whole-gpu",
+                field=f"metadata.annotations[{names.SHARING}]",
+                value=sharing,
+                rule="whole GPUs are not shared; ask for 1 to 99 percent or choose another mode",
+                example=f"{names.SHARING}: exclusive",
+            )
+        affinity = self._label(names.GPU_AFFINITY)
+        if sharing == names.MIG and any(not r.is_fraction for r in requests):
+            self._refusals.add(
+                code="mig-whole-gpu",
+                field=f"metadata.annotations[{names.SHARING}]",
+                value=sharing,
+                rule="a MIG slice is a part of one GPU, for a container that asks for 1 to 99 percent of it; whole "
+                "GPUs are given out undivided",
+                example=f"{names.SHARING}: {names.EXCLUSIVE}",
+            )
+        if sharing == names.MIG and affinity:
+            self._refusals.add(
+                code="mig-affinity",
+                field=f"metadata.annotations[{names.GPU_AFFINITY}]",
+                value=affinity,
+                rule="a MIG slice is one container's alone, so nothing can be together on it",
+                example=f"{names.SHARING}: {names.SHARED} beside {names.GPU_AFFINITY}: {affinity}",
+            )
+        text = self._text(names.GPU_MODEL, "A100,H100")
+        models = tuple(model.strip() for model in text.split(",") if model.strip())
+        if text and not models:
+            self._refusals.add(
+                code="text-invalid",
+                field=f"metadata.annotations[{names.GPU_MODEL}]",
+                value=self._annotations[names.GPU_MODEL],
+                rule="it must name at least one model, several separated by commas",
+                example=f"{names.GPU_MODEL}: A100,H100",
+            )
+        uuid = self._text(names.GPU_UUID, _UUID)
+        if re.search(r"[\s,;]", uuid):
+            first = next((part for part in re.split(r"[\s,;]+", uuid) if part), _UUID)
+            self._refusals.add(
+                code="text-invalid",
+                field=f"metadata.annotations[{names.GPU_UUID}]",
+                value=self._annotations[names.GPU_UUID],
+                rule="it must name one GPU or MIG slice by its UUID, as `slicekeeper nodes` shows it; "
+                "no pod can be on each of several",
+                example=f"{names.GPU_UUID}: {first}",
+            )
+        return {
+            "gpu_class": self._choice(names.GPU_CLASS, names.GPU_CLASSES, names.STANDARD),
+            "sharing": sharing,
+            "affinity": affinity,
+            "anti_affinity": self._label(names.GPU_ANTI_AFFINITY),
+            "exclusion": self._label(names.GPU_EXCLUSION),
+            "gpu_uuid": uuid,
+            "gpu_models": models,
+            "gang": self._label(names.GANG),
+            "gang_size": self._gang_size(),
+        }
+
+    def _gang_size(self) -> int:
+        """Return how many pods a gang has at least, 0 without a gang."""
+        key = names.GANG_SIZE
+        value = self._annotations.get(key)
+        if value is None and not self._annotations.get(names.GANG):
+            return 0
+        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 4:
+            size = int(value)
+            if 2 <= size <= MAX_GANG:
+                return size
+        self._refusals.add(
+            code="gang-size-invalid",
+            field=f"metadata.annotations[{key}]",
+            value=value,
+            rule=f"a gang's size is how many of its pods are placed together or not at all, a whole number from 2 to "
+            f"{MAX_GANG}, as a string",
+            example=f'{key}: "8"',
+        )
+        return 0
+
+    def _choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
+        value = self._annotations.get(key, default)
+        if value in allowed and isinstance(value, str):
+            return value
+        reason = f" ({value} is planned and not there yet)" if value in names.PLANNED_SHARING_MODES else ""
+        self._refusals.add(
+            code="choice-unknown",
+            field=f"metadata.annotations[{key}]",
+            value=value,
+            rule=f"it must be one of {', '.join(allowed)}{reason}",
+            example=f"{key}: {default}",
+        )
+        return default
+
+    def _label(self, key: str) -> str:
+        value = self._annotations.get(key, "")
+        if value == "" or (isinstance(value, str) and LABEL.fullmatch(value)):
+            return str(value)
+        self._refusals.add(
+            code="label-invalid",
+            field=f"metadata.annotations[{key}]",
+            value=value,
+            rule="it must be a label: up to 63 letters, digits, '-', '_' or '.', a letter or digit at both ends",
+            example=f"{key}: training",
+        )
+        return ""
+
+    def _text(self, key: str, example: str) -> str:
+        value = self._annotations.get(key, "")
+        if (
+            isinstance(value, str)
+            and len(value) <= 1024
+            and value.isprintable()
+            and (value.strip() or key not in self._annotations)
+        ):
+            return value.strip()
+        self._refusals.add(
+            code="text-invalid",
+            field=f"metadata.annotations[{key}]",
+            value=value,
+            rule="it must be a non-empty line of at most 1,024 printable characters",
+            example=f"{key}: {example}",
+        )
+        return ""
