@@ -12,24 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from slicekeeper import names
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Violation
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.gpu.request import PodRequest
 from slicekeeper.untyped import show
 from slicekeeper.wire.json_patch import JsonPatch
-from webhook import mutation, readmission, validation
+from webhook import mutation, pod_fields, readmission, reserved_names, validation
 from webhook.context import Case, ClassSource, ClusterContext, Standing
 from webhook.foreign.conversion import NOTHING, Conversion, convert
 from webhook.patch import apply, value_at
 from webhook.pod_shape import malformed
 from webhook.sidecar_container import without_gpu
+from webhook.warnings import WHEN_LAST_KNOWN, cut, warnings_of
 
 __all__ = ["Admission", "Case", "Standing", "Verdict"]
-
-WARNING_CHARACTERS: Final = 256
-"""The API server cuts longer ones."""
 
 _STATUS: Final = {
     "budget-unknown": 503,
@@ -80,11 +77,11 @@ class Admission:
 
     def mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch that makes a new pod what its namespace's policy asks for, or the refusal."""
-        if case.policy.mode == "off" or validation.is_mirror(pod):
+        if case.policy.mode == "off" or reserved_names.is_mirror(pod):
             return self._mutate(pod, case)
         resources = self._cluster.resources
         ours = asks_for(pod, (resources.core, resources.memory))
-        may_name_node = case.policy.mode == "observe" or validation.may_name_node(case, self._cluster, ours=ours)
+        may_name_node = case.policy.mode == "observe" or pod_fields.may_name_node(case, self._cluster, ours=ours)
         former = readmission.taken_off(pod, may_name_node=may_name_node)
         foreign = self._converted(pod, case)
         if foreign.violations:
@@ -117,7 +114,7 @@ class Admission:
         if not _holds_gpus(request):
             return Verdict()
         patch = mutation.patch_pod(pod, request, case, self._cluster)
-        return Verdict(patch, _warnings(pod, request, case, self._cluster))
+        return Verdict(patch, warnings_of(pod, request, case, self._cluster))
 
     def validate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
         """Return whether a new pod is as `mutate` would make it, in the budget's state or, after a flip, the other."""
@@ -148,7 +145,7 @@ class Admission:
         """Return whether pods made from a workload's template at `prefix` would pass."""
         found = _forged(template, case)
         if not found and self.forges_mirror(template, case):
-            found = (validation.not_by_kubelet(template),)  # its pods are made by a controller
+            found = (reserved_names.not_by_kubelet(template),)  # its pods are made by a controller
         if found:
             return Verdict(violations=tuple(replace(v, field=f"{prefix}.{v.field}") for v in found))
         foreign = self._converted(template, case)
@@ -169,11 +166,11 @@ class Admission:
             return Verdict()
         # The template itself is let through: its pods may come when there is budget again.
         later = tuple(cut(f"pods of this template will be refused: {refusal}") for refusal in _refused_by_budget(case))
-        return Verdict(warnings=later or _warnings(template, request, case, self._cluster))
+        return Verdict(warnings=later or warnings_of(template, request, case, self._cluster))
 
     def forges_mirror(self, pod: Mapping[str, Any], case: Case) -> bool:
         """Whether a GPU pod, or a template of one, says that it mirrors a static pod, as only a kubelet's pods do."""
-        return validation.is_mirror(pod) and validation.concerns(pod, case, self._cluster)
+        return reserved_names.is_mirror(pod) and validation.concerns(pod, case, self._cluster)
 
     def mutate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
         """Return the patch for ephemeral containers that were added to a running pod; /validate judges them."""
@@ -195,7 +192,9 @@ class Admission:
 
     def _untouched(self, pod: Mapping[str, Any], case: Case) -> bool:
         return (
-            case.policy.mode == "off" or validation.is_mirror(pod) or not validation.concerns(pod, case, self._cluster)
+            case.policy.mode == "off"
+            or reserved_names.is_mirror(pod)
+            or not validation.concerns(pod, case, self._cluster)
         )
 
     def _missing(self, pod: Mapping[str, Any], request: PodRequest, case: Case) -> JsonPatch:
@@ -206,14 +205,11 @@ class Admission:
 
 def _forged(pod: Mapping[str, Any], case: Case) -> tuple[Violation, ...]:
     """Return what passes in no namespace; if pods are enforced, it is one of the rules."""
-    return () if case.policy.mode == "enforce" else tuple(validation.forged(pod))
+    return () if case.policy.mode == "enforce" else tuple(reserved_names.forged(pod))
 
 
 def _holds_gpus(request: PodRequest) -> bool:
     return bool(request.requests or request.whole_device_gpus)
-
-
-_WHEN_LAST_KNOWN = " when the timekeeper last answered; that holds until it answers again"
 
 
 def _refused_by_budget(case: Case) -> list[Violation]:
@@ -236,7 +232,7 @@ def _refused_by_budget(case: Case) -> list[Violation]:
                 value=show(case.namespace),
                 rule="the namespace has no GPU budget left, and its budget is enforced hard"
                 + (f" ({standing.reason})" if standing.reason else "")
-                + (_WHEN_LAST_KNOWN if standing.stale else ""),
+                + (WHEN_LAST_KNOWN if standing.stale else ""),
                 example="the same manifest, after a grant or in the next period",
             )
         ]
@@ -252,32 +248,3 @@ def _not_as_admitted(pod: Mapping[str, Any], operation: dict[str, Any]) -> Viola
         rule="a GPU pod must be as the mutating webhook makes it; it was bypassed, or another one undid its work",
         example=f"{path}: {show(operation['value'])}" if "value" in operation else f"no {path}",
     )
-
-
-def _warnings(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> tuple[str, ...]:
-    found = []
-    namespace, standing = case.namespace, case.standing
-    over = case.over_budget
-    for key, known in validation.unknown_annotations(pod):
-        meant = f"; did you mean {known}?" if known else ""
-        found.append(f"annotation {key} means nothing to Slicekeeper{meant}")
-    if standing.unknown:
-        taken = "over budget" if over else "in budget"
-        found.append(f"the GPU budget of namespace {namespace} is not known at present; the pod is taken as {taken}")
-    if standing.stale:
-        found.append(f"namespace {namespace} was over its GPU budget{_WHEN_LAST_KNOWN}")
-    if over and request.gpu_class != names.BACKGROUND:
-        name = cluster.class_name(case, over=True)
-        found.append(
-            f"namespace {namespace} is over its GPU budget: the pod gets priority class {name} "
-            "and leftover GPU time, and may be evicted for pods in budget"
-        )
-        named = validation.named_class(pod)
-        if named in case.policy.allowed_priority_classes:
-            found.append(f"priority class {named} is not kept while namespace {namespace} is over its GPU budget")
-    return tuple(map(cut, found))
-
-
-def cut(text: str) -> str:
-    """Return a warning that the API server takes whole."""
-    return text if len(text) <= WARNING_CHARACTERS else text[: WARNING_CHARACTERS - 3] + "..."

@@ -21,7 +21,7 @@ from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
 from slicekeeper.untyped import as_map
-from webhook import validation
+from webhook import reserved_names
 from webhook.admission import Admission, Verdict
 from webhook.context import Case, Standing
 from webhook.patch import apply
@@ -133,7 +133,7 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document["kind"] == "Pod" and not group:
         if admission.forges_mirror(document, case):
-            return Verdict(violations=(validation.not_by_kubelet(document),)), document
+            return Verdict(violations=(reserved_names.not_by_kubelet(document),)), document
         verdict = admission.mutate(document, case)
         return verdict, apply(document, verdict.patch)
     path = template_path(group, document["kind"])

@@ -18,7 +18,7 @@ from slicekeeper import names
 from slicekeeper.errors import Violation
 from slicekeeper.untyped import as_list, as_map, show
 from slicekeeper.wire.admission import API_VERSION, KIND, AdmissionResponse, Status
-from webhook import budget_object, validation
+from webhook import budget_object, reserved_names
 from webhook.admission import Admission, Case, Verdict
 from webhook.workloads import template_of, template_path
 
@@ -72,7 +72,7 @@ class Request:
     @property
     def forges_mirror(self) -> bool:
         """Whether another than a kubelet says that the pod mirrors a static one, which is left alone."""
-        return not self.by_kubelet and validation.is_mirror(self.object)
+        return not self.by_kubelet and reserved_names.is_mirror(self.object)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Reviewer:
         if not request.is_pod or request.operation != "CREATE" or request.subresource:
             return answer(request, Verdict())
         if request.forges_mirror:
-            return answer(request, Verdict(violations=(validation.not_by_kubelet(request.object),)))
+            return answer(request, Verdict(violations=(reserved_names.not_by_kubelet(request.object),)))
         return answer(request, self._admission.mutate(request.object, self._case_of(request.namespace)))
 
     def validate(self, body: bytes | bytearray) -> Answer:
@@ -124,7 +124,7 @@ class Reviewer:
                 return self._admission.validate_ephemeral(request.object, request.old, self._case_of(request.namespace))
             if request.operation == "CREATE" and not request.subresource:
                 if request.forges_mirror:
-                    return Verdict(violations=(validation.not_by_kubelet(request.object),))
+                    return Verdict(violations=(reserved_names.not_by_kubelet(request.object),))
                 return self._admission.validate(request.object, self._case_of(request.namespace))
             # Most of a pod cannot change, and who may change what is ours is the API server's own policy.
             return Verdict()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The warnings about a pod that passes: its budget is spent, stale or unknown, or an annotation means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slicekeeper import names
+from slicekeeper.gpu.request import PodRequest
+from webhook.context import Case, ClusterContext
+from webhook.pod_fields import named_class
+from webhook.reserved_names import unknown_annotations
+
+WARNING_CHARACTERS: Final = 256
+"""The API server cuts longer ones."""
+
+WHEN_LAST_KNOWN: Final = " when the timekeeper last answered; that holds until it answers again"
+
+
+def warnings_of(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> tuple[str, ...]:
+    """Return the warnings for a GPU pod that passes."""
+    found = []
+    namespace, standing = case.namespace, case.standing
+    over = case.over_budget
+    for key, known in unknown_annotations(pod):
+        meant = f"; did you mean {known}?" if known else ""
+        found.append(f"annotation {key} means nothing to Slicekeeper{meant}")
+    if standing.unknown:
+        taken = "over budget" if over else "in budget"
+        found.append(f"the GPU budget of namespace {namespace} is not known at present; the pod is taken as {taken}")
+    if standing.stale:
+        found.append(f"namespace {namespace} was over its GPU budget{WHEN_LAST_KNOWN}")
+    if over and request.gpu_class != names.BACKGROUND:
+        name = cluster.class_name(case, over=True)
+        found.append(
+            f"namespace {namespace} is over its GPU budget: the pod gets priority class {name} "
+            "and leftover GPU time, and may be evicted for pods in budget"
+        )
+        named = named_class(pod)
+        if named in case.policy.allowed_priority_classes:
+            found.append(f"priority class {named} is not kept while namespace {namespace} is over its GPU budget")
+    return tuple(map(cut, found))
+
+
+def cut(text: str) -> str:
+    """Return a warning that the API server takes whole."""
+    return text if len(text) <= WARNING_CHARACTERS else text[: WARNING_CHARACTERS - 3] + "..."
