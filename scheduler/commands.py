@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from scheduler.app import make_app
 from scheduler.explain import Outlook, deadlines, outlook
 from scheduler.extender import placeable
+from scheduler.gang_places import places_for
 from scheduler.placement.learner import Learner
 from scheduler.pods import Pod
 from scheduler.service import Scheduler
@@ -132,8 +134,8 @@ def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
     there = state.muster(pod.gang.key) if pod.gang is not None else None
     if there is None or not there.needed:
         return None
-    trial = state.trial({member.uid for member in there.waiting})
-    fitting = trial.place(trial.fewest_places_first(there.waiting, {}, state.policy), {}, state.policy)
+    begin = partial(state.trial, {member.uid for member in there.waiting})
+    fitting = places_for(begin, there, {}, state.policy)[1]
     return {
         "name": there.gang.name,
         "size": there.gang.size,
@@ -142,7 +144,7 @@ def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
         "heldBack": there.held_back,
         "missing": max(there.needed - len(there.waiting), 0),
         "fitting": len(fitting),
-        "fittingIdle": state.most_if_idle(there.waiting),
+        "fittingIdle": state.most_if_idle(there),
     }
 
 

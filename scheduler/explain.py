@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from scheduler.nodefit import admits
+from scheduler.nodefit import admits, fields_judged
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.mig import suits
@@ -211,7 +211,7 @@ class _Cluster:
         """Give room on `nodes` to the waiting pods, in their order; return the last one's node, or nothing."""
         hopeless: set[tuple[Demand, str]] = set()
         for pod in list(waiting):
-            shape = (pod.demand, repr([_spec(pod).get(key) for key in ("nodeSelector", "affinity", "tolerations")]))
+            shape = pod.demand, fields_judged(pod.waiting or {})
             if shape in hopeless:
                 continue
             near = [name for name in sorted(self._open_to(pod, nodes)) if name in self._fleet]

@@ -3,23 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 import numpy as np
 
 from scheduler.node_names import Roster
-from scheduler.nodefit import NodeFacts, admits
+from scheduler.nodefit import NodeFacts, admits, fields_judged
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
-from scheduler.placement.fleet_version import Bools
+from scheduler.placement.fleet_version import Bools, Ints
+from scheduler.placement.joint_search import Space, place_together
 from scheduler.placement.links import relinked
 from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
-from scheduler.placement.survey import Survey
+from scheduler.placement.search import StepBudget
+from scheduler.placement.survey import Survey, shareable
 from scheduler.pods import Gang, Hold, Pod, chosen_hold, gpu_rows
 from slicekeeper.gpu.inventory import Gpu
+from slicekeeper.names import MIG
 from slicekeeper.untyped import as_list, as_map
+
+SEARCH_STEPS: Final = (6_000, 100)
+"""Steps of a search for unequal pods, and more for each pod: 15 ms for a few pods."""
+
+SEARCH_NODES: Final = 64
+"""How many nodes are searched for each demand, those with the most free."""
+
+SEARCH_DEMANDS: Final = 32
+"""Pods of more kinds are not searched for."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,10 @@ class Trial:
             judged, _ = self._prices.survey(self._fleet.publish(), pod.demand, policy)
             row = self._cheapest(judged, pod, near.get(pod.uid))
             if row is not None:
-                found.append((pod, self._take(pod, row, judged)))
+                node = self._roster.names[row]
+                view = self._fleet.view([node], pod.demand)
+                gpus = relinked(self._gpus_of(node), view, 0, pod.demand, judged.gpus[row].tolist())
+                found.append((pod, self._take(pod, row, gpus)))
         return found
 
     def fewest_places_first(self, pods: Sequence[Pod], near: Mapping[str, Near], policy: Policy) -> list[Pod]:
@@ -142,29 +159,99 @@ class Trial:
 
         return sorted(pods, key=places)
 
+    def place_together(self, pods: Sequence[Pod], near: Mapping[str, Near], policy: Policy) -> list[tuple[Pod, Hold]]:
+        """Search for places for all of some pods, whatever they cost; return them, or nothing if none were found.
+
+        For pods of which some found no place one after the other. Pods with an affinity or with different exclusions
+        are not searched for, nor are MIG slices.
+        """
+        demands = {pod.demand for pod in pods}
+        if any(demand.affinity or demand.mode == MIG for demand in demands) or len({d.exclusion for d in demands}) > 1:
+            return []
+        fleet = self._fleet.publish()
+        bits: dict[tuple[Demand, int, str], int] = {}
+        """A bit for each kind of pods: those that ask for the same and may be on the same nodes."""
+        open_to: dict[int, Ints] = {}
+        """For each GPU of a row, the bits of the pods that may be there."""
+        asked: list[tuple[int, Demand]] = []
+        for pod in pods:
+            offered = near.get(pod.uid)
+            kind = pod.demand, id(offered), "" if self._is_of_roster(offered) else fields_judged(pod.waiting or {})
+            if kind not in bits:
+                if len(bits) == SEARCH_DEMANDS:
+                    return []
+                bits[kind] = 1 << len(bits)
+                fits = self._prices.survey(fleet, pod.demand, policy)[0].fits
+                free = fleet.view_rows(np.arange(len(fits)), pod.demand).core.sum(axis=1)
+                rows = np.array([*islice(self._open(fits, -free, pod, offered), SEARCH_NODES)], np.int64)
+                usable = shareable(fleet.view_rows(rows, pod.demand), pod.demand)
+                for row, gpus in zip(rows.tolist(), usable, strict=True):
+                    open_to[row] = open_to.get(row, 0) + gpus * bits[kind]
+            asked.append((bits[kind], pod.demand))
+        rows = np.array([*open_to], np.int64)
+        view = fleet.view_rows(rows, pods[0].demand)
+        usable_by = np.array([*open_to.values()])
+        columns = np.where(usable_by > 0, view.core, 0), view.memory, view.capacity, view.idle, usable_by
+        nodes = [[*map(Space, *node)] for node in zip(*(column.tolist() for column in columns), strict=True)]
+        found = place_together(nodes, asked, StepBudget(SEARCH_STEPS[0] + SEARCH_STEPS[1] * len(pods))) or ()
+        return [(pod, self._take(pod, int(rows[at]), gpus)) for pod, (at, gpus) in zip(pods, found, strict=False)]
+
     def _cheapest(self, judged: Survey, pod: Pod, near: Near | None) -> int | None:
-        fits = judged.fits[: len(self._roster.names)]
-        known = near is not None and near.roster is self._roster
+        return next(self._open(judged.fits, judged.price, pod, near), None)
+
+    def _open(self, fits: Bools, price: Ints, pod: Pod, near: Near | None) -> Iterator[int]:
+        """Yield the rows of nodes that fit and are open to a pod, the cheapest first, those to avoid last."""
+        fits = fits[: len(self._roster.names)]
+        known = near is not None and self._is_of_roster(near)
         if near is not None and known:
             fits = fits & near.rows[: len(fits)]
         rows = np.flatnonzero(fits)
         last = np.isin(rows, self._avoided)
-        for index in np.lexsort((self._roster.rank[rows], judged.price[rows], last)).tolist():
+        for index in np.lexsort((self._roster.rank[rows], price[rows], last)).tolist():
             row = int(rows[index])
             facts = self._facts.get(self._roster.names[row])
             if known or (facts is not None and admits(facts, pod.waiting or {})):
-                return row
-        return None
+                yield row
 
-    def _take(self, pod: Pod, row: int, judged: Survey) -> Hold:
+    def _is_of_roster(self, near: Near | None) -> bool:
+        return near is not None and near.roster is self._roster
+
+    def _take(self, pod: Pod, row: int, gpus: Sequence[int]) -> Hold:
+        """Hold GPUs of a row for a pod, by the columns of its slices."""
         node = self._roster.names[row]
         fleet = self._fleet.publish()
-        uuids, view = fleet.uuids(node), fleet.view([node], pod.demand)
-        columns = relinked(self._gpus_of(node), view, 0, pod.demand, judged.gpus[row].tolist())
-        hold, _ = chosen_hold(pod, node, [uuids[column] for column in columns])
+        uuids = fleet.uuids(node)
+        hold, _ = chosen_hold(pod, node, [uuids[column] for column in gpus])
         mine = self._held.setdefault(node, [])
         mine.append(hold)
         cpu, ram = fleet.beside(node)
         self._fleet.set(node, gpu_rows(self._gpus_of(node), [*self._holds_of(node), *mine]))
         self._fleet.set_beside(node, cpu - pod.demand.cpu_milli / 1000, ram - pod.demand.ram_mib)
         return hold
+
+
+def places_for(
+    begin: Callable[[], Trial], there: Muster, near: Mapping[str, Near], policy: Policy
+) -> tuple[int, list[tuple[Pod, Hold]]]:
+    """Return places for as many pods as a gang needs or more, or for fewer, and the version they were found on.
+
+    Each trial is a new one of `begin`. The pods are placed one after the other, and what is left for the last depends
+    on the order: those with the fewest nodes first, then those that ask for the most, and if some may be left out,
+    those that ask for the least. If all orders fail, unequal pods are searched for.
+    """
+    waiting, needed = list(there.waiting), min(there.needed, len(there.waiting))
+    trial = begin()
+    orders = [trial.fewest_places_first(waiting, near, policy), waiting]
+    if len(waiting) > needed:
+        orders.append(waiting[::-1])
+    found = trial.place(orders[0], near, policy)
+    for tried, order in enumerate(orders[1:], 1):
+        if len(found) >= needed:
+            return trial.version, found
+        if order not in orders[:tried]:
+            trial = begin()
+            found = max(found, trial.place(order, near, policy), key=len)
+    if len(found) < needed and len({pod.demand for pod in waiting}) > 1:
+        trial = begin()
+        found = trial.place_together(waiting[-needed:], near, policy) or found
+    return trial.version, found

@@ -15,11 +15,12 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from scheduler.gang_places import Muster, Near
+from scheduler.gang_places import Muster, Near, places_for
 from scheduler.gang_turns import REST, Turns
 from scheduler.pods import Hold, Pod
 from scheduler.reclaim.nudge import Nudger
@@ -288,7 +289,7 @@ class Gangs:
     def _search(self, known: _Known, there: Muster, uids: frozenset[str]) -> str:
         """Look for places for all that wait, and keep them; return why there are none."""
         for _ in range(TRIES):
-            version, seats = self._seats(known, there, uids)
+            version, seats = places_for(partial(self._state.trial, uids), there, known.near, self._state.policy)
             if len(seats) < there.needed:
                 if self._state.drop_old_expectations():
                     continue
@@ -303,30 +304,10 @@ class Gangs:
                 return ""
         return f"{_named(there)}: nodes change while places are looked for; it is tried again"
 
-    def _seats(self, known: _Known, there: Muster, uids: frozenset[str]) -> tuple[int, list[tuple[Pod, Hold]]]:
-        """Return places for as many as the gang needs, or for fewer, and the version of the fleet they were found on.
-
-        The pods are placed one after the other, and what is left for the last depends on the order: those with the
-        fewest nodes first, then those that ask for the most, and if some may be left out, those that ask for the least.
-        """
-        policy, waiting = self._state.policy, list(there.waiting)
-        trial = self._state.trial(uids)
-        orders = [trial.fewest_places_first(waiting, known.near, policy), waiting]
-        if len(waiting) > there.needed:
-            orders.append(waiting[::-1])
-        seats = trial.place(orders[0], known.near, policy)
-        for tried, order in enumerate(orders[1:], 1):
-            if len(seats) >= there.needed:
-                break
-            if order not in orders[:tried]:
-                trial = self._state.trial(uids)
-                seats = max(seats, trial.place(order, known.near, policy), key=len)
-        return trial.version, seats
-
     def _why_not(self, known: _Known, there: Muster, found: int) -> str:
         now = time.monotonic()
         if known.most is None or now - known.most[0] > self._hold_ns / 1e9:
-            known.most = now, self._state.most_if_idle(there.waiting)
+            known.most = now, self._state.most_if_idle(there)
         most = known.most[1]
         if most < there.needed:
             return (

@@ -59,6 +59,12 @@ def admits(node: NodeFacts, pod: Mapping[str, Any]) -> bool:
     return any(_term(as_map(term), node) for term in as_list(as_map(required).get("nodeSelectorTerms")))
 
 
+def fields_judged(pod: Mapping[str, Any]) -> str:
+    """Return what `admits` reads of a pod: of two pods with the same, a node takes both or neither."""
+    spec = as_map(pod.get("spec"))
+    return repr([spec.get(key) for key in ("nodeSelector", "affinity", "tolerations")])
+
+
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     key, effect = toleration.get("key"), toleration.get("effect")
     if effect and effect != taint.get("effect"):

@@ -20,7 +20,7 @@ import numpy as np
 from scheduler import nodes as node_objects
 from scheduler.cpu_memory import Entry, comes_with_its_node, entry_of
 from scheduler.finder import Finder, Found
-from scheduler.gang_places import Muster, Near, Trial
+from scheduler.gang_places import Muster, Near, Trial, places_for
 from scheduler.held import Held
 from scheduler.nodefit import admits
 from scheduler.placement.best_fit import BestFit
@@ -404,16 +404,18 @@ class SchedulerState:
             avoided=list(self._nodes.avoided),
         )  # fmt: skip
 
-    def most_if_idle(self, pods: Sequence[Pod]) -> int:
-        """Return how many of some pods would find a place if nothing was held anywhere."""
-        with self._held.writing():
-            fleet = self._held.fleet.idle()
-        trial = Trial(
-            fleet, Prices(), self._finder.roster(fleet.publish()),
-            facts=self._nodes.facts, gpus_of=lambda node: self._nodes.gpus.get(node, []), holds_of=lambda _: (),
-        )  # fmt: skip
-        policy = BestFit()
-        return len(trial.place(trial.fewest_places_first(pods, {}, policy), {}, policy))
+    def most_if_idle(self, there: Muster) -> int:
+        """Return how many of the pods of a gang that wait would find a place if nothing was held anywhere."""
+
+        def begin() -> Trial:
+            with self._held.writing():
+                fleet = self._held.fleet.idle()
+            return Trial(
+                fleet, Prices(), self._finder.roster(fleet.publish()),
+                facts=self._nodes.facts, gpus_of=lambda node: self._nodes.gpus.get(node, []), holds_of=lambda _: (),
+            )  # fmt: skip
+
+        return len(places_for(begin, there, {}, BestFit())[1])
 
     def _holds(self, node: str, without: Set[str]) -> list[Hold]:
         with self._held.writing():

@@ -439,6 +439,25 @@ def test_labels_hold_among_the_pods_of_a_gang():
     assert len({b["metadata"]["annotations"][names.gpu_annotation("c")] for b in bound}) == 1
 
 
+def test_unequal_pods_that_fill_the_free_gpus_exactly_start_together():
+    """60 fits best on the GPU with 80 free, and then the others find no place one after the other."""
+    taken = pod("old", 20, gang="", size=0, on="n1", gpus="n1-0", phase="Running")
+    world = World(node("n0"), node("n1"))
+    sizes = (60, 55, 40, 25)
+    pods = world.waits(taken, *[pod(f"p{i}", core, size=len(sizes)) for i, core in enumerate(sizes)])[1:]
+    assert len(world.starts(*pods)) == len(sizes)
+
+
+def test_a_gang_is_not_said_to_fit_never_if_it_fits_in_another_order():
+    world = World(node("n0"), node("n1"))
+    sizes = (60, 50, 30, 20, 20, 20)
+    pods = world.waits(
+        pod("old", 100, gang="", size=0, on="n1", gpus="n1-0", phase="Running"),
+        *[pod(f"p{i}", core, size=len(sizes)) for i, core in enumerate(sizes)],
+    )[1:]
+    assert "waits for room" in world.why(pods[0])
+
+
 def test_places_that_others_only_expect_make_no_gang_wait():
     world = World(node("n0"), node("n1"))
     world.fits(pod("other", gang="", size=0))

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places for several unequal pods together, if placing one after the other has failed: a search that may go back.
+
+Depth first over the pods' slices in the order given. Of the places for a slice, those that it fills to the last percent
+come first, then those that leave the most. A branch is left if the slices to come cannot fill what they would have to
+by their sizes (the sums that they can make; Martello and Toth, 1990, "Knapsack Problems", ch. 8), and a state that was
+left is not tried again. Nodes that are alike are tried once. Packing is hard in general: who calls gives the steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.search import MOST_SLICES, StepBudget
+from slicekeeper.units import CORES_PER_GPU
+
+
+class Space(NamedTuple):
+    """What is free of one GPU, and which of the demands may be there (a bit for each)."""
+
+    core: int
+    memory: int
+    capacity: int
+    idle: bool
+    open_to: int
+
+
+class Item(NamedTuple):
+    """One slice of one pod; `demand` is the demand's bit."""
+
+    pod: int
+    demand: int
+    piece: Slice
+    needs_idle: bool
+    closes: bool
+    """Nothing else may come to its GPU afterwards, as far as is known here."""
+
+
+class Step(NamedTuple):
+    """An item's place: a node in a state, one of its GPUs, and what that becomes."""
+
+    node: tuple[Space, ...]
+    gpu: Space
+    after: Space
+
+
+def place_together(
+    nodes: Sequence[Sequence[Space]], pods: Sequence[tuple[int, Demand]], budget: StepBudget
+) -> list[tuple[int, list[int]]] | None:
+    """Return each pod's node and the columns of its slices' GPUs; None if they were not found within the budget.
+
+    Each pod comes with its demand and that demand's bit. Affinity is not looked at; anti-affinity keeps everything off.
+    """
+    items = [
+        Item(number, bit, piece, piece.whole or demand.alone, piece.whole or demand.alone or bool(demand.anti_affinity))
+        for number, (bit, demand) in enumerate(pods)
+        for piece in demand.slices
+    ]
+    steps = _Search(nodes, items, budget).run() if len(items) <= MOST_SLICES else None
+    return _on_nodes(nodes, items, steps) if steps is not None else None
+
+
+class _Search:
+    """One search: nodes are counted by their state, because those that are alike need not be told apart."""
+
+    def __init__(self, nodes: Sequence[Sequence[Space]], items: Sequence[Item], budget: StepBudget) -> None:
+        self._items = items
+        self._budget = budget
+        self._nodes = Counter(tuple(sorted(node)) for node in nodes)
+        self._free = Counter(gpu.core for node in nodes for gpu in node)
+        """How many GPUs have so much compute free."""
+        cores = [item.piece.core for item in items]
+        self._asked = [sum(cores[index:]) for index in range(len(cores))]
+        self._most = _fillable(cores)
+        self._dead: set[tuple[int, tuple[Space, ...] | None, int]] = set()
+
+    def run(self) -> list[Step] | None:
+        """Return a place for each item."""
+        return self._place(0, None, sum(hash((node,)) * count for node, count in self._nodes.items()))
+
+    def _place(self, index: int, at: tuple[Space, ...] | None, seen: int) -> list[Step] | None:
+        """Return places for the items from `index` on; `at` is where the item's pod is, `seen` stands for all nodes."""
+        if index == len(self._items):
+            return []
+        if self._items[index].pod != self._items[index - 1].pod:
+            at = None
+        most = self._most[index]
+        if sum(most[core] * count for core, count in self._free.items()) < self._asked[index]:
+            return None
+        if (index, at, seen) in self._dead or self._budget.steps <= 0:
+            return None
+        for step in self._options(self._items[index], self._nodes if at is None else [at]):
+            column = step.node.index(step.gpu)
+            new = tuple(sorted((*step.node[:column], step.after, *step.node[column + 1 :])))
+            self._move(step.node, new, step.gpu.core, step.after.core)
+            rest = self._place(index + 1, new, seen - hash((step.node,)) + hash((new,)))
+            if rest is not None:
+                return [step, *rest]
+            self._move(new, step.node, step.after.core, step.gpu.core)
+            if self._budget.steps <= 0:
+                return None
+        self._dead.add((index, at, seen))
+        return None
+
+    def _options(self, item: Item, nodes: Sequence[tuple[Space, ...]] | Counter[tuple[Space, ...]]) -> list[Step]:
+        found = []
+        for node in nodes:
+            for gpu in dict.fromkeys(node):
+                self._budget.steps -= 1
+                after = _after(gpu, item)
+                if after is not None:
+                    found.append(Step(node, gpu, after))
+        return sorted(found, key=lambda step: (step.after.core > 0, -step.after.core, step.after.memory))
+
+    def _move(self, node: tuple[Space, ...], new: tuple[Space, ...], core: int, core_after: int) -> None:
+        self._nodes[new] += 1
+        self._nodes[node] -= 1
+        if not self._nodes[node]:
+            del self._nodes[node]
+        self._free[core] -= 1
+        self._free[core_after] += 1
+
+
+def _after(gpu: Space, item: Item) -> Space | None:
+    """Return what is left of a GPU with `item` on it, None if it does not fit."""
+    piece = item.piece
+    if not gpu.open_to & item.demand or (item.needs_idle and not gpu.idle):
+        return None
+    if piece.whole:
+        return Space(0, 0, gpu.capacity, idle=False, open_to=0) if gpu.capacity >= piece.memory_mib else None
+    if gpu.core < piece.core or gpu.memory < piece.memory_mib:
+        return None
+    if item.closes:
+        return Space(0, 0, gpu.capacity, idle=False, open_to=0)
+    return Space(gpu.core - piece.core, gpu.memory - piece.memory_mib, gpu.capacity, idle=False, open_to=gpu.open_to)
+
+
+def _fillable(cores: Sequence[int]) -> list[list[int]]:
+    """Return for each index how much the slices from there on fill at most of each amount that is free, by their sums.
+
+    Bit n of `sums` is whether some of them ask for n percent together.
+    """
+    sums, found = 1, []
+    for core in reversed(cores):
+        sums |= (sums << core) & ((1 << CORES_PER_GPU + 1) - 1)
+        most = 0
+        found.append([most := free if sums >> free & 1 else most for free in range(CORES_PER_GPU + 1)])
+    return found[::-1]
+
+
+def _on_nodes(
+    nodes: Sequence[Sequence[Space]], items: Sequence[Item], steps: Sequence[Step]
+) -> list[tuple[int, list[int]]]:
+    """Return each pod's node and columns: the steps tell nodes that are alike not apart."""
+    now = [list(node) for node in nodes]
+    alike: dict[tuple[Space, ...], list[int]] = {}
+    for number, node in enumerate(now):
+        alike.setdefault(tuple(sorted(node)), []).append(number)
+    found: list[tuple[int, list[int]]] = []
+    for item, step in zip(items, steps, strict=True):
+        number = alike[step.node].pop()  # for a pod's later slices the node of its first one, which came last
+        column = now[number].index(step.gpu)
+        now[number][column] = step.after
+        alike.setdefault(tuple(sorted(now[number])), []).append(number)
+        if item.pod == len(found):
+            found.append((number, []))
+        found[-1][1].append(column)
+    return found

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for places of unequal pods together: it finds what there is, keeps the rules, and ends in good time."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.placement.demand import Demand, Slice
+from scheduler.placement.joint_search import Space, place_together
+from scheduler.placement.search import StepBudget
+
+EVERYBODY = (1 << 40) - 1
+
+
+def gpu(core=100, memory=16, capacity=16, open_to=EVERYBODY):
+    return Space(core, memory, capacity, core == 100 and memory == capacity, open_to)
+
+
+def share(core, memory=1, **more):
+    return Demand((Slice(("c",), core, memory, whole=False),), **more)
+
+
+def whole(count, memory=0):
+    return Demand((Slice(("c",), 100, memory, whole=True),) * count, alone=True)
+
+
+def found(nodes, demands, steps=6_000):
+    """Search, with a bit for each demand that differs, and check what was found."""
+    bits = {demand: 1 << index for index, demand in enumerate(dict.fromkeys(demands))}
+    places = place_together(nodes, [(bits[demand], demand) for demand in demands], StepBudget(steps))
+    if places is not None:
+        check(nodes, demands, bits, places)
+    return places
+
+
+def check(nodes, demands, bits, places):
+    left = {(n, g): [one.core, one.memory] for n, node in enumerate(nodes) for g, one in enumerate(node)}
+    company = {}
+    for pod, (demand, (n, columns)) in enumerate(zip(demands, places, strict=True)):
+        for piece, g in zip(demand.slices, columns, strict=True):
+            there = nodes[n][g]
+            assert there.open_to & bits[demand]
+            assert there.idle or not (piece.whole or demand.alone)
+            assert there.capacity >= piece.memory_mib
+            left[n, g][0] -= piece.core
+            left[n, g][1] -= there.capacity if piece.whole else piece.memory_mib
+            company.setdefault((n, g), []).append((pod, piece, demand))
+    assert all(core >= 0 and memory >= 0 for core, memory in left.values())
+    for there in company.values():
+        pods = {pod for pod, _, _ in there}
+        assert len(pods) == 1 or not any(piece.whole or d.alone or d.anti_affinity for _, piece, d in there)
+
+
+def fits_somehow(nodes, demands):
+    """Try every assignment of shares to GPUs."""
+    spaces = [(n, g) for n, node in enumerate(nodes) for g in range(len(node))]
+    for choice in itertools.product(spaces, repeat=len(demands)):
+        left = {(n, g): [nodes[n][g].core, nodes[n][g].memory] for n, g in spaces}
+        for demand, at in zip(demands, choice, strict=True):
+            left[at][0] -= demand.slices[0].core
+            left[at][1] -= demand.slices[0].memory_mib
+        if all(core >= 0 and memory >= 0 for core, memory in left.values()):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("count", [2, 5, 8, 16])
+def test_pods_that_fill_the_free_gpus_exactly_find_their_places(count):
+    rng = random.Random(count)
+    for _ in range(40):
+        free = [100 - rng.choice([0, 0, 20, 30, 50]) for _ in range(count)]
+        sizes = []
+        for core in free:
+            left = core
+            while left:
+                sizes.append(min(left, rng.choice([10, 15, 20, 25, 30, 35, 40, 45, 50, 60])))
+                left -= sizes[-1]
+        nodes = [[gpu(core) for core in free[at : at + 4]] for at in range(0, count, 4)]
+        assert found(nodes, [share(size, 0) for size in sorted(sizes, reverse=True)], steps=20_000)
+
+
+SHARES = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 16)), min_size=1, max_size=5)
+FREE = st.lists(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(0, 16)), min_size=1, max_size=2), min_size=1, max_size=2
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(FREE, SHARES)
+def test_it_finds_places_if_and_only_if_there_are_some(free, shares):
+    nodes = [[gpu(core, memory) for core, memory in node] for node in free]
+    demands = [share(core, memory) for core, memory in shares]
+    assert (found(nodes, demands) is not None) == fits_somehow(nodes, demands)
+
+
+def test_the_slices_of_one_pod_are_on_one_node():
+    both = Demand((Slice(("a",), 60, 1, whole=False), Slice(("b",), 50, 1, whole=False)))
+    assert found([[gpu(60), gpu(40)], [gpu(50), gpu(50)]], [both]) is None
+    [(node, columns)] = found([[gpu(60), gpu(40)], [gpu(50), gpu(60)]], [both])
+    assert (node, columns) == (1, [1, 0])
+
+
+def test_whole_gpus_take_idle_ones_and_those_with_enough_memory():
+    nodes = [[gpu(99), gpu(), gpu(memory=8, capacity=8)], [gpu(), gpu()]]
+    places = found(nodes, [whole(2, memory=9), whole(1), share(99)])
+    assert places[0] == (1, [0, 1])
+    assert found(nodes, [whole(2, memory=9), whole(1, memory=9), whole(1, memory=9)]) is None
+
+
+def test_pods_go_only_where_they_may():
+    first, second = share(60), share(50)
+    assert found([[gpu(open_to=1), gpu(open_to=3)]], [first, second]) == [(0, [0]), (0, [1])]
+    assert found([[gpu(open_to=1), gpu(open_to=1)]], [first, second]) is None
+
+
+def test_nothing_comes_to_a_gpu_that_its_pod_wants_to_be_without_others():
+    apart = share(20, anti_affinity="ns/x")
+    assert found([[gpu(), gpu()]], [apart, apart, share(10)]) is None
+    assert found([[gpu(), gpu(), gpu(50)]], [apart, apart, share(10)])
+    assert found([[gpu(90), gpu(80)]], [share(20, alone=True)]) is None
+
+
+def test_it_ends_with_its_steps():
+    rng = random.Random(7)
+    budget = StepBudget(1_000)
+    nodes = [[gpu(rng.randint(50, 100)) for _ in range(8)] for _ in range(30)]
+    pods = [(1, share(rng.randint(26, 60))) for _ in range(199)]
+    assert place_together(nodes, pods, budget) is None
+    assert budget.steps > -8 * 30  # at most one more look at all GPUs
