@@ -206,7 +206,7 @@ def schema(folder: Path) -> dict[str, Any]:
         "images": {
             **known["Images"],
             "properties": {
-                # A host is needed: without one it would be a public registry's, in which anybody may take the name.
+                # A host is needed: without one it would be a public registry's, in which anyone may take the name.
                 "registry": {"type": "string", "pattern": r"^(|[^/]*[.:][^/]*(/.+)?|localhost(/.+)?)$"},
                 "tag": images["tag"],
                 "digests": _closed(**{part: {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"} for part in PARTS}),

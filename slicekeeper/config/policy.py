@@ -53,7 +53,7 @@ _CLASS_EXAMPLE: Final = "for example research-high"
 def _gpu_time(text: str) -> GpuMilliseconds:
     found = parse_duration(text)
     if found > MAX_AMOUNT_MS:
-        raise ValueError(f"more than {MAX_AMOUNT_MS // 3_600_000}h, the most that a ledger keeps")
+        raise ValueError(f"more than {MAX_AMOUNT_MS // 3_600_000}h, the maximum of a ledger")
     return GpuMilliseconds(found)
 
 
@@ -64,19 +64,24 @@ class BudgetPolicy(Section, frozen=True):
     period: Annotated[Period, about("How often the amount is granted again; none: once.")] = "month"
     time_zone: Annotated[str, about("IANA name of the zone in which periods begin.")] = "UTC"
     anchor: Annotated[
-        str, about("An instant (RFC 3339) at which a period begins, on the zone's wall clock; empty: as calendars do.")
+        str,
+        about("An instant (RFC 3339) at which a period begins, by the zone's wall clock; empty: as in the calendar."),
     ] = ""
     credit: Annotated[str, about("How far the balance may go below zero, for example 2h.")] = "0s"
-    rollover: Annotated[str, about("The most that a period leaves to the next one, for example 5h.")] = "0s"
+    rollover: Annotated[str, about("How much unused time at most carries over to the next period, for example 5h.")] = (
+        "0s"
+    )
     thresholds: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=100)], ...],
-        about("Percent of the budget used; each is announced once per period, the lowest warns."),
+        about(
+            "Percent of the budget used; each is announced once per period, and the lowest sets the state to warning."
+        ),
     ] = (80, 95)
     enforcement: Annotated[
         Enforcement,
         about(
-            "What happens when it is spent. soft: pods give way; hard: new ones are refused, running ones evicted "
-            "after the grace; safe: a pod starts only when GPU time until its deadline is set aside."
+            "What happens when it is spent. soft: pods give way; hard: new pods are refused, running ones evicted "
+            "after the grace period; safe: a pod starts only when GPU time until its deadline is reserved."
         ),
     ] = "soft"
     grace: Annotated[str, about("Under hard: time from the budget's end to the eviction, for example 5m.")] = "5m"
@@ -102,10 +107,10 @@ class BudgetPolicy(Section, frozen=True):
         if not self.anchor:
             return None
         if self.period == "none":
-            raise ValueError("a budget without periods has none; set it to '' here")
+            raise ValueError("a budget without periods has no anchor; set it to ''")
         found = parse_instant(self.anchor)
         if not 0 <= found <= LAST_ANCHOR:
-            raise ValueError(f"{self.anchor} does not lie between 1970 and the year 9000")
+            raise ValueError(f"{self.anchor} is not between 1970 and the year 9000")
         return found
 
     @property
@@ -120,7 +125,7 @@ class SidecarPolicy(Section, frozen=True):
     The CPU is for its start: 0.17 s of it are needed before it can hear that its pod has ended.
     """
 
-    image: Annotated[str, about("Image; empty: that of the settings, `images`.")] = ""
+    image: Annotated[str, about("Image; empty: that of `images` in the settings.")] = ""
     cpu: Annotated[str, about("CPU, as requests and limits.")] = "50m"
     memory: Annotated[str, about("Memory, as requests and limits.")] = "48Mi"
 
@@ -129,10 +134,10 @@ class ForeignPolicy(Section, frozen=True):
     """Requests that were written for other GPU sharing systems, and how they are read."""
 
     dialects: Annotated[
-        tuple[DialectName, ...], about("Systems whose requests are converted into ours at admission.")
+        tuple[DialectName, ...], about("GPU sharing systems whose requests are converted at admission.")
     ] = ()
     gpu_memory: Annotated[
-        str, about("Memory of one GPU, for example 80Gi, from which parts of a GPU's memory are counted.")
+        str, about("Memory of one GPU, for example 80Gi, for requests of a part of a GPU's memory.")
     ] = ""
 
     @property
@@ -142,7 +147,7 @@ class ForeignPolicy(Section, frozen=True):
             return None
         found = parse_quantity(self.gpu_memory) / (1 << 20)
         if not 256 <= found <= 1 << 20:
-            raise ValueError("the memory of one GPU lies between 256Mi and 1Ti")
+            raise ValueError("the memory of one GPU must be between 256Mi and 1Ti")
         return int(found)
 
 
@@ -152,20 +157,25 @@ class NamespacePolicy(Section, frozen=True):
     mode: Annotated[Mode, about("enforce, observe (meter and warn) or off.")] = "enforce"
     budget: BudgetPolicy = BudgetPolicy()
     background_rate: Annotated[str, about("Rate of `gpu-class: background` work, for example 1/2.")] = "1/2"
-    ceiling: Annotated[int, Meta(ge=1, le=100), about("Elastic maximum of a share, percent of a GPU.")] = 100
-    sharing: Annotated[tuple[Sharing, ...], about("Sharing modes that users may ask for.")] = names.SHARING_MODES
+    ceiling: Annotated[
+        int, Meta(ge=1, le=100), about("The largest share, and how far one may grow, in percent of a GPU.")
+    ] = 100
+    sharing: Annotated[tuple[Sharing, ...], about("Sharing modes that users may request.")] = names.SHARING_MODES
     in_budget_class: Annotated[str, about("PriorityClass in budget; empty: the cluster's setting.")] = ""
     over_budget_class: Annotated[str, about("PriorityClass over budget; empty: the cluster's setting.")] = ""
     allowed_priority_classes: Annotated[
         tuple[str, ...], about("PriorityClasses that a user may name on a GPU pod, kept while in budget.")
     ] = ()
-    stale: Annotated[StaleMode, about("What holds while the budget's state is not known.")] = "allow-in-budget"
+    stale: Annotated[StaleMode, about("How the namespace is treated while its budget state is unknown.")] = (
+        "allow-in-budget"
+    )
     sidecar: SidecarPolicy = SidecarPolicy()
     nvidia_gpu: Annotated[
-        Literal["metered", "refused", "ignored"], about("Pods that ask NVIDIA's plugin for whole GPUs.")
+        Literal["metered", "refused", "ignored"], about("Pods that request the resources of NVIDIA's device plugin.")
     ] = "metered"
     audit: Annotated[
-        Literal["tell", "evict"], about("Pods that use a GPU outside their slice: named in an event, or evicted too.")
+        Literal["tell", "evict"],
+        about("Pods that use a GPU outside their slice are reported in an event, or evicted too."),
     ] = "tell"
 
     foreign: ForeignPolicy = ForeignPolicy()

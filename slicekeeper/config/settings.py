@@ -50,15 +50,15 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 class ClockSettings(Section, frozen=True):
     """Time, the same for every part."""
 
-    origin: Annotated[str, about("Real instant from which time is scaled, RFC 3339. Empty: not scaled.")] = ""
-    speed: Annotated[Positive, about("Seconds that pass in one real second. Only local mode changes it.")] = 1.0
+    origin: Annotated[str, about("Real instant from which time is scaled (RFC 3339). Empty: time is not scaled.")] = ""
+    speed: Annotated[Positive, about("Clock seconds per real second. Only local mode changes it.")] = 1.0
 
 
 class LogSettings(Section, frozen=True):
     """Logging on standard error."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], about("Least level that is written.")] = "info"
-    style: Annotated[Literal["json", "text"], about("One line of JSON per event, or text for a person.")] = "json"
+    level: Annotated[Literal["debug", "info", "warning", "error"], about("Lowest level that is logged.")] = "info"
+    style: Annotated[Literal["json", "text"], about("One line of JSON per event, or text for people.")] = "json"
 
 
 class Resources(Section, frozen=True):
@@ -71,12 +71,12 @@ class Resources(Section, frozen=True):
     )
     device: Annotated[
         tuple[str, ...] | str,
-        about("What NVIDIA's own plugin gives GPUs out by: one name or several, a `*` at the end matches any rest."),
+        about("Resources of NVIDIA's own device plugin: one name or several; a trailing `*` matches any suffix."),
     ] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
     foreign: Annotated[
         tuple[DialectName, ...],
         about(
-            "Other GPU sharing systems whose requests are brought to the webhook; the policy says where it converts."
+            "Other GPU sharing systems whose pods are sent to the webhook; the policy says where they are converted."
         ),
     ] = ()
 
@@ -84,11 +84,13 @@ class Resources(Section, frozen=True):
         """Refuse what is no resource's name, and one resource in two roles."""
         for name in (self.core, self.memory, self.seat, *self.devices):
             if not _RESOURCE.fullmatch(f"{name[:-1]}x" if name.endswith("*") and name in self.devices else name):
-                raise ValueError(f"{name!r} is no extended resource: for example nvidia.com/gpu, or nvidia.com/mig-*")
+                raise ValueError(
+                    f"{name!r} is not an extended resource; use a name such as nvidia.com/gpu or nvidia.com/mig-*"
+                )
         ours = (self.core, self.memory, self.seat)
         for name in ours:
             if ours.count(name) > 1 or is_named(name, self.devices):
-                raise ValueError(f"{name!r} is named twice: core, memory, seat and device are different resources")
+                raise ValueError(f"{name!r} is named twice; core, memory, seat and device must be different resources")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -102,12 +104,12 @@ class Images(Section, frozen=True):
     registry: Annotated[
         Name,
         about(
-            "Registry, with a path if it has one, such as registry.example/gpus. Nobody can have the default's name."
+            "Registry, with an optional path, such as registry.example/gpus. The default is a name that cannot exist."
         ),
     ] = UNSET_REGISTRY
     tag: Annotated[str, about("Tag of all images. Empty: this release's version.")] = ""
     digests: Annotated[
-        dict[str, str], about("Digests (`sha256:…`) by part, each instead of the tag: webhook, sidecar and so on.")
+        dict[str, str], about("Digests (`sha256:…`) by part (webhook, sidecar and so on), used instead of the tag.")
     ] = {}
 
     def __post_init__(self) -> None:
@@ -116,10 +118,10 @@ class Images(Section, frozen=True):
         if not _REGISTRY.fullmatch(self.registry) or not ("." in host or ":" in host or host == "localhost"):
             raise ValueError(
                 f"registry {self.registry!r} must begin with a host, such as registry.example/gpus: without one it "
-                "means a public registry, where anybody may take the name"
+                "means a public registry, where anyone may take the name"
             )
         if self.tag and not _TAG.fullmatch(self.tag):
-            raise ValueError(f"tag {self.tag!r} is no tag: for example 0.1.0")
+            raise ValueError(f"tag {self.tag!r} is not a tag; use one such as 0.1.0")
         for part, digest in self.digests.items():
             if part not in PARTS:
                 raise ValueError(f"digests names {part!r}: it must be one of {', '.join(PARTS)}")
@@ -136,7 +138,7 @@ class PriorityClassSettings(Section, frozen=True):
     """A PriorityClass as the API server has it: name, exact value and preemption policy."""
 
     name: Annotated[Name, about("Name of the PriorityClass.")]
-    value: Annotated[int, Meta(ge=-2147483648, le=1000000000), about("Its value, exactly.")]
+    value: Annotated[int, Meta(ge=-2147483648, le=1000000000), about("Its exact value.")]
     preemption_policy: Annotated[
         Literal["PreemptLowerPriority", "Never"], about("Whether its pods may preempt others.")
     ]
@@ -159,7 +161,7 @@ class KubernetesSettings(Section, frozen=True):
     server: Annotated[str, about("URL of the API server, for example https://10.96.0.1:443.")] = ""
     ca_file: Annotated[str, about("CA bundle that signs the API server's certificate (PEM).")] = ""
     token_file: Annotated[str, about("File with the bearer token; read again when it changes.")] = ""
-    timeout_seconds: Annotated[Positive, about("Longest wait for one answer; watches excepted.")] = 10.0
+    timeout_seconds: Annotated[Positive, about("Timeout of one request, except for watches.")] = 10.0
 
 
 class TimekeeperClientSettings(Section, frozen=True):
@@ -168,19 +170,19 @@ class TimekeeperClientSettings(Section, frozen=True):
     url: Annotated[str, about("Base URL, for example https://timekeeper.slicekeeper-system.svc.")] = ""
     ca_file: Annotated[str, about("CA bundle that signs its certificate (PEM).")] = ""
     token_file: Annotated[str, about("File with the bearer token; read again when it changes.")] = ""
-    timeout_seconds: Annotated[Positive, about("Longest wait for one answer.")] = 5.0
+    timeout_seconds: Annotated[Positive, about("Timeout of one request.")] = 5.0
 
 
 class PolicySettings(Section, frozen=True):
     """The namespaces' policy, in a file of its own (see docs/policy.md)."""
 
     file: Annotated[str, about("YAML file. Empty: every namespace has the defaults.")] = ""
-    reload_seconds: Annotated[Positive, about("How often the file is looked at for a change.")] = 2.0
+    reload_seconds: Annotated[Positive, about("How often the file is checked for changes.")] = 2.0
     objects: Annotated[
-        bool, about("Follow GpuPolicies, which come before the file. The manifests' component `objects` sets it.")
+        bool, about("Use GpuPolicies, which take precedence over the file. The component `objects` sets it.")
     ] = False
     exempt_namespaces: Annotated[
-        tuple[str, ...], about("Namespaces that are never touched, exact names or patterns.")
+        tuple[str, ...], about("Namespaces that are never touched: exact names or patterns.")
     ] = ("kube-system", "kube-public", "kube-node-lease", "slicekeeper-system")
 
 
@@ -200,13 +202,13 @@ class ServingSettings(Section, frozen=True):
     connections: Annotated[
         int,
         Meta(ge=8, le=65536),
-        about("Most connections at once. One more takes the place of one that is idle, of the address with the most."),
+        about("Maximum number of connections. Another one replaces an idle one of the address that has the most."),
     ] = 512
     connections_per_address: Annotated[
         int,
         Meta(ge=4, le=65536),
         about(
-            "Most of them from one address: an API server has one for each review under way, a proxy all its clients."
+            "Maximum from one address: an API server needs one per review in progress, a proxy has all its clients'."
         ),
     ] = 256
 
@@ -220,25 +222,25 @@ class WebhookSettings(Section, frozen=True):
     metrics_bind: Annotated[str, about("Address and port of /metrics, in plain HTTP. Empty: none.")] = ""
     injection: Annotated[
         Literal["meter", "seats", "limiter"],
-        about("How far the cluster goes: meter only; seats too; the limiter too."),
+        about("What is injected: only metering; seats too; the limiter too."),
     ] = "limiter"
     scheduler_name: Annotated[Name, about("schedulerName that GPU pods get.")] = "slicekeeper-scheduler"
-    refresh_seconds: Annotated[Positive, about("How often decisions are fetched from the timekeeper.")] = 2.0
-    stale_seconds: Annotated[Positive, about("Age at which the decisions count as stale.")] = 60.0
+    refresh_seconds: Annotated[Positive, about("Interval at which decisions are fetched from the timekeeper.")] = 2.0
+    stale_seconds: Annotated[Positive, about("Age at which decisions are stale.")] = 60.0
     flip_grace_seconds: Annotated[
-        Positive, about("After a budget flips, /validate takes the class of either state for this long.")
+        Positive, about("How long /validate accepts the class of either state after a budget state has changed.")
     ] = 60.0
     report_seconds: Annotated[Positive, about("Interval at which the sidecar reports.")] = 10.0
-    max_body_bytes: Annotated[int, Meta(ge=1 << 20), about("Largest review that is read.")] = 16 << 20
-    allow_privileged: Annotated[bool, about("Let privileged containers ask for GPUs.")] = False
-    allow_host_pid: Annotated[bool, about("Let hostPID pods ask for GPUs.")] = False
-    allow_host_ipc: Annotated[bool, about("Let hostIPC pods ask for GPUs.")] = False
+    max_body_bytes: Annotated[int, Meta(ge=1 << 20), about("Maximum size of a review.")] = 16 << 20
+    allow_privileged: Annotated[bool, about("Let privileged containers request GPUs.")] = False
+    allow_host_pid: Annotated[bool, about("Let hostPID pods request GPUs.")] = False
+    allow_host_ipc: Annotated[bool, about("Let hostIPC pods request GPUs.")] = False
     allow_proc_mount: Annotated[bool, about("Let containers of GPU pods have an unmasked /proc.")] = False
     allow_capabilities: Annotated[
-        tuple[Name, ...], about("Capabilities that GPU pods may add although they lead to other pods' GPUs.")
+        tuple[Name, ...], about("Capabilities that GPU pods may add although they give access to other pods' GPUs.")
     ] = ()
     allow_host_paths: Annotated[
-        tuple[Name, ...], about("Paths of the node that GPU pods may mount although they lead to other pods' GPUs.")
+        tuple[Name, ...], about("Host paths that GPU pods may mount although they give access to other pods' GPUs.")
     ] = ()
     allow_env_from: Annotated[
         bool, about("Let containers with GPUs of NVIDIA's plugin use envFrom, which may name other GPUs.")
@@ -255,28 +257,33 @@ class TimekeeperSettings(Section, frozen=True):
     metrics_bind: Annotated[str, about("Address and port of /metrics, in plain HTTP. Empty: none.")] = ""
     database: Annotated[str, about("SQLAlchemy URL.")] = "sqlite:///timekeeper.sqlite"
     cluster: Annotated[Name, about("Name of this cluster in the ledger; never change it afterwards.")] = "default"
-    weight: Annotated[Literal["max", "mean", "core", "quota"], about("What part of a GPU a pod is charged for.")] = (
-        "max"
-    )
-    debt: Annotated[Literal["forgive", "carry"], about("Whether time over budget is taken from the next grant.")] = (
+    weight: Annotated[
+        Literal["max", "mean", "core", "quota"],
+        about("How the fraction of a GPU that a pod is charged for is computed."),
+    ] = "max"
+    debt: Annotated[Literal["forgive", "carry"], about("Whether time over budget is deducted from the next grant.")] = (
         "forgive"
     )
     operator_token_file: Annotated[
-        str, about("File with a token that may do everything. For local mode; empty: none.")
+        str, about("File with a token that has all rights, for local mode. Empty: none.")
     ] = ""
     audience: Annotated[Name, about("Audience that a sidecar's projected token must have.")] = "timekeeper"
-    controller_seconds: Annotated[Positive, about("Longest pause between two looks at running pods' budgets.")] = 1.0
+    controller_seconds: Annotated[Positive, about("Longest interval between two checks of running pods' budgets.")] = (
+        1.0
+    )
     seal_after_hours: Annotated[
-        Positive, about("How long after its end a period still takes what becomes known late; then it is sealed.")
+        Positive, about("How long after its end a period accepts late records; then it is sealed.")
     ] = 24.0
     reservation_margin_seconds: Annotated[
         Positive,
-        about("Set aside beyond a pod's deadline and grace: from its binding to kubelet's first look, and rounding."),
+        about(
+            "Time reserved beyond a pod's deadline and grace period, for rounding and for the delay until it starts."
+        ),
     ] = 60.0
     raw_days: Annotated[
-        int, Meta(ge=1), about("How long the counters of an ended pod are kept; its period must be sealed, too.")
+        int, Meta(ge=1), about("How long the counters of an ended pod are kept; its period must be sealed too.")
     ] = 14
-    usage_days: Annotated[int, Meta(ge=1), about("How long usage by the hour is kept.")] = 425
+    usage_days: Annotated[int, Meta(ge=1), about("How long hourly usage is kept.")] = 425
     rates: Annotated[dict[str, str], about("GPU-time rate by GPU model, as an integer or a ratio such as 3/2.")] = {}
 
 
@@ -286,13 +293,15 @@ class SidecarSettings(Section, frozen=True):
     namespace: Annotated[str, about("The pod's namespace.")] = ""
     pod_name: Annotated[str, about("The pod's name.")] = ""
     pod_uid: Annotated[str, about("The pod's UID.")] = ""
-    containers: Annotated[tuple[str, ...], about("The GPU containers that it reports for.")] = ()
+    containers: Annotated[tuple[str, ...], about("The GPU containers whose usage it reports.")] = ()
     report_seconds: Annotated[Positive, about("Interval between reports.")] = 10.0
-    usage_file: Annotated[str, about("Where the node keeps the pod's counters; without it usage is unknown.")] = (
-        "/run/slicekeeper/usage.json"
+    usage_file: Annotated[
+        str, about("File with the pod's counters, written by the node agent; without it usage is unknown.")
+    ] = "/run/slicekeeper/usage.json"
+    spool_dir: Annotated[str, about("Folder in which reports wait while the timekeeper is down.")] = (
+        "/var/spool/slicekeeper"
     )
-    spool_dir: Annotated[str, about("Where reports wait while the timekeeper is away.")] = "/var/spool/slicekeeper"
-    spool_bytes: Annotated[int, Meta(ge=4096), about("Most that the spool may take up.")] = 1 << 20
+    spool_bytes: Annotated[int, Meta(ge=4096), about("Maximum size of the spool.")] = 1 << 20
 
 
 class SchedulerSettings(Section, frozen=True):
@@ -305,75 +314,79 @@ class SchedulerSettings(Section, frozen=True):
     metrics_bind: Annotated[str, about("Address and port of /metrics, in plain HTTP. Empty: none.")] = ""
     policy: Annotated[
         Literal["expected-fill", "fgd", "best-fit", "packing", "spread", "random"],
-        about("How a place is chosen among those that fit."),
+        about("How a place is chosen among all that fit."),
     ] = "expected-fill"
     assume_seconds: Annotated[
         Positive,
-        about("How long a place is held for a pod between filter and the watch that shows it bound."),
+        about("How long a place is held for a pod between filter and the watch event that shows it bound."),
     ] = 30.0
-    reclaim_seconds: Annotated[Positive, about("Pause between two runs of the reclaimer.")] = 1.0
+    reclaim_seconds: Annotated[Positive, about("Interval between two runs of the reclaimer.")] = 1.0
     reclaim_after_seconds: Annotated[
-        Positive, about("How long an in-budget pod waits before places are reclaimed for it.")
+        Positive, about("How long an in-budget pod waits before a place is reclaimed for it.")
     ] = 2.0
-    lease_namespace: Annotated[Name, about("Namespace of the Leases by which one extender binds and one reclaims.")] = (
-        "slicekeeper-system"
-    )
+    lease_namespace: Annotated[
+        Name, about("Namespace of the Leases that elect the extender that binds and the one that reclaims.")
+    ] = "slicekeeper-system"
     lease_seconds: Annotated[
-        float, Meta(ge=1.0), about("Real seconds after which another takes over from a dead one.")
+        float, Meta(ge=1.0), about("Real seconds after which another process takes over the lease of a dead one.")
     ] = 15.0
 
 
 class NodeAgentSettings(Section, frozen=True):
     """The agent on each GPU node."""
 
-    node_name: Annotated[str, about("Name of the Node object it speaks for.")] = ""
+    node_name: Annotated[str, about("Name of its Node.")] = ""
     fake_gpus: Annotated[
-        str, about("GPUs to make up by the fake driver: N, N:MODEL, or N:MODEL:SLICES with MIG slices.")
+        str, about("GPUs that the fake driver simulates: N, N:MODEL, or N:MODEL:SLICES with MIG slices.")
     ] = ""
     gpus: Annotated[
         tuple[str, ...],
         about(
-            "GPUs to offer, by UUID or index. On nodes where none of them is: all GPUs, and none beside another plugin "
-            "that gives GPUs out."
+            "GPUs to offer, by UUID or index. On a node with none of these: all GPUs, or none if another device "
+            "plugin allocates its GPUs."
         ),
     ] = ()
-    programs_dir: Annotated[str, about("Where the arbiter, the limiter and the fake driver lie.")] = (
+    programs_dir: Annotated[str, about("Folder of the arbiter, the limiter and the fake driver.")] = (
         "/usr/local/slicekeeper/lib"
     )
     rule: Annotated[
         Rule,
-        about(
-            "By which rule the arbiter shares time that is left over, on nodes without the label slicekeeper.io/rule."
-        ),
+        about("Rule by which the arbiter shares idle time, on nodes without the label slicekeeper.io/rule."),
     ] = "slicekeeper"
     seats: Annotated[
-        int, Meta(ge=1, le=1024), about("Seats on offer: one for each GPU container and one for its pod's sidecar.")
+        int,
+        Meta(ge=1, le=1024),
+        about("Number of seats: each GPU container needs one, and the sidecar of its pod another."),
     ] = 512
-    reconcile_seconds: Annotated[Positive, about("How often the node's published GPUs are looked at.")] = 5.0
+    reconcile_seconds: Annotated[Positive, about("Interval at which the node's published GPUs are checked.")] = 5.0
     plugin_dir: Annotated[str, about("kubelet's folder of device plugin sockets.")] = "/var/lib/kubelet/device-plugins"
     pod_resources_socket: Annotated[str, about("kubelet's PodResources socket.")] = (
         "/var/lib/kubelet/pod-resources/kubelet.sock"
     )
-    cdi_dir: Annotated[str, about("Where the container runtime looks for CDI specs.")] = "/var/run/cdi"
+    cdi_dir: Annotated[str, about("Folder in which the container runtime looks for CDI specifications.")] = (
+        "/var/run/cdi"
+    )
     host_cdi_dirs: Annotated[
-        tuple[str, ...], about("Where NVIDIA's own CDI specification lies; a later folder goes first.")
+        tuple[str, ...], about("Folders of NVIDIA's own CDI specification; a later one takes precedence.")
     ] = ("/etc/cdi", "/var/run/cdi")
     driver_root: Annotated[
         str,
         about(
-            "Where the node's file system is mounted on nodes without NVIDIA's container toolkit: if no CDI "
-            "specification has a GPU, the driver's files are taken from there. Not there: they are not looked for."
+            "Where the node's file system is mounted, for nodes without NVIDIA's container toolkit: if no CDI "
+            "specification has a GPU, the driver's files are taken from there. If it is missing, they are not."
         ),
     ] = "/host"
-    state_dir: Annotated[str, about("Where seats are remembered; it must outlive a reboot.")] = "/var/lib/slicekeeper"
-    run_dir: Annotated[str, about("Folders that containers see at /run/slicekeeper, one per seat.")] = (
+    state_dir: Annotated[str, about("Folder in which seats are saved; it must survive a reboot.")] = (
+        "/var/lib/slicekeeper"
+    )
+    run_dir: Annotated[str, about("Parent of the folders, one per seat, that containers see at /run/slicekeeper.")] = (
         "/run/slicekeeper"
     )
     metrics_bind: Annotated[str, about("Address and port of /healthz, /readyz and /metrics. Empty: none.")] = (
         "0.0.0.0:8446"
     )
     pod_ip: Annotated[
-        str, about("IP address at which the scheduler asks /readyz before it binds a pod. Empty: it does not ask.")
+        str, about("IP address at which the scheduler requests /readyz before it binds a pod. Empty: it does not.")
     ] = ""
 
 
@@ -382,29 +395,30 @@ class CertificateSettings(Section, frozen=True):
 
     namespace: Annotated[Name, about("Namespace of the Secrets and of the Services.")] = "slicekeeper-system"
     services: Annotated[
-        tuple[Name, ...], about("Services that get a certificate, each in a Secret `<service>-tls`, which it mounts.")
+        tuple[Name, ...],
+        about("Services that get a certificate, each in a Secret `<service>-tls`, which its pods mount."),
     ] = ("webhook", "timekeeper")
     configuration: Annotated[Name, about("Name of both webhook configurations, which must trust the CA.")] = (
         "slicekeeper"
     )
-    ca_secret: Annotated[Name, about("Secret that keeps the CA.")] = "slicekeeper-ca"  # noqa: S105 - a name
+    ca_secret: Annotated[Name, about("Secret that holds the CA.")] = "slicekeeper-ca"  # noqa: S105 - a name
     ca_files: Annotated[
         tuple[str, ...],
-        about("CAs (PEM) that another keeps, such as cert-manager; trusted, nothing is signed. Empty: our own."),
+        about("CAs (PEM) of another issuer, such as cert-manager, to trust; nothing is signed then. Empty: our own."),
     ] = ()
-    ca_hours: Annotated[Positive, about("Life of a CA; renewed after two thirds of it.")] = 8760.0
-    server_hours: Annotated[Positive, about("Life of a server's certificate; renewed after two thirds.")] = 720.0
-    overlap_seconds: Annotated[Positive, about("How long a new CA is trusted before anything is signed by it.")] = 600.0
-    look_seconds: Annotated[Positive, about("Pause between two looks.")] = 5.0
+    ca_hours: Annotated[Positive, about("Lifetime of a CA; renewed after two thirds of it.")] = 8760.0
+    server_hours: Annotated[Positive, about("Lifetime of a server's certificate; renewed after two thirds of it.")] = (
+        720.0
+    )
+    overlap_seconds: Annotated[Positive, about("How long a new CA is trusted before it signs anything.")] = 600.0
+    look_seconds: Annotated[Positive, about("Interval between two checks.")] = 5.0
     probes_bind: Annotated[str, about("Address and port of /healthz and /readyz. Empty: none.")] = ""
 
 
 class ObjectSettings(Section, frozen=True):
     """The operators: the one that keeps budgets in step with their objects, and that of SharePods."""
 
-    namespace: Annotated[Name, about("Namespace of the Lease by which one of several replicas acts.")] = (
-        "slicekeeper-system"
-    )
+    namespace: Annotated[Name, about("Namespace of the Lease that elects the active replica.")] = "slicekeeper-system"
     probes_bind: Annotated[str, about("Address and port of /healthz and /readyz. Empty: none.")] = "0.0.0.0:8448"
 
 
@@ -598,7 +612,7 @@ def read_yaml(file: Path) -> Document:
     if tree is None:
         return Document({}, None)
     if not isinstance(tree, dict):
-        raise SettingsError(f"{file}: the file must hold a mapping, not a {type(tree).__name__}")
+        raise SettingsError(f"{file}: the file must contain a mapping, not a {type(tree).__name__}")
     return Document(tree, root)
 
 

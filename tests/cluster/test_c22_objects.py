@@ -75,7 +75,7 @@ def ready(site: Site, kind: str, name: str, namespace: str = "") -> Object:
         (gpu_policy("c22"), "spec.match"),
         (gpu_policy("c22", "a", "a"), "Duplicate value"),
         (gpu_policy("c22", "team-*", "Team"), "no namespace can have this name"),
-        (gpu_policy("c22", "team.*"), "it is no pattern"),
+        (gpu_policy("c22", "team.*"), "it is not a pattern"),
         (gpu_policy("c22", "a", mode=False), "spec.mode"),
         (gpu_policy("c22", "a", ceiling=101), "spec.ceiling"),
         (gpu_policy("c22", "a", budget={"amount": "20"}), "spec.budget.amount"),

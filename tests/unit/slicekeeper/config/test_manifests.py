@@ -209,7 +209,7 @@ def test_digests_stand_instead_of_the_tag(folder: Path) -> None:
         ({"registry": "https://registry.example"}, "must begin with a host"),
         ({"registry": "registry.example/"}, "must begin with a host"),
         ({"registry": "registry.example/UPPER"}, "must begin with a host"),
-        ({"tag": "a b"}, "'a b' is no tag"),
+        ({"tag": "a b"}, "'a b' is not a tag"),
         ({"digests": {"webhok": DIGEST}}, "digests names 'webhok': it must be one of"),
         ({"digests": {"webhook": "sha256:12"}}, "the digest of webhook is 'sha256:12'"),
     ],

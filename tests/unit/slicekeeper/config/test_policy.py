@@ -106,7 +106,7 @@ def test_a_bare_off_is_the_mode_and_not_yaml_false(tmp_path: Path) -> None:
         ("default: {budget: {rollover: some}}", "budget.rollover: not a duration; for example 5h"),
         ("default: {budget: {anchor: 2026-04-01}}", "budget.anchor"),
         ("default: {budget: {anchor: 2026-04-01T00:00:00}}", "budget.anchor: not an RFC 3339 instant with a zone"),
-        ("default: {budget: {anchor: '9999-01-01T00:00:00Z'}}", "budget.anchor: 9999-01-01T00:00:00Z does not lie"),
+        ("default: {budget: {anchor: '9999-01-01T00:00:00Z'}}", "budget.anchor: 9999-01-01T00:00:00Z is not between"),
         (
             "default: {budget: {period: none, anchor: '2026-04-01T00:00:00Z'}}",
             "budget.anchor: a budget without periods",
@@ -162,7 +162,7 @@ def test_a_bare_off_is_the_mode_and_not_yaml_false(tmp_path: Path) -> None:
             "default: {sharing: [adaptive, remote]}",
             "sharing: remote is planned and not there yet; choose of adaptive, exclu",
         ),
-        ("- a", "must hold a mapping, not a list"),
+        ("- a", "must contain a mapping, not a list"),
         ("{", "not valid YAML"),
         ("a: " + "[" * 5000, "not valid YAML"),
     ],

@@ -99,8 +99,8 @@ def test_an_object_is_laid_over_the_files_default_and_over_no_entry_of_the_file(
         ({"match": ["t"], "ceiling": 101}, "ceiling (is 101)"),
         ({"match": ["t"], "mode": "on"}, "mode (is 'on')"),
         ({"match": ["t"], "budget": {"timeZone": "Mars/Olympus"}}, "no IANA time zone"),
-        ({"match": ["t"], "budget": {"amount": "99999999999d"}}, "the most that a ledger keeps"),
-        ({"match": ["t"], "budget": {"amount": "5h", "period": "none", "anchor": "2026-01-01T00:00:00Z"}}, "has none"),
+        ({"match": ["t"], "budget": {"amount": "99999999999d"}}, "the maximum of a ledger"),
+        ({"match": ["t"], "budget": {"amount": "5h", "period": "none", "anchor": "2026-01-01T00:00:00Z"}}, "no anchor"),
         ({"match": ["t"], "budget": 5}, "budget"),
         ({"match": ["t"], "sharing": ["remote"]}, "remote is planned"),
         ({"match": ["t"], "backgroundRate": "1/0"}, "backgroundRate"),
@@ -217,7 +217,7 @@ def test_objects_stay_over_a_file_that_changes_and_over_one_that_breaks(tmp_path
 def test_a_change_of_the_file_makes_an_object_valid_or_not(tmp_path: Path) -> None:
     one = policy("o", "exact", budget={"anchor": "2026-01-15T00:00:00Z"})
     assert lay(book_of(tmp_path), [one]).errors == {}
-    assert "has none" in lay(book_of(tmp_path, "default: {budget: {period: none}}"), [one]).errors["uid-o"]
+    assert "has no anchor" in lay(book_of(tmp_path, "default: {budget: {period: none}}"), [one]).errors["uid-o"]
 
 
 def test_without_objects_the_file_alone_is_complete() -> None:

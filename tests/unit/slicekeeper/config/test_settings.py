@@ -41,7 +41,7 @@ def test_file_then_environment(tmp_path: Path) -> None:
         ("webhook: 3", "webhook (is 3)"),
         ("log: {level: loud}", "log.level (is 'loud'): Invalid enum value 'loud' (debug | info | warning | error)"),
         ("clock: {speed: -1}", "clock.speed (is -1)"),
-        ("- a", "must hold a mapping, not a list"),
+        ("- a", "must contain a mapping, not a list"),
         ("a: [", "not valid YAML"),
         ("a: 2026-13-01", "not valid YAML"),
     ],

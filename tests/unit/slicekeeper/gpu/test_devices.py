@@ -111,14 +111,14 @@ def test_patterns_are_beginnings() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{device: [nvidia.com/gpu, 'nvidia.com/*gpu']}", r"'nvidia.com/\*gpu' is no extended resource"),
-        ("{device: ['*']}", "is no extended resource"),
-        ("{device: gpu}", "'gpu' is no extended resource"),
-        ("{core: 'a.io/*'}", "is no extended resource"),
+        ("{device: [nvidia.com/gpu, 'nvidia.com/*gpu']}", r"'nvidia.com/\*gpu' is not an extended resource"),
+        ("{device: ['*']}", "is not an extended resource"),
+        ("{device: gpu}", "'gpu' is not an extended resource"),
+        ("{core: 'a.io/*'}", "is not an extended resource"),
         ("{core: nvidia.com/gpu}", "'nvidia.com/gpu' is named twice"),
         ("{seat: nvidia.com/mig-seat}", "'nvidia.com/mig-seat' is named twice"),
         ("{core: a.io/x, memory: a.io/x}", "'a.io/x' is named twice"),
-        ("{device: ''}", "'' is no extended resource"),
+        ("{device: ''}", "'' is not an extended resource"),
     ],
 )
 def test_names_that_cannot_be_are_refused(tmp_path, text: str, told: str) -> None:  # type: ignore[no-untyped-def]
