@@ -216,7 +216,7 @@ def react(options: argparse.Namespace) -> None:
             took.append((time.monotonic() - start) * 1e3)
             node.ask(op="change", seat=loser, **{"class": "in-budget"})
             time.sleep(0.05)
-    table(["changes", "median, ms", "90th, ms", "most, ms"],
+    table(["changes", "median, ms", "90th percentile, ms", "maximum, ms"],
           [[str(len(took)), f"{statistics.median(took):.2f}", f"{sorted(took)[int(len(took) * 0.9)]:.2f}",
             f"{max(took):.2f}"]])  # fmt: skip
 
