@@ -29,7 +29,7 @@ from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SlicekeeperError
 from slicekeeper.kube.client import KubeClient
-from slicekeeper.kube.leader import LeaderElection
+from slicekeeper.kube.leader import LEADS, LeaderElection
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,10 @@ class Scheduler:
             Nudger(self.client, clock, pause_seconds=after),
             hold_seconds=hold,
         )
-        self.binder = Binder(self.client, self.state, clock, agents, self.fence, self.gangs)
+        # Half of what is left of a lease when its holder stops is for connecting, half for delivering.
+        delivery_seconds = settings.scheduler.lease_seconds * (1 - LEADS) / 2
+        binding = KubeClient(settings.kubernetes, delivery_seconds=delivery_seconds)
+        self.binder = Binder(binding, self.state, clock, agents, self.fence, self.gangs)
         self.leader = self._lease(LEASE, f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
         evictor = Evictor(
             self.client,

@@ -21,6 +21,11 @@ SHORTEST_WAIT_SECONDS: Final = 0.05
 """Real seconds: at a high speed a loop that waits 2 s of scaled time would otherwise spin."""
 
 
+def real_seconds() -> float:
+    """Return real seconds since some instant; they pass while the machine is suspended, too, where it can know that."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class Clock(Protocol):
     """What a part may know about time."""
 

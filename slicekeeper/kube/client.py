@@ -70,8 +70,9 @@ class Selection(TypedDict, total=False):
 class KubeClient:
     """Speaks to one API server (or to local mode's): that of the settings, or one to which there is a connection."""
 
-    def __init__(self, server: KubernetesSettings | JsonClient) -> None:
-        self._http = server if isinstance(server, JsonClient) else connect(server)
+    def __init__(self, server: KubernetesSettings | JsonClient, *, delivery_seconds: float = 0.0) -> None:
+        """Connect if there is no connection, with `delivery_seconds` as in JsonClient."""
+        self._http = server if isinstance(server, JsonClient) else connect(server, delivery_seconds=delivery_seconds)
 
     def pages(
         self,
@@ -217,14 +218,15 @@ def _events(lines: Iterator[bytes]) -> Iterator[tuple[str, Object]]:
         yield kind, body
 
 
-def connect(settings: KubernetesSettings) -> JsonClient:
-    """Return a connection to the API server of the settings, or to a pod's own."""
+def connect(settings: KubernetesSettings, *, delivery_seconds: float = 0.0) -> JsonClient:
+    """Return a connection to the API server of the settings, or to a pod's own; `delivery_seconds` as in JsonClient."""
     settings = settings if settings.server else in_cluster()
     return JsonClient(
         settings.server,
         ca_file=settings.ca_file,
         token_file=settings.token_file,
         timeout=settings.timeout_seconds,
+        delivery_seconds=delivery_seconds,
     )
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
+from typing import Final
 
 from slicekeeper import threads
-from slicekeeper.clock import Clock
+from slicekeeper.clock import Clock, real_seconds
 from slicekeeper.errors import Conflict, NotFound, ServiceError
 from slicekeeper.kube.client import LEASES, KubeClient, Object
 from slicekeeper.units import format_instant
 
 log = logging.getLogger(__name__)
+
+LEADS: Final = 2 / 3
+"""The part of a lease's duration after its last renewal for which its holder leads."""
 
 
 class LeaderElection:
@@ -56,7 +59,7 @@ class LeaderElection:
     @property
     def is_leader(self) -> bool:
         """Whether this process may act now; two thirds of the duration leave room for a slow action."""
-        return not self._stop.is_set() and time.monotonic() - self._renewed_at < self._duration * 2 / 3
+        return not self._stop.is_set() and real_seconds() - self._renewed_at < self._duration * LEADS
 
     def start(self) -> None:
         """Start trying to lead, in a daemon thread."""
@@ -92,11 +95,11 @@ class LeaderElection:
 
     def observe(self) -> None:
         """Look at the lease, so that the end of another's is noticed sooner."""
-        self._look(time.monotonic())
+        self._look(real_seconds())
 
     def campaign(self) -> None:
         """Take or renew the lease if it is free, ours, or expired."""
-        asked_at = time.monotonic()
+        asked_at = real_seconds()
         lease = self._look(asked_at)
         if lease is None:
             lease = {"metadata": {"name": self._name, "namespace": self._namespace}}

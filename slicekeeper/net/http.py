@@ -7,6 +7,7 @@ problem). No redirect, no retry: callers know what is safe to repeat.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 import urllib3
+from urllib3.connection import HTTPConnection
 
 from slicekeeper.errors import SettingsError, Unavailable, service_error
 
@@ -52,14 +54,24 @@ class JsonClient:
         timeout: float = 10.0,
         pool: urllib3.PoolManager | None = None,
         authorization: Callable[[], Mapping[str, str]] | None = None,
+        delivery_seconds: float = 0.0,
     ) -> None:
-        """Connect by `pool`, by default without a proxy; `authorization` returns the headers that say who asks."""
+        """Connect by `pool`, by default without a proxy; `authorization` returns the headers that say who asks.
+
+        With `delivery_seconds`, what the server has not acknowledged by then never reaches it. Otherwise the system
+        goes on sending while the network is cut, for minutes after the caller has given up.
+        """
         if not url.startswith(("http://", "https://")):
             raise SettingsError(f"server URL is {url!r}: it must begin with http:// or https://")
         self._url = url.rstrip("/")
         self._authorization = authorization or TokenFile(token_file).header
-        self._timeout = urllib3.Timeout(connect=min(timeout, 5.0), read=timeout)
-        self._pool = pool or urllib3.PoolManager(maxsize=16, ca_certs=ca_file or None, cert_reqs="CERT_REQUIRED")
+        self._timeout = urllib3.Timeout(connect=min(timeout, delivery_seconds or 5.0, 5.0), read=timeout)
+        self._pool = pool or urllib3.PoolManager(
+            maxsize=16,
+            ca_certs=ca_file or None,
+            cert_reqs="CERT_REQUIRED",
+            socket_options=[*HTTPConnection.default_socket_options, *_delivered_within(delivery_seconds)],
+        )
 
     def request(
         self,
@@ -138,6 +150,12 @@ class JsonClient:
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unavailable(f"{method} {path}: no answer from {self._url} ({_why(error)})") from error
+
+
+def _delivered_within(seconds: float) -> list[tuple[int, int, int]]:
+    """Return the option that ends a connection on which nothing is acknowledged for so long, where there is one."""
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
+    return [(socket.IPPROTO_TCP, option, round(seconds * 1000))] if option is not None and seconds else []
 
 
 def path(*parts: str) -> str:

@@ -2,6 +2,7 @@
 """Two extenders that are both asked to bind: one at a time may, and knows then what the other has bound."""
 
 import random
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -39,8 +40,8 @@ class Time:
 @pytest.fixture
 def time(monkeypatch):
     made = Time()
-    for module in ("slicekeeper.kube.leader", "scheduler.fence"):
-        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=made.monotonic))
+    monkeypatch.setattr("slicekeeper.kube.leader.real_seconds", made.monotonic)
+    monkeypatch.setattr("scheduler.fence.time", SimpleNamespace(monotonic=made.monotonic))
     return made
 
 
@@ -225,6 +226,15 @@ def test_one_that_is_frozen_after_it_chose_sends_no_binding_once_its_lease_is_ov
     other.fence.stop()
     time.after(1)
     assert one.bind(first, "n1") == "", "nothing is held for it on the other node"
+
+
+def test_a_binding_that_does_not_reach_the_api_server_before_the_lease_is_over_never_does(cluster, two):
+    one, _ = two
+    assert one.bind(cluster.pod("a"), "n0") == ""
+    [pool] = one.scheduler.binder._client._http._pool.pools._container.values()
+    connection = next(each for each in pool.pool.queue if each is not None)
+    milliseconds = connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert milliseconds == LEASE_SECONDS / 6 * 1000, "it may be sent until 2/3 of the lease are over, and connected to"
 
 
 def test_without_an_answer_about_the_lease_nothing_is_bound(cluster, two):
