@@ -43,9 +43,12 @@ class EpochCounter:
     def next(self, reading: int | None, life: str = "") -> tuple[int, int, int | None]:
         """Return `(epoch, seq, cumulative)` for the next report; an unknown reading stays unknown.
 
-        If a source names its counters' lives, the name shows that one started again, however far it has come since.
+        If a source names its counters' lives, the name alone shows whether one started again: however far it has come
+        since, and however far a counter of the same name has stepped back. Such a step adds nothing.
         """
         if reading is not None:
+            if life and life == self._place.life:
+                reading = max(reading, self._place.last)
             if self._place.base is None:
                 self._place.base = reading
             elif reading < self._place.last or life != self._place.life:

@@ -47,6 +47,17 @@ def test_a_counter_that_says_it_began_anew_is_believed_however_far_it_has_come(t
     assert again.next(450, "b") == (9, 2, 450)
 
 
+def test_a_counter_of_the_same_name_that_steps_back_adds_nothing(tmp_path: Path) -> None:
+    """As the arbiter's does: one that was killed has lost up to a second of what it counted."""
+    counter = EpochCounter(tmp_path, "nvidia", now_ns=lambda: 7)
+    counter.next(100, "a")
+    assert counter.next(36_000, "a") == (7, 2, 35_900)
+    assert counter.next(35_200, "a") == (7, 3, 35_900)
+    again = EpochCounter(tmp_path, "nvidia", now_ns=lambda: 9)
+    assert again.next(35_300, "a") == (7, 4, 35_900)
+    assert again.next(36_100, "a") == (7, 5, 36_000)
+
+
 def test_damaged_place_begins_anew_at_its_first_reading(tmp_path: Path) -> None:
     EpochCounter(tmp_path, "nvidia", now_ns=lambda: 7).next(100)
     (tmp_path / "nvidia.epoch.json").write_text('{"epoch": 7, "se')

@@ -109,7 +109,7 @@ static void set_overhead(struct ar_seat *s, uint64_t physical) {
 }
 
 /* By the last looks: a process may sit in a seat and call the driver past the limiter. */
-static bool over_cap(const struct ar_seat *s) {
+static bool over_cap(struct ar_seat *s) {
   return ar_seat_totals(s).memory + least_of(s->overhead) > s->config.memory + SLACK;
 }
 

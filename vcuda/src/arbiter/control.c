@@ -81,7 +81,7 @@ static void follow(const struct ar_object *request, struct ar_text *out) {
 
 #define U(x) ((unsigned long long)(x))
 
-static void tell_seat(const struct ar_seat *s, struct ar_text *out, uint64_t now) {
+static void tell_seat(struct ar_seat *s, struct ar_text *out, uint64_t now) {
   const struct ar_config *c = &s->config;
   struct ar_totals t = ar_seat_totals(s);
   const struct ar_member *m = &s->place.member;

@@ -63,6 +63,14 @@ static uint64_t seat_busy(const struct ar_seat *s, uint64_t now) {
   return busy + ((running & VC_RUNNING) && since < now && now - since < BELIEVED_NS ? now - since : 0);
 }
 
+/* The same for others, who take a sum that steps back for a new one. It may: a process that was held
+ * up says late that its work ended long ago, and until then the work counts as in flight. */
+static uint64_t busy_told(struct ar_seat *s) {
+  uint64_t busy = seat_busy(s, vc_now());
+  if (busy > s->busy_told) s->busy_told = busy;
+  return s->busy_told;
+}
+
 /* A process that died with work in flight does not count among its seat's active ones any more. */
 static void leave_union(struct vc_usage *usage, const struct vc_slot *slot, uint64_t now) {
   uint64_t old = atomic_load(&usage->running), next;
@@ -390,9 +398,9 @@ struct record {
 
 #define RECORDS (1 + AR_ROOTS + VC_SLOTS)
 
-static int collect(const struct ar_seat *s, struct record *out) {
+static int collect(struct ar_seat *s, struct record *out) {
   int count = 0;
-  out[count++] = (struct record){-2, 0, s->since, seat_busy(s, vc_now())};
+  out[count++] = (struct record){-2, 0, s->since, busy_told(s)};
   for (int i = 0; i < s->roots; i++)
     out[count++] = (struct record){-1, s->root[i].pid, s->root[i].start, 0};
   for (unsigned i = 0; i < VC_SLOTS; i++)
@@ -494,9 +502,9 @@ void ar_seat_keep_all(void) {
   for (struct ar_seat *s = seats; s; s = s->next) keep(s, UINT64_MAX);
 }
 
-struct ar_totals ar_seat_totals(const struct ar_seat *s) {
+struct ar_totals ar_seat_totals(struct ar_seat *s) {
   struct ar_totals t = {
-      .busy = seat_busy(s, vc_now()), .waited = s->done_waited, .launches = s->done_launches};
+      .busy = busy_told(s), .waited = s->done_waited, .launches = s->done_launches};
   t.peak = atomic_load(&s->usage->peak);
   for (unsigned i = 0; i < VC_SLOTS; i++) {
     const struct vc_slot *slot = &s->usage->slot[i];

@@ -41,6 +41,7 @@ struct ar_seat {
   unsigned used[AR_LOOKS];  /* per cent of the GPU by the driver's word, then */
   bool beyond_time;
   uint64_t done_waited, done_launches; /* of processes that have left */
+  uint64_t busy_told; /* the most that was ever said of its busy time */
   /* A digest of what was last written down of its processes, its busy time then, and when. */
   uint64_t kept, kept_busy, kept_at;
   void (*closed)(struct ar_seat *); /* called before it goes */
@@ -72,6 +73,6 @@ struct ar_totals {
   int processes;
 };
 /* Summed over the processes, with care: the page is the tenant's word. */
-struct ar_totals ar_seat_totals(const struct ar_seat *seat);
+struct ar_totals ar_seat_totals(struct ar_seat *seat);
 
 #endif

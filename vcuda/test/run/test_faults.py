@@ -11,7 +11,9 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,31 @@ def stopped() -> None:
         share = 100 * (busy(node, "a") - before) / (time.monotonic() - at)
         check(share > 50 - SLACK, f"after going on it got {share:.1f} %")
         b.kill()
+
+
+@case("faults: what a seat used is never said to be less than before, also of a tenant that was stopped in its work")
+def never_less() -> None:
+    with Node(virtual=False) as node:
+        a = node.run(Seat(50, args=["--kernel-us", "1000", "--batch", "15", "--host-us", "5000", "--seconds", "30"]))
+        said: list[float] = []
+
+        def listen() -> None:
+            # Beside the stopping: a tenant that is stopped within the fake driver holds up the arbiter too.
+            while a.poll() is None:
+                said.extend(seat["busy_ns"] / 1e6 for seat in node.seats().values())
+                time.sleep(0.005)
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        for _ in range(12):
+            time.sleep(0.15)
+            a.send_signal(signal.SIGSTOP)
+            time.sleep(0.1)
+            a.send_signal(signal.SIGCONT)
+        a.kill()
+        listener.join()
+    back = max(one - other for one, other in pairwise(said))
+    check(back <= 0, f"{back:.0f} ms less than before")
 
 
 @case("faults: a tenant killed while it holds the gate")
