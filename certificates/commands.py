@@ -38,7 +38,7 @@ def certificates() -> None:
 @certificates.command()
 @click.pass_obj
 def run(context: Context) -> None:
-    """Make, trust and rotate certificates until SIGTERM; of several replicas one acts."""
+    """Issue, distribute and rotate certificates until SIGTERM; only one of several replicas is active."""
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
     stop, wake = threading.Event(), threading.Event()

@@ -24,9 +24,11 @@ def images() -> None:
 
 
 @images.command()
-@click.option("--registry", default=Images().registry, show_default=True, help="Registry that the images are named by.")
+@click.option("--registry", default=Images().registry, show_default=True, help="Registry of the images' names.")
 @click.option("--out", type=FILE, required=True, help="OCI archive to write.")
-@click.option("--sbom", type=click.Path(path_type=Path, file_okay=False), help="Folder for lists of what is in each.")
+@click.option(
+    "--sbom", type=click.Path(path_type=Path, file_okay=False), help="Folder for the lists of contents (CycloneDX)."
+)
 @click.argument("parts", nargs=-1, type=click.Choice(list(archive.recipes())), metavar="[PART]...")
 def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -> None:
     """Write the images of all parts, or of those named, into one archive, and print the settings that name them.
@@ -53,7 +55,7 @@ def build(registry: str, out: Path, sbom: Path | None, parts: tuple[str, ...]) -
 @click.option("--key", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Private key to sign with.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTION...]")
 def push(file: Path, key: Path | None, options: tuple[str, ...]) -> None:
-    """Push the images in FILE to the registry that they are named by.
+    """Push the images in FILE to the registry in their names.
 
     `skopeo copy` does it, with its logins, and takes the OPTIONs, for example `--sign-by FINGERPRINT`. The digests stay
     those that `build` has printed. With --key (PEM, on the curve P-256) a signature as cosign has it is beside each.

@@ -31,11 +31,12 @@ def nodeagent() -> None:
 
 
 _FAKE = click.option(
-    "--fake-gpus", default="", metavar="N[:MODEL[:SLICES]]", help="Make up GPUs: the fake driver instead of NVIDIA's."
+    "--fake-gpus",
+    default="",
+    metavar="N[:MODEL[:SLICES]]",
+    help="Simulate GPUs: use the fake driver instead of NVIDIA's.",
 )
-_NODE = click.option(
-    "--node-name", default="", help="The Node it speaks for. Default: the setting, else the host's name."
-)
+_NODE = click.option("--node-name", default="", help="Name of its Node. Default: the setting, or else the host's name.")
 
 
 @nodeagent.command()

@@ -34,7 +34,7 @@ def objects() -> None:
 @objects.command()
 @click.pass_obj
 def serve(context: Context) -> None:
-    """Watch GpuBudgets, ClusterGpuBudgets and GpuPolicies until SIGTERM; of several replicas one acts."""
+    """Watch GpuBudgets, ClusterGpuBudgets and GpuPolicies until SIGTERM; only one of several replicas is active."""
     import kopf  # noqa: PLC0415 - half a second that no other command should take
 
     from objects.budgets.keeper import Keeper  # noqa: PLC0415 - SharePods need nothing of it
@@ -59,7 +59,7 @@ def serve(context: Context) -> None:
 @objects.command()
 @click.pass_obj
 def sharepods(context: Context) -> None:
-    """Make a pod of each SharePod until SIGTERM; of several replicas one acts."""
+    """Create a pod for each SharePod until SIGTERM; only one of several replicas is active."""
     from objects.sharepods.keeper import SharePodKeeper  # noqa: PLC0415 - budgets need nothing of it
 
     settings = context.loaded.settings

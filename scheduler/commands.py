@@ -77,9 +77,10 @@ def serve(context: Context) -> None:
 @output_option()
 @click.pass_obj
 def explain(context: Context, pod: str, namespace: str, output: str) -> None:
-    """Say why a pod waits for a GPU, what would help, and when its place is expected; or where it went.
+    """Say why a pod waits for a GPU, what would help, and when it is expected to start; or why it has its place.
 
-    Reads all nodes and all GPU pods. The expected time rests on the deadlines (activeDeadlineSeconds) of pods and Jobs.
+    Reads all nodes and all GPU pods. The expected time is computed from the deadlines (activeDeadlineSeconds) of pods
+    and Jobs.
     """
     client = cluster(context)
     found = client.get(PODS, pod, namespace)

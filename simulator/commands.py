@@ -40,21 +40,21 @@ def examples_folder() -> Path:
     type=click.FloatRange(1, 3600),
     default=60.0,
     show_default=True,
-    help="Seconds of the cluster's time in a real one.",
+    help="Seconds of cluster time per real second.",
 )
 @click.option(
     "--examples",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of manifests, and a story.yaml that says what to submit when.  [default: the release's own]",
 )
-@click.option("--once", is_flag=True, help="End when the story is complete: print a table, check the ledger.")
+@click.option("--once", is_flag=True, help="Exit when the story is complete: print a table, check the ledger.")
 @output_option("table", "json")
 def local(
     nodes: int, gpus: int, model: str, mig: str, speed: float, examples: Path | None, once: bool, output: str
 ) -> None:
     """Run the whole path on this machine: a simulated cluster, the real webhook, timekeeper and scheduler.
 
-    Submits example manifests and shows what becomes of them; stays up until Ctrl-C. State lies in
+    Submits example manifests and shows what happens to them; stays up until Ctrl-C. State is kept in
     $SLICEKEEPER_HOME (default: .slicekeeper here), where the other commands find it.
     """
     folder = examples or examples_folder()
@@ -161,7 +161,7 @@ Try from another terminal:
     help="Manifests (YAML or JSON; several documents, Lists); - reads standard input.",
 )  # fmt: skip
 @click.option("-n", "--namespace", default="", help="Namespace for objects that name none.  [default: default]")
-@click.option("--create-namespace", is_flag=True, help="Create the namespace where it is missing.")
+@click.option("--create-namespace", is_flag=True, help="Create the namespace if it is missing.")
 @output_option("table", "json")
 @click.pass_obj
 def submit(context: Context, file: TextIO, namespace: str, create_namespace: bool, output: str) -> None:

@@ -76,8 +76,8 @@ def serve(context: Context) -> None:
 
 
 @timekeeper.command()
-@click.option("--to", default="head", show_default=True, help="Revision; `base` takes everything away.")
-@click.option("--down", is_flag=True, help="Go back to the revision instead of up to it.")
+@click.option("--to", default="head", show_default=True, help="Revision; `base` drops everything.")
+@click.option("--down", is_flag=True, help="Downgrade to the revision instead of upgrading.")
 @click.pass_obj
 def migrate(context: Context, to: str, down: bool) -> None:
     """Bring the database to the newest revision."""
@@ -106,7 +106,7 @@ def verify(context: Context, output: str) -> None:
 @click.argument("namespace")
 @click.option("--at", default="", help="Instant, RFC 3339. Without it: now.")
 @click.option("--parent", is_flag=True, help="NAMESPACE is the name of a team or an organisation.")
-@click.option("--uid", default="", help="Which namespace, if several had the name. Default: the newest.")
+@click.option("--uid", default="", help="UID of the namespace, if several had the name. Default: the newest.")
 @output_option("table", "json", "yaml")
 @click.pass_obj
 def explain(context: Context, namespace: str, at: str, parent: bool, uid: str, output: str) -> None:
@@ -133,7 +133,7 @@ def explain(context: Context, namespace: str, at: str, parent: bool, uid: str, o
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.pass_obj
 def dump(context: Context, file: Path) -> None:
-    """Write one snapshot of the database to FILE (`-`: standard output), for either engine."""
+    """Write a snapshot of the database to FILE (`-`: standard output), for either database engine."""
     with _engine(context, of_any_revision=True) as engine, _whole(file) as out:
         rows = dumping.dump(engine, out)
     click.echo(f"{rows} rows", err=True)
@@ -166,7 +166,7 @@ def _whole(file: Path) -> Iterator[BinaryIO]:
 @click.argument("file", type=click.File("rb"))
 @click.pass_obj
 def restore(context: Context, file: BinaryIO) -> None:
-    """Fill an empty, migrated database from FILE (`-`: standard input). All of it, or nothing."""
+    """Fill an empty, migrated database from FILE (`-`: standard input), completely or not at all."""
     with _engine(context, of_any_revision=True) as engine:
         rows = dumping.restore(engine, file)
     click.echo(f"{rows} rows", err=True)

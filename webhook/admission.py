@@ -220,7 +220,7 @@ def _refused_by_budget(case: Case) -> list[Violation]:
                 code="budget-unknown",
                 field="metadata.namespace",
                 value=show(case.namespace),
-                rule="the namespace's budget is not known at present, and its policy admits no GPU pod meanwhile",
+                rule="the namespace's budget is currently unknown, and its policy admits no GPU pods until it is known",
                 example="the same manifest, once the timekeeper answers again",
             )
         ]
@@ -245,6 +245,7 @@ def _not_as_admitted(pod: Mapping[str, Any], operation: dict[str, Any]) -> Viola
         code="not-as-admitted",
         field=path,
         value=show(found),
-        rule="a GPU pod must be as the mutating webhook makes it; it was bypassed, or another one undid its work",
+        rule="a GPU pod must be as the mutating webhook makes it; it was bypassed, or another webhook undid its "
+        "changes",
         example=f"{path}: {show(operation['value'])}" if "value" in operation else f"no {path}",
     )

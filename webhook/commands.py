@@ -84,14 +84,14 @@ def _forget_worker(_server: object, worker: Any) -> None:
     "--filename", required=True, help="Manifests, YAML or JSON, or a folder of such files; - is standard input."
 )
 @click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of objects that name none.")
-@click.option("--over-budget", is_flag=True, help="Show what holds once the namespace's budget has run out.")
+@click.option("--over-budget", is_flag=True, help="Show the result for a namespace whose budget is spent.")
 @output_option("yaml", "json", "diff")
 @click.pass_obj
 def review(context: Context, files: tuple[Path, ...], namespace: str, over_budget: bool, output: str) -> None:
-    """Print manifests as they would be admitted, or the refusal; asks no server.
+    """Print manifests as they would be admitted, or the refusal; needs no server.
 
-    A workload is shown with the pods that would be made from it. GpuPolicies among the manifests hold for the others,
-    as in a cluster. Exit code 1: something was refused.
+    A workload is shown with the pods that would be created from it. GpuPolicies among the manifests apply to the
+    others, as in a cluster. Exit code 1: something was refused.
     """
     settings = context.loaded.settings
     book = read_book(settings.policy)

@@ -84,7 +84,8 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Violation]:
                 code="reserved-annotation",
                 field=f"metadata.annotations[{key}]",
                 value=show(value),
-                rule="container runtimes take the annotation for devices; a GPU pod gets those that it asked for",
+                rule="container runtimes treat the annotation as a request for devices; a GPU pod gets only those "
+                "that it requests",
                 example="no such annotation",
             )
 
@@ -104,7 +105,7 @@ def of_container(
                 container=name,
                 field=f"{path}.env[{index}]",
                 value=show(variable),
-                rule="NVIDIA's runtime gives devices for the variable; a GPU pod gets those that it asked for",
+                rule="NVIDIA's runtime gives out devices for this variable; a GPU pod gets only those that it requests",
                 example="no such variable",
             )
     for index, mount in enumerate(as_list(container.get("volumeMounts"))):
@@ -115,7 +116,8 @@ def of_container(
                 container=name,
                 field=f"{path}.volumeMounts[{index}].mountPath",
                 value=show(target),
-                rule="NVIDIA's runtime takes a mount there for a GPU; a GPU pod gets those that it asked for",
+                rule="NVIDIA's runtime treats a mount there as a request for a GPU; a GPU pod gets only those "
+                "that it requests",
                 example="mountPath: /data",
             )
     if held and not cluster.webhook.allow_env_from:
@@ -167,7 +169,7 @@ def _env_from(path: str, name: str, container: Mapping[str, Any]) -> Iterator[Vi
                 container=name,
                 field=f"{path}.envFrom[{index}]",
                 value=show(source),
-                rule=f"it may set {VISIBLE_DEVICES}, which wins over the GPUs that NVIDIA's plugin has given the "
-                "container; take the variables one by one under env, or with a prefix",
+                rule=f"it may set {VISIBLE_DEVICES}, which overrides the GPUs that NVIDIA's plugin has given the "
+                "container; list the variables one by one under env, or use a prefix",
                 example="prefix: APP_",
             )

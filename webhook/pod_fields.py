@@ -37,7 +37,7 @@ def of_spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: C
             code="os-windows",
             field="spec.os.name",
             value=show("windows"),
-            rule="shares of GPUs, their meter and their limiter are there for Linux alone",
+            rule="shares of GPUs, their meter and their limiter are supported only on Linux",
             example="no spec.os",
         )
     if policy.reserves:
@@ -47,7 +47,7 @@ def of_spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: C
             code="node-name",
             field="spec.nodeName",
             value=show(spec["nodeName"]),
-            rule="a GPU pod is placed by the scheduler, which keeps GPUs from being given away twice",
+            rule="a GPU pod is placed by the scheduler, which keeps GPUs from being allocated twice",
             example="nodeSelector: {kubernetes.io/hostname: NODE}",
         )
     scheduler = spec.get("schedulerName")
@@ -56,7 +56,7 @@ def of_spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: C
             code="scheduler-name",
             field="spec.schedulerName",
             value=show(scheduler),
-            rule="shares of GPUs are placed by Slicekeeper's scheduler alone",
+            rule="shares of GPUs are placed only by Slicekeeper's scheduler",
             example=f"schedulerName: {webhook.scheduler_name}",
         )
     if request.requests and request.sharing not in policy.sharing:

@@ -34,7 +34,7 @@ def not_by_kubelet(pod: Mapping[str, Any]) -> Violation:
         code="reserved-annotation",
         field=f"metadata.annotations[{_MIRROR}]",
         value=show(annotations_of(pod).get(_MIRROR)),
-        rule="only a kubelet makes mirrors of its static pods",
+        rule="only a kubelet creates mirrors of its static pods",
         example="no such annotation",
     )
 
@@ -197,7 +197,7 @@ def of_sidecar(
             container=names.SIDECAR,
             field=path,
             value=show(strange[0] if strange else container),
-            rule="the name is reserved; the webhook adds this container itself, and here it is another one",
+            rule="the name is reserved; the webhook adds this container itself, and this one is different",
             example="no container of this name",
         )
 
@@ -212,6 +212,6 @@ def of_volumes(spec: Mapping[str, Any], cluster: ClusterContext) -> Iterator[Vio
                 code="reserved-volume",
                 field=f"spec.volumes[{index}]",
                 value=show(entry),
-                rule="the name is reserved; the webhook adds this volume itself, and here it is another one",
+                rule="the name is reserved; the webhook adds this volume itself, and this one is different",
                 example="no volume of this name",
             )

@@ -125,7 +125,7 @@ def gang_of_nobody(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Viol
             container="",
             field=f"metadata.annotations[{names.GANG_SIZE}]",
             value=show(str(request.gang_size)),
-            rule=f"no controller made this pod, so only {names.GANG} can say which pods are placed together with it",
+            rule=f"no controller created this pod, so only {names.GANG} can say which pods are placed together with it",
             example=f"{names.GANG}: training",
         )
 
@@ -143,8 +143,8 @@ def _room_for_binding(pod: Mapping[str, Any], request: PodRequest) -> Iterator[V
             code="annotations-too-large",
             field="metadata.annotations",
             value=f"{size} bytes long",
-            rule=f"the scheduler adds up to {needed} bytes to them, and Kubernetes takes {_ANNOTATION_BYTES} in all",
-            example="a ConfigMap for what is large",
+            rule=f"the scheduler adds up to {needed} bytes to them, and Kubernetes allows {_ANNOTATION_BYTES} in total",
+            example="a ConfigMap for large values",
         )
 
 
@@ -192,7 +192,8 @@ def _device_refused(path: str, name: str, device: str, count: int, cluster: Clus
         container=name,
         field=f"{path}.resources.limits[{device}]",
         value=show(count),
-        rule="this namespace may not ask NVIDIA's plugin for GPUs, past Slicekeeper's scheduler and its budget",
+        rule="this namespace may not request GPUs of NVIDIA's plugin, which bypass Slicekeeper's scheduler and "
+        "the budget",
         example=f"{resources.core}: {percent}{memory}",
     )
 

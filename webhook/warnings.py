@@ -15,7 +15,7 @@ from webhook.reserved_names import unknown_annotations
 WARNING_CHARACTERS: Final = 256
 """The API server cuts longer ones."""
 
-WHEN_LAST_KNOWN: Final = " when the timekeeper last answered; that holds until it answers again"
+WHEN_LAST_KNOWN: Final = " when the timekeeper last answered, and stays so until it answers again"
 
 
 def warnings_of(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> tuple[str, ...]:
@@ -25,10 +25,10 @@ def warnings_of(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster
     over = case.over_budget
     for key, known in unknown_annotations(pod):
         meant = f"; did you mean {known}?" if known else ""
-        found.append(f"annotation {key} means nothing to Slicekeeper{meant}")
+        found.append(f"annotation {key} has no effect in Slicekeeper{meant}")
     if standing.unknown:
         taken = "over budget" if over else "in budget"
-        found.append(f"the GPU budget of namespace {namespace} is not known at present; the pod is taken as {taken}")
+        found.append(f"the GPU budget of namespace {namespace} is currently unknown; the pod is treated as {taken}")
     if standing.stale:
         found.append(f"namespace {namespace} was over its GPU budget{WHEN_LAST_KNOWN}")
     if over and request.gpu_class != names.BACKGROUND:

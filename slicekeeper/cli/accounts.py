@@ -50,7 +50,7 @@ def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> Non
 
 def uid_option(command: F) -> F:
     """Add the option that tells namespaces apart which had one name, one after the other."""
-    told = "Which namespace, if the name was used before; `list -o wide` shows them. Default: the one that is there."
+    told = "UID of the namespace, if the name was used before; `list -o wide` shows it. Default: the existing one."
     return click.option("--uid", default="", help=told)(command)
 
 
@@ -83,7 +83,7 @@ def _add_reading(group: click.Group, kind: type[B], columns: _Columns[B], name_a
     @output_option("table", "wide", "json", "yaml", "csv")
     @click.pass_obj
     def statement(context: Context, name: str, start: str, end: str, output: str, uid: str = "") -> None:
-        """Show what was booked of its budget, and what each pod, or each budget below, was charged."""
+        """Show the bookings of its budget, and the charge of each pod or of each budget below it."""
         client = timekeeper(context)
         zone = zone_of(client, kind, name, uid)
         interval = {key: instant_of(value, zone) for key, value in (("from", start), ("to", end)) if value}
@@ -109,7 +109,7 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_
     @output_option(*LISTS)
     @click.pass_obj
     def move(context: Context, name: str, parent: str | None, reason: str, output: str) -> None:
-        """Put it under the team or organisation PARENT from now on; without PARENT under none."""
+        """Move it below the team or organisation PARENT; without PARENT, below none."""
         changed = timekeeper(context).put_under(kind, name, parent, reason)
         show_budget(changed, output, columns)
 
@@ -120,7 +120,7 @@ def _add_changing(group: click.Group, kind: type[B], columns: _Columns[B], name_
     @output_option(*LISTS)
     @click.pass_obj
     def status(context: Context, name: str, status: str, reason: str, output: str) -> None:
-        """Suspend its budget, have it go on, or close it for good."""
+        """Suspend its budget, resume it, or close it permanently."""
         changed = timekeeper(context).set_status(kind, name, status, reason)
         show_budget(changed, output, columns)
 
@@ -132,14 +132,14 @@ def _add_booking(
     @name_argument
     @click.argument("amount", type=GpuTime())
     @click.option("--from", "start", default=None, help=f"When it begins. Default: now. {HELP}")
-    @click.option("--until", default=None, help="What is not used by then expires; as --from.")
+    @click.option("--until", default=None, help="When the rest expires; format as for --from.")
     @booking_options("granted on the command line")
     @click.pass_obj
     def grant(
         context: Context, name: str, amount: int, start: str | None, until: str | None, reason: str, key: str,
         output: str,
     ) -> None:  # fmt: skip
-        """Book a grant of AMOUNT (for example 2h), beside the budget; a team's is for all under it."""
+        """Grant AMOUNT (for example 2h) in addition to the budget; a team's grant is for all budgets below it."""
         client = timekeeper(context)
         zone = zone_of(client, kind, name)
         edges = {key: instant_of(at, zone) if at else None for key, at in (("validFrom", start), ("validTo", until))}
@@ -161,13 +161,13 @@ def _add_booking(
     @group.command("adjust")
     @account
     @click.argument("amount", type=GpuTime())
-    @click.option("--take", is_flag=True, help="Take AMOUNT away instead of giving it; at most what is left.")
+    @click.option("--take", is_flag=True, help="Deduct AMOUNT instead of adding it; at most what is left.")
     @booking_options("adjusted on the command line")
     @click.pass_obj
     def adjust(
         context: Context, name: str, amount: int, take: bool, reason: str, key: str, output: str, uid: str = ""
     ) -> None:
-        """Put its GPU time right by AMOUNT (for example 2h)."""
+        """Adjust its GPU time by AMOUNT (for example 2h)."""
         body = {"amountMs": -amount if take else amount, "reason": reason}
         changed = timekeeper(context).move_time(kind, name, "adjustments", body, key, uid)
         show_budget(changed, output, columns)
@@ -176,17 +176,15 @@ def _add_booking(
     @name_argument
     @click.argument("amount", type=GpuTime())
     @click.argument("to")
-    @click.option(
-        "--to-kind", type=click.Choice(["namespace", "parent"]), help="Whose name TO is. Default: one of the same."
-    )
-    @click.option("--until", default=None, help=f"What is not used there by then expires. {HELP}")
+    @click.option("--to-kind", type=click.Choice(["namespace", "parent"]), help="Kind of TO. Default: the same kind.")
+    @click.option("--until", default=None, help=f"When the rest expires there. {HELP}")
     @booking_options("transferred on the command line")
     @click.pass_obj
     def transfer(
         context: Context, name: str, amount: int, to: str, to_kind: str | None, until: str | None, reason: str,
         key: str, output: str,
     ) -> None:  # fmt: skip
-        """Move AMOUNT (for example 2h) from its budget into that of TO."""
+        """Move AMOUNT (for example 2h) from its budget to the budget of TO."""
         client = timekeeper(context)
         valid_to = instant_of(until, zone_of(client, kind, name)) if until else None
         body = {"to": to, "toKind": to_kind, "amountMs": amount, "reason": reason, "validTo": valid_to}

@@ -47,7 +47,7 @@ _COLUMNS: list[Column[Budget]] = [
 @click.argument("amount", type=GpuTime(), required=False)
 @files_option(
     "--file",
-    help="Budgets as `get -o yaml` shows them, or a folder of such files; what has not changed is left alone.",
+    help="Budgets in the format of `get -o yaml`, or a folder of such files; unchanged budgets are left alone.",
 )
 @rule_options
 @output_option(*LISTS)
@@ -55,9 +55,9 @@ _COLUMNS: list[Column[Budget]] = [
 def set_budget(
     context: Context, /, namespace: str | None, amount: int | None, files: tuple[Path, ...], output: str, **rule: Any
 ) -> None:
-    """Give NAMESPACE a budget of AMOUNT (for example 20h) per period, or several what files say.
+    """Set the budget of NAMESPACE to AMOUNT (for example 20h) per period, or several budgets from files.
 
-    What is not named stays as it is, and what the running period has used counts on.
+    Options that are omitted keep their values, and what the current period has used still counts.
     """
     client = timekeeper(context)
     if files:
@@ -77,7 +77,7 @@ def set_budget(
 @output_option(*LISTS)
 @click.pass_obj
 def unset(context: Context, namespace: str, reason: str, output: str) -> None:
-    """Give NAMESPACE the policy's budget again; what the running period has used counts on."""
+    """Reset the budget of NAMESPACE to the policy's; what the current period has used still counts."""
     show_budget(timekeeper(context).unset_budget(namespace, reason), output, _COLUMNS)
 
 
@@ -91,7 +91,7 @@ def unset(context: Context, namespace: str, reason: str, output: str) -> None:
 def refund(
     context: Context, namespace: str, amount: int, pod_uid: str, uid: str, reason: str, key: str, output: str
 ) -> None:
-    """Give AMOUNT back of what the ended pod POD_UID was charged; never more than that in all."""
+    """Refund AMOUNT of the charge of the ended pod POD_UID; in total never more than its charge."""
     body = {"podUid": pod_uid, "amountMs": amount, "reason": reason}
     changed = timekeeper(context).move_time(Budget, namespace, "refunds", body, key, uid)
     show_budget(changed, output, _COLUMNS)
@@ -101,7 +101,7 @@ def refund(
 @click.argument("namespace", metavar="NAMESPACE")
 @click.argument("pod_uid")
 @click.option("--start", default=None, help="When the pod really began to hold its GPUs (RFC 3339).")
-@click.option("--end", default=None, help="When it really ended (RFC 3339); not of a pod that runs.")
+@click.option("--end", default=None, help="When it really ended (RFC 3339); not for a running pod.")
 @uid_option
 @booking_options("corrected on the command line")
 @click.pass_obj
@@ -109,7 +109,7 @@ def correct(
     context: Context, namespace: str, pod_uid: str, start: str | None, end: str | None, uid: str, reason: str,
     key: str, output: str,
 ) -> None:  # fmt: skip
-    """Put the interval of the pod POD_UID right: what it was charged, and owes, is reversed and booked again."""
+    """Correct the interval of the pod POD_UID: its charge is reversed, and booked again as corrected."""
     client = timekeeper(context)
     zone = zone_of(client, Budget, namespace, uid)
     edges = {name: instant_of(at, zone) if at else None for name, at in (("start", start), ("end", end))}
@@ -124,7 +124,7 @@ def correct(
 @output_option(*LISTS)
 @click.pass_obj
 def corrections(context: Context, name: str, uid: str, output: str) -> None:
-    """List the intervals of NAMESPACE's pods that were put right, newest first."""
+    """List the corrected intervals of NAMESPACE's pods, newest first."""
     found = list(timekeeper(context).corrections(name, uid))
     columns: list[Column[IntervalCorrection]] = [
         Column("ID", lambda c: c.id),

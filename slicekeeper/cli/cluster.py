@@ -69,7 +69,7 @@ _GPU_COLUMNS: Final[Sequence[Column[_Row]]] = (
 @output_option(*LISTS)
 @click.pass_obj
 def pods(context: Context, namespace: str, uid: str, output: str) -> None:
-    """Show GPU pods: budget state, class, GPU, what they use of it just now, and time charged."""
+    """Show GPU pods: budget state, class, GPU, its current usage, and charged time."""
     settings = context.loaded.settings
     client = cluster(context)
     objects, _ = client.list(PODS, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
@@ -157,7 +157,7 @@ def _placement(pod: Object, resources: Resources) -> str:
 @output_option(*LISTS)
 @click.pass_obj
 def nodes(context: Context, output: str) -> None:
-    """Show nodes' GPUs: model, memory, the share that is given out, and what is used of it just now."""
+    """Show the GPUs of nodes: model, memory, the allocated share, and its current usage."""
     settings = context.loaded.settings
     client = cluster(context)
     objects, _ = client.list(NODES)

@@ -35,7 +35,7 @@ def value_of(settings: Section, key: Key) -> Any:
 @output_option()
 @click.pass_obj
 def show_config(context: Context, output: str) -> None:
-    """Print the settings in force and where each came from."""
+    """Print the settings in force and the source of each."""
     loaded = context.loaded
     rows = [
         {
@@ -63,7 +63,7 @@ def _text(value: object) -> str:
 @click.argument("path", type=click.Path(path_type=Path, exists=True), default="manifests")
 @click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
 def write_manifests(path: Path, dry: bool) -> None:
-    """Write what the manifests' own settings decide into the manifests: images, names, classes and so on.
+    """Update the parts of the manifests that depend on their settings: images, names, classes and so on.
 
     PATH is the folder `manifests`, whose settings are in base/config/config.yaml, or one rendered file.
     """
@@ -74,7 +74,7 @@ def write_manifests(path: Path, dry: bool) -> None:
 @click.argument("path", type=click.Path(path_type=Path, exists=True, file_okay=False), default="manifests")
 @click.option("--check", "dry", is_flag=True, help="Write nothing. Exit code 1: something would change.")
 def write_chart(path: Path, dry: bool) -> None:
-    """Make the Helm chart of the manifests, which kubectl renders.
+    """Generate the Helm chart from the manifests, which kubectl renders.
 
     PATH is the folder `manifests`; the chart is its folder `chart`.
     """

@@ -16,7 +16,7 @@ from slicekeeper.kube import kubeconfig
 from slicekeeper.wire.timekeeper import Budget
 
 METAVAR = "[NAMESPACE]"
-_TOLD = "The namespace, in the place of the argument NAMESPACE."
+_TOLD = "The namespace, instead of the argument NAMESPACE."
 
 
 class NamespaceCommand(click.Command):

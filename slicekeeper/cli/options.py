@@ -41,7 +41,7 @@ def booking_options(reason: str) -> Callable[[F], F]:
     key = click.option(
         "--key",
         default=lambda: uuid.uuid4().hex,
-        help="Idempotency key: repeating the command with it books nothing more.",
+        help="Idempotency key: repeating the command with the same key books nothing more.",
     )
 
     def add(command: F) -> F:
@@ -55,10 +55,12 @@ def rule_options(command: F) -> F:
     """Add the options of a budget's rule, as `rule_of` takes them."""
     for option in (
         click.option(
-            "--new-period", is_flag=True, help="Begin a period now: what the running one has used does not count."
+            "--new-period", is_flag=True, help="Begin a new period now: what the current one has used does not count."
         ),
-        click.option("--anchor", help="An instant (RFC 3339) at which a period begins; `none`: as the calendar does."),
-        click.option("--rollover", type=GpuTime(), help="The most that a period leaves to the next one."),
+        click.option("--anchor", help="An instant (RFC 3339) at which a period begins; `none`: as in the calendar."),
+        click.option(
+            "--rollover", type=GpuTime(), help="How much unused time at most carries over to the next period."
+        ),
         click.option("--credit", type=GpuTime(), help="How far the balance may go below zero."),
         click.option("--time-zone", help="IANA name of the zone."),
         click.option("--period", type=click.Choice(PERIODS), help="How long a period is."),

@@ -40,7 +40,7 @@ _COLUMNS: list[Column[Parent]] = [
 @output_option()
 @click.pass_obj
 def children(context: Context, name: str, output: str) -> None:
-    """Show what is directly under a team or an organisation, and who consumed how much of its budget."""
+    """Show the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
     found = timekeeper(context).children(name).items
     rows = [(c.name, c.kind, c.state, format_duration(c.consumed_ms), format_duration(c.balance_ms)) for c in found]
     show(found, output, lambda: table(("NAME", "KIND", "STATE", "CONSUMED", "LEFT"), rows))
@@ -49,15 +49,15 @@ def children(context: Context, name: str, output: str) -> None:
 @parent.command("set")
 @click.argument("name")
 @click.argument("amount", type=GpuTime(), required=False)
-@click.option("--kind", type=click.Choice(["team", "organisation"]), help="What is made; a team where none is named.")
+@click.option("--kind", type=click.Choice(["team", "organisation"]), help="Kind of a new one. Default: team.")
 @rule_options
 @output_option(*LISTS)
 @click.pass_obj
 def set_parent(context: Context, /, name: str, amount: int | None, kind: str | None, output: str, **rule: Any) -> None:
-    """Make the team NAME with a budget of AMOUNT (for example 200h) per period, or give it another one.
+    """Create the team NAME with a budget of AMOUNT (for example 200h) per period, or change its budget.
 
-    A new one has monthly periods in UTC if no others are named. Of one that is there, what is not named stays as it
-    is, and what the running period has used counts on.
+    A new one has monthly periods in UTC by default. For an existing one, options that are omitted keep their values,
+    and what the current period has used still counts.
     """
     client, named = timekeeper(context), rule_of(amount, **rule)
     try:

@@ -51,13 +51,13 @@ def add_records(group: click.Group, columns: _Columns) -> None:
 def _add_get(group: click.Group, columns: _Columns) -> None:
     @group.command("get")
     @click.argument("names", metavar="[NAMESPACE]...", nargs=-1, shell_complete=known_namespaces)
-    @click.option("-n", "--namespace", "named", default="", help="The namespace, in the place of the argument.")
-    @click.option("-A", "--all-namespaces", "every", is_flag=True, help="All that have budgets.")
+    @click.option("-n", "--namespace", "named", default="", help="The namespace, instead of the argument.")
+    @click.option("-A", "--all-namespaces", "every", is_flag=True, help="All namespaces that have budgets.")
     @uid_option
     @output_option(*LISTS)
     @click.pass_obj
     def get(context: Context, names: tuple[str, ...], named: str, every: bool, uid: str, output: str) -> None:
-        """Show budgets: of the namespaces named, by default that of the kubeconfig's context."""
+        """Show the budgets of the given namespaces; by default, of the kubeconfig context's namespace."""
         client = timekeeper(context)
         if every:
             show_list(gathered(client.budgets(Budget), "budgets"), output, columns, _name)
@@ -95,7 +95,7 @@ def _add_live(group: click.Group, columns: _Columns) -> None:
     @output_option(*LISTS)
     @click.pass_obj
     def top(context: Context, most: int, output: str) -> None:
-        """Show the namespaces that have used the most GPU time in their period, to the budget and over it."""
+        """Show the namespaces that have used the most GPU time in their period, in budget and over it."""
         used = sorted(timekeeper(context).budgets(Budget), key=lambda b: b.used_ms + b.over_budget_ms, reverse=True)
         narrow: list[Column[Budget]] = [
             *columns[:2],
@@ -113,7 +113,7 @@ def _add_live(group: click.Group, columns: _Columns) -> None:
     @uid_option
     @click.pass_obj
     def watch(context: Context, name: str, interval: float, uid: str) -> None:
-        """Show a budget, and again whenever it has changed, until Ctrl-C."""
+        """Show a budget, and show it again whenever it changes, until Ctrl-C."""
         client, last, before = timekeeper(context), "", None
         with suppress(KeyboardInterrupt):
             while True:
@@ -134,7 +134,7 @@ def _add_explain(group: click.Group) -> None:
     @output_option(*LISTS)
     @click.pass_obj
     def explain(context: Context, name: str, uid: str, output: str) -> None:
-        """Say why a budget is as it is: its decision, and each booking with the balance after it."""
+        """Explain a budget: its decision, and each booking with the balance after it."""
         client = timekeeper(context)
         budget = _there(client, name, uid)
         entries = gathered(client.records("budgets", name, "entries", query={"uid": uid} if uid else {}), "bookings")
@@ -175,7 +175,7 @@ def _add_periods(group: click.Group) -> None:
     @output_option(*LISTS)
     @click.pass_obj
     def periods(context: Context, name: str, uid: str, output: str) -> None:
-        """List a budget's periods, newest first, and which are sealed."""
+        """List a budget's periods, newest first, and whether they are sealed."""
         _show_periods(timekeeper(context), name, uid, output)
 
     @group.command("seal")
@@ -256,7 +256,7 @@ def _add_rates(group: click.Group) -> None:
     @output_option(*LISTS)
     @click.pass_obj
     def rates(context: Context, model: str | None, rate: str | None, start: str, reason: str, output: str) -> None:
-        """List the rates of GPU models, or set that of MODEL to RATE (an integer or a ratio such as 3/2)."""
+        """List the rates of GPU models, or set the rate of MODEL to RATE (an integer or a ratio such as 3/2)."""
         client = timekeeper(context)
         columns: list[Column[_Record]] = [
             *_at("effectiveAt", "FROM"),

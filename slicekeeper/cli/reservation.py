@@ -61,7 +61,7 @@ def show_reservation(context: Context, namespace: str, key: int, output: str) ->
 def open_reservation(
     context: Context, namespace: str, amount: int, until: str, reason: str, key: str, output: str
 ) -> None:
-    """Set AMOUNT (for example 2h) of NAMESPACE's GPU time aside. The namespace must be enforced `safe`."""
+    """Reserve AMOUNT (for example 2h) of NAMESPACE's GPU time. The namespace must have `enforcement: safe`."""
     made = timekeeper(context).open_reservation(namespace, amount, until, reason, key)
     show_one(made, output, _COLUMNS, lambda r: str(r.id))
 
@@ -72,6 +72,6 @@ def open_reservation(
 @output_option(*LISTS)
 @click.pass_obj
 def cancel_reservation(context: Context, namespace: str, key: int, output: str) -> None:
-    """Give back what was set aside by hand. A pod's reservation ends with the pod."""
+    """Release a reservation that was opened by hand. A pod's reservation ends with the pod."""
     ended = timekeeper(context).cancel_reservation(namespace, key)
     show_one(ended, output, _COLUMNS, lambda r: str(r.id))

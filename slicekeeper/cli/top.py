@@ -25,13 +25,15 @@ _HOME_AND_CLEAR = "\033[H\033[2J"
 
 @click.command()
 @click.option("--node", default="", help="Only this node.")
-@click.option("--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between two.")
-@click.option("--once", is_flag=True, help="Show it once; also without a terminal, and with -o.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between two updates."
+)
+@click.option("--once", is_flag=True, help="Show it once; also if the output is not a terminal, and with -o.")
 @cluster_options
 @output_option("table", "wide", "json", "yaml")
 @click.pass_obj
 def top(context: Context, node: str, interval: float, once: bool, output: str) -> None:
-    """Show GPUs and their seats live: shares asked, given and used, memory, class."""
+    """Show GPUs and their seats live: requested, given and used shares, memory, class."""
     client, agents = cluster(context), Agents(context)
     if once or output not in ("table", "wide") or not sys.stdout.isatty():
         gpus = _gpus(client, agents, node)

@@ -61,7 +61,7 @@ class CeilingReader:
                 container=request.container,
                 field=where,
                 value=value,
-                rule=f"the ceiling lies between the container's request ({request.core}) "
+                rule=f"the ceiling must be between the container's request ({request.core}) "
                 f"and the namespace's ceiling ({self._ceiling})",
                 example=example,
             )

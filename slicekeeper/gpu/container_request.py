@@ -44,7 +44,7 @@ class ContainerReader:
                 container=name,
                 field=core_field,
                 value=self._declared(container, self._resources.core),
-                rule="a plain init container cannot hold a GPU, because kubelet hands its devices on to the app "
+                rule="a plain init container cannot hold a GPU, because kubelet passes its devices on to the app "
                 "containers; move the work to an app container or make it a native sidecar"
                 if kind == "init"
                 else "an ephemeral container cannot hold a GPU; ask for it in spec.containers",
@@ -62,7 +62,7 @@ class ContainerReader:
                     container=name,
                     field=f"{path}.resources.limits[{self._resources.memory}]",
                     value=blocks,
-                    rule=f"memory of a GPU comes only with compute: {self._resources.core} is missing",
+                    rule=f"GPU memory can be requested only together with compute: {self._resources.core} is missing",
                     example=f"{self._resources.core}: 50 beside {self._resources.memory}: {blocks}",
                 )
             return None
@@ -135,7 +135,7 @@ class ContainerReader:
                 container=name,
                 field=f"{path}.resources.limits[{resource}]",
                 value=None,
-                rule="an extended resource is asked for in limits; requests alone are not enough",
+                rule="an extended resource is requested in limits; requests alone are not enough",
                 example=f"{resource}: {example}",
             )
             return None

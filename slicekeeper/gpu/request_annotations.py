@@ -46,7 +46,7 @@ class AnnotationReader:
                 field=f"metadata.annotations[{names.SHARING}]",
                 value=sharing,
                 rule="a MIG slice is a part of one GPU, for a container that asks for 1 to 99 percent of it; whole "
-                "GPUs are given out undivided",
+                "GPUs are allocated undivided",
                 example=f"{names.SHARING}: {names.EXCLUSIVE}",
             )
         if sharing == names.MIG and affinity:
@@ -54,7 +54,7 @@ class AnnotationReader:
                 code="mig-affinity",
                 field=f"metadata.annotations[{names.GPU_AFFINITY}]",
                 value=affinity,
-                rule="a MIG slice is one container's alone, so nothing can be together on it",
+                rule="a MIG slice holds one container, so pods cannot share it",
                 example=f"{names.SHARING}: {names.SHARED} beside {names.GPU_AFFINITY}: {affinity}",
             )
         text = self._text(names.GPU_MODEL, "A100,H100")

@@ -174,7 +174,7 @@ def test_stale_modes_while_the_timekeeper_is_away(webhook: Webhook, timekeeper: 
     timekeeper.exhausted = ("spent",)
     settled(lambda: not webhook.review("/mutate", pod(), namespace="spent")["allowed"])
     timekeeper.stop()
-    settled(lambda: "not known at present" in str(webhook.review("/mutate", pod()).get("warnings")))
+    settled(lambda: "currently unknown" in str(webhook.review("/mutate", pod()).get("warnings")))
     eventually(lambda: "slicekeeper_webhook_decisions_stale 1.0" in webhook.metrics())
     assert "stale" in webhook.get("/readyz")
     assert patch(webhook.review("/mutate", pod()))["/spec/priority"] == 0

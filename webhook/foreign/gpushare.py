@@ -39,7 +39,7 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
                 name,
                 field,
                 value,
-                "shares of several GPUs in one container are not offered: ask for a share of one",
+                "shares of several GPUs in one container are not supported: request a share of one",
                 f"{_COUNT}: 1",
             )
             continue

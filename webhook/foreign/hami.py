@@ -58,6 +58,6 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
                 "",
                 f"metadata.annotations[{key}]",
                 annotations[key],
-                "a GPU to keep away from cannot be named here; name the models that will do",
+                "GPU models cannot be excluded; name the models that are acceptable",
                 f"{names.GPU_MODEL}: A100,H100",
             )

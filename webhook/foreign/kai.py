@@ -53,7 +53,7 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
             "",
             f"metadata.annotations[{_DEVICES}]",
             annotations[_DEVICES],
-            "shares of several GPUs in one container are not offered: ask for a share of one",
+            "shares of several GPUs in one container are not supported: request a share of one",
             f'{_DEVICES}: "1"',
         )
         return
@@ -81,7 +81,7 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
                 name,
                 path,
                 value,
-                "it must be a number between 0 and 1; whole GPUs are asked for in limits",
+                "it must be a number between 0 and 1; whole GPUs are requested in limits",
                 f'{_FRACTION}: "0.5"',
             )
             return

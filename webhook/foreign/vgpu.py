@@ -70,7 +70,7 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
                 name,
                 f"{path}[{names.count}]",
                 count,
-                "shares of several GPUs in one container are not offered: ask for whole GPUs, or for a share of one",
+                "shares of several GPUs in one container are not supported: request whole GPUs, or for a share of one",
                 f"{names.count}: 1",
             )
             continue

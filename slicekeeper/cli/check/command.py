@@ -106,14 +106,18 @@ class Finding:
 
 
 @click.command()
-@click.option("-n", "--namespace", default="slicekeeper-system", show_default=True, help="Where it is installed.")
-@click.option("--repair", is_flag=True, help="Take away what nobody will remove: the last step of uninstalling.")
-@click.option("--adopt", is_flag=True, help="Have pods that use GPUs unmetered charged from now on.")
+@click.option(
+    "-n", "--namespace", default="slicekeeper-system", show_default=True, help="Namespace of the installation."
+)
+@click.option(
+    "--repair", is_flag=True, help="Remove what our parts would otherwise remove: the last step of uninstalling."
+)
+@click.option("--adopt", is_flag=True, help="Charge pods that use GPUs unmetered from now on.")
 @click.option(
     "--break-glass",
     "open_glass",
     is_flag=True,
-    help="The timekeeper is broken: let deleted pods go that wait for it, and record them to be charged later.",
+    help="If the timekeeper is broken: release deleted pods that wait for it, and record them to be charged later.",
 )
 @cluster_options
 @output_option()
@@ -121,7 +125,7 @@ class Finding:
 def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glass: bool, output: str) -> None:
     """Name what is missing, and what uses GPUs unmetered. Exit code 1: something was found.
 
-    Speaks to the cluster to which kubectl speaks, unless the settings name an API server.
+    Uses the same cluster as kubectl, unless the settings name an API server.
     """
     settings = context.loaded.settings
     client = cluster(context)

@@ -125,7 +125,7 @@ def test_an_unknown_budget_is_taken_by_the_stale_mode_with_a_warning(mode: str, 
     policy = NamespacePolicy(stale=mode)  # type: ignore[arg-type]
     verdict = ADMISSION.mutate(pod(), Case("research", policy, Standing(over_budget=over, unknown=True)))
     assert verdict.allowed
-    assert f"not known at present; the pod is taken as {taken}" in verdict.warnings[0]
+    assert f"currently unknown; the pod is treated as {taken}" in verdict.warnings[0]
 
 
 def test_an_unknown_budget_denies_where_the_policy_says_so() -> None:
@@ -297,7 +297,7 @@ def test_the_docs_list_every_code() -> None:
 def test_an_annotation_of_ours_that_nobody_reads_is_told_of(key: str, meant: str) -> None:
     manifest = {**pod(), "metadata": {"annotations": {key: "background", names.ROOM_SEEN_AT: "2030-01-01T00:00:00Z"}}}
     [warning] = ADMISSION.mutate(manifest, CASE).warnings
-    assert f'"{key}" means nothing' in warning
+    assert f'"{key}" has no effect' in warning
     assert warning.endswith(f"did you mean {meant}?" if meant else "Slicekeeper")
     [of_template] = ADMISSION.validate_template(manifest, CASE, "spec.template").warnings
     assert of_template == warning

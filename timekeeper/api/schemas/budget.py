@@ -16,7 +16,8 @@ PerPeriod = Annotated[GpuMilliseconds, Meta(ge=0, le=MAX_AMOUNT_MS, description=
 TimeZone = Annotated[str, Meta(min_length=1, max_length=64, description="IANA name.")]
 Credit = Annotated[GpuMilliseconds, Meta(ge=0, le=MAX_AMOUNT_MS, description="How far the balance may go below zero.")]
 Rollover = Annotated[
-    GpuMilliseconds, Meta(ge=0, le=MAX_AMOUNT_MS, description="The most that a period leaves to the next one.")
+    GpuMilliseconds,
+    Meta(ge=0, le=MAX_AMOUNT_MS, description="How much unused time at most carries over to the next period."),
 ]
 
 
