@@ -21,6 +21,9 @@
 #define VC_RUNNING ((1ull << VC_RUNNING_BITS) - 1)
 /* A policy whose heartbeat is older than this is nobody's: the limiter limits itself. */
 #define VC_STALE_NS 100000000ull
+/* A seat that is idle for so long hands over the GPU; one whose pauses are nearly all longer does so sooner. */
+#define VC_LINGER_NS 100000ull
+#define VC_LINGER_LEAST_NS 20000ull
 
 enum vc_class { VC_IN_BUDGET = 0, VC_BACKGROUND = 1 };
 
@@ -59,6 +62,7 @@ struct vc_slot {
   _Atomic uint64_t waited_ns;  /* time threads spent at the gate */
   _Atomic uint64_t launches;
   _Atomic uint32_t beat;    /* counts while the process is not stopped */
+  _Atomic uint32_t linger_ns; /* idle for so long, it pauses; 0: VC_LINGER_NS */
   _Atomic uint64_t unit_ns; /* how long one launch of this process takes on the GPU */
   _Atomic uint64_t exported; /* of charged: what other processes may hold as well */
   _Atomic uint64_t let_go;   /* of exported: what this process does not hold any more */

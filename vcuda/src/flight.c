@@ -3,6 +3,8 @@
 #include "connection.h"
 
 #define OWN_DEPTH_NS (1 * VC_MS)
+#define CERTAIN 1024 /* all of the last pauses were long ones */
+#define LONG_ENOUGH (CERTAIN * 7 / 8)
 
 static struct vc_lock guard;
 static _Atomic uint32_t active;
@@ -10,6 +12,8 @@ static bool in_union; /* this process counts among the seat's active ones */
 static bool moving;   /* between two pages: neither counts it */
 static uint64_t mark;
 static _Atomic uint64_t busy, idle_since;
+static uint64_t rest_since;       /* 0: it does not pause */
+static _Atomic uint32_t long_rests; /* how many of the last pauses were long ones, of CERTAIN */
 static _Atomic uint64_t launches;
 static _Atomic uint32_t word, asleep;
 
@@ -45,6 +49,7 @@ static void publish(void) {
   atomic_store_explicit(&slot->busy_ns, busy, memory_order_relaxed);
   atomic_store_explicit(&slot->idle_since, idle_since, memory_order_relaxed);
   atomic_store_explicit(&slot->launches, atomic_load(&launches), memory_order_relaxed);
+  atomic_store_explicit(&slot->linger_ns, (uint32_t)vc_flight_linger(), memory_order_relaxed);
   atomic_store_explicit(&slot->inflight, active, memory_order_seq_cst);
 }
 
@@ -55,10 +60,20 @@ static void join(uint64_t now) {
   in_union = true;
 }
 
+/* Of pauses longer than the shortest linger: a mean, that fades, of how many outlast the longest. */
+static void rested(uint64_t now) {
+  uint64_t length = rest_since && now > rest_since ? now - rest_since : 0;
+  rest_since = 0;
+  if (length < VC_LINGER_LEAST_NS) return;
+  uint32_t mean = long_rests;
+  long_rests = length >= VC_LINGER_NS ? mean + (CERTAIN - mean) / 16 : mean - (mean + 15) / 16;
+}
+
 void vc_flight_start(uint64_t now) {
   vc_lock(&guard);
   advance(now);
   bool first = !active++;
+  if (first) rested(now);
   publish(); /* who counts in the union shows work in flight: dead, it is taken out by that */
   if (first) join(now);
   vc_unlock(&guard);
@@ -71,7 +86,7 @@ void vc_flight_land(uint64_t then, uint64_t now) {
   if (active == 1) {
     /* Busy time was shown up to a look before; it cannot be taken back. */
     advance(then);
-    idle_since = then > mark ? then : mark;
+    rest_since = idle_since = then > mark ? then : mark;
     if (in_union && vc_seat.usage) union_stop(vc_seat.usage, then);
     in_union = false;
     mark = now;
@@ -126,6 +141,16 @@ uint64_t vc_flight_idle_since(void) {
   return idle_since;
 }
 
+uint64_t vc_flight_linger(void) {
+  return atomic_load_explicit(&long_rests, memory_order_relaxed) >= LONG_ENOUGH ? VC_LINGER_LEAST_NS : VC_LINGER_NS;
+}
+
+void vc_flight_waited(void) {
+  vc_lock(&guard);
+  rest_since = 0;
+  vc_unlock(&guard);
+}
+
 uint64_t vc_flight_depth(void) {
   struct vc_policy *policy = atomic_load(&vc_seat.policy);
   if (atomic_load_explicit(&vc_gate, memory_order_relaxed) == &vc_own_gate) return OWN_DEPTH_NS;
@@ -149,7 +174,8 @@ void vc_flight_reset(void) {
   atomic_store(&guard.word, 0);
   active = 0;
   in_union = moving = false;
-  busy = mark = idle_since = 0;
+  busy = mark = idle_since = rest_since = 0;
+  long_rests = 0;
   atomic_store(&launches, 0);
   atomic_store(&asleep, 0);
 }

@@ -18,6 +18,10 @@ uint32_t vc_flight_publish(uint64_t now);
 bool vc_flight_any(void);
 uint64_t vc_flight_busy(void);
 uint64_t vc_flight_idle_since(void);
+/* How long this process is idle before the gate is offered to others, learned from its pauses. */
+uint64_t vc_flight_linger(void);
+/* It waited for the gate or for room: that was no pause. */
+void vc_flight_waited(void);
 /* How much work may be in flight; 0: any amount. */
 uint64_t vc_flight_depth(void);
 /* The keeper's rest. A long one ends when a lane becomes active, or by vc_flight_nudge. */

@@ -16,7 +16,6 @@
 #define ALONE_NS (10 * VC_MS)   /* the depth allowed when nobody does */
 #define FAR_NS (1 * VC_MS)
 #define LONG_NS (20 * VC_MS)
-#define IDLE_NS (100 * VC_US) /* idle for so long, the gate is offered to others */
 #define SETTLE_NS (100 * VC_MS)
 #define OWN_CREDIT_NS (10 * VC_MS)
 
@@ -65,7 +64,7 @@ static void offer(uint64_t now, uint32_t active) {
   uint64_t since = vc_flight_idle_since();
   if (active || since == rung_for) return;
   bool open = atomic_load(&vc_seat.policy->gate) & 1;
-  if (open && now - since < IDLE_NS) return;
+  if (open && now - since < vc_flight_linger()) return;
   rung_for = since;
   vc_seat_ring();
 }
@@ -73,8 +72,8 @@ static void offer(uint64_t now, uint32_t active) {
 static uint64_t nap(uint64_t now, uint32_t active) {
   bool contended = atomic_load(&vc_seat.policy->contended);
   if (active || vc_launch_blocked()) return contended ? NEAR_NS : vc_flight_depth() < ALONE_NS ? MIDDLE_NS : FAR_NS;
-  uint64_t idle = now - vc_flight_idle_since();
-  if (contended && idle < IDLE_NS) return IDLE_NS - idle;
+  uint64_t idle = now - vc_flight_idle_since(), linger = vc_flight_linger();
+  if (contended && idle < linger) return linger - idle;
   if (ration.on || vc_launch_waiting() || idle < FAR_NS) return FAR_NS;
   return LONG_NS;
 }
@@ -96,7 +95,8 @@ static void turn(void) {
     settle_at = now + SETTLE_NS;
   }
   uint64_t pause = nap(now, active);
-  vc_flight_rest(now + pause, pause >= LONG_NS);
+  /* If others wait, the end of each short burst of work is to be seen. */
+  vc_flight_rest(now + pause, !active && pause > VC_LINGER_NS);
 }
 
 static void *run(void *unused) {

@@ -188,6 +188,7 @@ static bool wait_gate(struct wait *w) {
     vc_wait(gate, seen, vc_seat.policy->gate_key, watch(start, now, now + GATE_LOOK_NS));
     now = vc_now();
   }
+  vc_flight_waited();
   now = vc_now();
   if (w->full_since) w->full_since += now - start;
   atomic_fetch_add(&waited, now - start);
@@ -363,6 +364,11 @@ uint64_t vc_launch_sync(void) {
   return vc_flight_any() ? vc_now() : 0;
 }
 
+/* Idle now, and others want the GPU: a pause begins, as far as is known. */
+static bool leaves(void) {
+  return !vc_flight_any() && vc_flight_linger() < VC_LINGER_NS && atomic_load(&vc_seat.policy->contended);
+}
+
 static void synced(struct vc_stream *s, uint64_t since) {
   if (!s->shown && s->lane.head == s->lane.tail) return;
   uint64_t now = vc_now();
@@ -380,7 +386,7 @@ static void synced(struct vc_stream *s, uint64_t since) {
   vc_stream_drained(s, vc_lane_covers(&s->lane), now);
   atomic_store(&s->lane.armed, 0);
   vc_stream_show(s, now, now);
-  bool ring = !s->shown && !gate_open();
+  bool ring = !s->shown && (!gate_open() || leaves());
   vc_unlock(&s->lock);
   if (ring) vc_seat_ring();
 }

@@ -9,7 +9,6 @@
 #define QUANTUM_NS (5 * MS)
 #define SAID_MAX_NS (1000 * MS)
 #define BEAT_NS (20 * MS)
-#define IDLE_NS (100 * US)
 #define WAKE_NS (10 * MS) /* a granted seat may take this long to wake up */
 #define DRAIN_MARGIN_NS (5 * MS)
 #define UNIT_MAX_NS (1000 * MS) /* longer claims are not believed */
@@ -203,6 +202,13 @@ static void join(struct ar_sched *s, struct ar_member *m) {
 
 /* ---- what is seen ---- */
 
+/* How long the holder is idle before the GPU is given to others. It says so itself, and can only be too short. */
+static uint64_t linger(const struct ar_member *m) {
+  uint64_t said = m->seen.linger;
+  if (!said || said > VC_LINGER_NS) return VC_LINGER_NS;
+  return said > VC_LINGER_LEAST_NS ? said : VC_LINGER_LEAST_NS;
+}
+
 static bool held_by(const struct ar_sched *s, int i) {
   return s->holder == i && !s->draining;
 }
@@ -214,7 +220,7 @@ static void look(struct ar_sched *s, uint64_t now) {
     if (m->seen.active) m->last_active = now;
     if (!m->seen.active && m->seen.idle_since > m->last_active && m->seen.idle_since <= now)
       m->last_active = m->seen.idle_since;
-    bool lingering = now - m->last_active < IDLE_NS;
+    bool lingering = now - m->last_active < linger(m);
     if (m->seen.beat != m->beat) m->beat_at = now;
     m->beat = m->seen.beat;
     if (m->lost && m->beat != m->lost_beat) m->lost = false;
@@ -287,10 +293,10 @@ static bool is_late(const struct ar_member *o, const struct ar_member *m) {
          behind_by(o) > 2 * behind_by(m);
 }
 
-/* It pauses for a moment, as it does, and wants what it is owed. */
+/* It pauses for a moment, as it does. */
 static bool is_back_soon(const struct ar_member *o, uint64_t within, uint64_t now) {
   uint64_t end = ar_pauses_end(&o->pauses, now);
-  return o->seen.connected && !o->lost && o->demands && o->pauses.paused && now - o->pauses.since < RECENT_NS &&
+  return o->seen.connected && !o->lost && o->pauses.paused && now - o->pauses.since < RECENT_NS &&
          ar_pauses_short(&o->pauses, RECENT_NS) && end < now + within;
 }
 
@@ -317,7 +323,8 @@ static bool crowds_out(const struct ar_sched *s, const struct ar_member *m, uint
   int64_t least = keeps < CROWD_NS ? (int64_t)FAR_NS : 0;
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *o = s->member[i];
-    if (o->share.vclass == VC_IN_BUDGET && behind_by(o) > least && is_back_soon(o, keeps, now)) return true;
+    if (o->share.vclass == VC_IN_BUDGET && o->demands && behind_by(o) > least && is_back_soon(o, keeps, now))
+      return true;
   }
   return false;
 }
@@ -358,7 +365,7 @@ static bool idle(const struct ar_member *m, uint64_t now) {
   if (m->seen.active) return false;
   /* Granted, but its thread has not woken up yet. */
   if (m->seen.waiting) return now - m->given_at > WAKE_NS;
-  return now - since >= IDLE_NS;
+  return now - since >= linger(m);
 }
 
 static void lose(struct ar_member *m) {
@@ -382,7 +389,7 @@ static bool must_leave(const struct ar_sched *s, uint64_t now) {
     if (m->seen.waiting) lose(m);
     return true;
   }
-  bool behind = background && now - s->in_budget.since < IDLE_NS;
+  bool behind = background && now - s->in_budget.since < VC_LINGER_NS;
   bool awake = m->seen.active || !m->seen.waiting;
   bool due = awake && now - m->opened_at >= s->quantum;
   bool yields = !background && keeps_late(s, m);
@@ -472,7 +479,7 @@ static uint64_t soonest(const struct ar_sched *s, uint64_t now) {
     if (limited(m)) AT(now + 1 * MS);
     if (m->open && m->share.vclass == VC_BACKGROUND && latest(s, m, now) > now) AT(latest(s, m, now));
     if (m->open && m->contended && !m->seen.active && !m->seen.waiting)
-      AT(m->last_active + IDLE_NS);
+      AT(m->last_active + linger(m));
     if (m->open && m->contended && m->seen.waiting) AT(m->given_at + WAKE_NS);
   }
   for (int i = 0; i < s->count; i++)

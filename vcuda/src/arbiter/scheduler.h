@@ -20,6 +20,7 @@ struct ar_seen {
   uint64_t idle_since; /* when it was last seen complete */
   uint64_t busy;       /* nanoseconds with work in flight, ever */
   uint64_t unit;       /* time of one launch */
+  uint64_t linger;     /* idle for so long, it pauses */
   uint64_t beat;       /* moves while its processes are not stopped */
 };
 

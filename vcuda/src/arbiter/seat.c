@@ -96,7 +96,10 @@ static struct ar_seen look(const struct ar_place *place, uint64_t now) {
     seen.waiting |= atomic_load(&slot->waiting) != 0;
     seen.active |= atomic_load(&slot->inflight) != 0;
     seen.beat += atomic_load(&slot->beat);
-    if (since > seen.idle_since && since <= now) seen.idle_since = since;
+    if (since > seen.idle_since && since <= now) {
+      seen.idle_since = since;
+      seen.linger = atomic_load(&slot->linger_ns);
+    }
     if (unit > seen.unit) seen.unit = unit;
   }
   return seen;

@@ -172,6 +172,30 @@ for name, pause in PAUSES.items():
     case(f"shares: a seat that pauses has its request: {name}", lambda pause=pause: resting(*pause))
 
 
+# Seats, what the first one has at least, and how busy the GPU is: each pause idles it for little.
+SHORT_PAUSES = {
+    "0.45 ms after 0.23 ms, beside 0.1 ms": (
+        [Seat(50, args=k(23, "--batch", "10", "--host-us", "450")), Seat(50, args=k(100, "--sync"))], 29, 96),
+    "0.45 ms after 0.23 ms, beside 0.14 and 0.45 ms": (
+        [Seat(60, args=k(23, "--batch", "10", "--host-us", "453")), Seat(30, args=k(136, "--sync")),
+         Seat(10, args=k(450, "--batch", "11", "--sync"))], 28, 96),
+    "0.3 ms after 0.5 ms, beside 0.1 ms": (
+        [Seat(40, args=k(500, "--host-us", "300")), Seat(60, args=k(100))], 38, 97),
+    "1 ms after 0.1 ms, beside 1 ms": ([Seat(40, args=k(100, "--host-us", "1000")), Seat(60, args=k(1000))], 8, 97),
+}  # fmt: skip
+
+
+def brief(seats: list[Seat], least: float, busy: float) -> str:
+    shares = [r["share"] for r in together([replace(seat) for seat in seats], 2.0)]
+    note = f"{', '.join(f'{s:.1f}' for s in shares)}: busy {sum(shares):.1f} %"
+    check(shares[0] >= least and sum(shares) >= busy, note)
+    return note
+
+
+for name, mix in SHORT_PAUSES.items():
+    case(f"shares: short pauses leave the GPU to others: {name}", lambda mix=mix: brief(*mix))
+
+
 @case("shares: a seat that wants little of its request leaves the rest to long kernels")
 def modest() -> str:
     inference = Seat(70, args=k(1000, "--batch", "10", "--host-us", "30000"))

@@ -228,7 +228,7 @@ static void late(void) {
     a.share.credit = (owed ? 100 : 10) * (int64_t)MS;
     b.share.credit = MS;
     pauses_from(&a, now, 4 * MS);
-    a.demand = 0.5;
+    a.demand = 0.1; /* of the GPU: less than its request */
     b.seen.waiting = true;
     ar_sched_step(&s, now += MS);
     CHECK(b.open && b.depth == (owed ? MS / 2 : 4 * MS));
@@ -251,6 +251,34 @@ static void late(void) {
   ar_sched_free(&s);
 }
 
+/* A holder whose pauses are all long is waited for less; what it says is believed within bounds. */
+static void lingers(void) {
+  static const struct {
+    uint64_t said, lasts;
+  } list[] = {{0, 100}, {20000, 20}, {50000, 50}, {1, 20}, {UINT32_MAX, 100}};
+  for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
+    struct ar_sched s;
+    struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
+    uint64_t now = 1000 * MS, lasts = list[i].lasts * 1000;
+    ar_sched_init(&s, ar_rule_slicekeeper, now);
+    CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+    a.seen.waiting = true;
+    ar_sched_step(&s, now);
+    a.seen.waiting = false;
+    a.seen.active = b.seen.waiting = true;
+    ar_sched_step(&s, now += MS);
+    a.seen.active = false;
+    a.seen.idle_since = now;
+    a.seen.linger = list[i].said;
+    CHECK(ar_sched_step(&s, now) == now + lasts);
+    ar_sched_step(&s, now + lasts - 1);
+    CHECK(a.open);
+    ar_sched_step(&s, now + lasts);
+    CHECK(!a.open);
+    ar_sched_free(&s);
+  }
+}
+
 /* Whatever a page says, shares of the others hold and arithmetic does not overflow. */
 static void garbage(void) {
   struct ar_sched s;
@@ -266,6 +294,7 @@ static void garbage(void) {
     a.seen.busy = (uint64_t)unit_random(&state) << (unit_random(&state) % 28);
     a.seen.idle_since = (uint64_t)unit_random(&state) << (unit_random(&state) % 40);
     a.seen.beat = unit_random(&state);
+    a.seen.linger = unit_random(&state);
     b.seen.waiting = !b.open;
     b.seen.active = b.open;
     b.seen.idle_since = b.open ? 0 : now;
@@ -288,6 +317,7 @@ int main(void) {
   crowd();
   in_full();
   late();
+  lingers();
   garbage();
   return 0;
 }
