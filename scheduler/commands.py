@@ -113,7 +113,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     learner = Learner(settings.scheduler.policy)
     state = SchedulerState(settings.resources, learner, clock, hold_seconds=0, lost_seconds=0)
     objects, _ = client.list(PODS, label_selector=names.MANAGED_SELECTOR)
-    state.set_nodes(client.list(NODES)[0])
+    state.set_nodes(client.list(NODES, label_selector=settings.scheduler.node_selector)[0])
     state.set_pods(objects)
     pod = state.pod(found["metadata"]["uid"])
     refusal = "the webhook has not seen it: it has no label " + names.MANAGED_LABEL if pod is None else placeable(pod)

@@ -69,7 +69,11 @@ class Outlook:
 def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int], now_ms: int) -> Outlook:
     """Return the outlook of a pod that waits; `ends` are deadlines by UID in milliseconds."""
     cluster = _Cluster(snapshot, pod, policy)
-    queue = [other for other in snapshot.pods if _waits(other) and _order(other) < _order(pod)]
+    queue = [
+        other
+        for other in snapshot.pods
+        if _waits(other) and other.scheduler == pod.scheduler and _order(other) < _order(pod)
+    ]
     queue.sort(key=_order)
     held_back = tuple(str(as_map(gate).get("name")) for gate in as_list(_spec(pod).get("schedulingGates")))
     why = cluster.judge()

@@ -81,7 +81,11 @@ class Notices:
     def look(self) -> None:
         """Write the event that has been due the longest, if one is."""
         now, before_ms = self._seconds(), self._clock.now_ms() - FIRST_SECONDS * MS_PER_SECOND
-        waiting = {pod.uid: pod for pod in self._state.waiting() if not (pod.leaving or placeable(pod))}
+        waiting = {
+            pod.uid: pod
+            for pod in self._state.waiting()
+            if not (pod.leaving or placeable(pod)) and pod.scheduler == self._reporter
+        }
         self._notices = {uid: notice for uid, notice in self._notices.items() if uid in waiting}
         new = [pod for uid, pod in waiting.items() if uid not in self._notices and pod.created_ms <= before_ms]
         due = [uid for uid, notice in self._notices.items() if now - notice.looked_at >= AGAIN_SECONDS]

@@ -98,6 +98,11 @@ class Pod:
     """The manifest, kept while the pod is not bound."""
 
     @property
+    def scheduler(self) -> str:
+        """Whose turn it is to place it, empty if it is bound."""
+        return _text(as_map(as_map(self.waiting).get("spec")).get("schedulerName"))
+
+    @property
     def key(self) -> str:
         """Namespace and name, as shown to people."""
         return f"{self.namespace}/{self.name}"

@@ -67,7 +67,12 @@ class Scheduler:
             settings.resources, learner, clock, hold_seconds=hold, lost_seconds=lost, fresh_seconds=fresh
         )
         self.metrics = Metrics(self.state)
-        self.watches = Watches(self.client, self.state, lambda name: self.metrics.watch_errors.labels(name).inc())
+        self.watches = Watches(
+            self.client,
+            self.state,
+            lambda name: self.metrics.watch_errors.labels(name).inc(),
+            node_selector=settings.scheduler.node_selector,
+        )
         agents = NodeAgents(clock, lambda answer: self.metrics.agent_answers.labels(answer).inc())
         # No other process can listen where this one does: after a crash its lease is at once its own again.
         lease = self._lease(BINDER_LEASE, f"{socket.gethostname()}/{settings.scheduler.bind}")

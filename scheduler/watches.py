@@ -52,7 +52,10 @@ def _told(on_error: Callable[[str], None], name: str, _error: Exception) -> None
 class Watches:
     """The watches of a scheduler: two without which it cannot answer, and one for better prices."""
 
-    def __init__(self, client: KubeClient, state: SchedulerState, on_error: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: KubeClient, state: SchedulerState, on_error: Callable[[str], None], *, node_selector: str = ""
+    ) -> None:
+        """Follow the nodes of a label selector, and the pods of all."""
         self._client = client
         nodes = _Handler(state.set_nodes, state.set_node, state.drop_node, "name")
         # What all pods on nodes take beside GPUs: only prices depend on it, so nothing waits for this list.
@@ -69,7 +72,7 @@ class Watches:
                 by_page=True,
             )
             for name, resource, handler, labels, fields in (
-                ("nodes", NODES, nodes, "", ""),
+                ("nodes", NODES, nodes, node_selector, ""),
                 ("pods", PODS, self._pods, names.MANAGED_SELECTOR, ""),
                 ("bound-pods", PODS, bound, "", BOUND),
             )

@@ -51,13 +51,14 @@ def of_spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: C
             example="nodeSelector: {kubernetes.io/hostname: NODE}",
         )
     scheduler = spec.get("schedulerName")
-    if request.requests and scheduler not in (None, "", DEFAULT_SCHEDULER, webhook.scheduler_name):
+    ours = (webhook.scheduler_name, *webhook.other_schedulers)
+    if request.requests and scheduler not in (None, "", DEFAULT_SCHEDULER, *ours):
         yield Violation(
             code="scheduler-name",
             field="spec.schedulerName",
             value=show(scheduler),
             rule="shares of GPUs are placed only by Slicekeeper's scheduler",
-            example=f"schedulerName: {webhook.scheduler_name}",
+            example=f"schedulerName: {' or '.join(ours)}",
         )
     if request.requests and request.sharing not in policy.sharing:
         allowed = ", ".join(policy.sharing)

@@ -183,7 +183,7 @@ class Reclaimer:
             not (pod.node or pod.finished or pod.leaving or pod.refusal)
             and bool(pod.demand.slices)
             and pod.managed
-            and spec.get("schedulerName") == self._settings.webhook.scheduler_name
+            and pod.scheduler == self._settings.webhook.scheduler_name
             and not as_list(spec.get("schedulingGates"))
             and self._clock.now_ms() - pod.created_ms >= after_ms
         )

@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 UNSET_REGISTRY = "slicekeeper.invalid"
 """No registry can have this name (RFC 6761), so no image can be offered under it."""
 _REGISTRY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
+_REQUIREMENT = re.compile(r"!?[-\w./]+|[-\w./]+ *(==?|!=) *[-\w.]*|[-\w./]+ +(not)?in +\([-\w., ]*\)")
 _TAG = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,62})?")
@@ -225,6 +226,10 @@ class WebhookSettings(Section, frozen=True):
         about("What is injected: only metering; seats too; the limiter too."),
     ] = "limiter"
     scheduler_name: Annotated[Name, about("schedulerName that GPU pods get.")] = "slicekeeper-scheduler"
+    other_schedulers: Annotated[
+        tuple[Name, ...],
+        about("Further schedulers of Slicekeeper's, each with nodes of its own, that a GPU pod may name."),
+    ] = ()
     refresh_seconds: Annotated[Positive, about("Interval at which decisions are fetched from the timekeeper.")] = 2.0
     stale_seconds: Annotated[Positive, about("Age at which decisions are stale.")] = 60.0
     flip_grace_seconds: Annotated[
@@ -330,6 +335,22 @@ class SchedulerSettings(Section, frozen=True):
     lease_seconds: Annotated[
         float, Meta(ge=1.0), about("Real seconds after which another process takes over the lease of a dead one.")
     ] = 15.0
+    node_selector: Annotated[
+        str,
+        about(
+            "Label selector of this scheduler's nodes. Empty: all. Each of several schedulers has a leaseNamespace and "
+            "a webhook.schedulerName of its own."
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what the API server would not take for a label selector."""
+        requirements = re.split(r",(?![^(]*\))", self.node_selector) if self.node_selector else []
+        if wrong := [each for each in requirements if not _REQUIREMENT.fullmatch(each.strip())]:
+            raise ValueError(
+                f"node_selector has {wrong[0]!r}, which is no label selector; use one such as pool=a, pool!=a, "
+                "pool in (a, b) or !pool"
+            )
 
 
 class NodeAgentSettings(Section, frozen=True):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.config.settings import Settings, keys, load
+from slicekeeper.config.settings import SchedulerSettings, Settings, keys, load
 from slicekeeper.errors import SettingsError
 
 ROOT = Path(__file__).parents[4]
@@ -41,6 +41,10 @@ def test_file_then_environment(tmp_path: Path) -> None:
         ("webhook: 3", "webhook (is 3)"),
         ("log: {level: loud}", "log.level (is 'loud'): Invalid enum value 'loud' (debug | info | warning | error)"),
         ("clock: {speed: -1}", "clock.speed (is -1)"),
+        (
+            "scheduler: {nodeSelector: 'pool in (a, b'}",
+            "'pool in (a', which is no label selector; use one such as pool=a",
+        ),
         ("- a", "must contain a mapping, not a list"),
         ("a: [", "not valid YAML"),
         ("a: 2026-13-01", "not valid YAML"),
@@ -93,3 +97,8 @@ def test_reference_is_current() -> None:
 def test_no_two_settings_share_a_variable() -> None:
     variables = [key.variable for key in keys()]
     assert len(set(variables)) == len(variables)
+
+
+@pytest.mark.parametrize("selector", ["pool=a", "a.b/pool!=a,gpu", "pool notin (a, b), !spare", ""])
+def test_label_selectors_are_taken_as_the_api_server_takes_them(selector: str) -> None:
+    assert SchedulerSettings(node_selector=selector).node_selector == selector
