@@ -184,6 +184,8 @@ class Trial:
                 fits = self._prices.survey(fleet, pod.demand, policy)[0].fits
                 free = fleet.view_rows(np.arange(len(fits)), pod.demand).core.sum(axis=1)
                 rows = np.array([*islice(self._open(fits, -free, pod, offered), SEARCH_NODES)], np.int64)
+                if not len(rows):
+                    return []
                 usable = shareable(fleet.view_rows(rows, pod.demand), pod.demand)
                 for row, gpus in zip(rows.tolist(), usable, strict=True):
                     open_to[row] = open_to.get(row, 0) + gpus * bits[kind]

@@ -458,6 +458,13 @@ def test_a_gang_is_not_said_to_fit_never_if_it_fits_in_another_order():
     assert "waits for room" in world.why(pods[0])
 
 
+def test_unequal_pods_wait_if_no_node_has_room_for_one_of_them():
+    taken = pod("old", 90, gang="", size=0, on="n0", gpus="n0-0", phase="Running")
+    world = World(node("n0"))
+    pods = world.waits(taken, pod("p0", 60, size=2), pod("p1", 20, size=2))[1:]
+    assert "waits for room for all: 2 of 2" in world.why(pods[0])
+
+
 def test_places_that_others_only_expect_make_no_gang_wait():
     world = World(node("n0"), node("n1"))
     world.fits(pod("other", gang="", size=0))
