@@ -25,6 +25,7 @@ import itertools
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -90,6 +91,8 @@ def read_nodes(path: Path) -> list[Node]:
         Node(row["sn"], _number(row, "cpu_milli"), _number(row, "memory_mib"), _number(row, "gpu"), row["model"])
         for row in _rows(path, "sn", "cpu_milli", "memory_mib", "gpu", "model")
     ]
+    if twice := [name for name, count in Counter(node.name for node in nodes).items() if count > 1]:
+        raise SystemExit(f"{path}: node {twice[0]} is there twice; column sn must be different in each row")
     found = [node for node in nodes if node.gpus]
     if not found:
         raise SystemExit(f"{path}: no node has a GPU; column gpu must be above 0 in at least one row")
@@ -114,12 +117,15 @@ def _pod(row: dict[str, str]) -> Pod:
 
 def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
     """Return the rows of a list that must have these columns; each row keeps its file and line for messages."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file, restval="")
-        for column in columns:
-            if column not in (reader.fieldnames or []):
-                raise SystemExit(f"{path}: column {column} is missing; its first line must name it")
-        return [{**row, AT: f"{path}, line {reader.line_num}"} for row in reader]
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            for column in columns:
+                if column not in (reader.fieldnames or []):
+                    raise SystemExit(f"{path}: column {column} is missing; its first line must name it")
+            return [{**row, AT: f"{path}, line {reader.line_num}"} for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SystemExit(f"{path}: cannot be read as CSV: {error}") from error
 
 
 def _number(row: dict[str, str], column: str, *, least: int = 0, most: float = math.inf) -> int:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The placement benchmark's lists: a bad one is refused by file, line, column and remedy, before anything is run."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parents[3] / "benchmarks/placement/run.py"
+SPEC = importlib.util.spec_from_file_location("placement_run", FILE)
+run = importlib.util.module_from_spec(SPEC)
+sys.modules["placement_run"] = run
+SPEC.loader.exec_module(run)
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model"
+PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time"
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(*lines):
+        file = tmp_path / "list.csv"
+        file.write_text("\n".join(lines) + "\n", encoding="latin-1")
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["sn,cpu_milli,memory_mib,gpu", "a,1,1,1"], "column model is missing; its first line must name it"),
+        ([NODES, "a,64000,1,8,T4", "b,many,1,8,T4"], "line 3: cpu_milli is 'many'; write a whole number of at least 0"),
+        ([NODES, "a,64000,1,-8,T4"], "line 2: gpu is '-8'; write a whole number"),
+        ([NODES, "a,64000,1"], "line 2: gpu is ''; write a whole number"),
+        ([NODES, "a,64000,1,0,"], "no node has a GPU; column gpu must be above 0"),
+        ([NODES, "a,64000,1,8,T4", "a,64000,1,8,T4"], "node a is there twice; column sn must be different"),
+        ([NODES, "\xe9,64000,1,8,T4"], "cannot be read as CSV"),
+    ],
+)
+def test_a_bad_list_of_nodes_is_refused(written, rows, said):
+    file = written(*rows)
+    with pytest.raises(SystemExit) as refused:
+        run.read_nodes(file)
+    assert str(refused.value).startswith(str(file))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("p,1000,1,1,1500,,", "line 2: gpu_milli is '1500'; write a whole number from 1 to 1000"),
+        ("p,1000,1,0.5,500,,", "line 2: num_gpu is '0.5'; write a whole number"),
+        ("p,1000,1,1,500,yesterday,", "line 2: creation_time is 'yesterday'; write seconds, or nothing"),
+        ("p,1000,1,0,0,,", "no pod asks for a GPU; column num_gpu must be above 0"),
+    ],
+)
+def test_a_bad_list_of_pods_is_refused(written, row, said):
+    with pytest.raises(SystemExit) as refused:
+        run.read_pods(written(PODS, row))
+    assert said in str(refused.value)
+
+
+def test_a_missing_list_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="none.csv: cannot be read as CSV: .*No such file"):
+        run.read_pods(tmp_path / "none.csv")
+
+
+def test_a_good_list_is_read_and_run(written):
+    nodes = run.read_nodes(written(NODES, "a,64000,262144,8,T4", "b,64000,262144,0,"))
+    pods = run.read_pods(written(PODS, "p,1000,1024,1,500,0,60", "q,2000,1024,2,1000,,", "r,1000,1024,0,0,,"))
+    assert [(node.name, node.gpus) for node in nodes] == [("a", 8)]
+    assert [(pod.gpus, pod.core, pod.life) for pod in pods] == [(1, 50, 60.0), (2, 100, 1.0), (0, 0, 1.0)]
