@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -13,8 +13,8 @@ import click
 from starlette.applications import Starlette
 
 from scheduler.app import make_app
-from scheduler.explain import Outlook, deadlines, outlook
-from scheduler.extender import placeable
+from scheduler.explain import ROOM, Outlook, deadlines, outlook
+from scheduler.extender import UNMANAGED, placeable
 from scheduler.gang_places import places_for
 from scheduler.placement.learner import Learner
 from scheduler.pods import Pod
@@ -116,7 +116,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     state.set_nodes(client.list(NODES, label_selector=settings.scheduler.node_selector)[0])
     state.set_pods(objects)
     pod = state.pod(found["metadata"]["uid"])
-    refusal = "the webhook has not seen it: it has no label " + names.MANAGED_LABEL if pod is None else placeable(pod)
+    refusal = UNMANAGED if pod is None else placeable(pod)
     if pod is None or refusal:
         return {"asks": "", "reasons": [{"reason": refusal, "nodes": len(state.snapshot().nodes)}]}
     try:
@@ -125,8 +125,9 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
         jobs = []  # pods' own deadlines have to do
     forecast = outlook(state.snapshot(), pod, learner.policy, deadlines(objects, jobs), clock.now_ms())
     gang = _gang(state, pod)
-    if gang and gang["missing"]:
-        forecast = replace(forecast, expected=None)  # no room is of use to it yet
+    if gang and gang["fitting"] < gang["size"] - gang["placed"]:  # no room for it alone is of use
+        helps = [*_help_for_gang(gang), *(text for text in forecast.helps if text is not ROOM)]
+        forecast = replace(forecast, expected=None, helps=tuple(helps))
     return {"asks": pod.demand.asks, **_data(forecast), "gang": gang, "schedulerSaid": _last_message(found)}
 
 
@@ -149,6 +150,18 @@ def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
     }
 
 
+def _help_for_gang(gang: Mapping[str, Any]) -> Iterator[str]:
+    if gang["missing"]:
+        yield f"create the pods that are missing ({gang['missing']}), or name a smaller {names.GANG_SIZE}"
+    elif _is_too_large(gang):
+        yield f"name a smaller {names.GANG_SIZE}, or let its pods ask for less"
+
+
+def _is_too_large(gang: Mapping[str, Any]) -> bool:
+    """Whether not even idle GPUs would hold a gang whose pods are all there."""
+    return not gang["missing"] and bool(gang["fittingIdle"] < gang["size"] - gang["placed"])
+
+
 def _data(forecast: Outlook) -> dict[str, Any]:
     expected = forecast.expected
     return {
@@ -156,6 +169,8 @@ def _data(forecast: Outlook) -> dict[str, Any]:
         "ahead": forecast.ahead,
         "giveWay": forecast.give_way,
         "expected": expected and {"at": format_instant(expected.at_ms), "node": expected.node, "after": expected.after},
+        "stuck": forecast.is_stuck,
+        "heldBack": forecast.held_back,
         "helps": forecast.helps,
     }
 
@@ -179,8 +194,7 @@ def _in_words(said: Mapping[str, Any]) -> str:
         return "\n".join([head, f"on node {said['node']}{mode}:", *gpus, *why])
     if "reasons" not in said:
         return head
-    lines = [head, f"It asks for {said['asks']}." if said["asks"] else "", "Why:"]
-    lines += [f"  {_counted(entry['nodes'], 'node')}: {entry['reason']}" for entry in said["reasons"]]
+    lines = [head, f"It asks for {said['asks']}." if said["asks"] else "", "Why:", *_why(said)]
     if said.get("gang"):
         lines.append(_of_gang(said["gang"]))
     if said.get("ahead"):
@@ -190,7 +204,7 @@ def _in_words(said: Mapping[str, Any]) -> str:
         when = "About to" if said["budgetState"] == names.IN_BUDGET else "With budget again would"
         lines.append(f"{when} give way to it: {', '.join(said['giveWay'])}")
     if "expected" in said:
-        lines.append(f"Expected: {_when(said['expected'])}")
+        lines.append(f"Expected: {_when(said)}")
     if said.get("helps"):
         lines += ["What would help:", *(f"  - {text}" for text in said["helps"])]
     if said.get("schedulerSaid"):
@@ -212,7 +226,7 @@ def _of_gang(gang: Mapping[str, Any]) -> str:
     if gang["missing"]:
         held_back = f" ({gang['heldBack']} held back by scheduling gates)" if gang["heldBack"] else ""
         return f"{head}, {here}, and {gang['missing']} must still come{held_back}"
-    if gang["fittingIdle"] < gang["size"] - gang["placed"]:
+    if _is_too_large(gang):
         return f"{head}, {gang['waiting']} wait; it can never fit: idle GPUs would hold {gang['fittingIdle']} of them"
     return f"{head}, {here}"
 
@@ -221,9 +235,31 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _when(expected: Mapping[str, str] | None) -> str:
-    if expected is None:
-        return "unknown; no deadline of a pod or Job (activeDeadlineSeconds) tells when there is room"
-    if not expected["after"]:
+def _why(said: Mapping[str, Any]) -> Iterator[str]:
+    """Return why a pod waits, line by line."""
+    if said.get("heldBack"):
+        yield f"  held back by its scheduling gate: {', '.join(said['heldBack'])}"
+    for entry in said["reasons"]:
+        yield f"  {_counted(entry['nodes'], 'node')}: {entry['reason']}"
+    if said.get("gang"):
+        yield "  its gang has not started, see below"
+    elif not said["reasons"] and not said.get("heldBack"):
+        yield "  no node has GPUs that Slicekeeper manages" if said["stuck"] else "  nothing on GPUs: there is room"
+
+
+def _when(said: Mapping[str, Any]) -> str:
+    """Return when a pod's place is expected."""
+    expected, gang = said["expected"], said.get("gang")
+    if expected and not expected["after"]:
         return f"now, on node {expected['node']}"
-    return f"about {expected['at']} on node {expected['node']}, when {expected['after']} reaches its deadline"
+    if expected:
+        return f"about {expected['at']} on node {expected['node']}, when {expected['after']} reaches its deadline"
+    if said["stuck"] or (gang and _is_too_large(gang)):
+        return "never as things are; no pod's end would make room"
+    if said["heldBack"]:
+        return "unknown; its scheduling gate comes first"
+    if gang and gang["missing"]:
+        return "unknown; the pods of its gang that are missing come first"
+    if said["giveWay"] and said["budgetState"] == names.IN_BUDGET:
+        return "soon, when the pods that give way to it have ended"
+    return "unknown; no deadline of a pod or Job (activeDeadlineSeconds) tells when there is room"

@@ -10,12 +10,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from scheduler.nodefit import admits, fields_judged
+from scheduler.placement.affinity import company_of
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.mig import suits
@@ -37,6 +38,8 @@ MOST_ENDS: Final = 2_000
 
 FARTHEST_MS: Final = 100 * 365 * 86_400 * MS_PER_SECOND
 """The forecast looks a century ahead: a Job's deadline has no bound, and some have no date."""
+
+ROOM: Final = "there is room on GPUs: kube-scheduler's last message says what else keeps it, if anything does"
 
 KEPT_OFF: Final = "a cordon, a taint, or the pod's own node selector or affinity keeps it off"
 
@@ -62,6 +65,10 @@ class Outlook:
     """The pods that give way to it, or would if it were in budget."""
     expected: Expected | None
     """None: by the deadlines there will be no room."""
+    is_stuck: bool
+    """No pod's end would make room: something else has to change."""
+    held_back: tuple[str, ...]
+    """The scheduling gates that it waits for first."""
     helps: tuple[str, ...]
     """What its owner can do."""
 
@@ -78,13 +85,15 @@ def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int
     held_back = tuple(str(as_map(gate).get("name")) for gate in as_list(_spec(pod).get("schedulingGates")))
     why = cluster.judge()
     give_way = () if why[Why.FITS] else _give_way(snapshot, pod, policy)
-    expected = None if held_back else cluster.forecast([*queue, pod], ends, now_ms)
+    helps = tuple(_helps(cluster, why, held_back, give_way, snapshot))  # before the forecast, which lets pods end
     return Outlook(
         reasons=cluster.in_words(why),
         ahead=tuple(other.key for other in queue),
         give_way=give_way,
-        expected=expected,
-        helps=tuple(_helps(cluster, why, held_back, give_way, snapshot)),
+        expected=None if held_back else cluster.forecast([*queue, pod], ends, now_ms),
+        is_stuck=all(reason.unresolvable for reason in why),
+        held_back=held_back,
+        helps=helps,
     )
 
 
@@ -156,6 +165,11 @@ class _Cluster:
         near = self._open_to(self.pod, self._snapshot.nodes)
         view = self._fleet.view(near, self.pod.demand)
         return Counter(map(Why, survey(view, self.pod.demand, self._policy).why.tolist()))
+
+    def fits(self, demand: Demand) -> bool:
+        """Whether another demand would fit now on a node that is open to the pod."""
+        near = self._open_to(self.pod, self._snapshot.nodes)
+        return bool(survey(self._fleet.view(near, demand), demand, self._policy, reasons=False).fits.any())
 
     def in_words(self, why: Counter[Why]) -> tuple[tuple[str, int], ...]:
         """Return the reasons and their nodes, those of closed nodes among them."""
@@ -246,7 +260,7 @@ def _helps(
     if held_back:
         yield f"it is held back by {', '.join(held_back)}; if that is its namespace's hard budget: {grant}"
     if why[Why.FITS]:
-        yield "there is room on GPUs: kube-scheduler's last message says what else keeps it, if anything does"
+        yield ROOM
         return
     if pod.budget_state == names.OVER_BUDGET and give_way:
         yield f"with budget again, other pods ({len(give_way)}) would give way to it: {grant}"
@@ -254,6 +268,8 @@ def _helps(
         yield "open a node with GPUs to it: its node selector, affinity and tolerations fit none, or all are cordoned"
     elif all(reason.unresolvable for reason in why):
         yield from _changes(demand, why, snapshot)
+    elif why[Why.COMPANY]:
+        yield from _company(cluster)
     elif len(demand.slices) == 1 and not demand.slices[0].whole:
         core, memory = cluster.largest()
         piece = demand.slices[0]
@@ -262,6 +278,16 @@ def _helps(
         if memory >= MIB_PER_BLOCK:
             blocks = memory // MIB_PER_BLOCK
             yield f"the same share with {blocks * MIB_PER_BLOCK} MiB ({blocks} blocks) would fit now"
+
+
+def _company(cluster: _Cluster) -> Iterable[str]:
+    """Return what helps if GPUs are free, but not with the company allowed."""
+    demand = cluster.pod.demand
+    free = replace(demand, affinity="", anti_affinity="", exclusion="", alone=False)
+    if free != demand and cluster.fits(free):
+        yield f"it would fit now without its rule about company ({company_of(demand)})"
+    else:
+        yield "the GPUs with enough free are kept by pods that exclude others: it fits when these end"
 
 
 def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[str]:
@@ -273,7 +299,9 @@ def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[
         yield f"name a model that there is: {', '.join(sorted({gpu.model for gpu in gpus}))}"
     if why[Why.TOO_SMALL]:
         largest = max((gpu.memory_mib for gpu in gpus), default=0)
-        yield f"ask for less on one node: the largest GPU has {largest} MiB, the largest node {_most(snapshot)} GPUs"
+        most = _most(snapshot)
+        gpu = "GPU" if most == 1 else "GPUs"
+        yield f"ask for less on one node: the largest GPU has {largest} MiB, the largest node {most} {gpu}"
     if why[Why.NO_SLICE]:
         sizes = sorted({(one.core, one.memory_mib) for gpu in gpus for one in gpu.mig})
         there = " or ".join(f"{core} percent with {memory} MiB" for core, memory in sizes)

@@ -86,6 +86,36 @@ def test_reasons_are_counted_by_nodes_and_what_fits_now_is_told(cluster):
     assert told.helps == ("30 percent of a GPU with the same memory would fit now (50 are asked for)",)
 
 
+def test_what_fits_now_is_told_as_it_is_before_pods_reach_their_deadlines(cluster):
+    cluster.node("n")
+    cluster.pod("a", 60, on="n-0", started=0, activeDeadlineSeconds=600)
+    cluster.pod("w", 60)
+    told = cluster.told("w")
+    assert told.expected.at_ms == NOW + 600_000
+    assert told.helps == ("40 percent of a GPU with the same memory would fit now (60 are asked for)",)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "help_"),
+    [
+        (
+            {names.GPU_ANTI_AFFINITY: "x"},
+            {names.GPU_ANTI_AFFINITY: "x"},
+            "without its rule about company (anti-affinity x)",
+        ),
+        ({}, {names.SHARING: "exclusive"}, "without its rule about company (sharing exclusive)"),
+        ({names.GPU_EXCLUSION: "x"}, {}, "kept by pods that exclude others: it fits when these end"),
+    ],
+)
+def test_rules_about_company_that_keep_a_pod_off_are_named(cluster, theirs, mine, help_):
+    cluster.node("n")
+    cluster.pod("a", 20, on="n-0", annotations=theirs)
+    cluster.pod("w", 50, annotations=mine)
+    [told] = cluster.told("w").helps
+    assert told.endswith(help_)
+    assert not cluster.told("w").is_stuck
+
+
 def test_memory_alone_may_be_too_much(cluster):
     cluster.node("n")
     cluster.pod("a", 10, 30, on="n-0")  # 7,680 of 8,192 MiB
@@ -107,6 +137,7 @@ def test_what_no_pods_end_can_mend_must_be_changed(cluster, core, blocks, annota
     cluster.pod("w", core, blocks, annotations=annotations)
     assert cluster.told("w").helps == (help_,)
     assert cluster.told("w").expected is None
+    assert cluster.told("w").is_stuck
 
 
 def test_the_place_is_expected_at_the_first_deadline_that_makes_room(cluster):
@@ -222,8 +253,8 @@ def test_the_command_tells_of_a_waiting_pod(real):
     words = explain("w", "-n", NAMESPACE)
     assert "Pod team-a/w waits since " in words
     assert "  1 node: its GPUs could not hold 2 whole GPUs" in words
-    assert "Expected: unknown" in words
-    assert "the largest node 1 GPUs" in words
+    assert "Expected: never as things are; no pod's end would make room" in words
+    assert words.endswith("the largest node 1 GPU\n")
 
 
 def test_the_command_tells_where_a_pod_went(real):
@@ -258,7 +289,26 @@ def test_a_pod_that_its_owner_put_on_a_node_has_a_time_too(real):
 
 def test_a_pod_that_the_webhook_has_not_seen_is_told(real):
     real.pod("stranger", managed=False)
-    assert "the webhook has not seen it" in explain("stranger", "-n", NAMESPACE)
+    assert "create it again in a namespace where the webhook is on" in explain("stranger", "-n", NAMESPACE)
+
+
+def test_something_is_always_said_to_be_why(real):
+    real.pod("w")
+    assert "Why:\n  no node has GPUs that Slicekeeper manages\n" in explain("w", "-n", NAMESPACE)
+    real.node("n0")
+    assert "Why:\n  nothing on GPUs: there is room\nExpected: now, on node n0" in explain("w", "-n", NAMESPACE)
+    real.pod("gated", schedulingGates=[{"name": "slicekeeper.io/budget"}])
+    words = explain("gated", "-n", NAMESPACE)
+    assert "Why:\n  held back by its scheduling gate: slicekeeper.io/budget\n" in words
+    assert "Expected: unknown; its scheduling gate comes first" in words
+
+
+def test_a_pod_that_others_give_way_to_has_its_place_soon(real):
+    real.node("n0")
+    real.pod("v", 60, state=OVER, annotations={names.gpu_annotation("c"): "n0-0"}, nodeName="n0")
+    real.pod("w", 60)
+    words = explain("w", "-n", NAMESPACE)
+    assert "About to give way to it: team-a/v\nExpected: soon, when the pods that give way to it have ended" in words
 
 
 def test_the_command_tells_how_a_gang_stands(real):
@@ -271,9 +321,11 @@ def test_the_command_tells_how_a_gang_stands(real):
         "together, and 1 must still come" in explain("a", "-n", NAMESPACE)
     )
     assert json.loads(explain("a", "-n", NAMESPACE, "-o", "json"))["expected"] is None
+    assert "create the pods that are missing (1), or name a smaller" in explain("a", "-n", NAMESPACE)
     real.pod("c", annotations=gang)
     words = explain("a", "-n", NAMESPACE)
-    assert "3 wait; it can never fit: idle GPUs would hold 2 of them" in words
+    assert "3 wait; it can never fit: idle GPUs would hold 2 of them\nExpected: never as things are" in words
+    assert "there is room" not in words
     real.node("n1", gpus=2)
     real.pod("p", annotations={names.gpu_annotation("c"): "n1-0"}, nodeName="n1")
     assert "0 have one, 3 wait, of which 3 would fit now together" in explain("a", "-n", NAMESPACE)
