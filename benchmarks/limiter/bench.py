@@ -7,6 +7,7 @@
     bench.py pair [--seconds N]     in-budget beside background: the fixed pair
     bench.py sweep [--seconds N]    the pair over duty cycles and kernel lengths, unlimited beside it
     bench.py rules [--seconds N]    our rule, KubeGPU's and Gemini's on the same tenants
+    bench.py pauses [--seconds N]   seats that pause, beside what an ideal scheduler gives them
     bench.py races [--rounds N]     sixteen processes against a memory cap
     bench.py react [--rounds N]     how soon a change of class takes effect
 
@@ -29,6 +30,7 @@ sys.path[:0] = [str(ROOT / "test" / "run"), str(ROOT / "src")]
 
 import headers  # noqa: E402
 from harness import BUILD, Node, Seat, result, together  # noqa: E402
+from ideal import Work, ideal  # noqa: E402
 
 Row = list[str]
 
@@ -181,6 +183,41 @@ def rules(options: argparse.Namespace) -> None:
     table(["tenants", "rule", "shares, % of the GPU", "points off", "busy, %"], rows)
 
 
+PAUSES = [
+    [Work(60, 3000, 1, 1300), Work(40, 5000)],
+    [Work(50, 1000, 15, 5000), Work(30, 30000)],
+    [Work(70, 3000, 1, 5600), Work(30, 10000)],
+    [Work(70, 1000, 10, 30000), Work(30, 60000)],
+    [Work(40, 100, 1, 1000), Work(60, 1000)],
+    [Work(50, 23, 10, 450), Work(50, 100)],
+    [Work(60, 23, 10, 453), Work(30, 136), Work(10, 450)],
+    [Work(30, 200, 1, 200), Work(30, 300, 1, 250), Work(40, 50)],
+    [Work(50, 2000, 10, 7000), Work(50, 40000, 2, 30000)],
+    [Work(40, 1000, 5, 5000), Work(30, 20000, 1, 10000), Work(30, 100000, 1, 50000)],
+]
+
+
+def described(work: Work) -> str:
+    count = f"{work.batch} × " if work.batch > 1 else ""
+    rest = f" + {work.host_us / 1000:g}" if work.host_us else ""
+    return f"{work.core} %: {count}{work.us / 1000:g}{rest}"
+
+
+def pauses(options: argparse.Namespace) -> None:
+    def cells(shares: list[float]) -> Row:
+        return [" / ".join(f"{s:.1f}" for s in shares), f"{sum(shares):.1f}"]
+
+    rows = []
+    for mix in PAUSES:
+        seats = [Seat(w.core, args=kernels(int(w.us), "--batch", str(w.batch), "--host-us", str(int(w.host_us))))
+                 for w in mix]  # fmt: skip
+        ours = [r["share"] for r in together(seats, options.seconds)]
+        busy, patient = (ideal(mix, options.seconds, patient) for patient in (False, True))
+        rows.append(["; ".join(map(described, mix)), *cells(ours), *cells(busy), *cells(patient)])
+    table(["seats: request, kernels + pause, ms", "shares, %", "busy", "ideal that never idles", "busy",
+           "ideal that waits for who is owed", "busy"], rows)  # fmt: skip
+
+
 def races(options: argparse.Namespace) -> None:
     rounds = options.rounds or 10000
     memory = str(BUILD / "fake" / "memory")
@@ -223,7 +260,7 @@ def react(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["launch", "shares", "pair", "sweep", "rules", "races", "react"])
+    parser.add_argument("what", choices=["launch", "shares", "pair", "sweep", "rules", "pauses", "races", "react"])
     parser.add_argument("--peer", help="another limiter's library, to be preloaded in the same run")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=0)

@@ -23,7 +23,7 @@
 #define VC_STALE_NS 100000000ull
 /* A seat that is idle for so long hands over the GPU; one whose pauses are nearly all longer does so sooner. */
 #define VC_LINGER_NS 100000ull
-#define VC_LINGER_LEAST_NS 20000ull
+#define VC_LINGER_LEAST_NS 10000ull
 
 enum vc_class { VC_IN_BUDGET = 0, VC_BACKGROUND = 1 };
 

@@ -38,6 +38,7 @@
 #define DEPTH_QUIET_NS (4 * MS)
 #define DEPTH_SHARED_NS (2 * MS)
 #define DEPTH_BEHIND_NS (500 * US)
+#define DEPTH_LEAST_NS (100 * US)
 
 void ar_sched_init(struct ar_sched *s, ar_rule *rule, uint64_t now) {
   *s = (struct ar_sched){.rule = rule, .holder = -1, .at = now, .quantum = QUANTUM_NS,
@@ -307,11 +308,18 @@ static bool keeps_late(const struct ar_sched *s, const struct ar_member *m) {
   return false;
 }
 
-/* Such a seat will be back before much work has left the GPU. */
-static bool late_is_back_soon(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
-  for (int i = 0; i < s->count; i++)
-    if (is_late(s->member[i], m) && is_back_soon(s->member[i], DEPTH_QUIET_NS, now)) return true;
-  return false;
+/* Such a seat will be back before much work has left the GPU: what may be in flight, a part of its pause. */
+static uint64_t depth_before_late(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
+  uint64_t depth = DEPTH_SHARED_NS;
+  for (int i = 0; i < s->count; i++) {
+    const struct ar_member *o = s->member[i];
+    if (!is_late(o, m) || !is_back_soon(o, DEPTH_QUIET_NS, now)) continue;
+    uint64_t end = ar_pauses_end(&o->pauses, now), part = end ? (end - o->pauses.since) / 4 : DEPTH_BEHIND_NS;
+    if (part < DEPTH_LEAST_NS) part = DEPTH_LEAST_NS;
+    if (part > DEPTH_BEHIND_NS) part = DEPTH_BEHIND_NS;
+    if (part < depth) depth = part;
+  }
+  return depth;
 }
 
 /* Work that keeps the GPU past its gate takes, beyond its request, no short pause of a seat that is owed and wants
@@ -429,11 +437,12 @@ static void publish(struct ar_sched *s, uint64_t now) {
   for (int i = 0; i < s->count; i++) {
     struct ar_member *m = s->member[i];
     m->contended = others_want(s, i);
-    bool behind = m->share.vclass == VC_BACKGROUND ? in_budget : late_is_back_soon(s, m, now);
-    m->depth = behind                        ? DEPTH_BEHIND_NS
-               : m->contended                ? DEPTH_SHARED_NS
-               : connected > 1 || limited(m) ? DEPTH_QUIET_NS
-                                             : DEPTH_ALONE_NS;
+    uint64_t before = depth_before_late(s, m, now);
+    m->depth = m->share.vclass == VC_BACKGROUND && in_budget ? DEPTH_BEHIND_NS
+               : before < DEPTH_SHARED_NS                    ? before
+               : m->contended                                ? DEPTH_SHARED_NS
+               : connected > 1 || limited(m)                 ? DEPTH_QUIET_NS
+                                                             : DEPTH_ALONE_NS;
   }
 }
 

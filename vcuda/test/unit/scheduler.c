@@ -255,7 +255,7 @@ static void late(void) {
 static void lingers(void) {
   static const struct {
     uint64_t said, lasts;
-  } list[] = {{0, 100}, {20000, 20}, {50000, 50}, {1, 20}, {UINT32_MAX, 100}};
+  } list[] = {{0, 100}, {10000, 10}, {50000, 50}, {1, 10}, {UINT32_MAX, 100}};
   for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
     struct ar_sched s;
     struct ar_member a = member(500, VC_IN_BUDGET), b = member(500, VC_IN_BUDGET);
