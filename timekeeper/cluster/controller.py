@@ -17,46 +17,39 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from slicekeeper import names, threads
-from slicekeeper.clock import CLOCK_SKEW_MS, Clock
+from slicekeeper.clock import Clock
 from slicekeeper.config.policy import PolicyBook, PolicyFile
 from slicekeeper.config.settings import Settings
-from slicekeeper.errors import NotFound, ServiceError, Unavailable
+from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object
-from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound
-from slicekeeper.kube.released import SEEN_AT
+from slicekeeper.kube.pod import has_ended, has_finalizer
 from slicekeeper.kube.watch import Watch
-from slicekeeper.units import EPOCH, MS_PER_HOUR, Instant
+from slicekeeper.units import MS_PER_HOUR, Instant
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
-from timekeeper.cluster.opening import Openings, charged_request, namespace_of
+from timekeeper.cluster.interval import Intervals
+from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.released import Released
 from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.threshold import Thresholds
+from timekeeper.cluster.vanished import Vanished
 from timekeeper.cluster.watches import Namespaces, Nodes, Pods
-from timekeeper.core import interval
 from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import LedgerError, NamespaceUnknown
-from timekeeper.ledger import intake, retention, seal, settlement
+from timekeeper.ledger import retention, seal, settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy
 from timekeeper.ledger.debt import follow_debt
-from timekeeper.ledger.intake import ORPHAN, Closing, Opening
 from timekeeper.store import workloads
-from timekeeper.store.db.failures import may_succeed_later, out_of_room
+from timekeeper.store.db.failures import is_away
 from timekeeper.store.db.leadership import Leadership
-from timekeeper.store.db.models import WorkloadRow
-from timekeeper.store.workloads import holders_of
 
 log = logging.getLogger(__name__)
 
 SHORTEST_PAUSE = 0.2
 """Real seconds between two looks: what comes meanwhile is booked together, and a look costs more than its pods."""
-
-KUBELET_MS = 300_000
-KUBELET_SECONDS = 10.0
-"""How long after a deletion's grace kubelet may still report when the containers ended (our time, and real)."""
 
 RETRY_SECONDS = 1.0
 STUCK_SECONDS = 60.0
@@ -99,6 +92,8 @@ class Controller:
         self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
         self._let_go = Released(client, settings.certificates.namespace, self.pods, nodes)
         self.strays = Strays(client, self.pods, self._patches)
+        self._intervals = Intervals(settings, books, policy, self.pods, self._openings, self.strays, self._fail)
+        self._vanished = Vanished(client, books, self.pods, self._intervals, self.strays, self._fail)
         margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
         self._gates = Gates(client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each)
         self._evictions = Evictions(client, clock, books)
@@ -109,11 +104,6 @@ class Controller:
         self._book: PolicyBook | None = None
         self._followed = -math.inf
         self._debt_followed = False
-        self._lists = 0
-        self._later: dict[str, float] = {}
-        self._ending: dict[str, float] = {}
-        self._end_seen: dict[str, Instant] = {}
-        """When an end that lies in the future was first seen, by UID."""
         self._paid: set[str] = set()
         """Pods of which our finalizer is to go."""
         self._to_label: set[str] = set()
@@ -186,7 +176,7 @@ class Controller:
                     pause = min(pause, self.look() if self._lead() else pause)
                     self._looked = time.monotonic()
                 except Exception as error:  # noqa: BLE001 - the loop outlives every error; `trouble` names one that stays
-                    if all(map(_is_database_away, self._failures or [error])):
+                    if all(map(is_away, self._failures or [error])):
                         self._looked = time.monotonic()  # a restart would not bring it back
                     if not self._failures:
                         _tell("the look", error)
@@ -201,7 +191,7 @@ class Controller:
         self._leads = self._leadership.held()
         if self._leads and not led:
             self.pods.mark(pod["metadata"]["uid"] for pod in self.pods.all())
-            self._lists = 0
+            self._vanished.start_over()
             self._debt_followed = False
             self._followed = -math.inf
             self._paid.clear()
@@ -259,18 +249,6 @@ class Controller:
 
     # Pods' intervals
 
-    def _take(self) -> tuple[dict[str, Object], dict[str, Object]]:
-        now = time.monotonic()
-        again = [uid for uid, at in self._later.items() if at <= now]
-        for uid in again:
-            del self._later[uid]
-        self.pods.mark([*again, *self._ending])
-        there, gone = self.pods.take()
-        for uid in [uid for uid, pod in gone.items() if has_finalizer(pod)]:
-            # Nothing goes that bears our finalizer: it lost our label, and is charged all the same.
-            self.strays.add(gone.pop(uid))
-        return there, gone
-
     def _follow_settings(self, now: Instant) -> None:
         if not self._debt_followed:
             follow_debt(self._books, now)
@@ -288,15 +266,18 @@ class Controller:
 
     def _keep_intervals(self, now: Instant) -> None:
         """Book what the records of changed pods say, and hand on what the other steps have to do for it."""
-        there, gone = self._take()
-        listed = self._lists != self.pods.lists
+        there, gone = self._intervals.take()
+        listed = self._vanished.due
         try:
             if listed:
                 gone = self._let_go.gone() | gone
-            paid, settled = self._account(there, gone, now)
+            paid, settled = self._intervals.book(there, gone, now)
         except Exception:
             self.pods.mark(there, gone.values())
             raise
+        for uid in settled:
+            self._budget_states.forget(uid)
+            self._on_end(uid)
         self._paid |= paid
         self._budget_states.mark(there)
         self._to_label |= there.keys()
@@ -304,147 +285,7 @@ class Controller:
         self._to_gates = changed | there, done | set(settled)
         self._let_go.settle(settled)
         if listed:  # after what was let go is booked, so that none of its ends is guessed
-            self._look_for_absent(now)
-
-    def _account(self, there: dict[str, Object], gone: dict[str, Object], now: Instant) -> tuple[set[str], list[str]]:
-        """Book what pods' records say; return the pods of which our finalizer may go, and all that are settled."""
-        with self._books.database.reading() as session:
-            rows = workloads.by_uid(session, {*there, *gone})
-        openings: dict[str, Opening] = {}
-        closings: dict[str, Closing] = {}
-        settled: list[str] = []
-        for uid, pod in (there | gone).items():
-            try:
-                opening, closing, done = self._read(pod, rows.get(uid), now, gone=uid in gone)
-            except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
-                if isinstance(error, Unavailable):
-                    log.info("pod %s/%s waits: %s", namespace_of(pod), pod["metadata"]["name"], error)
-                else:
-                    self._fail(f"pod {namespace_of(pod)}/{pod['metadata']['name']}", error)
-                self._again(uid, pod, gone=uid in gone)
-                continue
-            if opening:
-                openings[uid] = opening
-            if closing:
-                closings[uid] = closing
-            if done:
-                settled.append(uid)
-        refused = self._apply(openings, closings, now)
-        for uid in refused:
-            self._again(uid, (there | gone)[uid], gone=uid in gone)
-        settled = [uid for uid in settled if uid not in refused]
-        for uid in settled:
-            self._ending.pop(uid, None)
-            self._end_seen.pop(uid, None)
-            self._budget_states.forget(uid)
-            self._on_end(uid)
-        return {uid for uid in settled if uid in there}, settled
-
-    def _again(self, uid: str, pod: Object, *, gone: bool) -> None:
-        """Look at a pod again soon."""
-        self._later[uid] = time.monotonic() + RETRY_SECONDS
-        if gone:
-            self.pods.mark([], [pod])
-
-    def _apply(self, openings: dict[str, Opening], closings: dict[str, Closing], now: Instant) -> list[str]:
-        """Append intervals in one transaction; return the pods whose records the books don't take.
-
-        Raises what the database raises if it may take them later.
-        """
-        if not openings and not closings:
-            return []
-        policies = {opening.namespace: self._policy.of(opening.namespace) for opening in openings.values()}
-        try:
-            intake.apply(self._books, list(openings.values()), list(closings.values()), policies, now)
-        except Exception as error:
-            pods = openings.keys() | closings.keys()
-            if _is_database_away(error):
-                raise
-            if len(pods) == 1:
-                self._fail(f"pod {min(pods)}", error)
-                return list(pods)
-            return [
-                refused
-                for uid in sorted(pods)
-                for refused in self._apply(
-                    {uid: openings[uid]} if uid in openings else {},
-                    {uid: closings[uid]} if uid in closings else {},
-                    now,
-                )
-            ]
-        return []
-
-    def _read(
-        self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool
-    ) -> tuple[Opening | None, Closing | None, bool]:
-        """Return the interval's opening and closing as far as they are news, and whether all is settled by them."""
-        uid = pod["metadata"]["uid"]
-        now = min(now, pod.get(SEEN_AT, now))
-        if row is not None and row.ended_at is not None:
-            return None, None, True
-        opening = None
-        if row is not None:
-            began, holders = row.started_at, holders_of(row.holders)
-        else:
-            start = interval.start_of(pod, now)
-            policy = self._policy.of(namespace_of(pod))
-            opening = None if start is None else self._openings.opening(pod, start, policy)
-            if start is None or opening is None:
-                over = gone or has_ended(pod) or interval.deleted_at(pod) is not None
-                if over and is_bound(pod):
-                    charged = charged_request(pod, policy, self._settings)
-                    over = not (charged.requests or charged.whole_device_gpus)
-                return None, None, over
-            began, holders = start.at, holders_of(opening.holders)
-        end = interval.end_of(pod, holders, began, final=gone or self._overdue(pod, now))
-        if end is None and gone:
-            end = interval.End(max(began, self._last_confirmed(now)), ORPHAN)
-        if end is None:
-            return opening, None, False
-        recorded = interval.end_of(pod, holders, EPOCH, final=True) or end
-        seen = self._end_seen.setdefault(uid, now) if end.at > now else now
-        at = max(interval.credible(end.at, seen), began)
-        skewed = ["clock-skew"] if at < end.at or recorded.at < began - CLOCK_SKEW_MS else []
-        flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
-        return opening, Closing(uid, at, end.source, tuple(flags)), True
-
-    def _overdue(self, pod: Object, now: Instant) -> bool:
-        """Whether kubelet has had its time to report how a deleted pod ended."""
-        uid, deletion = pod["metadata"]["uid"], interval.deleted_at(pod)
-        if deletion is None or has_ended(pod):
-            return deletion is not None
-        since = self._ending.setdefault(uid, time.monotonic())
-        return now > deletion + KUBELET_MS and time.monotonic() - since > KUBELET_SECONDS
-
-    def _last_confirmed(self, now: Instant) -> Instant:
-        with self._books.database.reading() as session:
-            return min(workloads.confirmed(session, self._books.cluster) or now, now)
-
-    def _look_for_absent(self, now: Instant) -> None:
-        """Close intervals whose pod vanished unseen: our finalizer was taken off, or the cluster was restored."""
-        lists = self.pods.lists
-        with self._books.database.reading() as session:
-            still_open = workloads.open_ones(session, self._books.cluster)
-        closings: dict[str, Closing] = {}
-        all_seen = True
-        for uid, (namespace, name) in still_open.items():
-            if self.pods.find(uid) is not None:
-                continue
-            try:
-                pod = self._client.get(PODS, name, namespace)
-            except NotFound:
-                pod = None
-            except ServiceError as error:
-                self._fail(f"pod {namespace}/{name}", error)
-                all_seen = False
-                continue
-            if pod is not None and pod["metadata"]["uid"] == uid:
-                self.strays.add(pod)
-                continue
-            closings[uid] = Closing(uid, self._last_confirmed(now), ORPHAN, (f"end-{ORPHAN}",))
-        refused = self._apply({}, closings, now)
-        if all_seen and not refused:
-            self._lists = lists
+            self._vanished.look(now)
 
     # Marks on pods
 
@@ -466,7 +307,7 @@ class Controller:
                 self._fail(what, error)
             else:
                 return
-            self._later[pod["metadata"]["uid"]] = time.monotonic() + RETRY_SECONDS
+            self._intervals.retry(pod["metadata"]["uid"])
 
         list(self._patches.map(attempt, pods))
 
@@ -516,12 +357,8 @@ class Controller:
             self._confirmed = time.monotonic()
 
 
-def _is_database_away(error: Exception) -> bool:
-    return may_succeed_later(error) or out_of_room(error)
-
-
 def _tell(what: str, error: Exception) -> None:
     """Log what failed; with a traceback if it is unexpected."""
-    surprise = not (_is_database_away(error) or isinstance(error, LedgerError | ServiceError))
+    surprise = not (is_away(error) or isinstance(error, LedgerError | ServiceError))
     level = logging.ERROR if surprise else logging.WARNING
     log.log(level, "look failed at %s: %s", what, error, exc_info=error if surprise else None)

@@ -24,8 +24,9 @@ from slicekeeper.errors import Forbidden
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.units import Instant, format_instant, format_seconds
-from timekeeper.cluster import controller, stray
-from timekeeper.cluster.controller import KUBELET_MS, Controller
+from timekeeper.cluster import controller, interval, stray
+from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.interval import KUBELET_MS
 from timekeeper.core.record import Debt
 from timekeeper.ledger import intake, settlement
 from timekeeper.ledger.books import Books
@@ -280,7 +281,7 @@ def test_a_pod_seen_to_be_deleted_without_our_finalizer_closes_by_its_last_recor
 
 
 def test_kubelet_gets_its_time_to_tell_how_a_deleted_pod_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "KUBELET_SECONDS", -1.0)
+    monkeypatch.setattr(interval, "KUBELET_SECONDS", -1.0)
     silent, slow = stage.create("silent"), stage.create("slow")
     stage.look()
     stage.clock.advance(5_000)
@@ -519,7 +520,7 @@ def raising(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    ["keep_inventory", "follow_policy", "look_for_absent", "release", "settle", "come_back", "gates", "positions",
+    ["keep_inventory", "follow_policy", "vanished", "release", "settle", "come_back", "gates", "positions",
      "labels", "evictions", "confirm", "seal"],
 )  # fmt: skip
 def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_takes_it_up(
@@ -533,7 +534,7 @@ def test_a_step_that_fails_once_loses_no_other_steps_work_and_the_next_look_take
     controller = stage.controller
     targets: dict[str, tuple[object, str]] = {
         "keep_inventory": (controller._openings, "keep_inventory"), "follow_policy": (controller, "_follow_settings"),
-        "look_for_absent": (controller, "_look_for_absent"), "release": (controller, "_release"),
+        "vanished": (controller._vanished, "look"), "release": (controller, "_release"),
         "settle": (settlement, "settle"), "come_back": (settlement, "come_back"),
         "gates": (controller._gates, "look"), "positions": (stage.books, "positions"),
         "labels": (controller.strays, "label"), "evictions": (controller, "_evict"),

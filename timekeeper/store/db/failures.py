@@ -21,7 +21,7 @@ _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlit
 
 def may_succeed_later(error: BaseException) -> bool:
     """Whether the same transaction may succeed when it is run again."""
-    return lost(error) or _away(error)
+    return lost(error) or _unavailable(error)
 
 
 def lost(error: BaseException) -> bool:
@@ -29,7 +29,7 @@ def lost(error: BaseException) -> bool:
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", "") in _LOST
 
 
-def _away(error: BaseException) -> bool:
+def _unavailable(error: BaseException) -> bool:
     """Whether the server, or a connection to it, is unavailable, which is no fault of any change."""
     if isinstance(error, NoConnection):
         return True
@@ -51,3 +51,8 @@ def out_of_room(error: BaseException) -> bool:
             return True
         link = link.__context__
     return False
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the fault is the database's and not the caller's: it does not answer, or has no room."""
+    return may_succeed_later(error) or out_of_room(error)

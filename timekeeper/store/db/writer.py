@@ -27,7 +27,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 
 from slicekeeper import threads
 from timekeeper.store.db.engine import WRITES, is_sqlite
-from timekeeper.store.db.failures import lost, may_succeed_later, out_of_room
+from timekeeper.store.db.failures import is_away, lost, may_succeed_later, out_of_room
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Writer:
                         results = group[0].change(session, [handed.item for handed in group])
                     done += zip((handed.future for handed in group), results, strict=True)
                 except Exception as error:
-                    if not session.is_active or may_succeed_later(error) or out_of_room(error):
+                    if not session.is_active or is_away(error):
                         raise
                     if len(group) > 1:
                         waiting.extendleft([handed] for handed in reversed(group))
@@ -182,7 +182,7 @@ class Writer:
             with self._writing(queued=queued) as session:
                 results = group[0].change(session, [handed.item for handed in group])
         except Exception as error:
-            if may_succeed_later(error) or out_of_room(error):
+            if is_away(error):
                 raise
             if len(group) == 1:
                 group[0].future.set_exception(error)

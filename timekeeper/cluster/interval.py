@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Books when pods begin and end to hold GPUs, as their records say.
+
+A pod whose record cannot be read, or is not taken by the books, is read again soon, and keeps no other from its charge.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.settings import Settings
+from slicekeeper.errors import Unavailable
+from slicekeeper.kube.client import Object
+from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound
+from slicekeeper.kube.released import SEEN_AT
+from slicekeeper.units import EPOCH, Instant
+from timekeeper.cluster.opening import Openings, charged_request, namespace_of
+from timekeeper.cluster.stray import Strays
+from timekeeper.cluster.watches import Pods
+from timekeeper.core import interval
+from timekeeper.ledger import intake
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import ORPHAN, Closing, Opening
+from timekeeper.store import workloads
+from timekeeper.store.db.failures import is_away
+from timekeeper.store.db.models import WorkloadRow
+from timekeeper.store.workloads import holders_of
+
+log = logging.getLogger(__name__)
+
+KUBELET_MS = 300_000
+KUBELET_SECONDS = 10.0
+"""How long after a deletion's grace kubelet may still report when the containers ended (our time, and real)."""
+
+READ_AGAIN_SECONDS = 1.0
+
+
+class Intervals:
+    """The intervals of one cluster's pods; `fail` notes an error that the controller's look reports."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        books: Books,
+        policy: PolicyFile,
+        pods: Pods,
+        openings: Openings,
+        strays: Strays,
+        fail: Callable[[str, Exception], None],
+    ) -> None:
+        self._settings = settings
+        self._books = books
+        self._policy = policy
+        self._pods = pods
+        self._openings = openings
+        self._strays = strays
+        self._fail = fail
+        self._later: dict[str, float] = {}
+        """When pods are to be read again, by UID (monotonic seconds)."""
+        self._ending: dict[str, float] = {}
+        """Since when pods that were deleted have been waited for, by UID (monotonic seconds)."""
+        self._end_seen: dict[str, Instant] = {}
+        """When an end that lies in the future was first seen, by UID."""
+
+    def retry(self, uid: str) -> None:
+        """Have a pod read again soon."""
+        self._later[uid] = time.monotonic() + READ_AGAIN_SECONDS
+
+    def take(self) -> tuple[dict[str, Object], dict[str, Object]]:
+        """Return the pods that have changed, or are to be read again: those that are there and those gone, by UID."""
+        now = time.monotonic()
+        again = [uid for uid, at in self._later.items() if at <= now]
+        for uid in again:
+            del self._later[uid]
+        self._pods.mark([*again, *self._ending])
+        there, gone = self._pods.take()
+        for uid in [uid for uid, pod in gone.items() if has_finalizer(pod)]:
+            # Nothing goes that bears our finalizer: it lost our label, and is charged all the same.
+            self._strays.add(gone.pop(uid))
+        return there, gone
+
+    def book(self, there: dict[str, Object], gone: dict[str, Object], now: Instant) -> tuple[set[str], list[str]]:
+        """Book what pods' records say; return the pods of which our finalizer may go, and all that are settled."""
+        with self._books.database.reading() as session:
+            rows = workloads.by_uid(session, {*there, *gone})
+        openings: dict[str, Opening] = {}
+        closings: dict[str, Closing] = {}
+        settled: list[str] = []
+        for uid, pod in (there | gone).items():
+            try:
+                opening, closing, done = self._read(pod, rows.get(uid), now, gone=uid in gone)
+            except Exception as error:  # noqa: BLE001 - one pod's trouble is not another's
+                if isinstance(error, Unavailable):
+                    log.info("pod %s/%s waits: %s", namespace_of(pod), pod["metadata"]["name"], error)
+                else:
+                    self._fail(f"pod {namespace_of(pod)}/{pod['metadata']['name']}", error)
+                self._again(uid, pod, gone=uid in gone)
+                continue
+            if opening:
+                openings[uid] = opening
+            if closing:
+                closings[uid] = closing
+            if done:
+                settled.append(uid)
+        refused = self.apply(openings, closings, now)
+        for uid in refused:
+            self._again(uid, (there | gone)[uid], gone=uid in gone)
+        settled = [uid for uid in settled if uid not in refused]
+        for uid in settled:
+            self._ending.pop(uid, None)
+            self._end_seen.pop(uid, None)
+        return {uid for uid in settled if uid in there}, settled
+
+    def _again(self, uid: str, pod: Object, *, gone: bool) -> None:
+        """Look at a pod again soon."""
+        self.retry(uid)
+        if gone:
+            self._pods.mark([], [pod])
+
+    def apply(self, openings: dict[str, Opening], closings: dict[str, Closing], now: Instant) -> list[str]:
+        """Append intervals in one transaction; return the pods whose records the books don't take.
+
+        Raises what the database raises if it may take them later.
+        """
+        if not openings and not closings:
+            return []
+        policies = {opening.namespace: self._policy.of(opening.namespace) for opening in openings.values()}
+        try:
+            intake.apply(self._books, list(openings.values()), list(closings.values()), policies, now)
+        except Exception as error:
+            pods = openings.keys() | closings.keys()
+            if is_away(error):
+                raise
+            if len(pods) == 1:
+                self._fail(f"pod {min(pods)}", error)
+                return list(pods)
+            return [
+                refused
+                for uid in sorted(pods)
+                for refused in self.apply(
+                    {uid: openings[uid]} if uid in openings else {},
+                    {uid: closings[uid]} if uid in closings else {},
+                    now,
+                )
+            ]
+        return []
+
+    def _read(
+        self, pod: Object, row: WorkloadRow | None, now: Instant, *, gone: bool
+    ) -> tuple[Opening | None, Closing | None, bool]:
+        """Return the interval's opening and closing as far as they are news, and whether all is settled by them."""
+        uid = pod["metadata"]["uid"]
+        now = min(now, pod.get(SEEN_AT, now))
+        if row is not None and row.ended_at is not None:
+            return None, None, True
+        opening = None
+        if row is not None:
+            began, holders = row.started_at, holders_of(row.holders)
+        else:
+            start = interval.start_of(pod, now)
+            policy = self._policy.of(namespace_of(pod))
+            opening = None if start is None else self._openings.opening(pod, start, policy)
+            if start is None or opening is None:
+                over = gone or has_ended(pod) or interval.deleted_at(pod) is not None
+                if over and is_bound(pod):
+                    charged = charged_request(pod, policy, self._settings)
+                    over = not (charged.requests or charged.whole_device_gpus)
+                return None, None, over
+            began, holders = start.at, holders_of(opening.holders)
+        end = interval.end_of(pod, holders, began, final=gone or self._overdue(pod, now))
+        if end is None and gone:
+            end = interval.End(max(began, last_confirmed(self._books, now)), ORPHAN)
+        if end is None:
+            return opening, None, False
+        recorded = interval.end_of(pod, holders, EPOCH, final=True) or end
+        seen = self._end_seen.setdefault(uid, now) if end.at > now else now
+        at = max(interval.credible(end.at, seen), began)
+        skewed = ["clock-skew"] if at < end.at or recorded.at < began - CLOCK_SKEW_MS else []
+        flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
+        return opening, Closing(uid, at, end.source, tuple(flags)), True
+
+    def _overdue(self, pod: Object, now: Instant) -> bool:
+        """Whether kubelet has had its time to report how a deleted pod ended."""
+        uid, deletion = pod["metadata"]["uid"], interval.deleted_at(pod)
+        if deletion is None or has_ended(pod):
+            return deletion is not None
+        since = self._ending.setdefault(uid, time.monotonic())
+        return now > deletion + KUBELET_MS and time.monotonic() - since > KUBELET_SECONDS
+
+
+def last_confirmed(books: Books, now: Instant) -> Instant:
+    """Return until when the watch is known to have been up: a pod that vanished unseen was there until then."""
+    with books.database.reading() as session:
+        return min(workloads.confirmed(session, books.cluster) or now, now)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Closes the intervals of pods that vanished unseen: our finalizer was taken off, or the cluster was restored.
+
+No event shows such an end. After each list of all pods, those with an open interval that it lacks are asked for one by
+one; one that is gone ends when the watch was last known to be up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.kube.client import PODS, KubeClient
+from slicekeeper.units import Instant
+from timekeeper.cluster.interval import Intervals, last_confirmed
+from timekeeper.cluster.stray import Strays
+from timekeeper.cluster.watches import Pods
+from timekeeper.ledger.books import Books
+from timekeeper.ledger.intake import ORPHAN, Closing
+from timekeeper.store import workloads
+
+
+class Vanished:
+    """Looks for them once for each list; `fail` notes an error that the controller's look reports."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        books: Books,
+        pods: Pods,
+        intervals: Intervals,
+        strays: Strays,
+        fail: Callable[[str, Exception], None],
+    ) -> None:
+        self._client = client
+        self._books = books
+        self._pods = pods
+        self._intervals = intervals
+        self._strays = strays
+        self._fail = fail
+        self._lists = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether all pods were listed since the last look."""
+        return self._lists != self._pods.lists
+
+    def start_over(self) -> None:
+        """Look again: another process may have led meanwhile, or none."""
+        self._lists = 0
+
+    def look(self, now: Instant) -> None:
+        """Close the intervals whose pod is in no list, and that the API server does not know."""
+        lists = self._pods.lists
+        with self._books.database.reading() as session:
+            still_open = workloads.open_ones(session, self._books.cluster)
+        closings: dict[str, Closing] = {}
+        all_seen = True
+        for uid, (namespace, name) in still_open.items():
+            if self._pods.find(uid) is not None:
+                continue
+            try:
+                pod = self._client.get(PODS, name, namespace)
+            except NotFound:
+                pod = None
+            except ServiceError as error:
+                self._fail(f"pod {namespace}/{name}", error)
+                all_seen = False
+                continue
+            if pod is not None and pod["metadata"]["uid"] == uid:
+                self._strays.add(pod)
+                continue
+            closings[uid] = Closing(uid, last_confirmed(self._books, now), ORPHAN, (f"end-{ORPHAN}",))
+        refused = self._intervals.apply({}, closings, now)
+        if all_seen and not refused:
+            self._lists = lists
