@@ -13,7 +13,8 @@ import yaml
 
 from images import archive
 from images.oci import digests, write_archive
-from slicekeeper.config.settings import Images, convert
+from slicekeeper.config.settings import Images
+from slicekeeper.config.yaml_file import convert
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 

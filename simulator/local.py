@@ -30,8 +30,8 @@ from simulator.kubescheduler import KubeScheduler
 from simulator.parts import Part, Parts
 from simulator.processes import Spawner
 from slicekeeper import clock as clocks
-from slicekeeper.config import settings as kernel
-from slicekeeper.config.settings import Settings, TimekeeperSettings
+from slicekeeper.config.load import load
+from slicekeeper.config.settings import ClockSettings, Settings, TimekeeperSettings
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.net.http import JsonClient
@@ -115,7 +115,7 @@ class LocalCluster:
             "webhook": listen(),
         }
         addresses = {part: "{}:{}".format(*listener.getsockname()) for part, listener in listeners.items()}
-        settings = Settings(clock=kernel.ClockSettings(origin=format_instant(origin_ms), speed=self.options.speed))
+        settings = Settings(clock=ClockSettings(origin=format_instant(origin_ms), speed=self.options.speed))
         self.cluster = Cluster(
             clocks.from_settings(settings.clock), JsonClient(f"https://{addresses['webhook']}", ca_file=str(files.ca))
         )
@@ -123,7 +123,7 @@ class LocalCluster:
         inventory.fill(self.cluster.store, settings, wanted.nodes, wanted.gpus, wanted.model, wanted.mig)
         server = ApiServer(Api(self.cluster), extra={"/simulator/processes": self.processes})
         self.config = self._write_config(settings, server.url, addresses, files)
-        self.settings = kernel.load(self.config, os.environ).settings
+        self.settings = load(self.config, os.environ).settings
         logs = self.home / "logs"
         self.kubelet = Kubelet(self.cluster, self.settings, self._spawner, self.home / "pods", logs)
         self.parts = Parts(

@@ -18,7 +18,8 @@ from simulator import submit
 from simulator.local import LocalCluster
 from simulator.store import phase
 from slicekeeper import names
-from slicekeeper.config.settings import Section, check_keys, convert, read_yaml
+from slicekeeper.config.settings import Section
+from slicekeeper.config.yaml_file import check_keys, convert, read_yaml
 from slicekeeper.errors import SettingsError, SlicekeeperError
 from slicekeeper.kube.client import PODS, Object
 from slicekeeper.units import parse_duration

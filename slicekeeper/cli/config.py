@@ -13,8 +13,9 @@ import msgspec
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
 from slicekeeper.config import chart, manifests
+from slicekeeper.config.load import Key, keys
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.config.settings import Key, Section, Settings, keys
+from slicekeeper.config.settings import Section, Settings
 
 
 @click.group()

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from slicekeeper import __version__
-from slicekeeper.config.settings import Loaded, load
+from slicekeeper.config.load import Loaded, load
 from slicekeeper.errors import SlicekeeperError
 
 GROUP = "slicekeeper.commands"

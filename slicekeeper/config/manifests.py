@@ -21,9 +21,11 @@ import yaml
 
 from slicekeeper import names
 from slicekeeper.config.dialects import DIALECTS
+from slicekeeper.config.load import load
 from slicekeeper.config.patterns import is_pattern
 from slicekeeper.config.resource_names import is_named
-from slicekeeper.config.settings import PARTS, Classes, Resources, Settings, check_keys, convert, load
+from slicekeeper.config.settings import PARTS, Classes, Resources, Settings
+from slicekeeper.config.yaml_file import check_keys, convert
 from slicekeeper.errors import SettingsError
 
 HOME: Final = "slicekeeper-system"

@@ -26,7 +26,8 @@ from msgspec import Meta
 from slicekeeper import names, threads
 from slicekeeper.config.dialects import DialectName
 from slicekeeper.config.patterns import is_pattern, leave_nothing, problem_of
-from slicekeeper.config.settings import Name, PolicySettings, Section, about, check_keys, convert, read_yaml
+from slicekeeper.config.settings import Name, PolicySettings, Section, about
+from slicekeeper.config.yaml_file import check_keys, convert, read_yaml
 from slicekeeper.errors import SettingsError
 from slicekeeper.units import GpuMilliseconds, Instant, parse_duration, parse_instant, parse_quantity
 from slicekeeper.untyped import as_list

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from slicekeeper.config.patterns import is_pattern, problem_of
 from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, Origin, PolicyBook, policy_of
-from slicekeeper.config.settings import convert
+from slicekeeper.config.yaml_file import convert
 from slicekeeper.errors import SettingsError
 from slicekeeper.untyped import as_map
 

@@ -20,7 +20,8 @@ from slicekeeper import __version__
 from slicekeeper.cli.check.installed import COMPARED
 from slicekeeper.config import chart, manifests
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.config.settings import PARTS, Images, convert
+from slicekeeper.config.settings import PARTS, Images
+from slicekeeper.config.yaml_file import convert
 
 MANIFESTS = ROOT / "manifests"
 COMPONENTS = chart.components(MANIFESTS)

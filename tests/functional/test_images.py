@@ -24,7 +24,8 @@ from support.webhook_process import eventually
 from images.oci import Image, digests, write_archive, write_layer
 from slicekeeper import __version__
 from slicekeeper.cli.main import cli
-from slicekeeper.config.settings import Images, convert
+from slicekeeper.config.settings import Images
+from slicekeeper.config.yaml_file import convert
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ("--", "--dest-tls-verify=false")

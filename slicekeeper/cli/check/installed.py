@@ -12,7 +12,8 @@ import yaml
 from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Remedy
 from slicekeeper.cli.config import value_of
 from slicekeeper.config import manifests
-from slicekeeper.config.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings, keys
+from slicekeeper.config.load import keys
+from slicekeeper.config.settings import PARTS, UNSET_REGISTRY, PriorityClassSettings, Settings
 from slicekeeper.errors import NotFound, SettingsError
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
 

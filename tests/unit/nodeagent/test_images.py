@@ -13,7 +13,8 @@ import yaml
 
 from images import archive, layers, oci
 from slicekeeper import __version__, names
-from slicekeeper.config.settings import PARTS, Images, Settings, convert
+from slicekeeper.config.settings import PARTS, Images, Settings
+from slicekeeper.config.yaml_file import convert
 
 ROOT = Path(__file__).resolve().parents[3]
 BASE = ROOT / "manifests/base"

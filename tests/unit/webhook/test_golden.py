@@ -17,7 +17,8 @@ import yaml
 from support.json_patch import apply
 
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook
-from slicekeeper.config.settings import Settings, convert
+from slicekeeper.config.settings import Settings
+from slicekeeper.config.yaml_file import convert
 from webhook import offline
 from webhook.admission import Admission
 from webhook.context import Case, Standing

@@ -9,7 +9,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from slicekeeper.cli.main import cli
-from slicekeeper.config.settings import Settings, load
+from slicekeeper.config.load import load
+from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
 
 POD = """

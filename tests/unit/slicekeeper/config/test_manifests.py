@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from slicekeeper.cli.main import cli
 from slicekeeper.config import manifests
+from slicekeeper.config.load import load
 from slicekeeper.config.policy import SidecarPolicy
-from slicekeeper.config.settings import PARTS, Images, Resources, Settings, load
+from slicekeeper.config.settings import PARTS, Images, Resources, Settings
 from slicekeeper.errors import SettingsError
 from webhook.sidecar_container import sidecar_container
 

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from slicekeeper.config.load import keys, load
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.config.settings import SchedulerSettings, Settings, keys, load
+from slicekeeper.config.settings import SchedulerSettings, Settings
 from slicekeeper.errors import SettingsError
 
 ROOT = Path(__file__).parents[4]

@@ -7,8 +7,9 @@ from fractions import Fraction
 
 import pytest
 
+from slicekeeper.config.load import load
 from slicekeeper.config.resource_names import any_named, is_named
-from slicekeeper.config.settings import Resources, Settings, load
+from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import RequestRefused, SettingsError
 from slicekeeper.gpu.devices import DevicePart, model_of, part_of
 from slicekeeper.gpu.parse import parse_pod

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a YAML file that a person wrote, and says in which line what is wrong with it.
+
+An unknown key is refused by name, with the nearest known one, a key that is there twice with both lines, and a value of
+the wrong kind with its key and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import yaml
+
+from slicekeeper.errors import SettingsError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Document(NamedTuple):
+    """A YAML file's mapping, and the line of each part of it."""
+
+    tree: dict[str, Any]
+    root: yaml.Node | None
+
+    def line(self, *path: str | int) -> int:
+        """Return the line, from 1, of the deepest part of a path that is there."""
+        node, line = self.root, 1
+        for part in path:
+            found = _below(node, part)
+            if found is None:
+                break
+            line, node = found
+        return line
+
+
+def _below(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return _line(node.value[part]), node.value[part]
+    if isinstance(node, yaml.MappingNode):
+        return next(((_line(key), value) for key, value in node.value if key.value == part), None)
+    return None
+
+
+def _key_that_stands_twice(root: yaml.Node | None) -> str:
+    """Return which mapping has a key twice, of which one would be ignored without a word; empty if none has."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += reversed(node.value)
+            continue
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in lines:
+                    return f"line {_line(key)}: key {key.value} is in line {lines[key.value]} already"
+                lines[key.value] = _line(key)
+        waiting += [value for _, value in reversed(node.value)]
+    return ""
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def read_yaml(file: Path) -> Document:
+    """Return a YAML file's mapping, empty for an empty file.
+
+    Raises SettingsError if it cannot be read, has a key twice or is no mapping.
+    """
+    try:
+        loader = yaml.SafeLoader(file.read_text("utf-8"))
+        try:
+            root = loader.get_single_node()
+            twice = _key_that_stands_twice(root)
+            tree = None if root is None or twice else loader.construct_document(root)
+        finally:
+            loader.dispose()
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read ({error.strerror}); name a readable file") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, number or date
+        raise SettingsError(f"{file}: not valid YAML: {error}") from error
+    if twice:
+        raise SettingsError(f"{file}: {twice}; keep one of the two")
+    if tree is None:
+        return Document({}, None)
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{file}: the file must contain a mapping, not a {type(tree).__name__}")
+    return Document(tree, root)
+
+
+Where = str | Callable[[tuple[str, ...]], str]
+"""The place to name in a message: the same for all of a tree, or one for each path below."""
+
+
+def _at(where: Where, path: tuple[str, ...]) -> str:
+    return where if isinstance(where, str) else where(path)
+
+
+def convert(tree: Mapping[str, Any], kind: type[T], where: Where, allowed: Mapping[str, str] | None = None) -> T:
+    """Return `tree` as `kind`.
+
+    Raises SettingsError that names the place and, of the keys in `allowed`, what may be there.
+    """
+    try:
+        return msgspec.convert(tree, kind, strict=False)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at ")
+        path = place.strip("`").removeprefix("$.") or "top level"
+        value = lookup(tree, tuple(path.split("."))) if place else None
+        shown = f" (is {value!r})" if value is not None else ""
+        known = (allowed or {}).get(path)
+        at = _at(where, tuple(path.split(".")))
+        raise SettingsError(f"{at}: {path}{shown}: {message}{f' ({known})' if known else ''}") from error
+
+
+def check_keys(tree: Any, kind: type[msgspec.Struct], where: Where, path: str = "") -> None:
+    """Refuse a key that `kind` does not know, naming the nearest that it does."""
+    if not isinstance(tree, dict):
+        return
+    fields = {item.encode_name: item for item in msgspec.structs.fields(kind)}
+    for key, value in tree.items():
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, 1, 0.5)
+            remedy = f"did you mean {path}{near[0]}?" if near else f"known here: {', '.join(fields)}"
+            at = _at(where, (*path.split(".")[:-1], str(key)))
+            raise SettingsError(f"{at}: unknown key {path}{key}; {remedy}")
+        below = fields[key].type
+        if isinstance(below, type) and issubclass(below, msgspec.Struct):
+            check_keys(value, below, where, f"{path}{key}.")
+
+
+def lookup(tree: Any, path: tuple[str, ...]) -> Any:
+    """Return what a mapping of mappings has at a path, None if nothing."""
+    for part in path:
+        if not isinstance(tree, Mapping) or part not in tree:
+            return None
+        tree = tree[part]
+    return tree
