@@ -30,7 +30,8 @@ from nodeagent.shipped import limiter
 from nodeagent.usage import UsageFiles
 from nodeagent.whole_gpus import WholeGpus
 from slicekeeper.clock import Clock
-from slicekeeper.config.policy import NamespacePolicy, PolicyBook, PolicyFile
+from slicekeeper.config.policy import NamespacePolicy, PolicyBook
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.kube import agent_address

@@ -15,7 +15,8 @@ import click
 from objects.looks import InTurn, Looker, Looks
 from slicekeeper import clock, log
 from slicekeeper.cli.main import Context
-from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.leader import LeaderElection

@@ -20,7 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from slicekeeper import clock, threads
-from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.kube.client import KubeClient
 from slicekeeper.kube.policy_objects import PolicyObjects

@@ -16,7 +16,8 @@ from slicekeeper import log
 from slicekeeper.cli.files import files_option, texts
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option
-from slicekeeper.config.policy import PolicyBook, read_book
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.settings import Settings
 from slicekeeper.net.timekeeper_client import TimekeeperClient
 from webhook import offline

@@ -19,7 +19,7 @@ import msgspec
 from flask import Flask, Response, request
 
 from slicekeeper.clock import Clock, ManualClock, SystemClock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import (
     KubernetesSettings,
     PolicySettings,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from objects.policies.status import status_of
 from objects.status_writes import write_status
 from slicekeeper.clock import Clock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.policy_objects import lay, read
 from slicekeeper.kube.client import NAMESPACES, KubeClient
 from slicekeeper.kube.policy_objects import GPU_POLICIES

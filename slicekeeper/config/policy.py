@@ -1,36 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the administrator decided for each namespace: one YAML file outside the code, reloaded when it changes.
+"""What the administrator decided for each namespace; `policy_file` reads it from one YAML file outside the code.
 
 Exact names win over patterns, patterns are tried in the file's order, then the file's `default` holds, then the
-defaults below. A file that cannot be read or breaks a rule changes nothing: the policy before it stays in force.
-GpuPolicies come before the file's entries (`slicekeeper.config.policy_objects`).
+defaults below. GpuPolicies come before the file's entries (`slicekeeper.config.policy_objects`).
 """
 
 from __future__ import annotations
 
 import fnmatch
 import logging
-import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from fractions import Fraction
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from slicekeeper import names, threads
+from slicekeeper import names
 from slicekeeper.config.dialects import DialectName
-from slicekeeper.config.patterns import is_pattern, leave_nothing, problem_of
 from slicekeeper.config.settings import Name, PolicySettings, Section, about
-from slicekeeper.config.yaml_file import check_keys, convert, read_yaml
-from slicekeeper.errors import SettingsError
 from slicekeeper.units import GpuMilliseconds, Instant, parse_duration, parse_instant, parse_quantity
-from slicekeeper.untyped import as_list
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +36,6 @@ MAX_AMOUNT_MS: Final = 10**14
 
 LAST_ANCHOR: Final = 221_845_392_000_000
 """The beginning of the year 9000: a wall clock can show every anchor before it."""
-
-_CLASS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_CLASS_EXAMPLE: Final = "for example research-high"
 
 
 def _gpu_time(text: str) -> GpuMilliseconds:
@@ -283,269 +270,3 @@ class PolicyBook:
     def origin_of(self, namespace: str) -> Origin | None:
         """Return the GpuPolicy by which a namespace has its policy; None if it has it from the file or by default."""
         return self._origins.get(self.match_of(namespace))
-
-
-def read_book(settings: PolicySettings) -> PolicyBook:
-    """Return the book of the settings' file.
-
-    Raises SettingsError naming the file, the line, the key, the value and what is allowed.
-    """
-    for name in settings.exempt_namespaces:
-        if problem := problem_of(name):
-            raise SettingsError(f"policy.exemptNamespaces (is {name!r}): {problem}; for example infra-*")
-    if not settings.file:
-        return PolicyBook(exempt=settings.exempt_namespaces)
-    file = Path(settings.file)
-    document = read_yaml(file)
-    tree = {key: value for key, value in document.tree.items() if value is not None}
-
-    def place(*path: str | int) -> str:
-        return f"{file}: line {document.line(*path)}"
-
-    unknown = sorted(str(key) for key in set(tree) - {"default", "namespaces"})
-    if unknown:
-        raise SettingsError(f"{place(unknown[0])}: unknown key {unknown[0]}; known here: default, namespaces")
-    base = _plain(tree.get("default", {}))
-    default = policy_of({}, base, lambda path: f"{place('default', *path)}: default")
-    rules: list[tuple[int, int, str, NamespacePolicy]] = []
-    entries = tree.get("namespaces", [])
-    if not isinstance(entries, list):
-        raise SettingsError(f"{place('namespaces')}: namespaces must be a list of entries with `match`")
-    for index, entry in enumerate(entries):
-
-        def where(path: tuple[str, ...], index: int = index) -> str:
-            return f"{place('namespaces', index, *path)}: namespaces[{index}]"
-
-        if not isinstance(entry, dict) or not entry.get("match"):
-            raise SettingsError(f"{where(())}: `match` is missing; for example match: [team-a, research-*]")
-        matches = [entry["match"]] if isinstance(entry["match"], str) else entry["match"]
-        rule = convert({"match": matches}, NamespaceRule, where)
-        policy = policy_of(base, {k: v for k, v in entry.items() if k != "match"}, where)
-        for position, match in enumerate(rule.match):
-            rules.append((document.line("namespaces", index, "match", position), index, match, policy))
-    _check_matches(file, [rule[:3] for rule in rules])
-    return PolicyBook(
-        default,
-        {match: policy for *_, match, policy in rules if not is_pattern(match)},
-        tuple((match, policy) for *_, match, policy in rules if is_pattern(match)),
-        settings.exempt_namespaces,
-        tuple(_never_applied(file, [rule[:3] for rule in rules], settings.exempt_namespaces)),
-        base,
-    )
-
-
-def _check_matches(file: Path, rules: list[tuple[int, int, str]]) -> None:
-    """Refuse names and patterns that no namespace can have, and those that stand twice."""
-    seen: dict[str, tuple[int, int]] = {}
-    for line, index, match in rules:
-        where = f"{file}: line {line}: namespaces[{index}]"
-        if problem := problem_of(match):
-            raise SettingsError(f"{where}: match {match!r}: {problem}; for example team-a, or team-*")
-        if match in seen:
-            above = "line {}, namespaces[{}]".format(*seen[match])
-            raise SettingsError(f"{where}: match {match} is in an entry above ({above}); keep one of them")
-        seen[match] = line, index
-
-
-def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[str, ...]) -> Iterator[str]:
-    """Yield a warning for each name and pattern of which others take all that it matches.
-
-    A warning and no error: the file says what holds all the same, and a server must come up.
-    """
-    # Exact names win over patterns in whatever order.
-    before = [match for *_, match in rules if not is_pattern(match)]
-    for line, index, match in rules:
-        where = f"{file}: line {line}: namespaces[{index}]: match {match} never applies"
-        if leave_nothing(match, exempt):
-            yield f"{where}: policy.exemptNamespaces goes before it; take it out of one of the two"
-        if not is_pattern(match):
-            continue
-        if leave_nothing(match, before):
-            one = next((other for other in before if leave_nothing(match, [other])), "")
-            above = f"{one}, which goes before it, matches" if one else "the entries that go before it match"
-            yield f"{where}: {above} all of it; put it above, or delete it"
-        before.append(match)
-
-
-def policy_of(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...]], str]) -> NamespacePolicy:
-    """Return the policy that an entry's keys make when they are laid over those of `base`.
-
-    Raises SettingsError naming the place (`where` of the path below the entry), the key, the value and what is allowed.
-    """
-    if not isinstance(own, dict):
-        raise SettingsError(f"{where(())}: must be a mapping, not a {type(own).__name__}")
-    own = _plain(own)
-    check_keys(own, NamespacePolicy, where)
-    for mode in names.PLANNED_SHARING_MODES:
-        if mode in as_list(own.get("sharing")):
-            allowed = ", ".join(names.SHARING_MODES)
-            raise SettingsError(
-                f"{where(('sharing',))}: sharing: {mode} is planned and not there yet; choose of {allowed}"
-            )
-    policy = convert(_merge(base, own), NamespacePolicy, where)
-    checks: tuple[tuple[str, str, Callable[[], object]], ...] = (
-        ("budget.amount", "for example 20h", lambda: policy.budget.amount_ms),
-        ("budget.credit", "for example 2h", lambda: policy.budget.credit_ms),
-        ("budget.rollover", "for example 5h", lambda: policy.budget.rollover_ms),
-        ("budget.anchor", "for example 2026-04-01T00:00:00+02:00", lambda: policy.budget.anchor_ms),
-        ("budget.grace", "for example 5m", lambda: policy.budget.grace_ms),
-        ("backgroundRate", "for example 1/2", lambda: policy.background_fraction),
-        ("sidecar.cpu", "for example 10m", lambda: _check_amount(policy.sidecar.cpu)),
-        ("foreign.gpuMemory", "for example 80Gi", lambda: policy.foreign.gpu_memory_mib),
-        ("sidecar.memory", "for example 48Mi", lambda: _check_amount(policy.sidecar.memory)),
-        ("budget.timeZone", "for example Europe/Berlin", lambda: check_time_zone(policy.budget.time_zone)),
-        ("inBudgetClass", _CLASS_EXAMPLE, lambda: _check_classes(*filter(None, [policy.in_budget_class]))),
-        ("overBudgetClass", _CLASS_EXAMPLE, lambda: _check_classes(*filter(None, [policy.over_budget_class]))),
-        ("allowedPriorityClasses", _CLASS_EXAMPLE, lambda: _check_classes(*policy.allowed_priority_classes)),
-    )
-    for key, example, check in checks:
-        try:
-            check()
-        except (ValueError, ArithmeticError) as error:
-            raise SettingsError(f"{where(tuple(key.split('.')))}: {key}: {error}; {example}") from error
-    return policy
-
-
-def _plain(own: Any) -> Any:
-    """Return an entry's keys with the words that YAML 1.1 reads as something else without quotes."""
-    if not isinstance(own, dict):
-        return own
-    if own.get("mode") is False:
-        own = {**own, "mode": "off"}
-    budget = own.get("budget")
-    if isinstance(budget, dict) and isinstance(budget.get("anchor"), date):
-        own = {**own, "budget": {**budget, "anchor": budget["anchor"].isoformat()}}
-    return own
-
-
-def _check_classes(*named: str) -> None:
-    for name in named:
-        if not _CLASS_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} can be no PriorityClass's name")
-
-
-def _check_amount(quantity: str) -> None:
-    if parse_quantity(quantity) <= 0:
-        raise ValueError(f"{quantity!r} is not above zero")
-
-
-def check_time_zone(name: str) -> None:
-    """Check that a name is a time zone's, and the same one on every machine.
-
-    Raises ValueError if it is not: `localtime` is whatever a server was set to, `right/...` counts leap seconds.
-    """
-    if name not in _zones():
-        raise ValueError(f"{name!r} is no IANA time zone")
-
-
-@cache
-def _zones() -> frozenset[str]:
-    from zoneinfo import available_timezones  # noqa: PLC0415 - only here, and not in a sidecar
-
-    return frozenset(available_timezones() - {"Factory", "localtime"})
-
-
-def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in own.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
-
-
-class PolicyFile:
-    """The book in force, kept up to date by a thread that looks at the file.
-
-    What comes before the file's entries, such as GpuPolicies, is laid over it by whoever follows it (`lay_over`).
-    """
-
-    def __init__(self, settings: PolicySettings, last: PolicyBook | None = None) -> None:
-        """Read the file; if it is broken, `last` stays in force.
-
-        Raises SettingsError if the file is broken and there is no `last`.
-        """
-        self._settings = settings
-        self._stop = threading.Event()
-        self._seen = self._mark()
-        self.error = ""
-        """Why the file as it is now is not in force; empty while it is."""
-        self.complete = threading.Event()
-        """Set once what the settings have laid over the file is known; at once if they have nothing laid over it."""
-        if not settings.objects:
-            self.complete.set()
-        self._lock = threading.Lock()
-        self._over: Callable[[PolicyBook], PolicyBook] = lambda book: book
-        self.unread = False
-        """Whether the file has been broken ever since the start, and what was given instead is in force."""
-        self.objects_trouble: Callable[[], str] = lambda: ""
-        """Returns why what is laid over the file may have changed unseen; empty while it is followed."""
-        try:
-            self._file = read_book(settings)
-        except SettingsError as error:
-            if last is None:
-                raise
-            self._file, self.unread = last, True
-            self._refuse(error)
-        else:
-            self._warn()
-        self.book = self._file
-
-    def of(self, namespace: str) -> NamespacePolicy:
-        """Return the policy in force for a namespace."""
-        return self.book.of(namespace)
-
-    def lay_over(self, over: Callable[[PolicyBook], PolicyBook]) -> None:
-        """Have `over` make the book in force of the file's, now and whenever the file changes."""
-        with self._lock:
-            self._over = over
-            self.book = over(self._file)
-        self.complete.set()
-
-    def start(self) -> None:
-        """Start looking at the file, in a daemon thread."""
-        if self._settings.file:
-            threads.keep("policy-file", self._run, self._stop.is_set)
-
-    def stop(self) -> None:
-        """Stop looking."""
-        self._stop.set()
-
-    def refresh(self) -> bool:
-        """Read the file if it changed; return whether a new book is in force."""
-        mark = self._mark()
-        if mark == self._seen:
-            return False
-        self._seen = mark
-        try:
-            file = read_book(self._settings)
-        except SettingsError as error:
-            self._refuse(error)
-            return False
-        with self._lock:
-            self._file, self.book = file, self._over(file)
-        self.error, self.unread = "", False
-        log.info("policy file loaded: %s", self._settings.file)
-        self._warn()
-        return True
-
-    def _warn(self) -> None:
-        for warning in self._file.warnings:
-            log.warning("policy file: %s", warning)
-
-    def _refuse(self, error: SettingsError) -> None:
-        self.error = str(error)
-        log.error("policy file refused, the old policy stays in force: %s", error)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._settings.reload_seconds):
-            self.refresh()
-
-    def _mark(self) -> tuple[int, int, int]:
-        """Return what changes when the file does; a ConfigMap swaps a link, so the inode counts too."""
-        if not self._settings.file:
-            return (0, 0, 0)
-        try:
-            stat = Path(self._settings.file).stat()
-        except OSError:
-            return (0, 0, 0)
-        return (stat.st_ino, stat.st_mtime_ns, stat.st_size)

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from slicekeeper.config.patterns import is_pattern, problem_of
-from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, Origin, PolicyBook, policy_of
+from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, Origin, PolicyBook
+from slicekeeper.config.policy_entry import policy_of
 from slicekeeper.config.yaml_file import convert
 from slicekeeper.errors import SettingsError
 from slicekeeper.untyped import as_map

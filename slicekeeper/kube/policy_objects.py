@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from slicekeeper import names
-from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.policy_objects import GpuPolicy, Judged, lay, read
 from slicekeeper.errors import NotFound
 from slicekeeper.kube.changed_by import writer_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings, TimekeeperSettings
 from slicekeeper.kube.client import NAMESPACES, KubeClient
 from timekeeper.api.identity import Identity

@@ -12,7 +12,8 @@ from flask import Flask, Response
 
 from slicekeeper import names
 from slicekeeper.clock import Clock
-from slicekeeper.config.policy import PolicyFile, parse_rate
+from slicekeeper.config.policy import parse_rate
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import SettingsError
 from slicekeeper.kube.client import KubeClient

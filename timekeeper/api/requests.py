@@ -16,7 +16,7 @@ from flask import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import unquote_etag
 
-from slicekeeper.config.policy import check_time_zone
+from slicekeeper.config.policy_entry import check_time_zone
 from slicekeeper.units import Instant, parse_instant
 from slicekeeper.wire.timekeeper import ReportBatch
 from timekeeper.api.problems import Problem

@@ -10,7 +10,7 @@ from typing import Final
 from flask import current_app, request
 
 from slicekeeper.clock import Clock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.net.serving.wsgi import HEADERS
 from slicekeeper.net.tls import CLIENT

@@ -13,7 +13,7 @@ from typing import Final
 
 from slicekeeper import names
 from slicekeeper.clock import Clock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.kube.client import KubeClient, Object
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import Instant, format_instant

@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from slicekeeper import names, threads
 from slicekeeper.clock import Clock
-from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import NotFound, ServiceError
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object

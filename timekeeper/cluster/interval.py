@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from slicekeeper.clock import CLOCK_SKEW_MS
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import Object

@@ -33,7 +33,7 @@ from slicekeeper.cli.check.leftovers import name_of
 from slicekeeper.cli.connection import cluster, cluster_options
 from slicekeeper.cli.main import EXIT_FAILED, Context
 from slicekeeper.cli.output import output_option, show, table
-from slicekeeper.config.policy import read_book
+from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.policy_objects import lay, read
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, SettingsError

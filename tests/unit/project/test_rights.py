@@ -37,7 +37,8 @@ from scheduler.service import Scheduler
 from slicekeeper import names
 from slicekeeper.cli.check.rights import ALWAYS
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.policy import NamespacePolicy, PolicyFile
+from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Resources, Settings
 from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory

@@ -18,7 +18,8 @@ from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
-from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy, PolicyFile
+from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.errors import Forbidden
 from slicekeeper.gpu import inventory

@@ -12,7 +12,7 @@ from support.small_cluster import NAMESPACE, SmallCluster, protected, small_clus
 
 from slicekeeper import names
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings, TimekeeperSettings
 from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, Object

@@ -16,7 +16,7 @@ from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.cli.check import break_glass
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.errors import Unavailable
 from slicekeeper.gpu import inventory

@@ -15,7 +15,7 @@ from support.openings import opening
 from support.small_cluster import NAMESPACE, SmallCluster, small_cluster
 
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import Forbidden, Unavailable
 from slicekeeper.kube.client import EVENTS, NAMESPACES

@@ -18,7 +18,7 @@ from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper import names
 from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
 from slicekeeper.gpu import inventory
 from slicekeeper.kube.client import NAMESPACES, NODES, PODS, KubeClient, Object

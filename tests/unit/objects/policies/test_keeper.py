@@ -16,7 +16,8 @@ from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from simulator.store import Store
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.policy import PolicyBook, PolicyFile
+from slicekeeper.config.policy import PolicyBook
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings
 from slicekeeper.errors import Conflict, ServiceError, Unavailable
 from slicekeeper.kube.client import NAMESPACES, KubeClient, Object, Resource

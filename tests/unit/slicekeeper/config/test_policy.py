@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slicekeeper.config.policy import NamespacePolicy, PolicyBook, PolicyFile, parse_rate, read_book
+from slicekeeper.config.policy import NamespacePolicy, PolicyBook, parse_rate
+from slicekeeper.config.policy_file import PolicyFile, read_book
 from slicekeeper.config.settings import PolicySettings
 from slicekeeper.errors import SettingsError
 

@@ -15,7 +15,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slicekeeper.config.policy import Origin, PolicyBook, PolicyFile, policy_of, read_book
+from slicekeeper.config.policy import Origin, PolicyBook
+from slicekeeper.config.policy_entry import policy_of
+from slicekeeper.config.policy_file import PolicyFile, read_book
 from slicekeeper.config.policy_objects import GpuPolicy, Laid, lay
 from slicekeeper.config.settings import PolicySettings
 

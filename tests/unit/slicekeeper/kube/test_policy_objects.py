@@ -17,7 +17,7 @@ from support.small_cluster import wait_for
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
 from slicekeeper.clock import SystemClock
-from slicekeeper.config.policy import PolicyFile
+from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings
 from slicekeeper.errors import Unavailable
 from slicekeeper.kube.client import KubeClient, Object

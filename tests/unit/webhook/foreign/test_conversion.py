@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from slicekeeper.config.dialects import DIALECTS
-from slicekeeper.config.policy import ForeignPolicy, NamespacePolicy, read_book
+from slicekeeper.config.policy import ForeignPolicy, NamespacePolicy
+from slicekeeper.config.policy_file import read_book
 from slicekeeper.config.settings import PolicySettings, Settings
 from slicekeeper.errors import SettingsError
 from webhook.admission import Admission, Case

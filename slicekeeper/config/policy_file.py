@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the file of the namespaces' policies, and follows it while a part runs.
+
+A file that cannot be read or breaks a rule changes nothing: the policy before it stays in force.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slicekeeper import threads
+from slicekeeper.config.patterns import is_pattern, leave_nothing, problem_of
+from slicekeeper.config.policy import NamespacePolicy, NamespaceRule, PolicyBook
+from slicekeeper.config.policy_entry import plain, policy_of
+from slicekeeper.config.settings import PolicySettings
+from slicekeeper.config.yaml_file import convert, read_yaml
+from slicekeeper.errors import SettingsError
+
+log = logging.getLogger(__name__)
+
+
+def read_book(settings: PolicySettings) -> PolicyBook:
+    """Return the book of the settings' file.
+
+    Raises SettingsError naming the file, the line, the key, the value and what is allowed.
+    """
+    for name in settings.exempt_namespaces:
+        if problem := problem_of(name):
+            raise SettingsError(f"policy.exemptNamespaces (is {name!r}): {problem}; for example infra-*")
+    if not settings.file:
+        return PolicyBook(exempt=settings.exempt_namespaces)
+    file = Path(settings.file)
+    document = read_yaml(file)
+    tree = {key: value for key, value in document.tree.items() if value is not None}
+
+    def place(*path: str | int) -> str:
+        return f"{file}: line {document.line(*path)}"
+
+    unknown = sorted(str(key) for key in set(tree) - {"default", "namespaces"})
+    if unknown:
+        raise SettingsError(f"{place(unknown[0])}: unknown key {unknown[0]}; known here: default, namespaces")
+    base = plain(tree.get("default", {}))
+    default = policy_of({}, base, lambda path: f"{place('default', *path)}: default")
+    rules: list[tuple[int, int, str, NamespacePolicy]] = []
+    entries = tree.get("namespaces", [])
+    if not isinstance(entries, list):
+        raise SettingsError(f"{place('namespaces')}: namespaces must be a list of entries with `match`")
+    for index, entry in enumerate(entries):
+
+        def where(path: tuple[str, ...], index: int = index) -> str:
+            return f"{place('namespaces', index, *path)}: namespaces[{index}]"
+
+        if not isinstance(entry, dict) or not entry.get("match"):
+            raise SettingsError(f"{where(())}: `match` is missing; for example match: [team-a, research-*]")
+        matches = [entry["match"]] if isinstance(entry["match"], str) else entry["match"]
+        rule = convert({"match": matches}, NamespaceRule, where)
+        policy = policy_of(base, {k: v for k, v in entry.items() if k != "match"}, where)
+        for position, match in enumerate(rule.match):
+            rules.append((document.line("namespaces", index, "match", position), index, match, policy))
+    _check_matches(file, [rule[:3] for rule in rules])
+    return PolicyBook(
+        default,
+        {match: policy for *_, match, policy in rules if not is_pattern(match)},
+        tuple((match, policy) for *_, match, policy in rules if is_pattern(match)),
+        settings.exempt_namespaces,
+        tuple(_never_applied(file, [rule[:3] for rule in rules], settings.exempt_namespaces)),
+        base,
+    )
+
+
+def _check_matches(file: Path, rules: list[tuple[int, int, str]]) -> None:
+    """Refuse names and patterns that no namespace can have, and those that stand twice."""
+    seen: dict[str, tuple[int, int]] = {}
+    for line, index, match in rules:
+        where = f"{file}: line {line}: namespaces[{index}]"
+        if problem := problem_of(match):
+            raise SettingsError(f"{where}: match {match!r}: {problem}; for example team-a, or team-*")
+        if match in seen:
+            above = "line {}, namespaces[{}]".format(*seen[match])
+            raise SettingsError(f"{where}: match {match} is in an entry above ({above}); keep one of them")
+        seen[match] = line, index
+
+
+def _never_applied(file: Path, rules: list[tuple[int, int, str]], exempt: tuple[str, ...]) -> Iterator[str]:
+    """Yield a warning for each name and pattern of which others take all that it matches.
+
+    A warning and no error: the file says what holds all the same, and a server must come up.
+    """
+    # Exact names win over patterns in whatever order.
+    before = [match for *_, match in rules if not is_pattern(match)]
+    for line, index, match in rules:
+        where = f"{file}: line {line}: namespaces[{index}]: match {match} never applies"
+        if leave_nothing(match, exempt):
+            yield f"{where}: policy.exemptNamespaces goes before it; take it out of one of the two"
+        if not is_pattern(match):
+            continue
+        if leave_nothing(match, before):
+            one = next((other for other in before if leave_nothing(match, [other])), "")
+            above = f"{one}, which goes before it, matches" if one else "the entries that go before it match"
+            yield f"{where}: {above} all of it; put it above, or delete it"
+        before.append(match)
+
+
+class PolicyFile:
+    """The book in force, kept up to date by a thread that looks at the file.
+
+    What comes before the file's entries, such as GpuPolicies, is laid over it by whoever follows it (`lay_over`).
+    """
+
+    def __init__(self, settings: PolicySettings, last: PolicyBook | None = None) -> None:
+        """Read the file; if it is broken, `last` stays in force.
+
+        Raises SettingsError if the file is broken and there is no `last`.
+        """
+        self._settings = settings
+        self._stop = threading.Event()
+        self._seen = self._mark()
+        self.error = ""
+        """Why the file as it is now is not in force; empty while it is."""
+        self.complete = threading.Event()
+        """Set once what the settings have laid over the file is known; at once if they have nothing laid over it."""
+        if not settings.objects:
+            self.complete.set()
+        self._lock = threading.Lock()
+        self._over: Callable[[PolicyBook], PolicyBook] = lambda book: book
+        self.unread = False
+        """Whether the file has been broken ever since the start, and what was given instead is in force."""
+        self.objects_trouble: Callable[[], str] = lambda: ""
+        """Returns why what is laid over the file may have changed unseen; empty while it is followed."""
+        try:
+            self._file = read_book(settings)
+        except SettingsError as error:
+            if last is None:
+                raise
+            self._file, self.unread = last, True
+            self._refuse(error)
+        else:
+            self._warn()
+        self.book = self._file
+
+    def of(self, namespace: str) -> NamespacePolicy:
+        """Return the policy in force for a namespace."""
+        return self.book.of(namespace)
+
+    def lay_over(self, over: Callable[[PolicyBook], PolicyBook]) -> None:
+        """Have `over` make the book in force of the file's, now and whenever the file changes."""
+        with self._lock:
+            self._over = over
+            self.book = over(self._file)
+        self.complete.set()
+
+    def start(self) -> None:
+        """Start looking at the file, in a daemon thread."""
+        if self._settings.file:
+            threads.keep("policy-file", self._run, self._stop.is_set)
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._stop.set()
+
+    def refresh(self) -> bool:
+        """Read the file if it changed; return whether a new book is in force."""
+        mark = self._mark()
+        if mark == self._seen:
+            return False
+        self._seen = mark
+        try:
+            file = read_book(self._settings)
+        except SettingsError as error:
+            self._refuse(error)
+            return False
+        with self._lock:
+            self._file, self.book = file, self._over(file)
+        self.error, self.unread = "", False
+        log.info("policy file loaded: %s", self._settings.file)
+        self._warn()
+        return True
+
+    def _warn(self) -> None:
+        for warning in self._file.warnings:
+            log.warning("policy file: %s", warning)
+
+    def _refuse(self, error: SettingsError) -> None:
+        self.error = str(error)
+        log.error("policy file refused, the old policy stays in force: %s", error)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._settings.reload_seconds):
+            self.refresh()
+
+    def _mark(self) -> tuple[int, int, int]:
+        """Return what changes when the file does; a ConfigMap swaps a link, so the inode counts too."""
+        if not self._settings.file:
+            return (0, 0, 0)
+        try:
+            stat = Path(self._settings.file).stat()
+        except OSError:
+            return (0, 0, 0)
+        return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
