@@ -18,7 +18,7 @@ from typing import Any, Final
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterGpu, Telemetry
 from nodeagent.entitlement import holds, may_start
 from nodeagent.gpus import GpuSource
-from nodeagent.node_pods import KnownPods
+from nodeagent.node_pods import PodsOfNode
 from slicekeeper import threads
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources
@@ -88,7 +88,7 @@ class Audit:
         client: KubeClient,
         node: str,
         arbiter: Arbiter,
-        pods: KnownPods,
+        pods: PodsOfNode,
         source: GpuSource,
         resources: Resources,
         policy_of: Callable[[str], NamespacePolicy],

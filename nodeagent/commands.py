@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import tempfile
-import threading
 from pathlib import Path
 
 import click
@@ -19,7 +17,7 @@ from nodeagent.fake import FakeDevices, install
 from nodeagent.host_cdi import Devices, HostCdi, own_files
 from nodeagent.nvml import NvmlGpus
 from nodeagent.plain_driver import PlainDriver, links, load
-from slicekeeper import log
+from slicekeeper import log, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.clock import SystemClock
 from slicekeeper.config.settings import NodeAgentSettings, Settings
@@ -53,7 +51,7 @@ def run(context: Context, fake_gpus: str, node_name: str) -> None:
     if world is not None:
         devices = FakeDevices(Path(mine.programs_dir), Path(mine.state_dir) / "lib", world)
     gpus = NvmlGpus(Path(mine.run_dir) / "withdrawn", devices, lambda: load(root) if root else None)
-    Agent(settings, SystemClock(), gpus).run(_until_told())
+    Agent(settings, SystemClock(), gpus).run(threads.stop_on_signals())
 
 
 @nodeagent.command()
@@ -71,7 +69,9 @@ def arbiter(context: Context, fake_gpus: str, node_name: str) -> None:
         found = links(root, Path(tempfile.gettempdir()) / "driver") if root else ""
         return {**os.environ, "LD_LIBRARY_PATH": str(found)} if found else {**os.environ}
 
-    ArbiterKeeper(Path(mine.programs_dir) / "arbiter", Path(mine.run_dir), options, environ).run(_until_told())
+    ArbiterKeeper(Path(mine.programs_dir) / "arbiter", Path(mine.run_dir), options, environ).run(
+        threads.stop_on_signals()
+    )
 
 
 def _root(mine: NodeAgentSettings, world: Path | None) -> Path | None:
@@ -89,10 +89,3 @@ def _begin(context: Context, fake_gpus: str, node_name: str) -> tuple[Settings, 
     world = install(fake, node, Path(mine.programs_dir), Path(mine.run_dir)) if fake else None
     mine = msgspec.structs.replace(mine, node_name=node, fake_gpus=fake)
     return msgspec.structs.replace(settings, node_agent=mine), world
-
-
-def _until_told() -> threading.Event:
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop

@@ -55,7 +55,7 @@ class Devices(Protocol):
 _Content = dict[str, list[dict[str, Any] | str | int] | dict[str, Any] | None]
 
 
-class _Device(msgspec.Struct):
+class _CdiDevice(msgspec.Struct):
     name: str
     containerEdits: _Content | None = None  # noqa: N815 - CDI's name
 
@@ -63,7 +63,7 @@ class _Device(msgspec.Struct):
 class _Spec(msgspec.Struct):
     kind: str
     cdiVersion: str = OLDEST_VERSION  # noqa: N815 - CDI's name
-    devices: list[_Device] | None = None
+    devices: list[_CdiDevice] | None = None
     containerEdits: _Content | None = None  # noqa: N815 - CDI's name
 
 
@@ -144,7 +144,7 @@ def joined(parts: Iterable[Edits]) -> Edits:
     return Edits(content, version)
 
 
-def _device(spec: _Spec, names: Sequence[str]) -> _Device | None:
+def _device(spec: _Spec, names: Sequence[str]) -> _CdiDevice | None:
     devices = {device.name: device for device in spec.devices or ()}
     return next((devices[name] for name in names if name in devices), None)
 

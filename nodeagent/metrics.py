@@ -41,7 +41,7 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[ArbiterSeat], float]]]] = {
 
 _USED: Final = "DCGM_FI_DEV_GPU_UTIL"
 
-_Known = tuple[str, Seat, dict[str, float]]
+_Series = tuple[str, Seat, dict[str, float]]
 """A GPU, a holder, and what is known of the two by the names of families."""
 
 
@@ -81,7 +81,7 @@ class ShareMetrics(Collector):
                         family.add_metric(row, known[name])
                 yield family
 
-    def _fractions(self) -> Iterator[_Known]:
+    def _fractions(self) -> Iterator[_Series]:
         try:
             telemetry = self._arbiter.read()
         except ArbiterAway:
@@ -93,7 +93,7 @@ class ShareMetrics(Collector):
                 known = {name: read(seat) for name, (_, read) in (_COUNTERS | _GAUGES).items()}
                 yield uuids.get(seat.gpu, ""), owner, known
 
-    def _whole(self) -> Iterator[_Known]:
+    def _whole(self) -> Iterator[_Series]:
         for owner, count, percent in self._live.whole():
             known = {"slicekeeper_gpu_busy_seconds": count.busy_ns / _NS} if count.busy_ns is not None else {}
             if count.memory is not None:

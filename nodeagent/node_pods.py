@@ -12,10 +12,10 @@ from slicekeeper import names
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
 
-Key = tuple[str, str]
+PodKey = tuple[str, str]
 
 
-class KnownPods(Protocol):
+class PodsOfNode(Protocol):
     """The node's GPU pods."""
 
     def all(self) -> list[Object]:
@@ -32,7 +32,7 @@ class NodePods:
         self._node = node
         self._on_gone = on_gone
         self._on_change = on_change
-        self._pods: dict[Key, Object] = {}
+        self._pods: dict[PodKey, Object] = {}
         self._ahead: dict[str, Object] = {}
         """By UID, pods that were asked for and that the watch has not shown yet."""
         self._changed = threading.Condition()
@@ -116,5 +116,5 @@ class NodePods:
         return {pod["metadata"]["uid"] for pod in self._pods.values()} | self._ahead.keys()
 
 
-def _key(pod: Object) -> Key:
+def _key(pod: Object) -> PodKey:
     return pod["metadata"]["namespace"], pod["metadata"]["name"]

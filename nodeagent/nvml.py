@@ -36,7 +36,7 @@ _CLOSED: Final = (pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_
 
 
 @dataclass
-class _Device:
+class _NvmlDevice:
     index: int
     handle: Any
     gpu: Gpu
@@ -54,7 +54,7 @@ class NvmlGpus:
         self._load = load
         self._withdrawn.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._devices: list[_Device] = []
+        self._devices: list[_NvmlDevice] = []
         self._troubles: dict[str, str] = {}
         self._left_out: frozenset[str] = frozenset()
         """Slices that the log has named as not offered."""
@@ -70,7 +70,7 @@ class NvmlGpus:
         with self._lock:
             return [self._as_seen(device) for device in self._devices]
 
-    def _as_seen(self, device: _Device) -> Gpu:
+    def _as_seen(self, device: _NvmlDevice) -> Gpu:
         trouble = self._troubles.get(device.gpu.uuid, "")
         mig = tuple(msgspec.structs.replace(one.of, healthy=one.of.uuid not in self._troubles) for one in device.slices)
         return msgspec.structs.replace(device.gpu, healthy=not trouble, trouble=trouble, mig=mig)
@@ -197,7 +197,7 @@ class NvmlGpus:
         log.info("driver %s: GPUs %s", driver, ", ".join(device.gpu.uuid for device in found) or "none")
         return True
 
-    def _look_at(self, device: _Device) -> tuple[tuple[SliceFound, ...], dict[str, str]]:
+    def _look_at(self, device: _NvmlDevice) -> tuple[tuple[SliceFound, ...], dict[str, str]]:
         """Return a GPU's slices, and what speaks against it and against them, by UUID."""
         report = _read_report(device.handle) if self._open else None
         if report is None:
@@ -217,7 +217,7 @@ class NvmlGpus:
                 why[uuid] = withdrawn or self._why_withdrawn(uuid) or judge_slices(report)
         return slices, {uuid: text for uuid, text in why.items() if text}
 
-    def _slices(self, device: _Device) -> tuple[SliceFound, ...]:
+    def _slices(self, device: _NvmlDevice) -> tuple[SliceFound, ...]:
         slices, left_out = slices_of(device.handle)
         if left_out - self._left_out:
             log.warning(
@@ -235,7 +235,7 @@ class NvmlGpus:
         return ""
 
 
-def _describe(index: int) -> _Device | None:
+def _describe(index: int) -> _NvmlDevice | None:
     handle = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
     uuid = ask(pynvml.nvmlDeviceGetUUID, handle) if handle is not None else None
     if not uuid:
@@ -246,7 +246,7 @@ def _describe(index: int) -> _Device | None:
     info = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     bus = (info.domain, info.bus, info.device) if info is not None else None
     model = ask(pynvml.nvmlDeviceGetName, handle) or "unknown"
-    return _Device(index, handle, Gpu(uuid, model, total // _MIB, numa_node=_numa_node(bus)), bus)
+    return _NvmlDevice(index, handle, Gpu(uuid, model, total // _MIB, numa_node=_numa_node(bus)), bus)
 
 
 def _host_memory() -> int:
@@ -277,7 +277,7 @@ def _links(handle: Any, by_bus: Mapping[tuple[int, int, int], str]) -> dict[str,
     return found
 
 
-def _switches(devices: Sequence[_Device]) -> list[int]:
+def _switches(devices: Sequence[_NvmlDevice]) -> list[int]:
     """Return a number for each GPU, the same for those between which lie only PCIe switches; −1 of one alone."""
     groups: list[list[int]] = []
     for index, device in enumerate(devices):
@@ -293,7 +293,7 @@ def _switches(devices: Sequence[_Device]) -> list[int]:
     return [number.get(index, -1) for index in range(len(devices))]
 
 
-def _register(devices: list[_Device]) -> Any:
+def _register(devices: list[_NvmlDevice]) -> Any:
     """Return the set of events by which Xids arrive, None if the driver reports none."""
     events = ask(pynvml.nvmlEventSetCreate)
     heard = False

@@ -83,15 +83,15 @@ class PlainDriver:
         return Edits({"deviceNodes": [{"path": path} for path in dict.fromkeys(nodes)], "mounts": mounts})
 
     def _whole(self, uuid: str) -> list[str]:
-        return [self._device(f"nvidia{_told(uuid, pynvml.nvmlDeviceGetMinorNumber, _handle(uuid))}")]
+        return [self._device(f"nvidia{_asked(uuid, pynvml.nvmlDeviceGetMinorNumber, _handle(uuid))}")]
 
     def _slice(self, uuid: str) -> list[str]:
         """Return a MIG slice's device files: its GPU's, and one for each of the two accesses that it consists of."""
         handle = _handle(uuid)
-        parent = _told(uuid, pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
-        gpu = _told(uuid, pynvml.nvmlDeviceGetMinorNumber, parent)
-        instance = f"gpu{gpu}/gi{_told(uuid, pynvml.nvmlDeviceGetGpuInstanceId, handle)}"
-        compute = f"{instance}/ci{_told(uuid, pynvml.nvmlDeviceGetComputeInstanceId, handle)}"
+        parent = _asked(uuid, pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+        gpu = _asked(uuid, pynvml.nvmlDeviceGetMinorNumber, parent)
+        instance = f"gpu{gpu}/gi{_asked(uuid, pynvml.nvmlDeviceGetGpuInstanceId, handle)}"
+        compute = f"{instance}/ci{_asked(uuid, pynvml.nvmlDeviceGetComputeInstanceId, handle)}"
         try:
             minors = dict(line.split() for line in self._mig_minors.read_text().splitlines())
             caps = [f"nvidia-caps/nvidia-cap{minors[f'{access}/access']}" for access in (instance, compute)]
@@ -148,10 +148,10 @@ def _end(folder: Path, name: str) -> str:
 
 
 def _handle(uuid: str) -> Any:
-    return _told(uuid, pynvml.nvmlDeviceGetHandleByUUID, uuid)
+    return _asked(uuid, pynvml.nvmlDeviceGetHandleByUUID, uuid)
 
 
-def _told(uuid: str, function: Callable[[Any], Any], of: Any) -> Any:
+def _asked(uuid: str, function: Callable[[Any], Any], of: Any) -> Any:
     try:
         return function(of)
     except pynvml.NVMLError as error:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
-from nodeagent.node_pods import KnownPods
+from nodeagent.node_pods import PodsOfNode
 from nodeagent.seat_store import Seat, SeatStore
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Resources, Rule
@@ -59,7 +59,7 @@ class Shares:
         self._rule = ""
         """Which rule the node must have; empty until it is known."""
         self._label: object = None
-        self._pods: KnownPods | None = None
+        self._pods: PodsOfNode | None = None
         self._dirty = threading.Event()
         self._stop = threading.Event()
         self._away = "it was not asked yet"
@@ -67,7 +67,7 @@ class Shares:
         self._heard: dict[str, tuple[Object, int | None]] = {}
         """By seat, the pod that has nothing more to say than is kept with the seat, and its namespace's ceiling."""
 
-    def start(self, pods: KnownPods) -> None:
+    def start(self, pods: PodsOfNode) -> None:
         """Start comparing, in a daemon thread."""
         self._pods = pods
         threads.keep("shares", self._run, self._stop.is_set)

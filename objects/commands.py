@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -13,7 +11,7 @@ from typing import Final
 import click
 
 from objects.looks import InTurn, Looker, Looks
-from slicekeeper import clock, log
+from slicekeeper import clock, log, threads
 from slicekeeper.cli.main import Context
 from slicekeeper.config.policy import PolicyBook
 from slicekeeper.config.policy_file import PolicyFile
@@ -65,9 +63,7 @@ def sharepods(context: Context) -> None:
 
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = threads.stop_on_signals()
     client, leader = _candidate(settings, SHAREPODS_LEASE)
     now = clock.from_settings(settings.clock)
     keeper = SharePodKeeper(client, settings.resources, now, lambda: leader.is_leader)

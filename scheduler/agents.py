@@ -47,7 +47,7 @@ Answer = Literal["ready", "not-ready", "refused", "silent"]
 
 
 @dataclass
-class _Known:
+class _KnownAgent:
     """What is known of the agent at one address."""
 
     value: str
@@ -106,7 +106,7 @@ class NodeAgents:
     def __init__(self, clock: Clock, count: Callable[[str], None]) -> None:
         self._clock = clock
         self._count = count
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownAgent] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gate = asyncio.Semaphore(AT_ONCE)
@@ -122,7 +122,7 @@ class NodeAgents:
         with self._lock:
             known = self._known.get(node)
             if known is None or known.value != value:
-                known = self._known[node] = _Known(value)
+                known = self._known[node] = _KnownAgent(value)
             now_ns = self._clock.monotonic_ns()
             if known.asked is None and now_ns >= known.ask_again_ns:
                 known.asked, known.asked_at = self._begin(node, known), time.monotonic()
@@ -147,7 +147,7 @@ class NodeAgents:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopped.set)
 
-    def _begin(self, node: str, known: _Known) -> Future[None]:
+    def _begin(self, node: str, known: _KnownAgent) -> Future[None]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threads.keep("agents", self._run, self._stopped.is_set)
@@ -157,7 +157,7 @@ class NodeAgents:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # type: ignore[arg-type, return-value]
             runner.run(self._stopped.wait())
 
-    async def _ask(self, node: str, known: _Known) -> None:
+    async def _ask(self, node: str, known: _KnownAgent) -> None:
         async with self._gate:
             answer, why = await ask(known.value)
         self._count(answer)

@@ -59,7 +59,7 @@ class _Plan:
 
 
 @dataclass
-class _Known:
+class _KnownGang:
     """What is remembered of one gang."""
 
     near: dict[str, Near] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Gangs:
         self._nudger = nudger
         self._hold_ns = int(hold_seconds * 1_000_000_000)
         self._barrier = barrier_seconds
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownGang] = {}
         self._turns = Turns(clock)
         self._changed = threading.Condition()
         """Guards all above, and tells binds that wait that a plan has changed."""
@@ -120,7 +120,7 @@ class Gangs:
             there = self._muster(pod)
             if there is None:
                 return "", "its gang is gone"
-            known = self._known.setdefault(there.gang.key, _Known())
+            known = self._known.setdefault(there.gang.key, _KnownGang())
             known.asked_at = time.monotonic()
             before = known.near.get(pod.uid)
             near = next((kept for kept in (before, known.latest) if kept is not None and _is_same(kept, near)), near)
@@ -242,14 +242,14 @@ class Gangs:
         plan.until_ns = self._clock.monotonic_ns() + self._hold_ns
         self._state.keep_reserved(plan.holds, plan.until_ns)
 
-    def _let_go(self, known: _Known) -> None:
+    def _let_go(self, known: _KnownGang) -> None:
         if known.plan is not None:
             for uid in known.plan.holds:
                 self._state.release(uid)
             known.plan = None
             self._changed.notify_all()
 
-    def _settle(self, known: _Known, there: Muster) -> None:
+    def _settle(self, known: _KnownGang, there: Muster) -> None:
         """Drop a plan whose time is over, of which a pod is gone, or that was made for earlier pods."""
         plan, now = known.plan, self._clock.monotonic_ns()
         if plan is None:
@@ -266,7 +266,7 @@ class Gangs:
         elif sum(pod.uid in plan.holds for pod in there.waiting) < there.needed or not self._state.are_kept(plan.holds):
             self._let_go(known)
 
-    def _find(self, known: _Known, there: Muster) -> str:
+    def _find(self, known: _KnownGang, there: Muster) -> str:
         """Look for places for all that wait if they have none and it is their turn; return why they get none."""
         key = there.gang.key
         if known.plan is not None:
@@ -286,7 +286,7 @@ class Gangs:
             self._turns.rest(began_ns)
         return reason
 
-    def _search(self, known: _Known, there: Muster, uids: frozenset[str]) -> str:
+    def _search(self, known: _KnownGang, there: Muster, uids: frozenset[str]) -> str:
         """Look for places for all that wait, and keep them; return why there are none."""
         for _ in range(TRIES):
             version, seats = places_for(partial(self._state.trial, uids), there, known.near, self._state.policy)
@@ -304,7 +304,7 @@ class Gangs:
                 return ""
         return f"{_named(there)}: nodes change while places are looked for; it is tried again"
 
-    def _why_not(self, known: _Known, there: Muster, found: int) -> str:
+    def _why_not(self, known: _KnownGang, there: Muster, found: int) -> str:
         now = time.monotonic()
         if known.most is None or now - known.most[0] > self._hold_ns / 1e9:
             known.most = now, self._state.most_if_idle(there)

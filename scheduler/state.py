@@ -43,7 +43,7 @@ from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.names import MIG
 from slicekeeper.untyped import as_map
 
-Object = Mapping[str, Any]
+ReadObject = Mapping[str, Any]
 
 TRIES: Final = 3
 """How often all is looked at again because the best node has changed. A place that is not held steers no other pod."""
@@ -83,7 +83,7 @@ class SchedulerState:
 
     # What the watches bring.
 
-    def set_nodes(self, objects: Iterable[Object]) -> None:
+    def set_nodes(self, objects: Iterable[ReadObject]) -> None:
         """Replace all nodes by a list."""
         read = [node_objects.read(obj) for obj in objects]
         with self._held.writing():
@@ -92,7 +92,7 @@ class SchedulerState:
             for node in read:
                 self._take_node(node)
 
-    def set_node(self, obj: Object) -> None:
+    def set_node(self, obj: ReadObject) -> None:
         """Put in one node as it is now."""
         node = node_objects.read(obj)
         with self._held.writing():
@@ -103,7 +103,7 @@ class SchedulerState:
         with self._held.writing():
             self._drop_node(name)
 
-    def set_pods(self, objects: Iterable[Object]) -> None:
+    def set_pods(self, objects: Iterable[ReadObject]) -> None:
         """Replace all managed pods by a list.
 
         A pod that is missing may have been made after the list was read, so what is BINDING for it stays.
@@ -116,7 +116,7 @@ class SchedulerState:
                 self._lose(uid)
                 self._held.let_go(uid, lambda place: place.kind is not HoldKind.BINDING)
 
-    def set_pod(self, obj: Object) -> None:
+    def set_pod(self, obj: ReadObject) -> None:
         """Put in one pod as it is now."""
         pod, hold = _read_pod(obj, self.resources)
         with self._held.writing():
@@ -128,7 +128,7 @@ class SchedulerState:
             self._lose(uid)
             self._held.put(uid, ())
 
-    def set_bound(self, objects: Iterable[Object]) -> None:
+    def set_bound(self, objects: Iterable[ReadObject]) -> None:
         """Replace all bound pods by a list, managed or not, for the CPU and memory that they take."""
         # The slow part, before anybody waits.
         entries = {_uid(obj): (entry_of(obj), self._wants_cores_alone(obj)) for obj in objects}
@@ -138,7 +138,7 @@ class SchedulerState:
             for node in changed:
                 self._held.recount(node)
 
-    def set_bound_pod(self, obj: Object) -> None:
+    def set_bound_pod(self, obj: ReadObject) -> None:
         """Put in one bound pod as it is now."""
         entry, cores_alone = entry_of(obj), self._wants_cores_alone(obj)
         with self._held.writing():
@@ -347,7 +347,7 @@ class SchedulerState:
             due = {place.pod.uid: place.pod for place in self._places.passing() if place.is_due(now)}
             return [pod for uid, pod in due.items() if uid not in self._under_way]
 
-    def looked(self, uid: str, obj: Object | None) -> None:
+    def looked(self, uid: str, obj: ReadObject | None) -> None:
         """Record what the API server says about an overdue pod; None: it has no such pod."""
         now = self._clock.monotonic_ns()
         pod = read_pod(obj, self.resources) if obj is not None else None
@@ -594,7 +594,7 @@ class SchedulerState:
         self._changes += 1
         self._held.stirred |= nodes_of(self._places.of(uid))
 
-    def _wants_cores_alone(self, obj: Object) -> bool:
+    def _wants_cores_alone(self, obj: ReadObject) -> bool:
         """Whether a pod that arrives takes cores beside GPUs and no GPU; needs nothing but the pod."""
         return not asks_for(obj, (self.resources.core, self.resources.memory)) and not comes_with_its_node(obj)
 
@@ -636,10 +636,10 @@ def _is_tentative(place: Place) -> bool:
     return place.kind is HoldKind.TENTATIVE
 
 
-def _read_pod(obj: Object, resources: Resources) -> tuple[Pod | None, Hold | None]:
+def _read_pod(obj: ReadObject, resources: Resources) -> tuple[Pod | None, Hold | None]:
     pod = read_pod(obj, resources)
     return pod, held_by(pod, obj) if pod is not None and pod.node and not pod.finished else None
 
 
-def _uid(obj: Object) -> str:
+def _uid(obj: ReadObject) -> str:
     return str(as_map(obj.get("metadata")).get("uid", ""))

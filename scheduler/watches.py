@@ -21,7 +21,7 @@ BOUND: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
 @dataclass
-class _Handler:
+class _StateUpdater:
     """Takes what one watch brings into the state. `key` is the field of the metadata by which objects are dropped.
 
     One thread at a time reads and takes objects: an older list must not come after a newer one, and undo it.
@@ -45,7 +45,7 @@ class _Handler:
                 self.put(obj)
 
 
-def _told(on_error: Callable[[str], None], name: str, _error: Exception) -> None:
+def _report(on_error: Callable[[str], None], name: str, _error: Exception) -> None:
     on_error(name)
 
 
@@ -57,10 +57,10 @@ class Watches:
     ) -> None:
         """Follow the nodes of a label selector, and the pods of all."""
         self._client = client
-        nodes = _Handler(state.set_nodes, state.set_node, state.drop_node, "name")
+        nodes = _StateUpdater(state.set_nodes, state.set_node, state.drop_node, "name")
         # What all pods on nodes take beside GPUs: only prices depend on it, so nothing waits for this list.
-        bound = _Handler(state.set_bound, state.set_bound_pod, state.drop_bound_pod)
-        self._pods = _Handler(state.set_pods, state.set_pod, state.drop_pod)
+        bound = _StateUpdater(state.set_bound, state.set_bound_pod, state.drop_bound_pod)
+        self._pods = _StateUpdater(state.set_pods, state.set_pod, state.drop_pod)
         self._watches = {
             name: Watch(
                 client,
@@ -68,7 +68,7 @@ class Watches:
                 handler,
                 label_selector=labels,
                 field_selector=fields,
-                on_error=partial(_told, on_error, name),
+                on_error=partial(_report, on_error, name),
                 by_page=True,
             )
             for name, resource, handler, labels, fields in (

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 from pathlib import Path
 
 import click
@@ -14,7 +12,7 @@ from sidecar.epoch import EpochCounter
 from sidecar.reporter import Reporter
 from sidecar.spool import Spool
 from sidecar.usage import FileUsage
-from slicekeeper import clock
+from slicekeeper import clock, threads
 from slicekeeper import log as logs
 from slicekeeper.cli.main import Context
 from slicekeeper.config.settings import Settings
@@ -35,9 +33,7 @@ def run(context: Context) -> None:
     """Report until SIGTERM; settings come from the environment that the webhook sets."""
     settings = context.loaded.settings
     logs.configure(settings.log.level, settings.log.style)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = threads.stop_on_signals()
     reporter = build(settings)
     log.info("reporting for %s/%s", settings.sidecar.namespace, settings.sidecar.pod_name)
     reporter.run(stop)

@@ -205,7 +205,7 @@ def watch_line(change: Change, selected: Selector, resource: Resource, namespace
     return b'{"type":"%s","object":%s}\n' % (kind, change.encoded)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
@@ -337,7 +337,7 @@ class ApiServer:
             "/simulator/pods": api.pod_records,
             **(extra or {}),
         }
-        handler = type("Handler", (_Handler,), {"api": api, "stop": self._stop, "extra": paths})
+        handler = type("Handler", (_RequestHandler,), {"api": api, "stop": self._stop, "extra": paths})
         self._server = _Server(("127.0.0.1", port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="api", daemon=True)
 

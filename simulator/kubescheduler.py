@@ -26,7 +26,7 @@ from slicekeeper.kube.pod import has_ended
 from slicekeeper.net.http import JsonClient
 from slicekeeper.units import parse_quantity
 
-Amounts = dict[str, Fraction]
+ResourceAmounts = dict[str, Fraction]
 
 FIRST_BACKOFF_SECONDS: Final = 0.1
 LONGEST_BACKOFF_SECONDS: Final = 1.0
@@ -38,15 +38,15 @@ BIND_SECONDS: Final = 0.25
 BINDS: Final = 128
 
 
-def amounts(listed: Object | None) -> Amounts:
+def amounts(listed: Object | None) -> ResourceAmounts:
     """Return a resource list's exact quantities."""
     return {name: parse_quantity(value) for name, value in (listed or {}).items()}
 
 
-def effective_request(pod: Object) -> Amounts:
+def effective_request(pod: Object) -> ResourceAmounts:
     """Return what a pod takes from its node: native sidecars beside the apps, or with the largest init container."""
-    sidecars: Amounts = {}
-    peak: Amounts = {}
+    sidecars: ResourceAmounts = {}
+    peak: ResourceAmounts = {}
     for container in pod["spec"].get("initContainers") or []:
         asked = amounts((container.get("resources") or {}).get("requests"))
         if container.get("restartPolicy") == "Always":
@@ -58,16 +58,16 @@ def effective_request(pod: Object) -> Amounts:
     return _largest(peak, sidecars)
 
 
-def _sum(one: Amounts, other: Amounts) -> Amounts:
+def _sum(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     return {name: one.get(name, Fraction(0)) + other.get(name, Fraction(0)) for name in one.keys() | other.keys()}
 
 
-def _largest(one: Amounts, other: Amounts) -> Amounts:
+def _largest(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
     return {name: max(one.get(name, Fraction(0)), other.get(name, Fraction(0))) for name in one.keys() | other.keys()}
 
 
 @dataclass
-class _Waiting:
+class _WaitingPod:
     """A pod that found no place: when to try again."""
 
     tries: int = 0
@@ -81,7 +81,7 @@ class _Binding:
 
     outcome: Future[str]
     node: str
-    takes: Amounts
+    takes: ResourceAmounts
 
 
 class KubeScheduler:
@@ -92,7 +92,7 @@ class KubeScheduler:
         self._store = cluster.store
         self._extender = extender
         self._name = name
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _WaitingPod] = {}
         self._bindings: dict[str, _Binding] = {}
         self._binders = ThreadPoolExecutor(BINDS, thread_name_prefix="bind")
         self._loop = Loop("kube-scheduler", self.schedule_all, self._store, FIRST_BACKOFF_SECONDS)
@@ -108,7 +108,7 @@ class KubeScheduler:
         }
         # The sort is stable and a collection is in the order of creation.
         for pod in sorted(pods, key=lambda pod: -int(pod["spec"].get("priority", 0))):
-            waiting = self._waiting.setdefault(pod["metadata"]["uid"], _Waiting())
+            waiting = self._waiting.setdefault(pod["metadata"]["uid"], _WaitingPod())
             if self._loop.stopping:
                 return
             if time.monotonic() < waiting.not_before:
@@ -120,7 +120,7 @@ class KubeScheduler:
             if reason:
                 self._put_off(pod, waiting, reason)
 
-    def _put_off(self, pod: Object, waiting: _Waiting, reason: str) -> None:
+    def _put_off(self, pod: Object, waiting: _WaitingPod, reason: str) -> None:
         pause = min(FIRST_BACKOFF_SECONDS * 2**waiting.tries, LONGEST_BACKOFF_SECONDS)
         waiting.tries, waiting.not_before = min(waiting.tries + 1, 10), time.monotonic() + pause
         if reason == waiting.reason:
@@ -196,7 +196,7 @@ class KubeScheduler:
     def _fits_in_tree(self, pod: Object, nodes: list[Object]) -> tuple[list[str], str]:
         """Return the nodes whose totals suffice, and what the others lack."""
         wanted = effective_request(pod)
-        taken: dict[str, Amounts] = {}
+        taken: dict[str, ResourceAmounts] = {}
         for other in self._store.collection(PODS)[0]:
             node = other["spec"].get("nodeName")
             if node and not has_ended(other):

@@ -25,7 +25,7 @@ from slicekeeper.kube.client import PODS, Object, Resource
 from slicekeeper.kube.pod import has_ended
 from slicekeeper.units import format_seconds, parse_instant
 
-Key = tuple[Resource, str, str]
+ObjectKey = tuple[Resource, str, str]
 
 KEPT_BY_SERVER: Final = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp",
                          "deletionGracePeriodSeconds", "generateName")  # fmt: skip
@@ -60,7 +60,7 @@ class Store:
         self.clock = clock
         self.changed = threading.Condition(threading.RLock())
         """Notified after every write; its lock guards everything here."""
-        self._objects: dict[Key, Object] = {}
+        self._objects: dict[ObjectKey, Object] = {}
         self._history: deque[Change] = deque(maxlen=history)
         self._version = 0
         self.removed_pods: list[Object] = []
@@ -222,7 +222,7 @@ class Store:
             self.removed_pods.append(last)
         return last
 
-    def _write(self, kind: str, key: Key, obj: Object, old: Object | None) -> Object:
+    def _write(self, kind: str, key: ObjectKey, obj: Object, old: Object | None) -> Object:
         self._version += 1
         obj["metadata"]["resourceVersion"] = str(self._version)
         self._objects[key] = obj

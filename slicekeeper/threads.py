@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that must run for as long as their part does. /healthz of every part asks here whether one has ended.
+"""Threads that must run for as long as their part does, and the signals that end it.
+
+/healthz of every part asks here whether a thread has ended.
 
 A thread is made when it is started and not before: its owner may be made before a fork, and a thread that was made
 in the parent cannot be started in the child (Python 3.13.0 refuses to).
@@ -8,6 +10,7 @@ in the parent cannot be started in the child (Python 3.13.0 refuses to).
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -36,6 +39,14 @@ def trouble() -> str:
             else:
                 ended.append(thread.name)
     return f"ended by an error: thread {', '.join(sorted(ended))}" if ended else ""
+
+
+def stop_on_signals() -> threading.Event:
+    """Return an event that SIGTERM or SIGINT sets. Call it in the main thread."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 def _forget_parents() -> None:

@@ -42,7 +42,7 @@ class ReviewOutcome:
     admitted: Document
 
 
-class _Dumper(yaml.SafeDumper):
+class _ManifestDumper(yaml.SafeDumper):
     """Writes a value out each time it occurs: an anchor would puzzle a reader."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
@@ -172,7 +172,7 @@ def as_diff(outcomes: list[ReviewOutcome]) -> str:
 
 
 def _yaml(document: Document) -> str:
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    return yaml.dump(document, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def _status(outcome: ReviewOutcome) -> Document:

@@ -26,7 +26,7 @@ class Code(str):
     """A template's own text in place of a value."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _TemplateDumper(yaml.SafeDumper):
     """YAML with texts of several lines as people read them."""
 
 
@@ -38,8 +38,8 @@ def _code(dumper: yaml.SafeDumper, code: Code) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", f"{_MARK}{code}", style="")
 
 
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(Code, _code)
+_TemplateDumper.add_representer(str, _text)
+_TemplateDumper.add_representer(Code, _code)
 
 
 def template(what: str, base: Any, variants: Mapping[str, Any]) -> list[str]:
@@ -154,7 +154,7 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _dump(value: Any) -> list[str]:
-    text = yaml.dump(value, Dumper=_Dumper, width=10**9, sort_keys=False, allow_unicode=True).rstrip("\n")
+    text = yaml.dump(value, Dumper=_TemplateDumper, width=10**9, sort_keys=False, allow_unicode=True).rstrip("\n")
     return [_unmarked(line) for line in text.split("\n")]
 
 

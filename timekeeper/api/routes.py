@@ -47,7 +47,7 @@ from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
 from timekeeper.api.schemas.reservation import ReservationBody
 from timekeeper.api.schemas.usage import Usage, UsageList
 
-Kind = type[msgspec.Struct]
+StructType = type[msgspec.Struct]
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Route:
     path: str
     handler: Callable[..., Response]
     summary: str
-    answer: Kind | None = None
-    body: Kind | None = None
+    answer: StructType | None = None
+    body: StructType | None = None
     status: tuple[int, ...] = (200,)
     query: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()

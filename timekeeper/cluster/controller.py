@@ -36,7 +36,7 @@ from timekeeper.cluster.released import Released
 from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.threshold import Thresholds
 from timekeeper.cluster.vanished import Vanished
-from timekeeper.cluster.watches import Namespaces, Nodes, Pods
+from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.record import AccountId
 from timekeeper.core.refusal import LedgerError, NamespaceUnknown
 from timekeeper.ledger import retention, seal, settlement
@@ -83,7 +83,7 @@ class Controller:
         self._stop = threading.Event()
         self.pods = Pods(self._wake)
         self.namespaces = Namespaces()
-        nodes = Nodes()
+        nodes = ClusterNodes()
         self._openings = Openings(settings, client, books.database, nodes, self.namespaces)
         self._watches = (
             Watch(client, NAMESPACES, self.namespaces),

@@ -14,7 +14,7 @@ from slicekeeper.gpu.request import PodRequest
 from slicekeeper.kube.client import NODES, RESOURCE_QUOTAS, KubeClient, Object
 from slicekeeper.kube.released import NAMESPACE_UID
 from slicekeeper.units import Instant
-from timekeeper.cluster.watches import Namespaces, Nodes
+from timekeeper.cluster.watches import ClusterNodes, Namespaces
 from timekeeper.core import interval, metering, reservation
 from timekeeper.core.rate import RateBook
 from timekeeper.ledger.intake import Opening
@@ -42,7 +42,7 @@ class Openings:
     """Makes openings. Asks the API server only for what no watch has brought."""
 
     def __init__(
-        self, settings: Settings, client: KubeClient, database: Database, nodes: Nodes, namespaces: Namespaces
+        self, settings: Settings, client: KubeClient, database: Database, nodes: ClusterNodes, namespaces: Namespaces
     ) -> None:
         self._settings = settings
         self._client = client

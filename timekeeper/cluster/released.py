@@ -14,7 +14,7 @@ from slicekeeper import names
 from slicekeeper.errors import Forbidden, NotFound, ServiceError
 from slicekeeper.kube import released
 from slicekeeper.kube.client import CONFIG_MAPS, KubeClient, Object
-from timekeeper.cluster.watches import Nodes, Pods
+from timekeeper.cluster.watches import ClusterNodes, Pods
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Released:
     """The records in one namespace; used by the leading controller alone."""
 
-    def __init__(self, client: KubeClient, namespace: str, pods: Pods, nodes: Nodes) -> None:
+    def __init__(self, client: KubeClient, namespace: str, pods: Pods, nodes: ClusterNodes) -> None:
         self._client = client
         self._namespace = namespace
         self._pods = pods

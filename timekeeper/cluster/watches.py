@@ -78,7 +78,7 @@ class Pods:
             return list(self._pods.values())
 
 
-class Nodes:
+class ClusterNodes:
     """The GPUs that nodes publish, and their MIG slices, each as a GPU with that slice alone."""
 
     def __init__(self) -> None:

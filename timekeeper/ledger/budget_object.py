@@ -21,7 +21,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import change_budget, fall_back
 from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.store import accounts, budget_objects
-from timekeeper.store.accounts import BudgetAccount, Kind
+from timekeeper.store.accounts import BudgetAccount, HolderKind
 from timekeeper.store.budget_objects import Kept
 
 
@@ -66,7 +66,7 @@ def keep(books: Books, place: NamespaceRef, desired: Desired) -> bool:
     return books.database.write(change)
 
 
-def keep_parent(books: Books, name: str, kind: Kind, desired: Desired) -> bool:
+def keep_parent(books: Books, name: str, kind: HolderKind, desired: Desired) -> bool:
     """Let an object keep a team or an organisation, which is created if there is none; as `keep` otherwise."""
 
     def change(session: Session) -> bool:

@@ -24,13 +24,15 @@ from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.rule import Change, rule_detail
 from timekeeper.ledger.settlement import ANCHOR_LAG_MS
 from timekeeper.store import accounts, memberships
-from timekeeper.store.accounts import BudgetAccount, Kind
+from timekeeper.store.accounts import BudgetAccount, HolderKind
 
 MOST_LEVELS: Final = 4
 """Budgets in one chain: a namespace, two teams, an organisation."""
 
 
-def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, if_match: frozenset[str] | None) -> bool:
+def put_parent(
+    books: Books, name: str, kind: HolderKind, rule: Rule, *, actor: str, if_match: frozenset[str] | None
+) -> bool:
     """Make a team or an organisation, or give it another budget; return whether it was made.
 
     Raises LedgerError if the name is another kind's, `if_match` has not the budget's version, it is closed, or an
@@ -47,7 +49,14 @@ def put_parent(books: Books, name: str, kind: Kind, rule: Rule, *, actor: str, i
 
 
 def change_parent(
-    books: Books, session: Session, name: str, kind: Kind, rule: Rule, *, actor: str, if_match: frozenset[str] | None
+    books: Books,
+    session: Session,
+    name: str,
+    kind: HolderKind,
+    rule: Rule,
+    *,
+    actor: str,
+    if_match: frozenset[str] | None,
 ) -> tuple[BudgetAccount, bool]:
     """Make a team or an organisation, or give it another budget, as `put_parent` does."""
     uid = accounts.parent_uid(name)
@@ -65,7 +74,7 @@ def change_parent(
 
 
 def patch_parent(
-    books: Books, name: str, kind: Kind | None, change: Change, *, actor: str, if_match: frozenset[str] | None
+    books: Books, name: str, kind: HolderKind | None, change: Change, *, actor: str, if_match: frozenset[str] | None
 ) -> None:
     """Change the budget of a team or an organisation.
 

@@ -38,7 +38,7 @@ from timekeeper.store import bookings, budget_rules, memberships, movements, res
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.models import BudgetGrant
 
-Kind = Literal["grant", "refund", "adjustment", "transfer"]
+MovementKind = Literal["grant", "refund", "adjustment", "transfer"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Order:
     actor: str
     now: Instant
 
-    def digest(self, kind: Kind) -> str:
+    def digest(self, kind: MovementKind) -> str:
         """Return what tells this request from another under the same key."""
         return hashlib.sha256((b"" if kind == "grant" else kind.encode() + b"\0") + self.body).hexdigest()
 
@@ -199,7 +199,7 @@ def transfer(
     return books.database.write(change)
 
 
-def _repeated(session: Session, account: BudgetAccount, order: Order, kind: Kind) -> bool:
+def _repeated(session: Session, account: BudgetAccount, order: Order, kind: MovementKind) -> bool:
     before = movements.grant_under(session, account.id, order.key)
     if before is not None and before.request_hash != order.digest(kind):
         raise KeyReused(f"Idempotency-Key {order.key!r} was already used for another request")
@@ -238,7 +238,7 @@ def _apart(session: Session, giver: BudgetAccount, taker: BudgetAccount) -> None
 
 
 def _append(
-    books: Books, session: Session, account: BudgetAccount, order: Order, kind: Kind, *,
+    books: Books, session: Session, account: BudgetAccount, order: Order, kind: MovementKind, *,
     amount: GpuMilliseconds | None = None, key: str = "", valid_from: Instant | None = None,
     valid_to: Instant | None = None, priority: int = 0, counterpart: str = "",
 ) -> None:  # fmt: skip

@@ -27,7 +27,7 @@ from timekeeper.core.usage import (
 )
 from timekeeper.store import usage, watermarks
 from timekeeper.store.db.database import Database
-from timekeeper.store.watermarks import Held, Key, Marks
+from timekeeper.store.watermarks import MarkKey, Marks, MeteredPod
 from timekeeper.store.workloads import holders_of
 
 
@@ -47,7 +47,7 @@ def take(database: Database, caller: Caller, reports: Sequence[UsageReport], now
 def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcome]]:
     uids = {r.pod_uid for it in requests for r in it.reports if it.caller.operator or r.pod_uid == it.caller.pod_uid}
     known = watermarks.read(session, uids)
-    changed: dict[Key, tuple[Watermark, Instant]] = {}
+    changed: dict[MarkKey, tuple[Watermark, Instant]] = {}
     over: list[tuple[str, str, HourUsed]] = []
     answers = []
     for it in requests:
@@ -58,7 +58,7 @@ def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcom
     return answers
 
 
-def _newest(reports: Sequence[UsageReport]) -> dict[Key, int]:
+def _newest(reports: Sequence[UsageReport]) -> dict[MarkKey, int]:
     """Return the monotonic instant of each counter's last report, which was read just now: oldest come first."""
     return {(one.pod_uid, one.container, one.epoch): one.monotonic_ns for one in reports}
 
@@ -69,11 +69,11 @@ _ACCEPTED, _DUPLICATE = ReportOutcome(outcome="accepted"), ReportOutcome(outcome
 def _judge(
     report: UsageReport,
     it: Heard,
-    pods: dict[str, Held],
+    pods: dict[str, MeteredPod],
     marks: Marks,
-    changed: dict[Key, tuple[Watermark, Instant]],
+    changed: dict[MarkKey, tuple[Watermark, Instant]],
     over: list[tuple[str, str, HourUsed]],
-    newest: dict[Key, int],
+    newest: dict[MarkKey, int],
 ) -> ReportOutcome:
     uid, container = report.pod_uid, report.container
     pod = pods.get(uid)
@@ -97,7 +97,7 @@ def _judge(
     return _ACCEPTED if outcome == "accepted" else _DUPLICATE
 
 
-def _stranger(report: UsageReport, caller: Caller, pod: Held | None) -> str:
+def _stranger(report: UsageReport, caller: Caller, pod: MeteredPod | None) -> str:
     """Return why a report does not count at all, empty if it does."""
     if not caller.operator and caller.pod_uid != report.pod_uid:
         return WRONG_POD

@@ -17,7 +17,7 @@ from timekeeper.core.refusal import NamespaceUnknown, ParentUnknown
 from timekeeper.store.budget_rules import add_rule
 from timekeeper.store.db.models import Account, Namespace
 
-Kind = Literal["namespace", "team", "organisation"]
+HolderKind = Literal["namespace", "team", "organisation"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def of_cluster(session: Session, cluster: str) -> list[BudgetAccount]:
 
 def open_account(
     session: Session, cluster: str, uid: str, name: str, rule: Rule, now: Instant,
-    *, kind: Kind = "namespace", actor: str = "policy",
+    *, kind: HolderKind = "namespace", actor: str = "policy",
 ) -> BudgetAccount:  # fmt: skip
     """Make a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
     values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": now, "version": 1}

@@ -19,7 +19,7 @@ from slicekeeper.units import Instant
 from timekeeper.core.usage import Watermark
 from timekeeper.store.db.models import RUNNING_INDEX
 
-Key = tuple[str, str, int]
+MarkKey = tuple[str, str, int]
 """Pod's UID, container, epoch."""
 
 Marks = dict[tuple[str, str], dict[int, Watermark]]
@@ -80,7 +80,7 @@ _OF: Final = {
 }  # fmt: skip
 
 
-class Held(NamedTuple):
+class MeteredPod(NamedTuple):
     """A pod that holds or held GPUs."""
 
     namespace: str
@@ -95,9 +95,9 @@ class Held(NamedTuple):
 class KnownMarks(NamedTuple):
     """What is known of pods and their watermarks; `places` of rows hold until the transaction ends."""
 
-    pods: dict[str, Held]
+    pods: dict[str, MeteredPod]
     marks: Marks
-    places: dict[Key, Any]
+    places: dict[MarkKey, Any]
 
 
 def read(session: Session, uids: Collection[str]) -> KnownMarks:
@@ -119,7 +119,7 @@ def _read(connection: Connection, statement: str, uids: Collection[str], known: 
     found = connection.exec_driver_sql(statement, (among,)).scalar_one()
     for row in _ROWS.decode(found or b"[]"):
         uid, container, epoch = row[0], row[7], row[8]
-        known.pods[uid] = Held(*row[1:7])
+        known.pods[uid] = MeteredPod(*row[1:7])
         if container is not None:
             known.marks.setdefault((uid, container), {})[epoch] = Watermark(*row[8:16])
             known.places[uid, container, epoch] = row[16]
@@ -129,7 +129,7 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def keep(session: Session, changed: Mapping[Key, tuple[Watermark, Instant]], places: Mapping[Key, Any]) -> None:
+def keep(session: Session, changed: Mapping[MarkKey, tuple[Watermark, Instant]], places: Mapping[MarkKey, Any]) -> None:
     """Write watermarks, each with the instant at which its report came; in one order, so that no two deadlock."""
     moved: list[tuple[Any, ...]] = []
     added: list[tuple[Any, ...]] = []

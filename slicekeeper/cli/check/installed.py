@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Remedy
+from slicekeeper.cli.check.remedies import KUBE_SCHEDULER, REGISTRY, RENDER, Difference
 from slicekeeper.cli.config import value_of
 from slicekeeper.config import manifests
 from slicekeeper.config.load import keys
@@ -25,9 +25,6 @@ COMPARED: Final = (
 _NAME_THE_FILE: Final = "slicekeeper --config FILE check, with the settings that are installed"
 _SCHEDULER_MAP: Final = "slicekeeper-kube-scheduler"
 _MINOR: Final = re.compile(r"v(\d+)\.(\d+)")
-
-Difference = tuple[str, Remedy | str]
-"""What is not as it should be, and what mends it."""
 
 
 def settings_of(

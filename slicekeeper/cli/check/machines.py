@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from slicekeeper import names
-from slicekeeper.cli.check.remedies import Remedy, component
+from slicekeeper.cli.check.remedies import Difference, Remedy, component
 from slicekeeper.gpu import inventory, machine
 from slicekeeper.gpu.machine import Machine
 from slicekeeper.gpu.pod_manifest import annotations_of
@@ -28,8 +28,6 @@ OLDEST_DRIVER: Final = (418, 81)
 """CUDA 10.1's: the first with all that the limiter calls by itself, and the oldest of NVIDIA's container toolkit."""
 
 _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)")
-
-Difference = tuple[str, Remedy | str]
 
 
 def version(text: str) -> tuple[int, int] | None:

@@ -25,6 +25,9 @@ class Remedy:
         return Remedy(f"{command}; {self.by_kubectl}", f"{command}; {self.by_helm}")
 
 
+Difference = tuple[str, Remedy | str]
+"""What is not as it should be, and what mends it."""
+
 APPLY: Final = Remedy("apply your overlay again: kubectl apply -k OVERLAY", _UPGRADE)
 RENDER: Final = Remedy(
     "slicekeeper config manifests, then apply the overlay",

@@ -60,7 +60,7 @@ from timekeeper.cluster.controller import Controller
 from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.released import Released
 from timekeeper.cluster.stray import Strays
-from timekeeper.cluster.watches import Namespaces, Nodes, Pods
+from timekeeper.cluster.watches import ClusterNodes, Namespaces, Pods
 from timekeeper.core.caller import Caller
 from webhook import priority_classes as classes
 
@@ -273,7 +273,7 @@ def run_timekeeper(server: Server) -> None:
     controller.namespaces.on_list([])
     attempt(lambda: controller.namespace_uid(TEAM))
     controller.stop()
-    openings = Openings(settings, client, mock.MagicMock(), Nodes(), Namespaces())
+    openings = Openings(settings, client, mock.MagicMock(), ClusterNodes(), Namespaces())
     attempt(lambda: openings._look_at("n"))
     attempt(lambda: openings._quota(TEAM))
     strays = Strays(client, Pods(mock.Mock()), mock.Mock(spec=Executor))
@@ -289,7 +289,7 @@ def run_timekeeper(server: Server) -> None:
     attempt(lambda: identity.allow(Caller("jane"), "get", TEAM))
     [(record, _)] = released.records([pod()], {TEAM: "uid"}, {})
     server.put("configmaps", {**record, "metadata": {**record["metadata"], "namespace": HOME}})
-    let_go = Released(client, HOME, Pods(mock.Mock()), Nodes())
+    let_go = Released(client, HOME, Pods(mock.Mock()), ClusterNodes())
     attempt(let_go.gone)
     attempt(lambda: let_go.settle(["uid-p"]))
 

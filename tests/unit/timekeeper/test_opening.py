@@ -12,7 +12,7 @@ from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import NotFound
 from timekeeper.cluster.opening import Openings
-from timekeeper.cluster.watches import Namespaces, Nodes
+from timekeeper.cluster.watches import ClusterNodes, Namespaces
 from timekeeper.core import interval
 from timekeeper.core.rate import RateBook
 from timekeeper.ledger.books import Books
@@ -46,7 +46,7 @@ def pod(**devices: int) -> dict[str, Any]:
 def openings(books: Books, client: Client, settings: Settings = Settings()) -> Openings:  # noqa: B008 - immutable
     namespaces = Namespaces()
     namespaces.on_list([{"metadata": {"name": "team", "uid": "team-uid"}}])
-    return Openings(settings, client, books.database, Nodes(), namespaces)  # type: ignore[arg-type]
+    return Openings(settings, client, books.database, ClusterNodes(), namespaces)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def restore(engine: Engine, source: BinaryIO) -> int:
         for table in tables.values():
             if connection.execute(select(func.count()).select_from(table)).scalar_one():
                 raise SettingsError(f"timekeeper.database has rows in {table.name}: restore into an empty one")
-        digest, count, waiting = hashlib.sha256(), 0, _Waiting(connection)
+        digest, count, waiting = hashlib.sha256(), 0, _WaitingRows(connection)
         columns: dict[str, list[str]] = {}
         for line in source:
             try:
@@ -114,7 +114,7 @@ def _columns(value: object, revision: str) -> dict[str, list[str]]:
     return columns
 
 
-class _Waiting:
+class _WaitingRows:
     """Rows of one table at a time, written many at once."""
 
     def __init__(self, connection: Connection) -> None:
