@@ -10,6 +10,7 @@ from flask import request
 from sqlalchemy.orm import Session
 
 from slicekeeper.config.policy import NamespacePolicy
+from slicekeeper.units import NO_TIME
 from slicekeeper.wire.timekeeper import Budget, Parent
 from timekeeper.api import requests
 from timekeeper.api.problems import Problem
@@ -118,7 +119,7 @@ class NamespaceHolder(Holder):
     def current(self) -> tuple[Budget, str]:
         """Return the budget; one never seen has its policy's default."""
         position, now = self.position(), self.it.clock.now_ms()
-        held = reservation.held(self.it.books, now, position.account.id)[position.account.id] if position else 0
+        held = reservation.held(self.it.books, now, position.account.id)[position.account.id] if position else NO_TIME
         namespaces_there = self.it.controller.namespaces
         uid = position.account.uid if position else namespaces_there.uid(self.name) or ""
         gone = position is not None and namespaces_there.is_gone(self.name, uid)

@@ -81,11 +81,11 @@ class Aside:
     claim: Claim | None = None
     until: Instant = EPOCH
 
-    def rest(self, at: Instant) -> int:
+    def rest(self, at: Instant) -> GpuMilliseconds:
         """Return what is left of it at an instant: less what the pod has been charged, nothing after its end."""
         if self.claim is None:
-            return self.amount if at < self.until else 0
-        return max(self.amount - self.claim.gross(at), 0)
+            return self.amount if at < self.until else NO_TIME
+        return GpuMilliseconds(max(self.amount - self.claim.gross(at), 0))
 
 
 Used = Literal["counts", "reset"]

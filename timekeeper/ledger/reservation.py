@@ -9,14 +9,14 @@ of a budget ask the same. Reservations are no entries of the ledger: they move n
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import Instant, format_instant
+from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from timekeeper.core import reservation
 from timekeeper.core.budget import BudgetState
 from timekeeper.core.hierarchy import IN_FORCE, Tree
@@ -40,8 +40,8 @@ CONTROLLER: Final = "controller"
 class Free:
     """What a namespace may set aside at an instant, what it has set aside, and which budget has the least free."""
 
-    amount: int
-    held: int
+    amount: GpuMilliseconds
+    held: GpuMilliseconds
     tightest: AccountId
     asides: Sequence[Aside] = ()
 
@@ -54,7 +54,7 @@ def free_of(session: Session, position: Position, now: Instant) -> Free:
     asides = store.asides(session, tree.keys, max(now, states[position.account.id].at))
     held = sum(one.rest(now) for one in asides if one.budget == position.account.id)
     amount, tightest = _least(asides, tree, states, rules, now)
-    return Free(amount, held, tightest, asides)
+    return Free(amount, GpuMilliseconds(held), tightest, asides)
 
 
 def gap_of(position: Position, free: Free, need: Need, now: Instant, *, alone: bool = False) -> Gap | None:
@@ -66,7 +66,7 @@ def gap_of(position: Position, free: Free, need: Need, now: Instant, *, alone: b
     return reservation.gap(together.at(now), together.forest, asides, budgets, now)
 
 
-def most_of(position: Position, now: Instant) -> int:
+def most_of(position: Position, now: Instant) -> GpuMilliseconds:
     """Return what could be set aside with nothing else set aside, now or in the next period; the least of the chain."""
     states, records = position.together.at(now), position.together.forest.records
     most = []
@@ -75,22 +75,22 @@ def most_of(position: Position, now: Instant) -> int:
         granted = sum(bucket.left for bucket in state.grants)
         # A budget that is granted once has what is left of it.
         most.append((state.balance if rule.period == "none" else rule.amount + rule.rollover + granted) + rule.credit)
-    return min(most)
+    return GpuMilliseconds(min(most))
 
 
-def held(books: Books, now: Instant, namespace: AccountId | None = None) -> Counter[AccountId]:
+def held(books: Books, now: Instant, namespace: AccountId | None = None) -> defaultdict[AccountId, GpuMilliseconds]:
     """Return what is set aside, by namespace; of one alone if it is named."""
     with books.database.reading() as session:
         return store.held_by_namespace(session, now, namespace)
 
 
-def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dict[AccountId, int]:
+def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dict[AccountId, GpuMilliseconds]:
     """Return what is set aside in budgets and all that are under them."""
     everywhere = held(books, now)
     found = {}
     for position in positions:
         tree = Tree(frozenset(position.together.forest.records), tuple(position.together.forest.links))
-        found[position.account.id] = sum(everywhere[key] for key in tree.below(position.account.id))
+        found[position.account.id] = GpuMilliseconds(sum(everywhere[key] for key in tree.below(position.account.id)))
     return found
 
 
@@ -235,14 +235,15 @@ def _least(
     states: Mapping[AccountId, BudgetState],
     rules: Mapping[AccountId, Rule],
     now: Instant,
-) -> tuple[int, AccountId]:
+) -> tuple[GpuMilliseconds, AccountId]:
     """Return what is free in the tightest of some budgets, and which that is: what is set aside below counts."""
     free = []
     for key, rule in rules.items():
         state = states[key]
         below = set(tree.below(key))
         held = sum(one.rest(max(now, state.at)) for one in asides if one.budget in below)
-        free.append((state.balance + rule.credit - held if rule.open and not state.exhausted else 0, key))
+        least = state.balance + rule.credit - held if rule.open and not state.exhausted else 0
+        free.append((GpuMilliseconds(least), key))
     return min(free)
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Select, and_, case, func, insert, select, union_all, update
 from sqlalchemy.orm import Session, aliased
 
-from slicekeeper.units import Instant
+from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.posting import AccountKind, Booked, entries, idempotency_key
 from timekeeper.core.record import AccountId, Posting, PostingKind
 from timekeeper.core.timeline import CHILD
@@ -207,7 +207,7 @@ class StatementEntry:
 
     id: int
     account: str
-    amount_ms: int
+    amount_ms: GpuMilliseconds
     transaction: Transaction
 
 

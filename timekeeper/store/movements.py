@@ -49,19 +49,19 @@ def withdraw_grant(session: Session, key: int, now: Instant) -> None:
     session.execute(update(BudgetGrant).where(BudgetGrant.id == key).values(withdrawn_at=now))
 
 
-def granted_in_all(session: Session, namespace: AccountId) -> int:
+def granted_in_all(session: Session, namespace: AccountId) -> GpuMilliseconds:
     """Return the sum of all that ever came to a namespace, or went, whichever is more."""
     query = select(func.sum(func.abs(BudgetGrant.amount_ms)))
     query = query.where(BudgetGrant.namespace_id == namespace, BudgetGrant.withdrawn_at.is_(None))
-    return int(session.execute(query).scalar() or 0)
+    return GpuMilliseconds(int(session.execute(query).scalar() or 0))
 
 
-def refunded(session: Session, namespace: AccountId, pod_uid: str) -> int:
+def refunded(session: Session, namespace: AccountId, pod_uid: str) -> GpuMilliseconds:
     """Return what has been refunded of a pod's charge."""
     query = select(func.sum(BudgetGrant.amount_ms - BudgetGrant.taken_back_ms)).where(
         BudgetGrant.namespace_id == namespace, BudgetGrant.kind == "refund", BudgetGrant.counterpart == pod_uid
     )
-    return int(session.execute(query).scalar() or 0)
+    return GpuMilliseconds(int(session.execute(query).scalar() or 0))
 
 
 def refunds(

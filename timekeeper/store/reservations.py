@@ -7,14 +7,14 @@ nothing once the pod's interval is closed; one made by hand is nothing once it h
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Select, case, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
+from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
 from timekeeper.core.rate import RateBook
 from timekeeper.core.record import AccountId, Aside, planned
 from timekeeper.store import rates
@@ -72,7 +72,7 @@ def end_pods(session: Session, uids: Collection[str], now: Instant) -> None:
         )
 
 
-def exceeded(session: Session, uids: Collection[str]) -> list[tuple[ReservationRow, int]]:
+def exceeded(session: Session, uids: Collection[str]) -> list[tuple[ReservationRow, GpuMilliseconds]]:
     """Return the open reservations of pods that have ended and paid more than was set aside, with what they paid."""
     query = select(ReservationRow, WorkloadRow.started_at, WorkloadRow.ended_at, WorkloadRow.shares)
     query = query.join(WorkloadRow, WorkloadRow.pod_uid == ReservationRow.pod_uid)
@@ -81,7 +81,7 @@ def exceeded(session: Session, uids: Collection[str]) -> list[tuple[ReservationR
     for start in range(0, len(ordered), _CHUNK):
         rows = session.execute(query.where(ReservationRow.pod_uid.in_(ordered[start : start + _CHUNK])))
         for row, started, ended, shares in rows:
-            paid = book.claim("", started, ended, shares).gross(ended or EPOCH)
+            paid = GpuMilliseconds(book.claim("", started, ended, shares).gross(ended or EPOCH))
             if paid > row.amount_ms:
                 found.append((row, paid))
     return found
@@ -109,22 +109,24 @@ def asides(session: Session, namespaces: Collection[AccountId], at: Instant) -> 
     return [aside for _, aside in _asides(session, query, at)]
 
 
-def held_by_namespace(session: Session, at: Instant, namespace: AccountId | None = None) -> Counter[AccountId]:
-    """Return what is set aside at an instant, by namespace."""
+def held_by_namespace(
+    session: Session, at: Instant, namespace: AccountId | None = None
+) -> defaultdict[AccountId, GpuMilliseconds]:
+    """Return what is set aside at an instant, by namespace; nothing by those that are not there."""
     query = _open_ones()
     if namespace is not None:
         query = query.where(ReservationRow.namespace_id == namespace)
-    total: Counter[AccountId] = Counter()
+    total: defaultdict[AccountId, GpuMilliseconds] = defaultdict(lambda: NO_TIME)
     for row, aside in _asides(session, query, at):
-        total[row.namespace_id] += aside.rest(at)
+        total[row.namespace_id] = GpuMilliseconds(total[row.namespace_id] + aside.rest(at))
     return total
 
 
-def left(session: Session, rows: Sequence[ReservationRow], at: Instant) -> dict[int, int]:
+def left(session: Session, rows: Sequence[ReservationRow], at: Instant) -> dict[int, GpuMilliseconds]:
     """Return what is left of reservations at an instant, by id; ended ones have nothing left."""
     wanted = [row.id for row in rows if row.ended_at is None]
     found = _asides(session, _open_ones().where(ReservationRow.id.in_(wanted)), at) if wanted else []
-    return dict.fromkeys((row.id for row in rows), 0) | {row.id: aside.rest(at) for row, aside in found}
+    return dict.fromkeys((row.id for row in rows), NO_TIME) | {row.id: aside.rest(at) for row, aside in found}
 
 
 def _asides(

@@ -14,7 +14,7 @@ from typing import Any, cast
 from sqlalchemy import BigInteger, ColumnElement, Integer, and_, case, column, func, or_, select, values
 from sqlalchemy.orm import Session, aliased
 
-from slicekeeper.units import Instant
+from slicekeeper.units import GpuMilliseconds, Instant
 from timekeeper.core.posting import effect
 from timekeeper.core.record import AccountId, PostingKind
 from timekeeper.store import seals, timelines
@@ -33,7 +33,7 @@ class Total:
     kind: PostingKind
     correction: bool
     count: int
-    amount: int
+    amount: GpuMilliseconds
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Charged:
 
     pod_uid: str
     pod_name: str
-    charged: int
-    over_budget: int
-    corrections: int
+    charged: GpuMilliseconds
+    over_budget: GpuMilliseconds
+    corrections: GpuMilliseconds
     corrected: bool
     """Whether its interval was put right."""
 
@@ -68,7 +68,7 @@ def totals(session: Session, namespace: AccountId, spans: Sequence[tuple[Instant
         .order_by(span.c.index, _kind, corrects)
     )
     for index, kind, correction, count, amount in session.execute(query):
-        found[index].append(Total(cast(PostingKind, kind), bool(correction), count, int(amount)))
+        found[index].append(Total(cast(PostingKind, kind), bool(correction), count, GpuMilliseconds(int(amount))))
     return found
 
 
@@ -82,7 +82,7 @@ def _inside(start: Any, end: Any) -> ColumnElement[bool]:
     return or_(and_(ends, Transaction.effective_at > start), and_(~ends, Transaction.effective_at < end))
 
 
-def opening(session: Session, namespace: AccountId, at: Instant) -> int:
+def opening(session: Session, namespace: AccountId, at: Instant) -> GpuMilliseconds:
     """Return the balance of a budget as it is booked just where an interval begins: what ends there is done."""
     sealed, sums = seals.latest(session, namespace, at)
     balance = sums.get("budget", 0)
@@ -95,9 +95,8 @@ def opening(session: Session, namespace: AccountId, at: Instant) -> int:
     since = query.where(Transaction.effective_at > sealed, Transaction.effective_at <= at)
     begins = query.where(Transaction.effective_at == at, _kind.not_in(_ENDS))
     balance += sum(effect(cast(PostingKind, kind), "budget", int(amount)) for kind, amount in session.execute(since))
-    return balance - sum(
-        effect(cast(PostingKind, kind), "budget", int(amount)) for kind, amount in session.execute(begins)
-    )
+    balance -= sum(effect(cast(PostingKind, kind), "budget", int(amount)) for kind, amount in session.execute(begins))
+    return GpuMilliseconds(balance)
 
 
 def charged(
@@ -136,7 +135,8 @@ def charged(
         .execution_options(yield_per=1000)
     )
     for uid, name, total, beyond, corrections, corrected in session.execute(query):
-        yield Charged(uid, name or "", int(total) - int(beyond), int(beyond), int(corrections), bool(corrected))
+        within, over_budget = GpuMilliseconds(int(total) - int(beyond)), GpuMilliseconds(int(beyond))
+        yield Charged(uid, name or "", within, over_budget, GpuMilliseconds(int(corrections)), bool(corrected))
 
 
 _LONG = 10_000

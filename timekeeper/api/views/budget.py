@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.units import EPOCH, Instant, format_instant
+from slicekeeper.units import EPOCH, GpuMilliseconds, Instant, format_instant
 from slicekeeper.wire.timekeeper import Budget, Figures, KeptBy, Parent
 from timekeeper.api.views.state import standing, state_name
 from timekeeper.core.period import bounds
@@ -22,7 +22,7 @@ def budget(
     position: Position | None,
     policy: NamespacePolicy,
     now: Instant,
-    reserved: int,
+    reserved: GpuMilliseconds,
     *,
     uid: str,
     gone: bool,
@@ -38,7 +38,7 @@ def budget(
     )
 
 
-def parent(position: Position, now: Instant, reserved: int) -> Parent:
+def parent(position: Position, now: Instant, reserved: GpuMilliseconds) -> Parent:
     """Return a team's or an organisation's budget as it is; `reserved` is what is set aside below it."""
     account = position.account
     return Parent(
@@ -48,7 +48,9 @@ def parent(position: Position, now: Instant, reserved: int) -> Parent:
     )
 
 
-def _figures(position: Position | None, policy: NamespacePolicy, now: Instant, reserved: int) -> dict[str, Any]:
+def _figures(
+    position: Position | None, policy: NamespacePolicy, now: Instant, reserved: GpuMilliseconds
+) -> dict[str, Any]:
     state = standing(position, policy, now)
     rule = position.rule.rule if position else policy_rule(policy.budget, EPOCH)
     around = bounds(now, *rule.calendar)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.config.settings import Settings
-from slicekeeper.units import Instant, format_instant
+from slicekeeper.units import GpuMilliseconds, Instant, format_instant
 from slicekeeper.wire.timekeeper import Decision, State
 from timekeeper.api.views.state import state_name
 from timekeeper.core import threshold
@@ -20,7 +20,9 @@ STALE_MS = 60_000
 """How long a decision may be believed after `asOf`."""
 
 
-def decision(position: Position, policy: NamespacePolicy, settings: Settings, now: Instant, reserved: int) -> Decision:
+def decision(
+    position: Position, policy: NamespacePolicy, settings: Settings, now: Instant, reserved: GpuMilliseconds
+) -> Decision:
     """Return what a namespace may do now; `reserved` is what it has set aside."""
     state = position.at(now)
     run_out = position.run_out(now)
