@@ -58,7 +58,7 @@ class StoryGrant(Section, frozen=True):
     amount: str
 
 
-class Step(Section, frozen=True):
+class StoryStep(Section, frozen=True):
     """One step: something to say, then one thing to do or to wait for."""
 
     say: str = ""
@@ -75,7 +75,7 @@ class Story(Section, frozen=True):
     """All steps, and the policy file that holds meanwhile."""
 
     policy: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StoryStep, ...] = ()
 
 
 class StoryFailed(SlicekeeperError):
@@ -94,11 +94,11 @@ def read(folder: Path) -> Story:
         found = sorted(path.name for path in folder.glob("*.yaml"))
         if not found:
             raise SettingsError(f"--examples is {str(folder)!r}: there is no *.yaml in it")
-        return Story(steps=tuple(Step(submit=name) for name in found))
+        return Story(steps=tuple(StoryStep(submit=name) for name in found))
     tree = read_yaml(file).tree
     check_keys(tree, Story, str(file))
     for number, step in enumerate(tree.get("steps") or [], 1):
-        check_keys(step, Step, f"{file}: step {number}")
+        check_keys(step, StoryStep, f"{file}: step {number}")
     story = convert(tree, Story, str(file))
     for name in [story.policy, *(step.submit for step in story.steps)]:
         if name and not (folder / name).is_file():
@@ -132,7 +132,7 @@ class Teller:
             if step.wait is not None:
                 self._wait(step.wait, f"step {number} of {STORY}")
 
-    def _submit(self, step: Step) -> None:
+    def _submit(self, step: StoryStep) -> None:
         file = self._folder / step.submit
         client = self._local.kube_client()
         for manifest in submit.documents(file.read_text("utf-8"), str(file)):

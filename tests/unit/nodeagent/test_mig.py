@@ -115,8 +115,10 @@ def test_a_gpu_that_fails_takes_its_slices_along(gpus: NvmlGpus, driver: Any, tm
         return [one.healthy for one in seen(gpus).mig]
 
     for ill, why in (
-        ({"lost": 1}, "lost"), ({"failed": 1}, "remapped"), ({"mig_flips": 1}, "its next reset ends MIG mode"),
-    ):  # fmt: skip
+        ({"lost": 1}, "lost"),
+        ({"failed": 1}, "remapped"),
+        ({"mig_flips": 1}, "its next reset ends MIG mode"),
+    ):
         driver.health(1, mig=1, **ill)
         assert healthy() == [False, False]
         assert all(why in gpus.troubles()[uuid] for uuid in slices)
@@ -172,9 +174,12 @@ def test_devices_of_the_plain_driver_are_named_by_its_list_of_minors(gpus: NvmlG
     (root / "dev/nvidia-caps/nvidia-cap31").symlink_to("/dev/null")
     paths = [node["path"] for node in made.edits([second]).content["deviceNodes"]]
     assert paths == [
-        "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1",
-        "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31",
-    ]  # fmt: skip
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia1",
+        "/dev/nvidia-caps/nvidia-cap30",
+        "/dev/nvidia-caps/nvidia-cap31",
+    ]
 
 
 def test_fake_gpus_can_be_divided(driver: Any, gpus: NvmlGpus, tmp_path: Path) -> None:

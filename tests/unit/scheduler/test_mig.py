@@ -360,8 +360,10 @@ def test_a_pod_over_budget_in_a_slice_gives_way():
     gpus = (Gpu("GPU-a", "A100", MIB), divided("b", 1, 2))
     state = new_state(ManualClock(), node("n0", *gpus))
     for name, size, annotations in (
-        ("shared", 100, {}), ("small", 14, ASKS_MIG), ("large", 28, ASKS_MIG),
-    ):  # fmt: skip
+        ("shared", 100, {}),
+        ("small", 14, ASKS_MIG),
+        ("large", 28, ASKS_MIG),
+    ):
         bind(state, pod(name, size, 8 if size < 100 else 0, {**annotations, **OVER}), "n0")
     tenants = [Tenant(place.pod.uid, place.hold, 1, at) for at, place in enumerate(state.snapshot().places)]
 
