@@ -74,7 +74,7 @@ def test_only_a_kubelet_makes_mirrors_of_its_static_pods() -> None:
     mirror = pod(MIRROR, {"tencent.com/vcuda-core": 400})
     for endpoint in ("mutate", "validate"):
         refusal = told(endpoint, "Pod", mirror, "enforce", ["system:authenticated"])
-        assert "only a kubelet makes mirrors" in refusal
+        assert "only a kubelet creates mirrors" in refusal
         assert told(endpoint, "Pod", mirror, "enforce", ["system:nodes", "system:authenticated"]) == ""
 
 

@@ -129,7 +129,7 @@ def test_the_injection_is_that_of_the_manifests_unless_the_settings_say_otherwis
 def test_a_mirror_of_a_static_pod_is_refused_as_by_the_server(tmp_path: Path) -> None:
     mirror = POD.replace("annotations: {", "annotations: {kubernetes.io/config.mirror: x, ")
     result = run(tmp_path, mirror)
-    assert "only a kubelet makes mirrors" in result.stderr
+    assert "only a kubelet creates mirrors" in result.stderr
     assert result.exit_code == 1
     assert run(tmp_path, mirror, "-n", "kube-system").exit_code == 0, "the server is not asked there"
     plain = mirror.replace("tencent.com/vcuda-core: 50, tencent.com/vcuda-memory: 15", "cpu: 1")
