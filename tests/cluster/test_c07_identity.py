@@ -320,7 +320,7 @@ def test_an_editor_cannot_make_a_pod_that_says_it_holds_gpus(site: Site) -> None
     claimed = {names.BOUND_AT: "2001-01-01T00:00:00.000Z", names.gpu_annotation("train"): "GPU-x"}
     annotations = {"kubernetes.io/config.mirror": "x", **claimed}
     forged = pod("mirror", gpu_container(core=100), nodeName="node-1", annotations=annotations)
-    with pytest.raises(Refused, match="only a kubelet makes mirrors"):
+    with pytest.raises(Refused, match="only a kubelet creates mirrors"):
         alice.create(forged, namespace=team)
     forged["metadata"]["annotations"] = claimed
     with pytest.raises(Refused, match="bound-at.* is reserved"):
