@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,13 @@ from nodeagent.counts import Count
 from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live
 from nodeagent.metrics import ShareMetrics
+from nodeagent.node_pods import NodePods
 from nodeagent.nvml import NvmlGpus
 from nodeagent.seat_store import Seat, SeatStore
 from nodeagent.shares import Shares, policy
 from slicekeeper import names
-from slicekeeper.config.settings import Resources
+from slicekeeper.config.settings import KubernetesSettings, Resources
+from slicekeeper.kube.client import KubeClient
 
 GIB = 1 << 30
 
@@ -148,6 +152,25 @@ def test_a_change_of_budget_or_ceiling_reaches_the_arbiter_at_once(
     wait_for(
         lambda: bench.held()["seat-0001-ab"][2:] == (90, "background"), "what cannot be read keeps the last ceiling"
     )
+
+
+def test_of_changes_that_follow_at_once_the_last_one_reaches_the_arbiter(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that is put back before anybody looks is not seen; what comes last is never lost."""
+    monkeypatch.setattr(module, "COMPARE_SECONDS", 600.0)
+    client, chance = KubeClient(KubernetesSettings(server="http://localhost:1")), random.Random(7)
+    watch = NodePods(client, "node-1", lambda _left: None, bench.shares.changed)
+    bench.seat(1)
+    bench.shares.start(watch)
+    for turn in range(40):
+        for state in chance.choices((names.OVER_BUDGET, names.IN_BUDGET), k=chance.randint(1, 5)):
+            limit = 40 + chance.randint(0, 60)
+            bench.annotate(**{names.BUDGET_STATE: state, names.CORE_LIMIT: str(limit)})
+            watch.on_event("MODIFIED", bench.pods[0])
+            time.sleep(chance.choice((0, 0, 0.001, 0.004)))
+        last = (limit, "background" if state == names.OVER_BUDGET else "in-budget")
+        wait_for(lambda want=last: bench.held()["seat-0001-ab"][2:] == want, f"change {turn}: {last}")
 
 
 def test_no_ceiling_is_above_the_namespaces(bench: Bench) -> None:
