@@ -29,7 +29,7 @@ def added(site: Site, overlay: str) -> Iterator[list[Object]]:
                 kind = f"crd/{obj['metadata']['name']}"
                 site.kubectl("wait", "--for=condition=Established", kind, "--timeout=120s", timeout=130)
         _rolled_out(site, [*ours, *after])
-        install.wait_for_trust(site.kubectl)
+        install.wait_for_webhooks(site.kubectl)
         yield ours
     finally:
         if before:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from cluster.harness import images
 from cluster.harness.binaries import KUBERNETES, NEWEST
 from cluster.harness.cluster import Cluster
-from cluster.harness.kubectl import Kubectl, Object, wait_for
+from cluster.harness.kubectl import Kubectl, Object, Refused, wait_for
 
 from slicekeeper.config import manifests
 from slicekeeper.config.settings import Images
@@ -26,6 +27,14 @@ WORKLOADS = ("deployment/certificates", "deployment/timekeeper", "deployment/web
 ROLLOUT_SECONDS = 120
 IMAGES = Images(registry="slicekeeper.test")
 """The images as the node has them: a name of its own, so that `slicekeeper check` finds a whole installation."""
+_LIMITS = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}
+_GPU_POD: Object = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "asks"},
+    "spec": {"containers": [{"name": "asks", "image": "asks", "resources": {"limits": _LIMITS}}]},
+}
+"""A pod that both webhooks are asked about."""
 
 
 def load_images(cluster: Cluster) -> None:
@@ -77,12 +86,23 @@ def install(kubectl: Kubectl, overlay: Path = SUITE, more: str = "") -> None:
             timeout=ROLLOUT_SECONDS + 10,
         )
     # A test that had put the configurations back by `apply` has them lose their CA by the next one.
-    wait_for_trust(kubectl)
+    wait_for_webhooks(kubectl)
 
 
-def wait_for_trust(kubectl: Kubectl) -> None:
-    """Wait until the API server can call each of our webhooks: a new one has no CA yet."""
+def wait_for_webhooks(kubectl: Kubectl) -> None:
+    """Wait until the API server trusts and reaches our webhooks: a new one has no CA and no way from kube-proxy yet."""
     wait_for("CA of the webhooks", lambda: all(map(_ca, _webhooks(kubectl))))
+    with suppress(TimeoutError):
+        wait_for("admission", lambda: _admits(kubectl))
+    kubectl.create(_GPU_POD, namespace="default", dry_run=True)  # says what is wrong, if anything still is
+
+
+def _admits(kubectl: Kubectl) -> bool:
+    try:
+        kubectl.create(_GPU_POD, namespace="default", dry_run=True)
+    except Refused:
+        return False
+    return True
 
 
 def _webhooks(kubectl: Kubectl) -> list[Object]:
