@@ -178,7 +178,7 @@ class Intervals:
             return opening, None, False
         recorded = interval.end_of(pod, holders, EPOCH, final=True) or end
         seen = self._end_seen.setdefault(uid, now) if end.at > now else now
-        at = max(interval.credible(end.at, seen), began)
+        at = max(interval.credible(pod, end.at, seen), began)
         skewed = ["clock-skew"] if at < end.at or recorded.at < began - CLOCK_SKEW_MS else []
         flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
         return opening, Closing(uid, at, end.source, tuple(flags)), True

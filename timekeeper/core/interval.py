@@ -110,9 +110,14 @@ def end_of(pod: Mapping[str, Any], holders: Collection[str], start: Instant, *, 
     return None if found is None else End(max(found.at, start), found.source)
 
 
-def credible(end: Instant, seen: Instant) -> Instant:
-    """Return an end as far as it is believed: no later than it was first seen, and the skew that clocks may have."""
-    return min(end, Instant(seen + CLOCK_SKEW_MS))
+def credible(pod: Mapping[str, Any], end: Instant, seen: Instant) -> Instant:
+    """Return an end as far as it is believed: no later than it was first seen, and the skew that clocks may have.
+
+    If the API server took the record more than the skew before the end that it states, the node's clock was set
+    forward, and the server's instant counts.
+    """
+    written = max(filter(None, map(_instant, _phase_written(pod))), default=end)
+    return min(end if end <= written + CLOCK_SKEW_MS else written, Instant(seen + CLOCK_SKEW_MS))
 
 
 def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> End | None:

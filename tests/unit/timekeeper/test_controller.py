@@ -476,6 +476,19 @@ def test_an_end_in_the_future_is_held_at_the_skew_after_it_was_seen_and_flagged(
     assert sum(booked[neighbour["metadata"]["uid"]]) == 600
 
 
+def test_an_end_of_a_node_whose_clock_was_set_forward_is_when_the_api_server_took_it(stage: Stage) -> None:
+    pod = stage.create()
+    stage.look()
+    stage.clock.advance(60_000)
+    taken = {"manager": "kubelet", "time": format_instant(stage.clock.ms), "fieldsV1": {"f:status": {"f:phase": {}}}}
+    stage.kube.patch(PODS, "a", {"metadata": {"managedFields": [taken]}}, "team")
+    stage.end("a", stage.clock.ms + 3_600_000)
+    stage.clock.advance(2_000)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.end_source, row.flags) == (T0 + 60_000, "finished", "clock-skew")
+
+
 def test_an_end_that_the_books_could_not_take_at_first_is_held_from_when_it_was_seen(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

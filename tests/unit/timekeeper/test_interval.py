@@ -87,9 +87,9 @@ def test_a_start_within_the_skew_is_believed() -> None:
 
 
 def test_an_end_is_believed_up_to_the_skew_after_it_was_seen() -> None:
-    assert credible(SEEN - 1, SEEN) == SEEN - 1
-    assert credible(SEEN + CLOCK_SKEW_MS, SEEN) == SEEN + CLOCK_SKEW_MS
-    assert credible(SEEN + 20 * 60_000, SEEN) == SEEN + CLOCK_SKEW_MS
+    assert credible({}, SEEN - 1, SEEN) == SEEN - 1
+    assert credible({}, SEEN + CLOCK_SKEW_MS, SEEN) == SEEN + CLOCK_SKEW_MS
+    assert credible({}, SEEN + 20 * 60_000, SEEN) == SEEN + CLOCK_SKEW_MS
 
 
 def test_a_pod_that_is_not_bound_holds_nothing() -> None:
