@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.02
 FIRST_PAUSE_SECONDS: Final = 0.05
-LONGEST_PAUSE_SECONDS: Final = 5.0
+LONGEST_PAUSE_SECONDS: Final = 0.5
+"""Without an arbiter limiters hold to their requests alone: however often one is killed, the next one is there soon."""
 SETTLED_SECONDS: Final = 10.0
 """An arbiter that lived this long was well: its end is the first of a new count."""
 END_SECONDS: Final = 5.0

@@ -24,7 +24,8 @@ from slicekeeper.kube.client import PODS, Object
 from slicekeeper.wire.node import PATH, NodeSeats, SeatUse
 
 ANSWER_SECONDS: Final = 3.0
-AT_ONCE: Final = 16
+AT_ONCE: Final = 64
+"""Agents asked at the same time: as many may keep silent before the others wait for `ANSWER_SECONDS` more."""
 
 _UUID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[-0-9a-f]+")
 _SELECTOR: Final = "app.kubernetes.io/name=nodeagent"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -279,15 +280,18 @@ def test_metrics_have_whole_gpus_by_the_drivers_word_without_an_arbiter(made: An
     assert all(not metric.samples for metric in metrics.collect()), "what is old is left out"
 
 
-def test_an_arbiter_that_is_killed_comes_back_with_its_seats(bench: Bench) -> None:
+def test_an_arbiter_that_is_killed_comes_back_with_its_seats(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.seat(1)
     before = bench.held()
     pid = bench.running.read().pid
-    for _ in range(3):
+    for _ in range(6):
         os.kill(pid, signal.SIGKILL)
         told = wait_for(lambda old=pid: (t := bench.running.read()) and t.pid != old and t, "another one answers")
         pid = told.pid
         assert bench.held() == before
+    pauses = re.findall(r"the next one starts in ([0-9.]+) s", caplog.text)
+    assert len(pauses) == 6
+    assert max(map(float, pauses)) <= 0.5, "however often it is killed"
 
 
 def test_a_second_keeper_waits_and_takes_over(bench: Bench) -> None:
