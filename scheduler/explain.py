@@ -278,6 +278,13 @@ def _helps(
         if memory >= MIB_PER_BLOCK:
             blocks = memory // MIB_PER_BLOCK
             yield f"the same share with {blocks * MIB_PER_BLOCK} MiB ({blocks} blocks) would fit now"
+    elif all(piece.whole for piece in demand.slices):
+        asked = len(demand.slices)
+        fewer = (
+            count for count in range(asked - 1, 0, -1) if cluster.fits(replace(demand, slices=demand.slices[:count]))
+        )
+        if count := next(fewer, 0):
+            yield f"{count} whole GPU{'s' if count > 1 else ''} would fit now ({asked} are asked for)"
 
 
 def _company(cluster: _Cluster) -> Iterable[str]:

@@ -116,6 +116,14 @@ def test_rules_about_company_that_keep_a_pod_off_are_named(cluster, theirs, mine
     assert not cluster.told("w").is_stuck
 
 
+def test_fewer_whole_gpus_may_fit(cluster):
+    cluster.node("n", gpus=4)
+    cluster.pod("a", 20, on="n-0")
+    cluster.pod("b", 20, on="n-1")
+    cluster.pod("w", 400, 0)
+    assert cluster.told("w").helps == ("2 whole GPUs would fit now (4 are asked for)",)
+
+
 def test_memory_alone_may_be_too_much(cluster):
     cluster.node("n")
     cluster.pod("a", 10, 30, on="n-0")  # 7,680 of 8,192 MiB
