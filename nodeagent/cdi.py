@@ -20,7 +20,7 @@ import msgspec
 
 from nodeagent.cdi_probe import CdiProbe
 from nodeagent.entitlement import SeatRefused
-from nodeagent.first_read import FirstRead
+from nodeagent.first_read import FirstRead, Inotify
 from nodeagent.gpus import GpuSource
 from nodeagent.host_cdi import Edits, joined, own_files
 from nodeagent.seat_store import Seat, replace_file
@@ -52,7 +52,8 @@ class SeatFiles:
         """By seat, when its spec was needed last; unknown for those that an agent before this one left."""
         self._first: float | None = None
         """When a container could be created with its spec for the first time."""
-        self.probe = CdiProbe(cdi_dir, kind)
+        self._inotify = Inotify()
+        self.probe = CdiProbe(cdi_dir, kind, self._inotify)
         self._cdi_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir.mkdir(parents=True, exist_ok=True)
 
@@ -83,7 +84,7 @@ class SeatFiles:
         if file.exists():
             yield
         else:
-            with FirstRead() as read:
+            with FirstRead(self._inotify) as read:
                 written = time.monotonic()
                 replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
                 yield

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodeagent.first_read import FirstRead
+from nodeagent.first_read import FirstRead, Inotify
 from nodeagent.host_cdi import OLDEST_VERSION, own_files
 from nodeagent.seat_store import replace_file
 
@@ -33,9 +33,10 @@ _DEVICE: Final[dict[str, Any]] = {"name": "probe", "containerEdits": {"env": ["S
 class CdiProbe:
     """A specification that waits to be read."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, kind: str, inotify: Inotify) -> None:
         self._file = folder / f"{own_files(kind)}probe.json"
         self._spec = msgspec.json.encode({"cdiVersion": OLDEST_VERSION, "kind": kind, "devices": [_DEVICE]})
+        self._inotify = inotify
         self._lock = threading.Lock()
         self._first: FirstRead | None = None
         """The watch on it while it lies in the folder."""
@@ -104,7 +105,7 @@ class CdiProbe:
         return False
 
     def _write(self) -> None:
-        self._first = first = FirstRead()
+        self._first = first = FirstRead(self._inotify)
         try:
             replace_file(self._file, self._spec, mode=0o644, before=first.of)
         except OSError as error:

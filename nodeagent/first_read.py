@@ -3,6 +3,9 @@
 
 Container runtimes read their CDI folder in the background and hold a lock while they do. From when a runtime has opened
 a new specification, a container that it is asked to create waits for the end of that reading, and so finds its device.
+
+Linux lets a user have 128 inotify instances on the whole machine, and kubelet and the runtime need some of root's. So
+all files are watched by one, however many containers start.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import os
 import select
 import struct
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -21,19 +25,87 @@ log = logging.getLogger(__name__)
 _IN_OPEN: Final = 0x20
 _IN_Q_OVERFLOW: Final = 0x4000
 _IN_IGNORED: Final = 0x8000
+_IN_ONESHOT: Final = 0x80000000
 _EVENT: Final = struct.Struct("iIII")
 """Of a watch on a file: no name follows."""
+_EVENTS: Final = 4096
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+_LOOK_MS: Final = 1000
+"""How soon the thread notices that nothing is watched any more, if another has taken in the event that says so."""
+
+
+class Inotify:
+    """One inotify instance, with a thread that reads it; both are there only while a file is watched."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._reads: dict[int, FirstRead] = {}
+        """By the number of the watch. Numbers begin again with each instance."""
+
+    def add(self, file: Path, read: FirstRead) -> int:
+        """Watch a file until it is opened or gone, which `read` is told; return the watch's number.
+
+        Raises OSError if the kernel gives no watch.
+        """
+        with self._lock:
+            if self._fd < 0:
+                self._fd = _made(_LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+                threading.Thread(target=self._follow, name="first-reads", daemon=True).start()
+            watch = _made(_LIBC.inotify_add_watch(self._fd, os.fsencode(file), _IN_OPEN | _IN_ONESHOT))
+            self._reads[watch] = read
+        return watch
+
+    def drop(self, watch: int, read: FirstRead) -> None:
+        """End a watch, if it is still that of `read`."""
+        with self._lock:
+            if self._reads.get(watch) is read:
+                del self._reads[watch]
+                _LIBC.inotify_rm_watch(self._fd, watch)
+
+    def look(self) -> None:
+        """Take in everything that has happened until now."""
+        with self._lock:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        while self._fd >= 0:
+            try:
+                events = os.read(self._fd, _EVENT.size * _EVENTS)
+            except BlockingIOError:
+                return
+            for watch, mask, _cookie, _length in _EVENT.iter_unpack(events):
+                if mask & _IN_Q_OVERFLOW:  # whose events are lost is not known
+                    over = list(self._reads.values())
+                    self._reads.clear()
+                else:
+                    over = [self._reads.pop(watch)] if watch in self._reads else []
+                for read in over:
+                    read.end(opened=not mask & _IN_IGNORED)
+
+    def _follow(self) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while True:
+            poll.poll(_LOOK_MS)
+            with self._lock:
+                self._take_in()
+                if not self._reads:
+                    os.close(self._fd)
+                    self._fd = -1
+                    return
 
 
 class FirstRead:
     """The first opening of one file. If the kernel gives no watch, there is no wait."""
 
-    def __init__(self) -> None:
-        self._fd = _LIBC.inotify_init1(os.O_CLOEXEC)
+    def __init__(self, inotify: Inotify) -> None:
+        self._inotify = inotify
+        self._watch = 0
         self._opened = False
-        self.watching = False
-        """Whether the file is there and watched."""
+        self._over = threading.Event()
+        self._over.set()
 
     def __enter__(self) -> Self:
         return self
@@ -43,28 +115,43 @@ class FirstRead:
     ) -> None:
         self.close()
 
+    @property
+    def watching(self) -> bool:
+        """Whether the file is there, watched, and not opened yet, as far as `wait` has seen."""
+        return not self._over.is_set()
+
     def close(self) -> None:
         """Watch nothing any more."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-        self.watching = False
+        self._inotify.drop(self._watch, self)
+        self._over.set()
 
     def of(self, file: Path) -> bool:
         """Watch a file from now on, under whatever name it gets; return False if the kernel gives no watch."""
-        if self._fd < 0 or _LIBC.inotify_add_watch(self._fd, os.fsencode(file), _IN_OPEN) < 0:
-            log.warning("%s cannot be watched: %s", file, os.strerror(ctypes.get_errno()))
+        self._over.clear()
+        try:
+            self._watch = self._inotify.add(file, self)
+        except OSError as error:
+            self._over.set()
+            log.warning("%s cannot be watched: %s", file, error.strerror)
             return False
-        self.watching = True
         return True
 
     def wait(self, seconds: float) -> bool:
         """Return whether it has been opened, as soon as it has, or as soon as it is gone."""
-        if self.watching and not self._opened:
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            if poll.poll(seconds * 1000):
-                for _watch, mask, _cookie, _length in _EVENT.iter_unpack(os.read(self._fd, _EVENT.size * 64)):
-                    self._opened = self._opened or bool(mask & (_IN_OPEN | _IN_Q_OVERFLOW))
-                    self.watching = self.watching and not mask & _IN_IGNORED
+        if self.watching:
+            self._inotify.look()
+            self._over.wait(seconds)
         return self._opened
+
+    def end(self, *, opened: bool) -> None:
+        """Take in that the watch has ended, because the file was opened or is gone."""
+        self._opened = opened
+        self._over.set()
+
+
+def _made(number: int) -> int:
+    """Return what the kernel has made. Raises OSError if it has not."""
+    if number < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return number

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cdi_probe import CdiProbe
+from nodeagent.first_read import Inotify
 
 SEAT = "slicekeeper.io/seat"
 
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[CdiProbe]:
-    made = CdiProbe(tmp_path, SEAT)
+    made = CdiProbe(tmp_path, SEAT, Inotify())
     made.start()
     yield made
     made.stop()
@@ -112,7 +113,7 @@ def test_an_agent_that_stops_leaves_nothing(probe: CdiProbe, tmp_path: Path) -> 
 
 
 def test_nothing_is_known_without_a_watch_or_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = CdiProbe(tmp_path / "away", SEAT)
+    away = CdiProbe(tmp_path / "away", SEAT, Inotify())
     away.start()
     away.look(started=True)
     assert away.read is None
@@ -124,7 +125,7 @@ def test_nothing_is_known_without_a_watch_or_a_folder(tmp_path: Path, monkeypatc
             return -1
 
     monkeypatch.setattr("nodeagent.first_read._LIBC", NoWatches())
-    blind = CdiProbe(tmp_path, SEAT)
+    blind = CdiProbe(tmp_path, SEAT, Inotify())
     blind.start()
     blind.look(started=True)
     assert blind.read is None

@@ -14,7 +14,7 @@ from support.vcuda_programs import built
 from nodeagent.cdi import SeatFiles
 from nodeagent.entitlement import SeatRefused
 from nodeagent.fake import FakeDevices
-from nodeagent.first_read import FirstRead
+from nodeagent.first_read import FirstRead, Inotify
 from nodeagent.host_cdi import Edits, HostCdi, joined
 from nodeagent.nvml import NvmlGpus
 from nodeagent.seat_store import Seat
@@ -76,7 +76,7 @@ def test_our_own_specifications_are_not_opened(folders: list[Path]) -> None:
     """Who waits for a container runtime to open one must not be told of the agent itself."""
     own = folders[1] / "slicekeeper.io-seat-probe.json"
     own.write_text("{}")
-    with FirstRead() as read:
+    with FirstRead(Inotify()) as read:
         assert read.of(own)
         HostCdi(folders, ("slicekeeper.io-seat-",)).edits([(0, "GPU-a")])
         assert not read.wait(0)
