@@ -13,6 +13,7 @@ import logging
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ from nodeagent.protocol import (
     pod_resources,
 )
 from nodeagent.seats import Owner, Seats
+from nodeagent.shared_call import SharedCall
 from slicekeeper import threads
 from slicekeeper.config.resource_names import is_named
 
@@ -42,6 +44,8 @@ SOCKET: Final = "slicekeeper-seat.sock"
 CALL_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.02
 """Pause between two looks for a kubelet; none is taken while it has the seats."""
+BUSY_SECONDS: Final = 0.02
+"""Pause before kubelet is asked again that has answered as many questions as it answers in a second."""
 THREADS: Final = 16
 """One is held by every ListAndWatch stream; the others start containers side by side."""
 
@@ -207,26 +211,22 @@ class SeatPlugin:
 
 
 class PodResources:
-    """Asks kubelet which container holds a seat, and what other plugins give out."""
+    """Asks kubelet which container holds a seat, and what other plugins give out.
+
+    kubelet answers 100 questions a second, 10 of them at once, whoever asks, and refuses the others.
+    """
 
     def __init__(self, socket: Path, resource: str) -> None:
         self._target = f"unix://{socket}"
         self._resource = resource
+        self._by_seat = SharedCall(self._listed_by_seat)
 
     def owners(self, seat_id: str) -> list[Owner]:
-        """Return every container that holds the seat.
+        """Return every container that holds the seat, by a list that kubelet made after this was asked.
 
         Raises grpc.RpcError if kubelet does not answer.
         """
-        with self._channel() as channel:
-            answer = _listed(channel)
-        return [
-            (pod.namespace, pod.name, container.name)
-            for pod in answer.pod_resources
-            for container in pod.containers
-            for device in container.devices
-            if device.resource_name == self._resource and seat_id in device.device_ids
-        ]
+        return self._by_seat().get(seat_id, [])
 
     def devices(self, resources: tuple[str, ...]) -> set[str]:
         """Return all devices of these resources: those on offer, and those that containers hold.
@@ -235,7 +235,7 @@ class PodResources:
         """
         with self._channel() as channel:
             held = _listed(channel)
-            offered = call(
+            offered = _asked(
                 channel,
                 GET_ALLOCATABLE_RESOURCES,
                 pod_resources.AllocatableResourcesRequest(),
@@ -251,17 +251,41 @@ class PodResources:
             for device_id in device.device_ids
         }
 
+    def _listed_by_seat(self) -> dict[str, list[Owner]]:
+        with self._channel() as channel:
+            answer = _listed(channel)
+        owners = defaultdict(list)
+        for pod in answer.pod_resources:
+            for container in pod.containers:
+                for device in container.devices:
+                    if device.resource_name == self._resource:
+                        for seat_id in device.device_ids:
+                            owners[seat_id].append((pod.namespace, pod.name, container.name))
+        return dict(owners)
+
     def _channel(self) -> grpc.Channel:
         return grpc.insecure_channel(self._target, options=[("grpc.max_receive_message_length", 4 * MESSAGE_BYTES)])
 
 
 def _listed(channel: grpc.Channel) -> Any:
-    return call(
+    return _asked(
         channel,
         LIST_POD_RESOURCES,
         pod_resources.ListPodResourcesRequest(),
         pod_resources.ListPodResourcesResponse,
     )
+
+
+def _asked(channel: grpc.Channel, method: str, request: Any, answer: Any) -> Any:
+    """Send a request to PodResources; return the answer, for which it may have to be sent again."""
+    end = time.monotonic() + CALL_SECONDS
+    while True:
+        try:
+            return call(channel, method, request, answer)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > end:
+                raise
+        time.sleep(BUSY_SECONDS)
 
 
 def call(channel: grpc.Channel, method: str, request: Any, answer: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ class FakeKubelet:
         self.others: dict[str, list[str]] = {}
         """Resource → devices that another plugin offers; `held` are those that pods hold."""
         self.held: dict[str, list[str]] = {}
+        self.lists = 0
+        """How many times all pods' resources were asked for, those that were refused among them."""
+        self.per_second, self.tokens = 100.0, 10.0
+        """PodResources answers so many in a second, and so many at once now; kubelet's own limits."""
+        self._counted = time.monotonic()
         self._servers: list[grpc.Server] = []
         self._followed: grpc.Channel | None = None
         self._lock = threading.Lock()
@@ -95,7 +101,18 @@ class FakeKubelet:
                 self.offered = [device.ID for device in answer.devices]
                 self.came.set()
 
-    def _list(self, _request: Any, _context: Any) -> Any:
+    def _limit(self, context: Any) -> None:
+        with self._lock:
+            before, self._counted = self._counted, time.monotonic()
+            self.tokens = min(10.0, self.tokens + (self._counted - before) * self.per_second)
+            if allowed := self.tokens >= 1:
+                self.tokens -= 1
+        if not allowed:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    def _list(self, _request: Any, context: Any) -> Any:
+        self.lists += 1
+        self._limit(context)
         answer = pod_resources.ListPodResourcesResponse()
         for seat, owners in self.owners.items():
             for namespace, name, container in owners:
@@ -108,7 +125,8 @@ class FakeKubelet:
             pod.containers.add(name="c").devices.add(resource_name=resource, device_ids=devices)
         return answer
 
-    def _allocatable(self, _request: Any, _context: Any) -> Any:
+    def _allocatable(self, _request: Any, context: Any) -> Any:
+        self._limit(context)
         answer = pod_resources.AllocatableResourcesResponse()
         answer.devices.add(resource_name=self.resource, device_ids=self.offered)
         for resource, devices in self.others.items():

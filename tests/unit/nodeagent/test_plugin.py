@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 from support.small_cluster import wait_for
+
+from nodeagent.plugin import PodResources
+from nodeagent.seats import Owner
 
 
 def test_it_is_registered_once_kubelet_has_been_sent_the_seats(bench: Any) -> None:
@@ -60,3 +65,34 @@ def test_it_stops_while_kubelet_follows(bench: Any) -> None:
     assert bench.plugin.registered.wait(60)
     bench.plugin.stop()
     wait_for(lambda: not bench.plugin.registered.is_set(), "it knows that it has stopped")
+
+
+def test_whose_seats_they_are_is_asked_for_all_together(bench: Any) -> None:
+    """kubelet answers 10 questions at once, and refuses the others."""
+    bench.kubelet.owners = {f"seat-{n:04}": [("team", f"pod-{n}", "train")] for n in range(200)}
+    kubelet = PodResources(bench.folder / "plugins/pods.sock", "slicekeeper.io/seat")
+    together = threading.Barrier(200)
+
+    def ask(number: int) -> list[Owner]:
+        together.wait(60)
+        return kubelet.owners(f"seat-{number:04}")
+
+    with ThreadPoolExecutor(200) as pool:
+        assert [owners for [owners] in pool.map(ask, range(200))] == [("team", f"pod-{n}", "train") for n in range(200)]
+    assert bench.kubelet.lists < 100
+
+
+def test_a_list_that_kubelet_refuses_for_now_is_asked_for_again(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who else asks on the node takes from the same number of answers."""
+    bench.kubelet.owners = {"seat-0000": [("team", "one", "train")]}
+    bench.kubelet.others = {"nvidia.com/gpu": ["GPU-1"]}
+    kubelet = PodResources(bench.folder / "plugins/pods.sock", "slicekeeper.io/seat")
+    bench.kubelet.tokens = -5.0
+    assert kubelet.owners("seat-0000") == [("team", "one", "train")]
+    assert bench.kubelet.lists > 1
+    bench.kubelet.tokens = -5.0
+    assert kubelet.devices(("nvidia.com/gpu",)) == {"GPU-1"}
+    bench.kubelet.tokens = bench.kubelet.per_second = 0.0
+    monkeypatch.setattr("nodeagent.plugin.CALL_SECONDS", 0.2)
+    with pytest.raises(grpc.RpcError, match="rejected by rate limit"):
+        kubelet.owners("seat-0000")
