@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,11 +68,16 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SeatStore:
-    """All seats of the node, in memory and in a folder; safe for use by several threads."""
+    """All seats of the node, in memory and in a folder; safe for use by several threads.
+
+    Who writes waits for the disk, and only for writes of the same seat; who reads waits for neither.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        """By seat id; `_lock` is taken while one is held, and never the other way round."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._seats = {seat.id: seat for seat in self._read()}
 
@@ -87,28 +93,34 @@ class SeatStore:
 
     def put(self, seat: Seat) -> Seat | None:
         """Remember a seat, on disk first; return the one it takes the place of."""
-        with self._lock:
-            before = self._seats.get(seat.id)
-            replace_file(self._folder / f"{seat.id}.json", msgspec.json.encode(seat), durable=True)
-            self._seats[seat.id] = seat
+        with self._writing[seat.id]:
+            replace_file(self._file(seat), msgspec.json.encode(seat), durable=True)
+            with self._lock:
+                before = self._seats.get(seat.id)
+                self._seats[seat.id] = seat
         return before
 
     def change(self, before: Seat, now: Seat) -> None:
         """Remember what its pod says now, if the seat is still this one. A crash may lose it: the pod says it again."""
-        with self._lock:
-            if self._seats.get(before.id) == before:
-                replace_file(self._folder / f"{now.id}.json", msgspec.json.encode(now))
-                self._seats[now.id] = now
+        with self._writing[before.id]:
+            if self.get(before.id) == before:
+                replace_file(self._file(now), msgspec.json.encode(now))
+                with self._lock:
+                    self._seats[now.id] = now
 
     def drop(self, seat: Seat) -> bool:
         """Forget a seat if it is still this one, whatever its pod says of it; return whether it was."""
-        with self._lock:
-            known = self._seats.get(seat.id)
+        with self._writing[seat.id]:
+            known = self.get(seat.id)
             if known is None or (known.name, known.uid) != (seat.name, seat.uid):
                 return False
-            (self._folder / f"{seat.id}.json").unlink(missing_ok=True)
-            del self._seats[seat.id]
+            self._file(seat).unlink(missing_ok=True)
+            with self._lock:
+                del self._seats[seat.id]
         return True
+
+    def _file(self, seat: Seat) -> Path:
+        return self._folder / f"{seat.id}.json"
 
     def _read(self) -> list[Seat]:
         seats = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -245,3 +246,12 @@ def arbiter(driver: Driver, tmp_path_factory: pytest.TempPathFactory, monkeypatc
     running.start()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Let threads take turns as often as they can."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,15 +34,6 @@ def files(tmp_path: Path) -> list[Path]:
     for file in made:
         file.write_text("{}")
     return made
-
-
-@pytest.fixture
-def switching() -> Iterator[None]:
-    """Let threads take turns as often as they can."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
 
 
 def test_however_many_files_are_watched_there_is_one_instance_and_none_afterwards(files: list[Path]) -> None:

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -32,15 +30,6 @@ class Source:
         if mine == 2:
             raise OSError("the second one fails")
         return mine
-
-
-@pytest.fixture
-def switching() -> Iterator[None]:
-    """Let threads take turns as often as they can."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
 
 
 def test_all_who_come_while_a_call_is_made_share_the_next_one() -> None:
