@@ -2,11 +2,13 @@
 """Speaks with the node's arbiter: one line of JSON asked, one answered, on a socket in the folder that both know.
 
 Each call has a connection of its own, so an arbiter that was restarted is found again without anything to remember.
+The arbiter serves 64 connections at once, and hangs up on the oldest of more: fewer are opened from here.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,6 +18,9 @@ import msgspec
 from slicekeeper.errors import SlicekeeperError
 
 ANSWER_SECONDS: Final = 2.0
+
+CONNECTIONS: Final = 16
+"""An answer takes about a millisecond, so a container's start hardly waits for the others' to have theirs."""
 
 SOCKET: Final = "control.sock"
 
@@ -125,6 +130,7 @@ class Arbiter:
 
     def __init__(self, folder: Path) -> None:
         self._path = str(folder / SOCKET)
+        self._connections = threading.BoundedSemaphore(CONNECTIONS)
 
     def read(self) -> Telemetry:
         """Return its telemetry. Raises ArbiterAway."""
@@ -147,16 +153,23 @@ class Arbiter:
         self._ask({"op": "rule", "rule": rule}, _Answer)
 
     def _ask(self, request: dict[str, Any], kind: type[_T]) -> _T:
+        if not self._connections.acquire(timeout=ANSWER_SECONDS):
+            raise ArbiterAway(f"the node's arbiter has not answered {CONNECTIONS} others for {ANSWER_SECONDS:g} s")
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(ANSWER_SECONDS)
-                connection.connect(self._path)
-                connection.sendall(msgspec.json.encode(request) + b"\n")
-                with connection.makefile("rb") as answer:
-                    line = answer.readline()
+            line = self._line(msgspec.json.encode(request) + b"\n")
             said = msgspec.json.decode(line, type=_Answer)
             if not said.ok:
                 raise ArbiterRefused(f"the arbiter refuses: {said.error}")
             return msgspec.json.decode(line, type=kind)
         except (OSError, msgspec.MsgspecError) as error:
             raise ArbiterAway(f"the node's arbiter does not answer: {error}") from error
+        finally:
+            self._connections.release()
+
+    def _line(self, request: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(self._path)
+            connection.sendall(request)
+            with connection.makefile("rb") as answer:
+                return answer.readline()

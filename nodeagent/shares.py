@@ -17,6 +17,7 @@ import msgspec
 from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused, ArbiterSeat, SeatPolicy
 from nodeagent.node_pods import PodsOfNode
 from nodeagent.seat_store import Seat, SeatStore
+from nodeagent.shared_call import SharedCall
 from slicekeeper import names, threads
 from slicekeeper.config.settings import RULES, Resources, Rule
 from slicekeeper.errors import RequestRefused
@@ -51,6 +52,7 @@ class Shares:
     ) -> None:
         """`ceiling_of` returns a namespace's ceiling, None while it is not known."""
         self._arbiter = arbiter
+        self._read_for_starts = SharedCall(arbiter.read)
         self._store = store
         self._resources = resources
         self._limits = limits
@@ -125,7 +127,7 @@ class Shares:
         if not seat.is_fraction:
             return
         try:
-            gpus = {gpu.uuid: gpu.gpu for gpu in self._arbiter.read().gpus}
+            gpus = {gpu.uuid: gpu.gpu for gpu in self._read_for_starts().gpus}
             self._set(seat, gpus)
         except (ArbiterAway, ArbiterRefused):
             if seat.limited:

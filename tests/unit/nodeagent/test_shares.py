@@ -8,9 +8,12 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from support.small_cluster import wait_for
 from support.vcuda_programs import built
 
 from nodeagent import shares as module
-from nodeagent.arbiter import Arbiter, ArbiterAway, ArbiterRefused
+from nodeagent.arbiter import CONNECTIONS, Arbiter, ArbiterAway, ArbiterRefused
 from nodeagent.counts import Count
 from nodeagent.host_cdi import HostCdi
 from nodeagent.live_seats import Live
@@ -105,6 +108,41 @@ def test_a_fraction_is_held_before_its_container_starts(bench: Bench) -> None:
     told = bench.running.read().seats[0]
     assert (told.memory_limit, told.processes) == (2 * GIB, 0)
     assert (bench.running.folder / "seats" / seat.name / "seat.sock").is_socket()
+
+
+def test_containers_that_start_together_are_all_held(bench: Bench) -> None:
+    """The arbiter hangs up on some of more than 64 who ask at once, and the kernel refuses others."""
+    first = bench.seat(1)
+    together = threading.Barrier(200)
+
+    def give(number: int) -> None:
+        together.wait(60)
+        bench.shares.give(replace(first, id=f"seat-{number}", core=1))
+        bench.running.arbiter.read()
+
+    with ThreadPoolExecutor(200) as pool:
+        list(pool.map(give, range(200)))
+    assert bench.held().keys() == {first.name, *(f"seat-{number}-ab" for number in range(200))}
+
+
+def test_who_finds_others_waiting_for_an_arbiter_that_hangs_waits_no_longer_than_they(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.arbiter.ANSWER_SECONDS", 60.0)
+    arbiter = Arbiter(tmp_path)
+    with socket.socket(socket.AF_UNIX) as hangs, ThreadPoolExecutor(CONNECTIONS) as pool:
+        hangs.bind(str(tmp_path / "control.sock"))
+        hangs.listen(CONNECTIONS)
+        others = [pool.submit(arbiter.read) for _ in range(CONNECTIONS)]
+        connections = [hangs.accept()[0] for _ in others]
+        monkeypatch.setattr("nodeagent.arbiter.ANSWER_SECONDS", 0.1)
+        with pytest.raises(ArbiterAway, match=f"has not answered {CONNECTIONS} others for 0.1 s"):
+            arbiter.read()
+        for connection in connections:
+            connection.close()
+        for other in others:
+            with pytest.raises(ArbiterAway, match="does not answer"):
+                other.result(30)
 
 
 def test_a_whole_gpu_has_no_seat_at_the_arbiter(bench: Bench) -> None:
