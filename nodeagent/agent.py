@@ -130,6 +130,8 @@ class Agent:
         self._audit.start()
         while not stop.wait(TIDY_SECONDS):
             self._seats.tidy()
+            if self._pods.synced:
+                self._seats.free()  # that of a pod that went while its container was being started
             self._files.probe.look(started=self._files.has_started_one())
         self._linger()
         self._files.probe.stop()
@@ -187,8 +189,8 @@ class Agent:
         policy = self._policy.of(namespace)
         return policy if self._policy_is_known else msgspec.structs.replace(policy, audit="tell")
 
-    def _gone(self, left: set[str]) -> None:
-        self._seats.keep_only(left)
+    def _gone(self) -> None:
+        self._seats.free()
 
     def _refused(self, pod: Object, why: str) -> None:
         self._tell(pod, "SeatRefused", "Start", why)

@@ -26,7 +26,7 @@ class NodePods:
     """Pods that were bound to the node, as the watch last showed them."""
 
     def __init__(
-        self, client: KubeClient, node: str, on_gone: Callable[[set[str]], None], on_change: Callable[[], None]
+        self, client: KubeClient, node: str, on_gone: Callable[[], None], on_change: Callable[[], None]
     ) -> None:
         self._client = client
         self._node = node
@@ -94,12 +94,11 @@ class NodePods:
             for pod in objects:
                 self._ahead.pop(pod["metadata"]["uid"], None)
             self._changed.notify_all()
-            left = self._uids()
         self._on_change()
-        self._on_gone(left)
+        self._on_gone()
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one change; if a pod has gone, report which are left."""
+        """Take one change; report if a pod has gone."""
         with self._changed:
             self._ahead.pop(obj["metadata"]["uid"], None)
             if kind == "DELETED":
@@ -107,13 +106,9 @@ class NodePods:
             else:
                 self._pods[_key(obj)] = obj
             self._changed.notify_all()
-            left = self._uids()
         self._on_change()
         if kind == "DELETED":
-            self._on_gone(left)
-
-    def _uids(self) -> set[str]:
-        return {pod["metadata"]["uid"] for pod in self._pods.values()} | self._ahead.keys()
+            self._on_gone()
 
 
 def _key(pod: Object) -> PodKey:

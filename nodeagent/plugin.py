@@ -46,8 +46,8 @@ LOOK_SECONDS: Final = 0.02
 """Pause between two looks for a kubelet; none is taken while it has the seats."""
 BUSY_SECONDS: Final = 0.02
 """Pause before kubelet is asked again that has answered as many questions as it answers in a second."""
-THREADS: Final = 16
-"""One is held by every ListAndWatch stream; the others start containers side by side."""
+OTHER_CALLS: Final = 8
+"""Calls at the same time that start no container: kubelet's stream, one that is about to end, and short ones."""
 
 
 class SeatPlugin:
@@ -120,9 +120,11 @@ class SeatPlugin:
         return stat.st_ino, stat.st_ctime_ns
 
     def _serve(self, path: Path) -> None:
+        # As many as there can be starts, and starts that kubelet has given up and made again: none waits for another.
+        most = 2 * len(self._ids) + OTHER_CALLS
         path.unlink(missing_ok=True)
         server = grpc.server(
-            ThreadPoolExecutor(THREADS, thread_name_prefix="seat"),
+            ThreadPoolExecutor(most, thread_name_prefix="seat"),
             options=[("grpc.max_receive_message_length", MESSAGE_BYTES)],
         )
         server.add_generic_rpc_handlers((self._handlers(),))

@@ -12,7 +12,8 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -83,8 +84,7 @@ class Seats:
     def tidy(self) -> None:
         """Remove what is needed only at a container's start, of those that have been started."""
         for known in self._store.all():
-            with self._locks[known.id]:
-                seat = self._store.get(known.id)
+            with self._unless_busy(known) as seat:
                 try:
                     if seat is not None:
                         self._files.tidy(seat)
@@ -106,13 +106,23 @@ class Seats:
 
         Raises SeatRefused if the container must not run.
         """
+        began = time.monotonic()
+        seat = self._store.get(seat_id)
+        if seat is None:
+            raise SeatRefused(f"seat {seat_id} is not known here; delete the pod, so that it gets a new one")
+        owned = seat if seat.taken else self._owned(seat)  # may wait, so the seat is not locked
         with self._locks[seat_id]:
             seat = self._store.get(seat_id)
-            if seat is None:
-                raise SeatRefused(f"seat {seat_id} is not known here; delete the pod, so that it gets a new one")
+            if seat is None or seat.name != owned.name:
+                raise SeatRefused(f"seat {seat_id} was taken from this container while it was looked at")
             new = not seat.taken
             if new:
-                seat = self._take(seat)
+                seat = owned
+                self._store.put(seat)
+                log.info(
+                    "seat %s goes to %s/%s, container %s, in %d ms",
+                    seat.id, seat.namespace, seat.pod, seat.container, (time.monotonic() - began) * 1000,
+                )  # fmt: skip
             elif seat.gpus and self._files.probe.ignored():
                 raise SeatRefused(NO_CDI)
             with self._files.written(seat, new=new):
@@ -122,18 +132,32 @@ class Seats:
                     raise SeatRefused(f"{error}; kubelet tries again") from error
         return seat
 
-    def keep_only(self, uids: set[str]) -> None:
-        """Free the seats of pods that are gone from the API server."""
-        for seat in self._store.all():
-            if seat.taken and seat.uid not in uids:
-                with self._locks[seat.id]:
-                    if self._store.drop(seat):
-                        self._files.remove(seat)
+    def free(self) -> None:
+        """Free the seats of pods that are gone from the API server, but for one whose container is being started."""
+        seats = self._store.all()  # first: the pod of each that is taken is known by now
+        uids = {pod["metadata"]["uid"] for pod in self._pods.all()}
+        for known in seats:
+            if known.taken and known.uid not in uids:
+                with self._unless_busy(known) as seat:
+                    if seat is not None and self._store.drop(known):
+                        self._files.remove(known)
                         self._shares.changed()
-                        log.info("seat %s of pod %s/%s is free", seat.id, seat.namespace, seat.pod)
+                        log.info("seat %s of pod %s/%s is free", known.id, known.namespace, known.pod)
 
-    def _take(self, seat: Seat) -> Seat:
-        began = time.monotonic()
+    @contextmanager
+    def _unless_busy(self, known: Seat) -> Iterator[Seat | None]:
+        """Lock a seat; yield what it is now, or None if it is gone, or locked by another."""
+        lock = self._locks[known.id]
+        if not lock.acquire(blocking=False):
+            yield None
+            return
+        try:
+            yield self._store.get(known.id)
+        finally:
+            lock.release()
+
+    def _owned(self, seat: Seat) -> Seat:
+        """Return a seat as that of the container that is about to start with it."""
         owners = self._owners(seat.id)
         if len(owners) != 1:
             raise SeatRefused(f"kubelet names {len(owners)} containers for seat {seat.id}, exactly one is needed")
@@ -163,13 +187,7 @@ class Seats:
             preload=hold.preload,
             limit=sum(mig.core for uuid, (mig, _) in slices(self._source.gpus()).items() if uuid in hold.gpus),
         )
-        seat = self._shares.said(pod, seat)
-        self._store.put(seat)
-        log.info(
-            "seat %s goes to %s/%s, container %s, in %d ms",
-            seat.id, namespace, name, container, (time.monotonic() - began) * 1000,
-        )  # fmt: skip
-        return seat
+        return self._shares.said(pod, seat)
 
     def _check_cdi(self, pod: Object) -> None:
         """Raise SeatRefused if a container of the pod would start without what its seat brings.

@@ -174,7 +174,7 @@ class Bench:
         self.kubelet.start()
         self.agent()
 
-    def agent(self) -> None:
+    def agent(self, seats: int = 4) -> None:
         """Start an agent as if it were another process: only the folders are the same."""
         self.store = SeatStore(self.folder / "state")
         mounts = [{"hostPath": "/lib/libvcuda.so", "containerPath": names.LIBRARY_PATH}]
@@ -187,7 +187,7 @@ class Bench:
             lambda _pod, why: self.refused.append(why), shares,
         )  # fmt: skip
         self.seats.restore()
-        ids = [f"seat-{number:04}" for number in range(4)]
+        ids = [f"seat-{number:04}" for number in range(seats)]
         self.plugin = SeatPlugin(self.folder / "plugins", "slicekeeper.io/seat", ids, self.seats)
         self.kubelet.came.clear()
         self.plugin.start()

@@ -27,7 +27,7 @@ def bound(small: SmallCluster, name: str) -> Object:
 
 
 def test_the_api_server_is_asked_for_the_nodes_own_pods_alone(small: SmallCluster) -> None:
-    pods = NodePods(small.client, "node-1", lambda _: None, lambda: None)
+    pods = NodePods(small.client, "node-1", lambda: None, lambda: None)
     here = bound(small, "web-0")
     small.pod("waits")
     assert pods.ask(NAMESPACE, "web-0") == here
@@ -37,7 +37,9 @@ def test_the_api_server_is_asked_for_the_nodes_own_pods_alone(small: SmallCluste
 
 def test_a_pod_that_was_asked_for_counts_before_the_watch_shows_it(small: SmallCluster) -> None:
     left: list[set[str]] = []
-    pods = NodePods(small.client, "node-1", left.append, lambda: None)
+    pods = NodePods(
+        small.client, "node-1", lambda: left.append({pod["metadata"]["uid"] for pod in pods.all()}), lambda: None
+    )
     old: Object = {"metadata": {"name": "web-0", "namespace": NAMESPACE, "uid": "uid-old"}}
     pods.on_list([old])
     new = bound(small, "web-0")

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -334,10 +335,122 @@ def test_seats_of_pods_that_are_gone_are_freed(bench: Any) -> None:
     bench.pods.add("two", gpu=1)
     _start(bench, "seat-0000", "one")
     _start(bench, "seat-0001", "two")
-    bench.seats.keep_only({"uid-two"})
+    del bench.pods.known["team", "one"]
+    bench.seats.free()
     assert [seat.pod for seat in bench.store.all()] == ["two"]
     assert len(bench.specs()) == 1
     assert len(list((bench.folder / "run/seats").iterdir())) == 1
+
+
+def test_a_seat_that_is_taken_while_others_are_freed_is_kept(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a StatefulSet's pod is gone, and the API server has shown the next one to its start alone."""
+    bench.pods.add("old", gpu=0)
+    _start(bench, "seat-0000", "old")
+    bench.pods.known.clear()
+    shown: list[list[Any]] = []
+
+    def pods() -> list[Any]:
+        if not shown:
+            shown.append([])
+            bench.pods.add("new", gpu=1)
+            _start(bench, "seat-0001", "new")
+            return shown[0]
+        return list(bench.pods.known.values())
+
+    monkeypatch.setattr(bench.pods, "all", pods)
+    bench.seats.free()
+    assert [seat.pod for seat in bench.store.all()] == ["new"]
+
+
+def test_the_seat_of_a_pod_that_goes_while_its_container_starts_is_freed_later_and_holds_up_nobody(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch that reports it also shows the pods that other starts wait for."""
+    monkeypatch.setattr("nodeagent.cdi.READ_SECONDS", 60.0)
+    bench.pods.add("one", gpu=0)
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(_start, bench, "seat-0000", "one")
+        while not bench.specs():
+            time.sleep(0.01)
+        bench.pods.known.clear()
+        bench.seats.free()
+        bench.seats.tidy()
+        assert not start.done()
+        assert bench.store.get("seat-0000").taken
+        bench.specs()[0].read_bytes()
+        start.result(30)
+    bench.seats.free()
+    assert bench.store.all() == bench.specs() == []
+
+
+class Unshown:
+    """Starts whose pods the API server does not show yet wait here."""
+
+    def __init__(self, pods: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits, self.shown = threading.Semaphore(0), threading.Event()
+        self._known = pods.known
+        monkeypatch.setattr(pods, "find", self._find)
+
+    def _find(self, namespace: str, name: str, _seconds: float) -> Any:
+        if name.startswith("unshown"):
+            self.waits.release()
+            assert self.shown.wait(60)
+        return self._known.get((namespace, name))
+
+
+def test_no_start_waits_for_others_that_wait_for_their_pods(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.plugin.stop()
+    bench.agent(seats=100)
+    unshown = Unshown(bench.pods, monkeypatch)
+    with ThreadPoolExecutor(99) as pool:
+        starts = [pool.submit(_start, bench, f"seat-{n:04}", f"unshown-{n}") for n in range(99)]
+        for _ in starts:
+            assert unshown.waits.acquire(timeout=60)
+        bench.pods.add("good", gpu=0)
+        _start(bench, "seat-0099", "good")
+        unshown.shown.set()
+        for start in starts:
+            with pytest.raises(grpc.RpcError):
+                start.result(60)
+    assert [seat.pod for seat in bench.store.all() if seat.taken] == ["good"]
+
+
+def test_a_seat_that_is_given_out_again_while_its_start_waits_is_the_new_ones(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pod was deleted by force; kubelet takes in pods one by one, so this must not wait for the old start."""
+    unshown = Unshown(bench.pods, monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(_start, bench, "seat-0000", "unshown")
+        assert unshown.waits.acquire(timeout=60)
+        bench.pods.add("unshown", gpu=0)
+        bench.pods.add("next", gpu=1)
+        device = _start(bench, "seat-0000", "next")
+        unshown.shown.set()
+        with pytest.raises(grpc.RpcError, match="was taken from this container"):
+            start.result(30)
+    [seat] = bench.store.all()
+    assert (seat.pod, f"slicekeeper.io/seat={seat.name}") == ("next", device)
+    assert len(bench.specs()) == 1
+
+
+def test_a_start_that_kubelet_makes_again_while_the_first_one_waits_takes_the_same_seat(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kubelet gives up a start after 30 s, and the agent does not notice."""
+    unshown = Unshown(bench.pods, monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(_start, bench, "seat-0000", "unshown")]
+        assert unshown.waits.acquire(timeout=60)
+        starts.append(pool.submit(bench.kubelet.pre_start, "seat-0000"))
+        assert unshown.waits.acquire(timeout=60)
+        pod = bench.pods.add("unshown", gpu=0)
+        bench.pods.server["team", "unshown"] = pod
+        unshown.shown.set()
+        for start in starts:
+            start.result(30)
+    [seat] = bench.store.all()
+    assert (seat.pod, len(bench.specs())) == ("unshown", 1)
 
 
 def test_a_restarted_agent_puts_everything_back(bench: Any) -> None:
@@ -446,7 +559,8 @@ def test_a_pod_of_the_same_name_gets_its_own_seat_although_the_watch_still_shows
     seat = bench.store.get("seat-0001")
     assert (seat.uid, seat.core) == ("uid-new", 30)
     assert list(seat.gpus) == [new["metadata"]["annotations"]["gpu.slicekeeper.io/train"]]
-    bench.seats.keep_only({"uid-new"})
+    bench.pods.known = bench.pods.server
+    bench.seats.free()
     assert [seat.id for seat in bench.store.all()] == ["seat-0001"]
 
 

@@ -323,7 +323,7 @@ def run_nodeagent(server: Server) -> None:
     client: Any = server
     publisher = GpuPublisher(client, "n", mock.Mock(gpus=lambda: [Gpu("GPU-1", "A10", 1024)]), Resources(), 1.0)
     attempt(publisher.reconcile)
-    pods = NodePods(client, "n", lambda _: None, lambda: None)
+    pods = NodePods(client, "n", lambda: None, lambda: None)
     attempt(lambda: follow(pods._watch))
     attempt(lambda: pods.ask(TEAM, "p"))
     tell(client, ManualClock(NOW), pod(), kind="Warning", reason="A", action="B", note="c", reporter="agent")
