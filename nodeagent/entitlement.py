@@ -91,8 +91,9 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
     earlier = [other for other in others if not has_ended(other) and _rank(other) < rank]
     mine = list(holds(pod, resources).values())
     for uuid in dict.fromkeys(uuid for hold in mine for uuid in hold.gpus):
+        beside = [other for other in earlier if _mentions(other, uuid)]
         if is_slice(uuid):
-            there = [_name(other) for other in earlier if _on(uuid, holds(other, resources).values())]
+            there = [_name(other) for other in beside if _on(uuid, holds(other, resources).values())]
             _check_slice(uuid, slices_here[uuid][0] if uuid in slices_here else None, _on(uuid, mine), there)
             continue
         gpu = known.get(uuid)
@@ -100,7 +101,7 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
             raise SeatRefused(f"GPU {uuid} is not offered on this node; delete the pod, so that it is scheduled again")
         if not gpu.healthy:
             raise SeatRefused(f"GPU {uuid} is not healthy; delete the pod, so that it is scheduled again")
-        sums = {_name(other): _sum(holds(other, resources).values(), gpu) for other in earlier}
+        sums = {_name(other): _sum(holds(other, resources).values(), gpu) for other in beside}
         sums = {name: share for name, share in sums.items() if share != (0, 0)}
         own_core, own_memory = _sum(mine, gpu)
         core = own_core + sum(share[0] for share in sums.values())
@@ -128,6 +129,11 @@ def _check_slice(uuid: str, mig: MigSlice | None, mine: list[ContainerHold], oth
                 f"MIG slice {uuid} has {mig.core}% compute and {mig.memory_mib} MiB, and {hold.core}% and "
                 f"{hold.memory_mib} MiB are asked for; {again}"
             )
+
+
+def _mentions(pod: Mapping[str, Any], uuid: str) -> bool:
+    """Whether a pod may hold a GPU or slice: a cheap look, so that few of a node's pods are parsed at each start."""
+    return any(isinstance(value, str) and uuid in value for value in annotations_of(pod).values())
 
 
 def _on(uuid: str, held: Iterable[ContainerHold]) -> list[ContainerHold]:

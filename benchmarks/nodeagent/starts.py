@@ -4,7 +4,8 @@
     .venv/bin/python benchmarks/nodeagent/starts.py
 
 kubelet is played by a second process, which speaks the device plugin's protocol and PodResources over real sockets,
-lists 200 pods of two containers each, and opens each new CDI specification as a container runtime does. The agent's
+lists 200 pods of two containers each, answers 10 questions at once and 100 a second as kubelet does, and opens each new
+CDI specification as a container runtime does. The agent's
 seats, files and plugin are the real ones; pods come from memory, so no API server is measured. In the last rows
 20, then 100 more containers start whose pods the API server does not show. Prints a Markdown table.
 """
@@ -117,10 +118,22 @@ class Kubelet:
         for index in range(STUCK):
             self._list(UNSEEN, f"pod-{index}", f"seat-{PODS + index:04}")
         self._servers = [
-            self._serve("pods.sock", "v1.PodResourcesLister", "List", lambda _request, _context: self._listed),
+            self._serve("pods.sock", "v1.PodResourcesLister", "List", self._list_all),
             self._serve("kubelet.sock", "v1beta1.Registration", "Register", self._register),
         ]
         self._target = ""
+        self._allowed, self._counted = 10.0, time.monotonic()
+        self._counting = threading.Lock()
+
+    def _list_all(self, _request: Any, context: Any) -> Any:
+        with self._counting:
+            before, self._counted = self._counted, time.monotonic()
+            self._allowed = min(10.0, self._allowed + (self._counted - before) * 100)
+            if allowed := self._allowed >= 1:
+                self._allowed -= 1
+        if not allowed:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        return self._listed
 
     def _list(self, namespace: str, name: str, seat: str) -> None:
         pod = self._listed.pod_resources.add(namespace=namespace, name=name)
