@@ -8,6 +8,7 @@ NVIDIA's devices to kubelet.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +75,8 @@ class HostCdi:
         """Look in these folders, but at no file whose name begins as one of `own`."""
         self._folders = folders
         self._own = own
+        self._reading = threading.Lock()
+        """Containers that start together wait for one of them to read a file, and do not all read it."""
         self._read: dict[Path, tuple[tuple[int, int], _Spec | None]] = {}
 
     def edits(self, gpus: Sequence[tuple[Index, str]]) -> Edits:
@@ -104,14 +107,15 @@ class HostCdi:
 
     def _load(self, file: Path) -> _Spec | None:
         """Return what a file says; None if it is gone meanwhile or damaged: container runtimes pass it over too."""
-        try:
-            stat = file.stat()
-            mark = (stat.st_mtime_ns, stat.st_ino)
-            if file not in self._read or self._read[file][0] != mark:
-                self._read[file] = (mark, _parsed(file))
-        except OSError:
-            return None
-        return self._read[file][1]
+        with self._reading:
+            try:
+                stat = file.stat()
+                mark = (stat.st_mtime_ns, stat.st_ino)
+                if file not in self._read or self._read[file][0] != mark:
+                    self._read[file] = (mark, _parsed(file))
+            except OSError:
+                return None
+            return self._read[file][1]
 
 
 def _parsed(file: Path) -> _Spec | None:

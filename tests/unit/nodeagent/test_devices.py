@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,28 @@ def test_a_specification_that_is_written_anew_is_read_again(folders: list[Path])
     found = host.edits([(0, "GPU-a")])
     assert found.version == "0.7.0"
     assert found.content["additionalGids"] == [44]
+
+
+def test_a_specification_is_read_once_for_all_containers_that_start_together(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading takes tenths of a second of CPU time for a machine's whole driver."""
+    host, together, load, loaded = HostCdi(folders), threading.Barrier(20), yaml.safe_load, []
+
+    def slow(data: bytes) -> Any:
+        loaded.append(data)
+        time.sleep(0.05)
+        return load(data)
+
+    def edits(_number: int) -> list[str]:
+        together.wait(60)
+        return nodes(host.edits([(1, "GPU-b")]))
+
+    monkeypatch.setattr("nodeagent.host_cdi.yaml.safe_load", slow)
+    with ThreadPoolExecutor(20) as pool:
+        found = list(pool.map(edits, range(20)))
+    assert found == [["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1"]] * 20
+    assert len(loaded) == len(set(loaded)), "no file was read twice"
 
 
 def test_our_own_specifications_are_not_opened(folders: list[Path]) -> None:
