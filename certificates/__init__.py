@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self-managed CA: signs the servers' certificates, and tells the API server and namespaces which CAs to trust."""
+"""The self-managed CA: sign the servers' certificates, and publish the trusted CAs to the API server and namespaces."""

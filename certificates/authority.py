@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates as values: makes a CA, signs a server's certificate, says how old a certificate is. Knows no cluster."""
+"""Certificates as values: create a CA, sign a server's certificate, read a certificate's age. Needs no cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 BACKDATED: Final = timedelta(hours=1)
-"""A certificate is valid from this long before it was made: clocks of a cluster differ."""
+"""A certificate is valid from this long before its creation, because clocks in a cluster differ."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def sign_server(ca: KeyPair, hosts: tuple[str, ...], now: datetime, life: timede
 
 
 def made_at(certificate: bytes) -> datetime:
-    """Return the instant at which one of our certificates was made."""
+    """Return the instant at which one of our certificates was created."""
     return x509.load_pem_x509_certificate(certificate).not_valid_before_utc + BACKDATED
 
 
@@ -79,7 +79,7 @@ def signed_by(certificate: bytes, ca: bytes) -> bool:
 
 
 def is_whole(pair: KeyPair) -> bool:
-    """Whether the key is the certificate's own, and of the kind that is made here."""
+    """Whether the key belongs to the certificate, and has the type that is used here."""
     try:
         return _key(pair.key).public_key() == x509.load_pem_x509_certificate(pair.certificate).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -97,7 +97,7 @@ def is_for(certificate: bytes, hosts: tuple[str, ...]) -> bool:
 
 
 def split(bundle: bytes) -> list[bytes]:
-    """Return the certificates of a bundle, none if it holds none that can be read."""
+    """Return the readable certificates of a bundle."""
     try:
         found = x509.load_pem_x509_certificates(bundle)
     except ValueError:

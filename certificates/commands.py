@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 LEASE: Final = "slicekeeper-certificates"
 STUCK_SECONDS: Final = 600.0
-"""Longer than a look at thousands of namespaces takes. One that gets no answer ends by itself."""
+"""Longer than a pass over thousands of namespaces. A pass that gets no answer ends by itself."""
 
 
 @click.group()
@@ -80,11 +80,11 @@ def run(context: Context) -> None:
 
 
 class _Health:
-    """What the probes know about the loop."""
+    """The state of the loop for the probes."""
 
     def __init__(self) -> None:
         self.wrong = "not looked yet"
-        """Why the last look failed, empty if it did not or another replica looks."""
+        """Why the last pass failed; empty if it did not, or if another replica is active."""
         self._went_round = time.monotonic()
 
     def went_round(self) -> None:
@@ -99,7 +99,7 @@ class _Health:
 
 
 def _attempt(work: Callable[[], object]) -> str:
-    """Do what the next look repeats if it fails now; return why it failed."""
+    """Run a step that the next pass repeats if it fails now; return why it failed."""
     try:
         work()
     except ServiceError as error:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trusts the CAs that another keeps in files, as cert-manager does; signs nothing.
+"""Trust the CAs that another issuer, such as cert-manager, keeps in files; sign nothing.
 
-Their keeper forgets a CA as soon as it has a new one, while servers still show what the old one signed: kubelet
-brings a changed Secret into their pods in one or two minutes. So a CA that the API server trusts already stays
-trusted until it expires. cert-manager's own injector was rejected for that: it writes the newest CA alone.
+The issuer drops a CA as soon as it has a new one, while servers still present certificates of the old one: kubelet
+brings a changed Secret into their pods in one or two minutes. So a CA that the API server trusts already stays trusted
+until it expires. cert-manager's own injector was rejected for this reason: it writes only the newest CA.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slicekeeper.kube.client import KubeClient
 
 
 class Follower:
-    """Keeps one installation's trust; the opposite number of `CertificateKeeper`, which makes what is trusted."""
+    """Maintains one installation's trust; the counterpart of `CertificateKeeper`, which creates the trusted CA."""
 
     def __init__(
         self, client: KubeClient, clock: Clock, settings: CertificateSettings, publisher: BundlePublisher
@@ -33,9 +33,9 @@ class Follower:
         self._publisher = publisher
 
     def keep(self) -> None:
-        """Make all clients trust what the files name.
+        """Make all clients trust the CAs in the files.
 
-        Raises Unavailable if a file names nothing yet, ServiceError if the API server does not answer or refuses.
+        Raises Unavailable if a file has none yet, ServiceError if the API server does not answer or refuses.
         """
         named = [ca for file in self._settings.ca_files for ca in _read(Path(file))]
         now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
@@ -46,7 +46,7 @@ class Follower:
 
 
 def united(named: Iterable[bytes], before: Iterable[bytes], now: datetime) -> list[bytes]:
-    """Return every CA once: those that are named now, then those from before that have not expired."""
+    """Return every CA once: the current ones, then former ones that have not expired."""
     return list(dict.fromkeys((*named, *(ca for ca in before if expires_at(ca) > now))))
 
 

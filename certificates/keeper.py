@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what `rotation` decides in Secrets, and the trusted CAs in the webhook configurations and all namespaces.
+"""Store what `rotation` decides in Secrets, and the trusted CAs in the webhook configurations and all namespaces.
 
-The CA's Secret is written first, then the trust, then the servers' certificates: whatever step a crash cuts off,
-the next run takes up from what is there, and no certificate is ever shown before its CA is trusted.
+The CA's Secret is written first, then the trust, then the servers' certificates: after a crash at any step, the next
+run continues from what exists, and no certificate is ever presented before its CA is trusted.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CertificateKeeper:
         return after != before
 
     def _hosts(self, service: str) -> tuple[str, ...]:
-        """Return the names of a Service; `localhost` is for people who forward a port to it."""
+        """Return the DNS names of a Service; `localhost` is for people who forward a port to it."""
         full = f"{service}.{self._settings.namespace}"
         return (f"{full}.svc", full, f"{full}.svc.cluster.local", "localhost")
 

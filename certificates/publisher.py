@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the trusted CAs into a ConfigMap of every namespace, as Kubernetes does with its own (`kube-root-ca.crt`).
+"""Publish the trusted CAs in a ConfigMap of every namespace, as Kubernetes does with its own (`kube-root-ca.crt`).
 
 Sidecars run in users' namespaces and mount it from there, so a pod that runs for years sees every rotation. The
-ConfigMaps belong to the installation's own namespace: the garbage collector takes them when that is deleted.
+ConfigMaps belong to the installation's own namespace: the garbage collector deletes them with it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from slicekeeper.kube.watch import Watch
 log = logging.getLogger(__name__)
 
 LIST_SECONDS: Final = 10.0
-"""How long the first list of namespaces may take."""
+"""Timeout for the first list of namespaces."""
 
 
 class BundlePublisher:
-    """Keeps one bundle in all namespaces; `wake` is set when there may be something to do."""
+    """Maintains one bundle in all namespaces; `wake` is set when there may be something to do."""
 
     def __init__(self, client: KubeClient, home: str, wake: threading.Event) -> None:
         self._client = client
@@ -74,8 +74,8 @@ class BundlePublisher:
             except ServiceError as error:
                 if error.status == 0:
                     raise
-                # A namespace that goes, a quota, another's policy or webhook, a ConfigMap that a tenant made immutable:
-                # whatever one namespace does, all others and the servers' certificates must not wait for it.
+                # A namespace that is being deleted, a quota, a policy or webhook of others, a ConfigMap that a tenant
+                # made immutable: no namespace may delay the others or the servers' certificates.
                 log.info("CA not published to namespace %s yet: %s", name, error)
 
     def _config_map(self, home: Object | None) -> Object:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides what to renew, from what is there and the time alone. What is damaged counts as not there.
+"""Decide what to renew, only from the current state and the time. Damaged data counts as missing.
 
-A new CA is trusted for `overlap` before anything is signed by it, and the old one stays trusted until it expires:
-a peer that still shows the old certificate, or has not seen the new CA yet, is never refused.
+A new CA is trusted for `overlap` before anything is signed by it, and the old one stays trusted until it expires: a
+peer that still presents the old certificate, or has not seen the new CA yet, is never refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class PkiState:
-    """All that is kept. `authorities` is newest first; the newest's key is `ca_key`, the signing one's `old_key`."""
+    """The whole stored state.
+
+    `authorities` is newest first; the newest's key is `ca_key`, the signing one's `old_key`.
+    """
 
     authorities: tuple[bytes, ...] = ()
     ca_key: bytes = b""
@@ -36,12 +39,12 @@ class PkiState:
 
     @property
     def bundle(self) -> bytes:
-        """Every CA that is trusted."""
+        """All trusted CAs."""
         return b"".join(self.authorities)
 
 
 def advance(state: PkiState, hosts: Mapping[str, tuple[str, ...]], now: datetime, schedule: Schedule) -> PkiState:
-    """Return the state that should be, the same one if nothing is due. `hosts` are each Service's names."""
+    """Return the desired state, which is the same one if nothing is due. `hosts` are each Service's names."""
     state = _with_ca(state, now, schedule)
     signing = _signing(state, now, schedule)
     servers = {service: state.servers.get(service) for service in hosts}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CAs the API server trusts when it calls our webhook and our timekeeper.
+"""The CAs that the API server trusts when it calls our webhook and our timekeeper.
 
 They are in each webhook of our two configurations, and in our APIService.
 """
@@ -27,7 +27,7 @@ Configurations = list[tuple[Resource, Object]]
 
 
 def configurations(client: KubeClient, name: str) -> Configurations:
-    """Return the webhook configurations of this name that are there, and our APIService.
+    """Return the existing webhook configurations of this name, and our APIService.
 
     Raises ServiceError if the API server does not answer or refuses.
     """
@@ -61,7 +61,7 @@ def trust(client: KubeClient, found: Configurations, bundle: bytes) -> None:
 
 
 def _bundles(configuration: Object) -> list[tuple[str, str]]:
-    """Return where in a configuration CAs are named, as a JSON pointer, and which."""
+    """Return the places of CAs in a configuration, as JSON pointers, with the CAs."""
     if "webhooks" not in configuration:
         return [("/spec/caBundle", str(configuration.get("spec", {}).get("caBundle") or ""))]
     return [

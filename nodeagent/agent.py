@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the agent together: the publisher, the seats, the plugin, the probes."""
+"""Assemble the agent: the publisher, the seats, the plugin, the probes."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from slicekeeper.wire import node as wire
 REPORTER: Final = "slicekeeper-nodeagent"
 
 TIDY_SECONDS: Final = 30.0
-"""How often what lies about is removed: all at once, as container runtimes look at each change."""
+"""Interval of cleaning up: everything at once, because container runtimes react to each change."""
 
 LINGER_SECONDS: Final = 2.0
-"""How long an agent goes on serving after SIGTERM: a binding that was under way reaches kubelet within it."""
+"""How long an agent continues to serve after SIGTERM: a binding in progress reaches kubelet within this time."""
 LONGEST_LINGER_SECONDS: Final = 15.0
-"""The longest that it goes on while kubelet has not taken in the pods that it was given."""
+"""The maximum time that it continues while kubelet has not admitted the pods bound to the node."""
 
 
 class Agent:
@@ -98,7 +98,7 @@ class Agent:
         self._gpus = GpuWatch(
             source, self._pods, settings.resources, mine.reconcile_seconds, self._publisher.changed, self._ill
         )
-        # A file that is broken keeps no node from its seats.
+        # A broken file does not keep a node from its seats.
         self._policy = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
         self._policy_objects = PolicyObjects(self._client, self._policy) if settings.policy.objects else None
         self._audit = Audit(
@@ -118,7 +118,7 @@ class Agent:
             more: dict[str, WsgiApp] = {"/metrics": make_wsgi_app(), wire.PATH: self._live}
             probes.serve(self._bind, self._limits, ready=self._not_ready, more=more)
         self._files.probe.start()
-        self._plugin.start()  # before the rest: kubelet fails what it is given before
+        self._plugin.start()  # before the rest: kubelet fails pods that arrive before
         self._publisher.start()
         self._pods.start()
         self._gpus.start()
@@ -146,7 +146,7 @@ class Agent:
         self._pods.stop()
 
     def _linger(self) -> None:
-        """Take no more pods, and let kubelet take in those that were bound before."""
+        """Accept no more pods, and let kubelet admit those that were bound before."""
         self._stopping = True
         began = time.monotonic()
         self._publisher.stop()
@@ -185,7 +185,7 @@ class Agent:
         return self._policy.complete.is_set() and not self._policy.unread
 
     def _audits(self, namespace: str) -> NamespacePolicy:
-        """Return the policy that the audit goes by, which evicts nothing before all of the policy is known."""
+        """Return the policy for the audit, which evicts nothing before the whole policy is known."""
         policy = self._policy.of(namespace)
         return policy if self._policy_is_known else msgspec.structs.replace(policy, audit="tell")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speaks with the node's arbiter: one line of JSON asked, one answered, on a socket in the folder that both know.
+"""Client of the node's arbiter: one line of JSON as request and one as answer, on a socket in the shared folder.
 
-Each call has a connection of its own, so an arbiter that was restarted is found again without anything to remember.
-The arbiter serves 64 connections at once, and hangs up on the oldest of more: fewer are opened from here.
+Each call has a connection of its own, so a restarted arbiter is found again without any state. The arbiter serves 64
+connections at once, and hangs up on the oldest of more: fewer are opened from here.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SOCKET: Final = "control.sock"
 
 
 class ArbiterAway(SlicekeeperError):
-    """No arbiter answers."""
+    """The arbiter does not answer."""
 
     code = "arbiter-away"
 
 
 class ArbiterRefused(SlicekeeperError):
-    """The arbiter does not do what it was asked; the message is its own."""
+    """The arbiter refuses a request; the message is its own."""
 
     code = "arbiter-refused"
 
 
 class ArbiterGpu(msgspec.Struct, frozen=True):
-    """A GPU as the arbiter counts them."""
+    """A GPU in the arbiter's telemetry."""
 
     gpu: int
     uuid: str
@@ -67,7 +67,7 @@ class ArbiterSeat(msgspec.Struct, frozen=True, rename={"vclass": "class"}):
 
 
 class StrayProcess(msgspec.Struct, frozen=True):
-    """A process that uses a GPU outside of a slice, as far as the arbiter can tell."""
+    """A process that uses a GPU outside a slice, according to the arbiter."""
 
     pid: int
     gpu: int
@@ -77,16 +77,16 @@ class StrayProcess(msgspec.Struct, frozen=True):
 
 
 class Telemetry(msgspec.Struct, frozen=True):
-    """What the arbiter knows now. Fields that a newer one adds are passed over."""
+    """The arbiter's telemetry. Fields that a newer one adds are ignored."""
 
     pid: int
     now_ns: int
-    """When it was asked, on its clock; a seat was set `wall_ns` before."""
+    """The time of the answer, on its clock; a seat was set `wall_ns` before."""
     gpus: list[ArbiterGpu]
     seats: list[ArbiterSeat]
     audit: list[StrayProcess] = []
     rule: str = ""
-    """By which time that is left over is shared; an older arbiter does not say."""
+    """The rule by which idle time is shared; an older arbiter does not report it."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class SeatPolicy:
-    """What a seat may have of its GPU."""
+    """The limits of a seat on its GPU."""
 
     uuid: str
     core: int
@@ -109,11 +109,11 @@ class SeatPolicy:
 
     @property
     def vclass(self) -> str:
-        """Return the class in the arbiter's words."""
+        """Return the class in the arbiter's terms."""
         return "background" if self.background else "in-budget"
 
     def holds(self, seat: ArbiterSeat) -> bool:
-        """Whether a seat of the arbiter is as this policy says."""
+        """Whether a seat of the arbiter follows this policy."""
         return (seat.core, seat.limit, seat.memory_limit, seat.vclass) == (
             self.core,
             self.limit,
@@ -137,7 +137,7 @@ class Arbiter:
         return self._ask({"op": "read"}, Telemetry)
 
     def set(self, name: str, gpu: int, policy: SeatPolicy) -> None:
-        """Make a seat, or change it. Raises ArbiterAway or ArbiterRefused."""
+        """Create or change a seat. Raises ArbiterAway or ArbiterRefused."""
         asked = {
             "op": "set", "seat": name, "gpu": gpu, "core": policy.core, "limit": policy.limit,
             "memory": policy.memory, "class": policy.vclass, "cgroup": policy.cgroup,
@@ -145,7 +145,7 @@ class Arbiter:
         self._ask(asked, _Answer)
 
     def drop(self, name: str) -> None:
-        """Take a seat away. Raises ArbiterAway or ArbiterRefused."""
+        """Remove a seat. Raises ArbiterAway or ArbiterRefused."""
         self._ask({"op": "drop", "seat": name}, _Answer)
 
     def follow(self, rule: str) -> None:

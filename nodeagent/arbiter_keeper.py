@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the node's one arbiter running. It runs in a pod beside the agent's, so that neither takes the other along.
+"""Keep the node's one arbiter running. It runs in a pod beside the agent's, so that neither takes the other along.
 
 While another arbiter serves the folder, as an older release's does during an upgrade, this one waits for its end and
 then takes over at once: seats and their processes are kept in the folder.
@@ -24,12 +24,12 @@ FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
 """Without an arbiter limiters hold to their requests alone: however often one is killed, the next one is there soon."""
 SETTLED_SECONDS: Final = 10.0
-"""An arbiter that lived this long was well: its end is the first of a new count."""
+"""An arbiter that ran this long was healthy: its end starts a new count."""
 END_SECONDS: Final = 5.0
 
 
 class ArbiterKeeper:
-    """Starts the arbiter, and starts it again whenever it ends."""
+    """Starts the arbiter, and restarts it whenever it ends."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ArbiterKeeper:
         options: Sequence[str],
         environ: Callable[[], Mapping[str, str]] = lambda: os.environ,
     ) -> None:
-        """`environ` is asked for the arbiter's environment at each start of it."""
+        """`environ` returns the arbiter's environment for each start."""
         self._environ = environ
         self._command = [str(program), "serve", "--dir", str(folder), *options]
         self._folder = folder
@@ -65,7 +65,7 @@ class ArbiterKeeper:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _wait_for_the_place(self, stop: threading.Event) -> bool:
-        """Return whether the folder is ours to serve; False if the keeper was stopped meanwhile."""
+        """Return whether we may serve the folder; False if the keeper was stopped in the meantime."""
         logged = False
         while not stop.is_set():
             if self._is_free():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports processes that use a GPU outside of their slice, and evicts their pods if the policy says so.
+"""Report processes that use a GPU outside their slice, and evict their pods if the policy says so.
 
 The arbiter compares NVML's processes with its seats and knows no pods. Here each of its findings gets its pod, by the
 control group, and is judged: a process that has no limiter may hold a whole GPU, or be one that nobody limits.
@@ -35,17 +35,17 @@ LOOK_SECONDS: Final = 0.5
 UNKNOWN_SECONDS: Final = 2.5
 """How long kubelet may take to report a container to the API server: until then an unknown one is not judged."""
 LIST_SECONDS: Final = 60.0
-"""Pause between two lists of all of the node's pods for a process that is none's of them."""
+"""Pause between two lists of all pods of the node for a process that belongs to none of them."""
 EVICT_SECONDS: Final = 10.0
-"""How long a process must be there before its pod is evicted: one that is just ending takes no pod along."""
+"""How long a process must exist before its pod is evicted, so that one that is just ending causes no eviction."""
 AGAIN_SECONDS: Final = 5.0
-"""Until a pod that did not go is tried again."""
+"""Pause until a failed eviction is retried."""
 FORGET_SECONDS: Final = 600.0
-"""A process that comes again within this time is not reported again."""
+"""A process that reappears within this time is not reported again."""
 
 _MIB: Final = 1 << 20
 _UNKNOWN: Final = 2**64 - 1
-"""NVML's word for memory that is not known."""
+"""NVML's value for unknown memory."""
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})")
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
@@ -57,7 +57,7 @@ Say = Callable[[Object, str, str, str], None]
 
 @dataclass
 class Stray:
-    """The processes of one container, or of one control group, that use a GPU outside of their slice."""
+    """The processes of one container, or of one control group, that use a GPU outside their slice."""
 
     gpu: ArbiterGpu
     cgroup: str
@@ -69,19 +69,19 @@ class Stray:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes it the same one at the next look."""
+        """Its identity at the next check."""
         return self.gpu.uuid, self.cgroup, self.how
 
     @property
     def note(self) -> str:
-        """What to tell of it."""
+        """Its description for reports."""
         who = f"container {self.container}" if self.container else self.cgroup or "a process"
         processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
         return f"{who} uses GPU {self.gpu.uuid} {self.how}: {processes}, {self.memory // _MIB} MiB"
 
 
 class Audit:
-    """Asks the arbiter again and again, in a daemon thread."""
+    """Polls the arbiter in a daemon thread."""
 
     def __init__(
         self,
@@ -112,20 +112,20 @@ class Audit:
         self._others: list[Object] = []
         self._listed = float("-inf")
         self._sought: dict[str, float] = {}
-        """Control groups of no pod that is known, and since when."""
+        """Control groups of no known pod, and since when."""
         self.strays: list[Stray] = []
         """As last seen and reported."""
 
     def start(self) -> None:
-        """Start looking."""
+        """Start polling."""
         threads.keep("audit", self._run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop looking."""
+        """Stop polling."""
         self._stop.set()
 
     def look(self) -> None:
-        """Look once; report, and evict, what is due."""
+        """Check once; report and evict what is due."""
         try:
             telemetry = self._arbiter.read()
         except ArbiterAway:
@@ -134,7 +134,7 @@ class Audit:
         now = self._now()
         found = self._found(telemetry)
         self._since = {stray.key: self._since.get(stray.key, now) for stray in found}
-        # At the second look: at the first a process may be about to end, or to take its seat.
+        # At the second check: at the first a process may be about to end, or to take its seat.
         self.strays = [stray for stray in found if self._since[stray.key] < now and self._is_known(stray, now)]
         for stray in self.strays:
             if stray.key not in self._logged_at:
@@ -149,7 +149,7 @@ class Audit:
         self._sought = {cgroup: since for cgroup, since in self._sought.items() if cgroup in there}
 
     def _found(self, telemetry: Telemetry) -> list[Stray]:
-        """Return what the arbiter has found and is not as it should be."""
+        """Return the arbiter's findings that are violations."""
         ours = {gpu.uuid: frozenset(mig.uuid for mig in gpu.mig) for gpu in self._source.gpus()}
         groups: dict[tuple[str, str, str], Stray] = {}
         gpus = {gpu.gpu: gpu for gpu in telemetry.gpus}
@@ -172,7 +172,7 @@ class Audit:
         return stray.pod is not None or not _in_pod(stray.cgroup) or now - self._since[stray.key] >= UNKNOWN_SECONDS
 
     def _owner(self, cgroup: str) -> tuple[Object | None, str]:
-        """Return whose a control group is: the watch shows GPU pods alone, others are asked for."""
+        """Return the owner of a control group: the watch shows only GPU pods, others are requested."""
         found = owner(cgroup, self._pods.all())
         if found[0] is None:
             found = owner(cgroup, self._others)
@@ -212,7 +212,7 @@ class Audit:
                 log.warning("audit: pod %s/%s is evicted", metadata["namespace"], metadata["name"])
                 self._say(one, "AuditEviction", "Evict", f"Evicted: {stray.note}")
         except (NotFound, Conflict):
-            pass  # it has changed since it was seen; the next look sees how
+            pass  # it has changed since it was seen; the next check sees how
         except ServiceError as error:
             if error.status == TOO_MANY_REQUESTS and uid not in self._put_off:
                 self._put_off.add(uid)
@@ -266,7 +266,7 @@ def judge(stray: Stray, ours: Mapping[str, Set[str]], resources: Resources) -> s
     here = ours.get(stray.gpu.uuid, frozenset()) | {stray.gpu.uuid}
     mine = [hold for hold in held if not here.isdisjoint(hold.gpus)]
     if stray.gpu.uuid not in ours and (not held or asks_for(pod, resources.devices)):
-        return ""  # another plugin gives it out, or nobody does
+        return ""  # another plugin allocates it, or nothing does
     if not mine:
         return "which was not given to it" if held else "without a slice of it"
     if any(hold.core >= CORES_PER_GPU or hold.alone or hold.on_slice for hold in mine):

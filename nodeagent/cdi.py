@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what a seat puts into its container: a CDI spec under a name used once, and the seat's folder.
+"""Write a seat's files for its container: a CDI spec under a name used once, and the seat's folder.
 
 containerd rescans its CDI folder in the background, so a name that changed its content could be served stale.
 Hence a spec never changes while it is there; what changes during a container's life lies behind the folder. Each
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 IN_CONTAINER: Final = "/run/slicekeeper"
 
 START_SECONDS: Final = 60.0
-"""A container that is not created by then finds no device, and kubelet starts it again."""
+"""A container that is not created by then finds no device, and kubelet restarts it."""
 
 READ_SECONDS: Final = 5.0
 """Longest wait for the container runtime to read a new spec; one that reads them at need is waited for in vain."""
@@ -49,7 +49,7 @@ class SeatFiles:
         self._source = source
         self._limiter = limiter
         self._needed: dict[str, float] = {}
-        """By seat, when its spec was needed last; unknown for those that an agent before this one left."""
+        """By seat, when its spec was last needed; unknown for those of a previous agent."""
         self._first: float | None = None
         """When a container could be created with its spec for the first time."""
         self._inotify = Inotify()
@@ -62,7 +62,7 @@ class SeatFiles:
         return f"{self._kind}={seat.name}"
 
     def make_folder(self, seat: Seat) -> Path:
-        """Return the seat's folder, made if it is not there."""
+        """Return the seat's folder, which is created if it is missing."""
         folder = self._run_dir / seat.name
         folder.mkdir(mode=0o755, exist_ok=True)
         about = folder / "seat.json"
@@ -144,9 +144,9 @@ class SeatFiles:
             if not self._limiter:
                 raise SeatRefused("there is no limiter in nodeAgent.programsDir; the agent's image has one")
             mounts += self._limiter
-        # The old runtime hook must add nothing beside CDI. CDI's env wins over the pod's, the last one over others.
+        # The old runtime hook must add nothing to CDI. CDI's env overrides the pod's, and the last one the others.
         env = ["NVIDIA_VISIBLE_DEVICES=void"]
-        if seat.preload is not None:  # a library that is not there would be complained about by every program
+        if seat.preload is not None:  # every program would complain about a missing library
             env.append(f"LD_PRELOAD={seat.preload}")
         ours = Edits({"env": env, "mounts": mounts})
         all_of_it = joined([edits, ours])

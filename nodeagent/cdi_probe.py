@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out whether a container runtime reads the node's CDI folder.
+"""Find out whether a container runtime reads the node's CDI folder.
 
 containerd before 2.0 reads no CDI specification unless its configuration says so: containers then start without what
 their seat brings, and nothing that kubelet is told shows it. A runtime that reads CDI opens each new file at once, and
@@ -39,7 +39,7 @@ class CdiProbe:
         self._inotify = inotify
         self._lock = threading.Lock()
         self._first: FirstRead | None = None
-        """The watch on it while it lies in the folder."""
+        """The watch on it while it is in the folder."""
         self._since = 0.0
         """When it was written."""
         self._started = False
@@ -50,13 +50,13 @@ class CdiProbe:
         """Whether it has been read; None: not known."""
 
     def start(self) -> None:
-        """Write it, and watch who opens it."""
+        """Write it, and watch whether it is opened."""
         with self._lock:
             self._started = True
             self._write()
 
     def look(self, *, started: bool) -> None:
-        """See whether it has been read; if a container has been `started`, it would have been by now."""
+        """Check whether it has been read; if a container has been `started`, it would have been by now."""
         with self._lock:
             if self._waits() and started and self.read is None:
                 self.read = False
@@ -87,13 +87,13 @@ class CdiProbe:
             return self._ignored
 
     def stop(self) -> None:
-        """Take it away."""
+        """Remove it."""
         with self._lock:
             self._started = False
             self._take_away()
 
     def _waits(self) -> bool:
-        """Whether it lies in the folder, and has not been read up to now."""
+        """Whether it is in the folder, and has not been read so far."""
         if self._first is None:
             return False
         if self._first.wait(0):

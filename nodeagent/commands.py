@@ -75,13 +75,13 @@ def arbiter(context: Context, fake_gpus: str, node_name: str) -> None:
 
 
 def _root(mine: NodeAgentSettings, world: Path | None) -> Path | None:
-    """Return where the node's file system is, if the driver's files may be taken from there."""
+    """Return the path of the node's file system, if the driver's files may be taken from there."""
     root = Path(mine.driver_root)
     return root if mine.driver_root and world is None and root.is_dir() else None
 
 
 def _begin(context: Context, fake_gpus: str, node_name: str) -> tuple[Settings, Path | None]:
-    """Return the settings with what the command line says, and the fake driver's file if that is in NVIDIA's place."""
+    """Return the settings with the command line's options, and the fake driver's file if it replaces NVIDIA's."""
     settings = context.loaded.settings
     log.configure(settings.log.level, settings.log.style)
     mine = settings.node_agent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one container used of one GPU: the arbiter counts fractions, NVML whole GPUs and MIG slices."""
+"""One container's usage of one GPU: the arbiter counts fractions, NVML whole GPUs and MIG slices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Count(msgspec.Struct, frozen=True):
     """Names the program that counts: with another one all counters start again."""
     wall_ns: int
     busy_ns: int | None
-    """None: nobody tells, as of most MIG slices."""
+    """None if unknown, as for most MIG slices."""
     granted_ns: int | None
     memory: int | None
     """Bytes in use now; None: unknown."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver answers, if it does: it may refuse every single question."""
+"""Answers of the driver, which may refuse every single request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import pynvml
 
 UNKNOWN: Final = 2**64 - 1
-"""NVML's word for a number that is not available."""
+"""NVML's value for an unavailable number."""
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:

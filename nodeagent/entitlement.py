@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a pod really has the GPUs that its annotations name, judged by all pods bound to the node.
+"""Check that a pod really has the GPUs that its annotations name, against all pods bound to the node.
 
 The scheduler decides; this is the second look at the place where it counts, against another scheduler or another
 plugin that booked the same GPU. The later Binding loses, whichever of the two pods starts first.
@@ -30,7 +30,7 @@ class SeatRefused(SlicekeeperError):
 
 @dataclass(frozen=True)
 class ContainerHold:
-    """What one container holds of each of its GPUs."""
+    """The part that one container holds of each of its GPUs."""
 
     container: str
     gpus: tuple[str, ...]
@@ -38,15 +38,15 @@ class ContainerHold:
     memory_mib: int
     """On each GPU; 0 for a whole GPU without a stated amount, which holds all of it."""
     alone: bool = False
-    """Whether the scheduler keeps its GPUs for its pod, however little the pod asked for."""
+    """Whether the scheduler reserves its GPUs for its pod, however little the pod requested."""
     limited: bool = False
-    """Whether the webhook has it loaded with the limiter, as it does with fractions in namespaces that it enforces."""
+    """Whether the webhook makes it load the limiter, as it does for fractions in enforced namespaces."""
     preload: str | None = None
-    """What LD_PRELOAD is without the limiter, if it has a limiter that it does not need: on a MIG slice."""
+    """LD_PRELOAD without the limiter, if it has a limiter that it does not need: on a MIG slice."""
 
     @property
     def on_slice(self) -> bool:
-        """Whether it holds a MIG slice: the hardware keeps it there."""
+        """Whether it holds a MIG slice, which the hardware isolates."""
         return any(map(is_slice, self.gpus))
 
 
@@ -81,7 +81,7 @@ def _preloads(pod: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: list[Gpu], resources: Resources) -> None:
-    """Check that every GPU of `pod` exists, is healthy, and is not given out twice.
+    """Check that every GPU of `pod` exists, is healthy, and is not allocated twice.
 
     Raises SeatRefused saying which GPU is at fault and who holds it.
     """
@@ -114,7 +114,7 @@ def check(pod: Mapping[str, Any], others: Iterable[Mapping[str, Any]], gpus: lis
 
 
 def _check_slice(uuid: str, mig: MigSlice | None, mine: list[ContainerHold], others: list[str]) -> None:
-    """Check that a MIG slice is there, is well, suffices, and is one container's alone; raises SeatRefused."""
+    """Check that a MIG slice exists, is healthy, suffices, and belongs to one container; raises SeatRefused."""
     again = "delete the pod, so that it is scheduled again"
     if mig is None:
         raise SeatRefused(f"MIG slice {uuid} is not offered on this node; {again}")
@@ -143,7 +143,7 @@ def _on(uuid: str, held: Iterable[ContainerHold]) -> list[ContainerHold]:
 def slice_memory(hold: ContainerHold, pod: Mapping[str, Any], gpus: Iterable[Gpu], resources: Resources) -> int:
     """Return the memory in MiB that a container may use.
 
-    All of its MIG slice; all of a GPU that its pod has for itself and it alone uses; else what was asked for.
+    All of its MIG slice; all of a GPU that only this container uses and its pod has to itself; else the request.
     """
     if hold.on_slice:
         return sum(mig.memory_mib for uuid, (mig, _) in slices(gpus).items() if uuid in hold.gpus)
@@ -171,7 +171,7 @@ def may_start(pod: Mapping[str, Any]) -> bool:
 
 
 def _rank(pod: Mapping[str, Any]) -> tuple[str, str]:
-    # RFC 3339 in UTC with milliseconds sorts as text; a pod that carries no instant came past our scheduler.
+    # RFC 3339 in UTC with milliseconds sorts as text; a pod without an instant bypassed our scheduler.
     bound_at = annotations_of(pod).get(names.BOUND_AT)
     return (bound_at if isinstance(bound_at, str) else "9", pod["metadata"]["uid"])
 

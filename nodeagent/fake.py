@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up GPUs: the fake driver of `vcuda/` in place of the machine's, for everything that asks a driver here.
+"""Simulated GPUs: the fake driver of `vcuda/` instead of the machine's, for everything that uses a driver here.
 
 The fake `libnvidia-ml.so.1` is loaded before anybody asks for that name, so the loader gives it to all who do, and
 no line beyond this module knows that the GPUs are not real.
@@ -28,11 +28,11 @@ MODELS: Final[dict[str, int]] = {
     "H100-SXM5-80GB": 81920,
     "H200": 143360,
 }
-"""Models that can be made up, with their memory in MiB."""
+"""Models that can be simulated, with their memory in MiB."""
 
 DEFAULT_MODEL: Final = "A100-SXM4-80GB"
 MAX_GPUS: Final = 8
-"""More do not fit into the fake driver's world."""
+"""The fake driver's limit."""
 
 FOLDER: Final = "/usr/lib/x86_64-linux-gnu"
 WORLD: Final = "/run/slicekeeper-fake/world"
@@ -53,7 +53,7 @@ class FakeGpus:
     """The MIG slices of the first GPU, then those of the next, and so on, as `parse` takes them."""
 
     def environ(self, node: str, world: Path) -> dict[str, str]:
-        """Return the variables by which the fake driver makes them; `world` is the file that all processes share.
+        """Return the variables with which the fake driver creates them; `world` is the file that all processes share.
 
         The UUIDs are the same at every start of the same node.
         """
@@ -69,7 +69,7 @@ class FakeGpus:
 
 
 def parse(text: str) -> FakeGpus:
-    """Return what `N`, `N:MODEL` or `N:MODEL:SLICES` describes.
+    """Parse `N`, `N:MODEL` or `N:MODEL:SLICES`.
 
     Slices are those of the first GPU, `+` between them, then those of the next after a `/`: `3g.40gb+4g.40gb/7g.80gb`.
     Raises SettingsError naming what is allowed.
@@ -92,7 +92,7 @@ def parse(text: str) -> FakeGpus:
 
 
 class FakeDevices:
-    """Made-up GPUs in containers: the fake driver where loaders look for NVIDIA's, and the file that all share."""
+    """Simulated GPUs in containers: the fake driver where loaders look for NVIDIA's, and the file that all share."""
 
     def __init__(self, programs: Path, folder: Path, world: Path) -> None:
         self._programs = programs

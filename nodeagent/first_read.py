@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits until a file that was just written is opened by another program, by the kernel's inotify.
+"""Wait until another program opens a file that was just written, with the kernel's inotify.
 
 Container runtimes read their CDI folder in the background and hold a lock while they do. From when a runtime has opened
 a new specification, a container that it is asked to create waits for the end of that reading, and so finds its device.
@@ -98,7 +98,7 @@ class Inotify:
 
 
 class FirstRead:
-    """The first opening of one file. If the kernel gives no watch, there is no wait."""
+    """The first opening of one file. If the kernel provides no watch, there is no wait."""
 
     def __init__(self, inotify: Inotify) -> None:
         self._inotify = inotify
@@ -121,7 +121,7 @@ class FirstRead:
         return not self._over.is_set()
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._inotify.drop(self._watch, self)
         self._over.set()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the GPUs' health: one that fails is withdrawn at once, and its pods get an event."""
+"""Watch the health of GPUs: one that fails is withdrawn at once, and its pods get an event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GONE: Final = "this MIG slice is gone, or shares its memory with another one"
 
 
 class GpuWatch:
-    """Looks at the GPUs again and again, in a daemon thread."""
+    """Checks the GPUs repeatedly, in a daemon thread."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class GpuWatch:
         self._reported: set[tuple[str, str]] = set()
 
     def start(self) -> None:
-        """Start looking."""
+        """Start checking."""
         threads.keep("gpu-watch", self._run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop looking."""
+        """Stop checking."""
         self._stop.set()
 
     def look(self) -> None:
-        """Wait for news and look once; pass on what changed."""
+        """Wait for news and check once; pass on changes."""
         self._source.look(self._pause)
         gpus = self._source.gpus()
         troubles = self._source.troubles()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent must know of a machine's GPUs, and what a container needs to use one."""
+"""The interface to a machine's GPUs, and to what a container needs to use one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class GpuSource(Protocol):
     """The GPUs of the machine."""
 
     def gpus(self) -> list[Gpu]:
-        """Return the GPUs as they were last seen, in a stable order."""
+        """Return the last known GPUs, in a stable order."""
 
     def indexes(self) -> Mapping[str, Index]:
         """Return by UUID the driver's number of each GPU and MIG slice, none of those that it tells nothing of."""
@@ -23,10 +23,10 @@ class GpuSource(Protocol):
         """Return the driver's version, or empty and why it does not answer."""
 
     def troubles(self) -> Mapping[str, str]:
-        """Return by UUID why a GPU, or a MIG slice, must get no new container; those that are well are left out."""
+        """Return by UUID why a GPU, or a MIG slice, must get no new container; healthy ones are omitted."""
 
     def look(self, seconds: float) -> None:
-        """Wait for news of the GPUs, up to a limit, and look at them again. Never raises for what a driver says."""
+        """Wait for news of the GPUs, up to a limit, and check them again. Never raises because of the driver."""
 
     def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
         """Return how busy a GPU was, in per cent, each from the one before until its instant, oldest first.
@@ -35,7 +35,7 @@ class GpuSource(Protocol):
         """
 
     def memory_used(self, uuid: str) -> int | None:
-        """Return how many bytes of its memory are in use, None if the driver does not tell."""
+        """Return how many bytes of its memory are in use; None if the driver does not report it."""
 
     def edits(self, uuids: Sequence[str]) -> Edits:
         """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""

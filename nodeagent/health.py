@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a GPU may get new slices, judged by what the driver reports. What it does not report counts as well."""
+"""Decide from the driver's report whether a GPU may get new slices. Unreported values count as healthy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109, 137})
-"""Xids that a program brings about by its own mistakes; the GPU is as good as before.
+"""Xids that a program causes by its own errors; the GPU is not affected.
 
 Graphics engine exception, page fault, reset channel, preemptive clean-up, video engine exception, context switch
 time-out, fabric fault of a program's own NVLink access.
@@ -16,7 +16,7 @@ time-out, fabric fault of a program's own NVLink access.
 
 @dataclass(frozen=True)
 class DriverReport:
-    """What the driver says; None: it does not say."""
+    """The driver's report; None for values that it does not report."""
 
     lost: bool = False
     mig: bool | None = None
@@ -33,7 +33,7 @@ def judge(report: DriverReport) -> str:
     if report.lost:
         return "the driver has lost it, or asks for a reset"
     if report.mig:
-        return judge_slices(report) or "it is in MIG mode: its slices are given out, and nothing else of it"
+        return judge_slices(report) or "it is in MIG mode: only its slices are allocated"
     if report.mig_next:
         return "its next reset puts it into MIG mode"
     if report.rows is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs of the machine are Slicekeeper's to offer, beside another plugin that gives GPUs of it out whole.
+"""Decide which GPUs of the machine Slicekeeper offers, beside another plugin that allocates whole GPUs.
 
 Nothing is offered that another plugin has: if there is one, only the GPUs that the settings name, and of those none
 that kubelet lists for another plugin. kubelet shows a plugin's resource with the amount 0 while the plugin is away, and
@@ -41,13 +41,13 @@ class OwnGpus:
         self._handed_out = handed_out
         self._lock = threading.Lock()
         self._seen: dict[str, float] = {}
-        """By resource, when another plugin was last seen to give it out here."""
+        """By resource, when another plugin was last seen to allocate it here."""
         self._taken: frozenset[str] = frozenset()
         self._beside: tuple[str, ...] = ()
         self._logged = ""
 
     def look_at(self, node: Mapping[str, Any]) -> None:
-        """Take in what other plugins give out on this node."""
+        """Record what other plugins allocate on this node."""
         now = time.monotonic()
         status = as_map(node.get("status"))
         there: dict[str, bool] = {}
@@ -69,7 +69,7 @@ class OwnGpus:
         self._tell()
 
     def gpus(self) -> list[Gpu]:
-        """Return the GPUs to offer, as they were last seen, in the source's order."""
+        """Return the last known GPUs to offer, in the source's order."""
         every, indexes = self._source.gpus(), self._source.indexes()
         names = {
             gpu.uuid: {gpu.uuid, str(indexes.get(gpu.uuid, "")), *(gpu_of(mig.uuid) for mig in gpu.mig)}
@@ -97,11 +97,11 @@ class OwnGpus:
         self._source.look(seconds)
 
     def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
-        """Return how busy a GPU was, None if the driver does not tell."""
+        """Return how busy a GPU was; None if the driver does not report it."""
         return self._source.samples(uuid, after_us)
 
     def memory_used(self, uuid: str) -> int | None:
-        """Return how many bytes of its memory are in use, None if the driver does not tell."""
+        """Return how many bytes of its memory are in use; None if the driver does not report it."""
         return self._source.memory_used(uuid)
 
     def edits(self, uuids: Sequence[str]) -> Edits:

@@ -42,14 +42,14 @@ LIBRARIES: Final = (
 PROGRAM: Final = "usr/bin/nvidia-smi"
 
 MIG_MINORS: Final = Path("/proc/driver/nvidia-caps/mig-minors")
-"""Where the driver says by which `/dev/nvidia-caps/nvidia-capN` a MIG slice is used; the same in all containers."""
+"""Where the driver lists the `/dev/nvidia-caps/nvidia-capN` of each MIG slice; the same in all containers."""
 
 DEVICES: Final = ("nvidiactl", "nvidia-uvm")
 OPTIONAL_DEVICES: Final = ("nvidia-uvm-tools",)
 
 
 class PlainDriver:
-    """NVIDIA's CDI specification, and without one the driver's own files."""
+    """NVIDIA's CDI specification, or without one the driver's own files."""
 
     def __init__(self, root: Path, specification: Devices, mig_minors: Path = MIG_MINORS) -> None:
         self._root = root
@@ -170,7 +170,7 @@ def links(root: Path, folder: Path) -> Path:
 
 
 def load(root: Path) -> None:
-    """Load the node's NVML, so that whoever asks the loader for that name has it. Without one nothing is done."""
+    """Load the node's NVML, so that the loader finds it under its name. Without one, nothing is done."""
     library: Any = libraries(root).get(f"{NVML}.1")
     if library is not None:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device plugin: offers seats to kubelet over gRPC, and registers again whenever kubelet restarts.
+"""The device plugin: offer seats to kubelet over gRPC, and register again whenever kubelet restarts.
 
 A thin shell: every call ends in `Seats`. kubelet fails a pod that it is given while it has no seats, so the
 plugin knows exactly when it has them: from when they were sent until its stream ends, which is when it dies. A new
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 SOCKET: Final = "slicekeeper-seat.sock"
 CALL_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.02
-"""Pause between two looks for a kubelet; none is taken while it has the seats."""
+"""Pause between two checks for a new kubelet; there is none while it has the seats."""
 BUSY_SECONDS: Final = 0.02
 """Pause before kubelet is asked again that has answered as many questions as it answers in a second."""
 OTHER_CALLS: Final = 8
@@ -62,7 +62,7 @@ class SeatPlugin:
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
         self._stream: threading.Event | None = None
-        """Set when the stream ends that kubelet follows our seats by."""
+        """Set when kubelet's stream of our seats ends."""
         self._lost = threading.Event()
         self._logged = ""
         self.registered = threading.Event()
@@ -73,7 +73,7 @@ class SeatPlugin:
         threads.keep("seat-plugin", self._run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop serving; kubelet keeps the seats that it has given out."""
+        """Stop serving; kubelet keeps the seats that it has allocated."""
         self._stop.set()
         self._lost.set()
         self._close()
@@ -108,7 +108,7 @@ class SeatPlugin:
         log.info("kubelet has %d seats of %s", len(self._ids), self._resource)
 
     def _kubelet(self) -> tuple[int, int] | None:
-        """Return which kubelet listens, None if none does: one that was killed leaves its socket behind."""
+        """Return the listening kubelet, None if none listens: one that was killed leaves its socket behind."""
         path = self._folder / "kubelet.sock"
         try:
             stat = path.stat()
@@ -213,7 +213,7 @@ class SeatPlugin:
 
 
 class PodResources:
-    """Asks kubelet which container holds a seat, and what other plugins give out.
+    """Client of kubelet: which container holds a seat, and what other plugins allocate.
 
     kubelet answers 100 questions a second, 10 of them at once, whoever asks, and refuses the others.
     """

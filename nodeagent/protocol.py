@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """kubelet's two gRPC interfaces, described here by field number: device plugin v1beta1 and PodResources v1.
 
-Only the messages and fields that we use are described; protobuf passes over the others. Describing them keeps
-generated code and a compiler out of the tree. The numbers are those of the Kubernetes project's `api.proto` files
-(Apache-2.0).
+Only the messages and fields that we use are described; protobuf ignores the others. Describing them keeps generated
+code and a compiler out of the tree. The numbers are those of the Kubernetes project's `api.proto` files (Apache-2.0).
 """
 
 from __future__ import annotations

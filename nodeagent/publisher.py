@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishes the node's GPUs: the annotation that the scheduler reads, and the capacity that kube-scheduler counts.
+"""Publish the node's GPUs: the annotation that the scheduler reads, and the capacity that kube-scheduler counts.
 
 Beside them are the address at which the agent is asked whether it is ready, and what it finds of the machine. All are
 one patch of the node's status, so no reader sees one without the other. They are compared again and again: a node
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def wanted(gpus: list[Gpu], resources: Resources, address: str = "", found: Machine | None = None) -> dict[str, Any]:
-    """Return the merge patch that publishes these GPUs; what is not healthy is capacity but not allocatable."""
+    """Return the merge patch that publishes these GPUs; unhealthy ones are capacity but not allocatable."""
     annotations = {
         names.NODE_GPUS: inventory.encode(gpus),
         names.NODE_AGENT: address or None,
@@ -52,7 +52,7 @@ def differs(have: Any, want: Any) -> bool:
 
 
 class GpuPublisher:
-    """Keeps one node's published GPUs what they are, in a daemon thread."""
+    """Keeps one node's published GPUs up to date, in a daemon thread."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class GpuPublisher:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self.published = threading.Event()
-        """Set once the node has shown what we publish."""
+        """Set once the node has shown our data."""
 
     def start(self) -> None:
         """Start publishing."""
@@ -99,7 +99,7 @@ class GpuPublisher:
         self._wake.set()
 
     def reconcile(self) -> bool:
-        """Publish if the node shows something else; return whether it did.
+        """Publish if the node shows other data; return whether it did.
 
         Raises ServiceError if the API server does not answer or refuses.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seats as they are remembered on disk, so that an agent's restart, an upgrade or a reboot puts them back.
+"""Seats saved on disk, so that they are restored after an agent's restart, an upgrade or a reboot.
 
 One file per seat id, replaced as a whole. A record without an owner was allocated and not started yet.
 """
@@ -36,7 +36,7 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     limited: bool = False
     """Whether its container may not run without the limiter."""
     preload: str | None = None
-    """What LD_PRELOAD must be instead of what the pod says, which names a limiter; None: as the pod says."""
+    """LD_PRELOAD instead of the pod's value, which names a limiter; None: as in the pod."""
     limit: int = 0
     """A fraction's ceiling and class, as its pod last said; on a MIG slice, the slice's compute."""
     background: bool = False
@@ -48,7 +48,7 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def is_fraction(self) -> bool:
-        """Whether it holds a part of a GPU that the arbiter divides: not none, as a sidecar's."""
+        """Whether it holds a part of a GPU that the arbiter divides, unlike a sidecar's seat."""
         return 0 < self.core < CORES_PER_GPU and not self.on_slice
 
     @property
@@ -58,7 +58,7 @@ class Seat(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def is_sole(self) -> bool:
-        """Whether nobody else can be on its GPUs: whole ones, or a MIG slice."""
+        """Whether it has its GPUs exclusively: whole ones, or a MIG slice."""
         return self.core >= CORES_PER_GPU or self.on_slice
 
     @property
@@ -82,7 +82,7 @@ class SeatStore:
         self._seats = {seat.id: seat for seat in self._read()}
 
     def get(self, seat_id: str) -> Seat | None:
-        """Return the seat with this id as it was last put."""
+        """Return the seat with this ID as it was last saved."""
         with self._lock:
             return self._seats.get(seat_id)
 
@@ -92,7 +92,7 @@ class SeatStore:
             return list(self._seats.values())
 
     def put(self, seat: Seat) -> Seat | None:
-        """Remember a seat, on disk first; return the one it takes the place of."""
+        """Save a seat, on disk first; return the one that it replaces."""
         with self._writing[seat.id]:
             replace_file(self._file(seat), msgspec.json.encode(seat), durable=True)
             with self._lock:
@@ -101,7 +101,7 @@ class SeatStore:
         return before
 
     def change(self, before: Seat, now: Seat) -> None:
-        """Remember what its pod says now, if the seat is still this one. A crash may lose it: the pod says it again."""
+        """Save its pod's current values, if the seat is still this one. A crash may lose them: they are in the pod."""
         with self._writing[before.id]:
             if self.get(before.id) == before:
                 replace_file(self._file(now), msgspec.json.encode(now))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives seats: remembers what was allocated, and at a container's start finds out exactly whose seat it is.
+"""Give seats: record allocations, and find out at a container's start exactly which container owns a seat.
 
-kubelet's PodResources names the one container that holds a seat's id, so nothing is guessed from the order of
-arrival. Knows nothing of gRPC; `plugin` brings kubelet's calls here.
+kubelet's PodResources names the one container that holds a seat's id, so nothing is guessed from the order of arrival.
+Independent of gRPC; `plugin` passes kubelet's calls on.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Seats:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def restore(self) -> None:
-        """Put back the folder of every seat that is remembered: a reboot empties the one that they lie in."""
+        """Restore the folder of every saved seat: a reboot empties their parent folder."""
         seats = self._store.all()
         for seat in seats:
             if seat.taken:
@@ -92,12 +92,12 @@ class Seats:
                     log.warning("seat %s is not tidied: %s", known.id, error)
 
     def allocate(self, seat_id: str) -> str:
-        """Return the CDI device for a seat that kubelet hands out again."""
+        """Return the CDI device for a seat that kubelet allocates again."""
         with self._locks[seat_id]:
             seat = Seat(id=seat_id, nonce=secrets.token_hex(6))
             before = self._store.put(seat)
             if before is not None:
-                self._files.remove(before)  # kubelet gives an id again only when its last container is gone
+                self._files.remove(before)  # kubelet allocates an ID again only when its last container is gone
                 self._shares.changed()
         return self._files.device(seat)
 
@@ -220,7 +220,7 @@ class Seats:
         return pod
 
     def _hold(self, pod: Object, container: str) -> ContainerHold:
-        """Return what the container holds, after the second look at its GPUs; the sidecar of a GPU pod holds none."""
+        """Return what the container holds, after the second check of its GPUs; the sidecar of a GPU pod holds none."""
         mode = sharing_mode(pod)
         if mode not in ("", names.EXCLUSIVE, names.SHARED, names.MIG):
             raise SeatRefused(

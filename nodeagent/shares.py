@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the arbiter's shares equal to what the pods' annotations say, while their containers run.
+"""Keep the arbiter's shares in step with the pods' annotations, while their containers run.
 
 The arbiter is compared again and again with what ought to be, and at once when a pod changes. What a pod last said
 is remembered with its seat, so it holds while the API server is away, over restarts, and after a reboot.
@@ -30,7 +30,7 @@ from slicekeeper.untyped import as_map
 log = logging.getLogger(__name__)
 
 COMPARE_SECONDS: Final = 1.0
-"""Longest time for which an arbiter that lost a seat goes without it."""
+"""Maximum time for which an arbiter that lost a seat is without it."""
 AWAY_SECONDS: Final = 0.1
 """How often an arbiter that does not answer is asked."""
 
@@ -59,7 +59,7 @@ class Shares:
         self._ceiling_of = ceiling_of
         self._usual_rule = rule
         self._rule = ""
-        """Which rule the node must have; empty until it is known."""
+        """The node's rule; empty until it is known."""
         self._label: object = None
         self._pods: PodsOfNode | None = None
         self._dirty = threading.Event()
@@ -75,7 +75,7 @@ class Shares:
         threads.keep("shares", self._run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop comparing; the arbiter goes on with what it holds."""
+        """Stop comparing; the arbiter continues with its seats."""
         self._stop.set()
         self._dirty.set()
 
@@ -85,7 +85,7 @@ class Shares:
         return not (self._limits and self._away)
 
     def changed(self) -> None:
-        """Compare now: a pod or a seat is other than it was."""
+        """Compare now, because a pod or a seat has changed."""
         self._dirty.set()
 
     def look_at(self, node: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ class Shares:
         if seat.container in requests and (ceiling is not None or not limit):
             limit = min(requests[seat.container].limit or CORES_PER_GPU, ceiling or CORES_PER_GPU)
         if sharing_mode(pod) == names.EXCLUSIVE:
-            limit = CORES_PER_GPU  # it pays for all of its GPU, and nobody else may be there
+            limit = CORES_PER_GPU  # it pays for all of its GPU, and no other may be there
         return msgspec.structs.replace(seat, limit=max(limit, seat.core), background=background)
 
     def give(self, seat: Seat) -> None:
@@ -134,7 +134,7 @@ class Shares:
                 raise
 
     def compare(self) -> None:
-        """Bring the arbiter to what ought to be. Raises ArbiterAway."""
+        """Bring the arbiter to the desired state. Raises ArbiterAway."""
         telemetry = self._arbiter.read()
         if self._rule and telemetry.rule not in ("", self._rule):
             try:
@@ -157,7 +157,7 @@ class Shares:
                 log.info("seat %s is not dropped: %s", name, error)
 
     def _now(self, seat: Seat, pod: Object | None) -> Seat:
-        """Return a seat as its pod has it; a pod that is the same as before is not read again."""
+        """Return a seat with its pod's values; an unchanged pod is not read again."""
         ceiling = self._ceiling_of(seat.namespace)
         before = self._heard.get(seat.name)
         if pod is None or (before is not None and before[0] is pod and before[1] == ceiling):
@@ -202,7 +202,7 @@ class Shares:
 
 
 def policy(seat: Seat) -> SeatPolicy:
-    """Return what the arbiter has to hold for a fraction.
+    """Return the arbiter's policy for a fraction.
 
     A pod's UID is in its control groups' paths, with dashes or with underscores between its parts; its last part has
     neither.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts programs out of the agent's image where the node's containers can have them mounted.
+"""Copy programs from the agent's image to where they can be mounted into the node's containers.
 
-Each lies in a folder that its content names: a newer release adds its own and takes none from a container that runs.
+Each is in a folder named after its content: a newer release adds its own and removes none from a running container.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PRELOAD: Final = "/etc/ld.so.preload"
 
 
 def ship(data: bytes, name: str, folder: Path) -> Path:
-    """Return the file of this name and content below a folder of the node, written if it is not there."""
+    """Return the file of this name and content below a folder of the node, which is written if it is missing."""
     file = folder / hashlib.sha256(data).hexdigest()[:16] / name
     if not file.exists():
         for made in (folder, file.parent):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what pods use every second, and writes it for each pod's sidecar into the folder that its seat brings.
+"""Count the usage of pods every second, and write it for each pod's sidecar into the folder of its seat.
 
 Nobody asks, so nobody can ask for another pod's: kubelet says whose a seat is. While the agent is away the file grows
 old, while the arbiter is the counters are left out; the sidecar reports either as unknown.
@@ -47,11 +47,11 @@ class UsageFiles:
         threads.keep("usage", self._run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop writing: what is there grows old."""
+        """Stop writing; the files become outdated."""
         self._stop.set()
 
     def write(self) -> None:
-        """Write what every pod has used until now."""
+        """Write every pod's usage up to now."""
         at_ns = time.monotonic_ns()
         seats = [seat for seat in self._store.all() if seat.taken]
         counts = [*self._fractions(), *self._whole.count(seats)]
@@ -74,7 +74,7 @@ class UsageFiles:
                     log.info("pod %s/%s is not told what it used: %s", seat.namespace, seat.pod, error)
 
     def _fractions(self) -> list[Count]:
-        """Return the arbiter's counters, none while it does not answer."""
+        """Return the arbiter's counters; none while it does not answer."""
         try:
             return of_arbiter(self._arbiter.read())
         except ArbiterAway:

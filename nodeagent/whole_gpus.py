@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the use of whole GPUs and MIG slices: each has one holder, so what the driver samples is the holder's.
+"""Count the usage of whole GPUs and MIG slices: each has one holder, to which the driver's samples belong.
 
 NVML says of stretches of time that follow each other how busy the GPU was. They are added up in a file in the seat's
 folder, so the next agent counts on; the driver keeps the last ones for it. What it no longer has is left out.
@@ -75,7 +75,7 @@ class WholeGpus:
         return counts
 
     def _add(self, known: _Seat, uuid: str) -> bool | None:
-        """Add up what is new of a GPU; return whether anything is, None if the driver does not tell."""
+        """Add up new samples of a GPU; return whether there are any, None if the driver does not report them."""
         gpu = known.gpus.get(uuid)
         samples = self._source.samples(uuid, gpu.until_us if gpu is not None else 0)
         if not samples:

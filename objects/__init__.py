@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of the cluster and who acts on them: budgets and policies as objects, and SharePods."""
+"""Operators for objects of the cluster: budgets and policies as objects, and SharePods."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a node's agent, right before a pod is bound there, whether kubelet has the node's seats.
+"""Ask a node's agent, right before a pod is bound there, whether kubelet has the node's seats.
 
 kubelet fails a pod that it is given while it has none, and a pod that no controller made would be lost; a bind that
 fails is tried again. So a node gets no pod while its agent says no, or is silent although it has answered before. But
@@ -28,18 +28,18 @@ from slicekeeper.kube.agent_address import STOPPING, Address, decode
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 2.0
-"""How long an agent may take to answer."""
+"""Timeout of an agent's answer."""
 WAIT_SECONDS: Final = 0.25
 """How long a bind waits for the answer."""
 LAST_WORD_SECONDS: Final = 2.0
-"""How old its last answer may be if it gives none now."""
+"""Maximum age of its last answer if it gives none now."""
 AT_ONCE: Final = 256
 """How many agents are asked at the same time."""
 BELIEVED_SECONDS: Final = 60.0
 """kubelet reports lost seats within 10 s, and a node whose kubelet is dead is marked so after 40 to 50 s."""
 LONGEST_PAUSE_SECONDS: Final = 256.0
 TOLD_BYTES: Final = 1024
-"""So much of an answer is read."""
+"""How much of an answer is read."""
 
 AGAIN: Final = "the pod is tried again"
 
@@ -48,27 +48,27 @@ Answer = Literal["ready", "not-ready", "refused", "silent"]
 
 @dataclass
 class _KnownAgent:
-    """What is known of the agent at one address."""
+    """The state of the agent at one address."""
 
     value: str
     asked: Future[None] | None = None
-    """The question under way, and since when by the machine's clock."""
+    """The request in progress, and since when by the machine's clock."""
     asked_at: float = 0.0
     answered: bool = False
     ready_ns: int | None = None
-    """When it said so last."""
+    """When it last reported that."""
     wrong: str = ""
-    """What it was last found to be, empty if ready."""
+    """Its last finding; empty if it was ready."""
     silent: bool = False
     since_ns: int = 0
-    """When it was first found not ready, or silent, in a row of such findings."""
+    """When the current series of findings that it is not ready, or silent, began."""
     row_ns: int = 0
-    """Until when the next such finding belongs to that row."""
+    """Until when the next such finding belongs to that series."""
     silences: int = 0
     ask_again_ns: int = 0
 
     def take(self, answer: Answer, why: str, now_ns: int) -> None:
-        """Take an answer."""
+        """Record an answer."""
         self.wrong, self.silent = why, answer == "silent"
         self.answered |= answer != "silent"
         if answer == "ready":
@@ -77,7 +77,7 @@ class _KnownAgent:
         if now_ns > self.row_ns:
             self.since_ns = now_ns
         if self.silent:
-            # Not for every pod of a burst, and less and less often if nothing hangs on it.
+            # Not for every pod of a burst, and less and less often if nothing depends on it.
             believed = bool(self.why_not(now_ns))
             pause = 1.0 if believed else min(2.0**self.silences, LONGEST_PAUSE_SECONDS)
             self.ask_again_ns = now_ns + int(pause * 1e9)
@@ -96,12 +96,12 @@ class _KnownAgent:
         return f"its node agent has not answered for {WAIT_SECONDS:g} s; {AGAIN}"
 
     def needs_no_wait(self, now_ns: int) -> bool:
-        """Whether the last answer, a silence, counts while it is asked again."""
+        """Whether a missing answer counts while it is asked again."""
         return self.silent and (not self.answered or now_ns <= self.row_ns)
 
 
 class NodeAgents:
-    """The agents of all nodes as this process has met them. Safe from any thread."""
+    """The agents of all nodes that this process has asked. Thread-safe."""
 
     def __init__(self, clock: Clock, count: Callable[[str], None]) -> None:
         self._clock = clock
@@ -142,7 +142,7 @@ class NodeAgents:
             return known is not None and known.answered
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         with self._lock:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopped.set)
@@ -171,7 +171,7 @@ class NodeAgents:
 
 
 async def ask(value: str) -> tuple[Answer, str]:
-    """Ask the agent of an annotation's value; return what it answers, and that in words."""
+    """Ask the agent of an annotation's value; return its answer, and a description of it."""
     if value == STOPPING:
         return "not-ready", "its node agent is being replaced"
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extender over HTTP: a thin shell that decodes, calls, encodes and measures.
+"""The extender over HTTP: a thin layer that decodes, calls, encodes and measures.
 
 Starlette on the event loop, and not Flask as other servers: a Flask view that does nothing takes longer than all that
 is worked out here (`benchmarks/scheduler/README.md`). What is answered in moments is worked out on the loop itself;
@@ -51,7 +51,7 @@ BIND_THREADS: Final = 32
 
 
 Work = tuple[Callable[[], bytes], ThreadPoolExecutor | None]
-"""What is left to do, and whose threads do it; None: it is done at once."""
+"""The remaining work, and the threads that do it; None: it is done at once."""
 
 
 class NotBound(SlicekeeperError):
@@ -62,7 +62,7 @@ class NotBound(SlicekeeperError):
 
 @dataclass(frozen=True)
 class Verb:
-    """A call of kube-scheduler: `begin` decodes its body, `failed` makes an answer of an error."""
+    """A call of kube-scheduler: `begin` decodes its body, `failed` turns an error into an answer."""
 
     name: str
     begin: Callable[[Body], Work]
@@ -129,7 +129,7 @@ def make_app(scheduler: Scheduler) -> Starlette:
 
 
 def _is_quick(pod: Pod) -> bool:
-    """Whether a pod is placed in moments: neither with its whole gang, nor by a search for unequal containers."""
+    """Whether a pod is placed quickly: neither with its whole gang, nor by a search for unequal containers."""
     return pod.gang is None and len(set(pod.demand.slices)) <= 1
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binds pods: chooses GPUs, writes one Binding that carries them, and finds out what became of it.
+"""Bind pods: choose GPUs, write one Binding that contains them, and find out the result.
 
-The answer to a Binding may be lost after the API server has carried it out, or before. So after anything but a clear
-answer the pod itself is read: it says whether it is bound, and to which node. If it is not bound yet, the GPUs stay
+The answer to a Binding may be lost after the API server has executed it, or before. So after anything but a clear
+answer the pod itself is read: it shows whether it is bound, and to which node. If it is not bound yet, the GPUs stay
 held and a second try writes the same ones. The Binding names the pod's UID, so a pod of the same name that is made
 later cannot get it.
 """
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 TOO_MANY_REQUESTS: Final = 429
 
 REQUEST_SECONDS: Final = 60.0
-"""kube-apiserver's default --request-timeout: a binding that was not carried out by then never will be."""
+"""kube-apiserver's default --request-timeout: a binding that was not executed by then never will be."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one try: `node` is where the pod is bound, `message` why it is not where it should be."""
+    """The result of one attempt: `node` is where the pod is bound, `message` why it is not where it should be."""
 
     outcome: Literal["bound", "refused", "lost"]
     node: str = ""
@@ -48,7 +48,7 @@ class Result:
 
 
 class Binder:
-    """Carries out `bind`, and looks after bindings that no watch has confirmed."""
+    """Executes `bind`, and checks bindings that no watch has confirmed."""
 
     def __init__(
         self, client: KubeClient, state: SchedulerState, clock: Clock, agents: NodeAgents, fence: Fence, gangs: Gangs
@@ -79,7 +79,7 @@ class Binder:
             if not_now:
                 return f"node {node}: {not_now}"
             if pod.gang is not None:
-                with self._fence.held():  # so that nothing but the Bindings is left to fail once all have come
+                with self._fence.held():  # so that only the Bindings can fail once all have arrived
                     self._gangs.come(pod, node)
             with self._fence.held() as term:
                 return self._give(args, pod, term)
@@ -110,7 +110,7 @@ class Binder:
         return result.message
 
     def stop(self) -> None:
-        """Ask no more agents."""
+        """Stop asking agents."""
         self._agents.stop()
 
     def look_at_overdue(self) -> None:
@@ -126,7 +126,7 @@ class Binder:
             self._state.looked(pod.uid, obj)
 
     def _why_not_now(self, pod: Pod, node: str) -> str:
-        """Return what the node's agent has against a pod, empty if nothing."""
+        """Return the node agent's objection to a pod; empty if there is none."""
         if not asks_for(pod.waiting or {}, (self._state.resources.seat,)):
             return ""
         why_not = self._agents.why_not(node, self._state.agent(node))
@@ -162,7 +162,7 @@ class Binder:
         return Result("bound", node)
 
     def _look(self, args: BindingArgs, error: ServiceError, *, clear: bool) -> Result:
-        """Read the pod after a failed try; `clear` is whether the API server has said that it did nothing."""
+        """Read the pod after a failed attempt; `clear` is whether the API server has confirmed that it did nothing."""
         failed: Literal["refused", "lost"] = "refused" if clear else "lost"
         try:
             pod = self._read(args)

@@ -35,8 +35,8 @@ from slicekeeper.units import format_instant
 from slicekeeper.untyped import as_list, as_map
 
 SWITCH_SECONDS: Final = 0.0005
-"""How long a thread that works keeps others waiting. By Python's own 5 ms a call would wait for a watch or a look of
-the reclaimer for longer than it takes."""
+"""How long a working thread makes others wait. With Python's default of 5 ms, a call would wait for a watch or the
+reclaimer for longer than it takes itself."""
 
 
 @click.group()
@@ -122,7 +122,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
     try:
         jobs = client.list(JOBS)[0]
     except Forbidden:
-        jobs = []  # pods' own deadlines have to do
+        jobs = []  # only the deadlines of pods are used
     forecast = outlook(state.snapshot(), pod, learner.policy, deadlines(objects, jobs), clock.now_ms())
     gang = _gang(state, pod)
     if gang and gang["fitting"] < gang["size"] - gang["placed"]:  # no room for it alone is of use
@@ -132,7 +132,7 @@ def _waiting(context: Context, client: KubeClient, found: Object) -> dict[str, A
 
 
 def _gang(state: SchedulerState, pod: Pod) -> dict[str, Any] | None:
-    """Return the state of a pod's gang; None without one, or if it has started and the pod is placed by itself."""
+    """Return the state of a pod's gang; None without one, or if it has started and the pod is placed separately."""
     there = state.muster(pod.gang.key) if pod.gang is not None else None
     if there is None or not there.needed:
         return None
@@ -176,9 +176,9 @@ def _data(forecast: Outlook) -> dict[str, Any]:
 
 
 def _last_message(pod: Object) -> str:
-    """Return what kube-scheduler said last of the pod, empty if nothing.
+    """Return kube-scheduler's last message about the pod; empty if there is none.
 
-    From the pod's condition: the events of tries that follow each other within minutes all have the first one's text.
+    From the pod's condition, because the event keeps the text of the first of several attempts within minutes.
     """
     conditions = map(as_map, as_list(as_map(pod.get("status")).get("conditions")))
     return next((str(of.get("message", "")) for of in conditions if of.get("type") == "PodScheduled"), "")
@@ -201,7 +201,7 @@ def _in_words(said: Mapping[str, Any]) -> str:
         more = ", …" if len(said["ahead"]) > _SHOWN else ""
         lines.append(f"Ahead of it: {_counted(len(said['ahead']), 'pod')}: {', '.join(said['ahead'][:_SHOWN])}{more}")
     if said.get("giveWay"):
-        when = "About to" if said["budgetState"] == names.IN_BUDGET else "With budget again would"
+        when = "About to" if said["budgetState"] == names.IN_BUDGET else "With budget again, these would"
         lines.append(f"{when} give way to it: {', '.join(said['giveWay'])}")
     if "expected" in said:
         lines.append(f"Expected: {_when(said)}")
@@ -215,13 +215,11 @@ def _in_words(said: Mapping[str, Any]) -> str:
 _STATES: Final = {"waiting": "waits since", "placed": "has its place since", "ended": "has ended; it was there from"}
 
 _SHOWN: Final = 5
-"""Pods that are named in words."""
+"""The maximum number of pods that are named."""
 
 
 def _of_gang(gang: Mapping[str, Any]) -> str:
-    head = (
-        f"Gang {gang['name']}: {gang['size']} pods get their places together or not at all; {gang['placed']} have one"
-    )
+    head = f"Gang {gang['name']}: {gang['size']} pods are placed together or not at all; {gang['placed']} have one"
     here = f"{gang['waiting']} wait, of which {gang['fitting']} would fit now together"
     if gang["missing"]:
         held_back = f" ({gang['heldBack']} held back by scheduling gates)" if gang["heldBack"] else ""
@@ -262,4 +260,4 @@ def _when(said: Mapping[str, Any]) -> str:
         return "unknown; the pods of its gang that are missing come first"
     if said["giveWay"] and said["budgetState"] == names.IN_BUDGET:
         return "soon, when the pods that give way to it have ended"
-    return "unknown; no deadline of a pod or Job (activeDeadlineSeconds) tells when there is room"
+    return "unknown; no deadline of a pod or Job (activeDeadlineSeconds) shows when there will be room"

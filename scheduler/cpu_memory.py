@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU and memory beside the GPUs: what nodes offer, and what all pods bound to them ask for.
+"""CPU and memory beside the GPUs: the capacity of nodes, and the requests of all pods bound to them.
 
-Policies that look ahead need it to place well, and the extender's calls do not have it. Of each bound pod only
-its node and two numbers are kept, because a watch repeats itself, and a pod's requests may be changed while it runs.
+Policies that look ahead need this to place well, and the extender's calls do not contain it. Of each bound pod only its
+node and two numbers are kept, because a watch repeats itself, and a pod's requests may be changed while it runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Amount = tuple[int, int]
 """Thousandths of a core, and MiB."""
 
 Entry = tuple[str, int, int]
-"""A node, and the amount that a pod takes there."""
+"""A node, and the amount that a pod uses there."""
 
 
 def asked_by(pod: Mapping[str, Any]) -> Amount:
-    """Return what a pod asks for, as kube-scheduler counts it: native sidecars run beside everything."""
+    """Return a pod's request, as kube-scheduler counts it: native sidecars run beside everything."""
     spec = as_map(pod.get("spec"))
     cpu = ram = most_cpu = most_ram = 0
     for container in map(as_map, as_list(spec.get("initContainers"))):
@@ -42,7 +42,7 @@ def asked_by(pod: Mapping[str, Any]) -> Amount:
 
 
 def offered_by(node: Mapping[str, Any]) -> Amount | None:
-    """Return what a node offers to pods, None if it does not say so."""
+    """Return a node's capacity for pods; None if it does not publish it."""
     allocatable = as_map(as_map(node.get("status")).get("allocatable"))
     return _amount(allocatable) if "cpu" in allocatable and "memory" in allocatable else None
 
@@ -65,18 +65,18 @@ def _parsed(value: str | int, times: int, per: int) -> int:
 
 
 def entry_of(pod: Mapping[str, Any]) -> Entry | None:
-    """Return a pod's node and what it takes there, None unless it is bound and has not ended."""
+    """Return a pod's node and its amount there; None unless it is bound and has not ended."""
     return (str(as_map(pod.get("spec")).get("nodeName")), *asked_by(pod)) if holds_gpus(pod) else None
 
 
 def comes_with_its_node(pod: Mapping[str, Any]) -> bool:
-    """Whether a DaemonSet made the pod: then it says nothing of what arrives."""
+    """Whether a DaemonSet created the pod: then it says nothing about arrivals."""
     owners = map(as_map, as_list(as_map(pod.get("metadata")).get("ownerReferences")))
     return any(owner.get("kind") == "DaemonSet" for owner in owners)
 
 
 class Beside:
-    """Sums by node. The caller guards it."""
+    """Sums by node. The caller locks it."""
 
     def __init__(self) -> None:
         self._offered: dict[str, Amount] = {}
@@ -84,7 +84,7 @@ class Beside:
         self._pods: dict[str, Entry] = {}
 
     def set_node(self, name: str, offered: Amount | None) -> bool:
-        """Record what a node offers; return whether that is new."""
+        """Record a node's capacity; return whether it has changed."""
         before = self._offered.get(name)
         if offered is None:
             self._offered.pop(name, None)
@@ -114,7 +114,7 @@ class Beside:
         return max(0, offered[0] - cpu) / 1000, float(max(0, offered[1] - ram))
 
     def put(self, uid: str, now: Entry | None) -> Iterator[str]:
-        """Record what a pod takes now, None if that is nothing; yield the nodes whose sums change."""
+        """Record a pod's amount, None if it has none; yield the nodes whose sums change."""
         before = self._pods.pop(uid, None)
         if now is not None:
             self._pods[uid] = now

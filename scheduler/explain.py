@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a pod waits, which pods are served before it, what would help, and when its place is expected.
+"""Explain why a pod waits, which pods are served before it, what would help, and when it is expected to start.
 
-Pure: it looks at one snapshot, and at deadlines. The forecast lets pods end at their deadlines and gives the room to
-the waiting pods in kube-scheduler's order, the highest priority first and then the oldest.
+Pure: it uses one snapshot, and deadlines. The forecast lets pods end at their deadlines and gives the room to the
+waiting pods in kube-scheduler's order, the highest priority first and then the oldest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slicekeeper.units import MIB_PER_BLOCK, MS_PER_SECOND, Instant
 from slicekeeper.untyped import as_list, as_map
 
 MOST_ENDS: Final = 2_000
-"""The most ends of pods that the forecast looks at."""
+"""The maximum number of ends of pods in the forecast."""
 
 FARTHEST_MS: Final = 100 * 365 * 86_400 * MS_PER_SECOND
 """The forecast looks a century ahead: a Job's deadline has no bound, and some have no date."""
@@ -46,7 +46,7 @@ KEPT_OFF: Final = "a cordon, a taint, or the pod's own node selector or affinity
 
 @dataclass(frozen=True)
 class Expected:
-    """When and where there is room: `after` is the pod whose end makes it, empty if there is room now."""
+    """When and where there is room: `after` is the pod whose end makes room, empty if there is room now."""
 
     at_ms: Instant
     node: str
@@ -55,22 +55,22 @@ class Expected:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the owner of a waiting pod may know; pods are `namespace/name`."""
+    """The information for the owner of a waiting pod; pods are `namespace/name`."""
 
     reasons: tuple[tuple[str, int], ...]
-    """Each reason and the number of nodes that it holds for, the most frequent first."""
+    """Each reason and the number of nodes to which it applies, the most frequent first."""
     ahead: tuple[str, ...]
     """The pods that are served before it."""
     give_way: tuple[str, ...]
-    """The pods that give way to it, or would if it were in budget."""
+    """The pods that are evicted for it, or would be if it were in budget."""
     expected: Expected | None
-    """None: by the deadlines there will be no room."""
+    """None: according to the deadlines there will be no room."""
     is_stuck: bool
     """No pod's end would make room: something else has to change."""
     held_back: tuple[str, ...]
     """The scheduling gates that it waits for first."""
     helps: tuple[str, ...]
-    """What its owner can do."""
+    """Actions that would help."""
 
 
 def outlook(snapshot: Snapshot, pod: Pod, policy: Policy, ends: Mapping[str, int], now_ms: int) -> Outlook:
@@ -120,7 +120,7 @@ def _waits(pod: Pod) -> bool:
 
 
 def _order(pod: Pod) -> tuple[int, int, str]:
-    """kube-scheduler's order, as far as the pods themselves say."""
+    """kube-scheduler's order, as far as it follows from the pods."""
     return -pod.priority, pod.created_ms, pod.key
 
 
@@ -138,7 +138,7 @@ def _give_way(snapshot: Snapshot, pod: Pod, policy: Policy) -> tuple[str, ...]:
 
 
 class _Cluster:
-    """The nodes and what is held there for certain, by other pods than the one that is explained."""
+    """The nodes and what is definitely held there by pods other than the explained one."""
 
     def __init__(self, snapshot: Snapshot, pod: Pod, policy: Policy) -> None:
         self._snapshot = snapshot
@@ -161,7 +161,7 @@ class _Cluster:
         return [name for name in nodes if admits(self._snapshot.nodes[name][0], manifest)]
 
     def judge(self) -> Counter[Why]:
-        """Return for how many of the nodes that are open to the pod each answer holds."""
+        """Return for each answer the number of nodes open to the pod to which it applies."""
         near = self._open_to(self.pod, self._snapshot.nodes)
         view = self._fleet.view(near, self.pod.demand)
         return Counter(map(Why, survey(view, self.pod.demand, self._policy).why.tolist()))
@@ -172,15 +172,15 @@ class _Cluster:
         return bool(survey(self._fleet.view(near, demand), demand, self._policy, reasons=False).fits.any())
 
     def in_words(self, why: Counter[Why]) -> tuple[tuple[str, int], ...]:
-        """Return the reasons and their nodes, those of closed nodes among them."""
+        """Return the reasons and their nodes, including closed nodes."""
         counts = Counter({explain(reason, self.pod.demand): n for reason, n in why.items() if reason is not Why.FITS})
         counts[KEPT_OFF] += len(self._snapshot.nodes) - why.total()
         return tuple((text, n) for text, n in counts.most_common() if n)
 
     def largest(self) -> tuple[int, int]:
-        """Return the most compute, in percent, and the most memory, in MiB, that fit now instead of what is asked for.
+        """Return the most compute, in percent, and the most memory, in MiB, that would fit now.
 
-        Each beside the other as it is asked for, for a demand of one share.
+        Each is computed with the other as requested, for a demand of one share.
         """
         near = self._open_to(self.pod, self._snapshot.nodes)
         view = self._fleet.view(near, self.pod.demand)
@@ -202,7 +202,7 @@ class _Cluster:
         return int(core.max(initial=0)), int(memory.max(initial=0))
 
     def forecast(self, queue: Sequence[Pod], ends: Mapping[str, int], now_ms: int) -> Expected | None:
-        """Return where and when the last of `queue` finds room. What leaves already is taken to be gone now."""
+        """Return where and when the last of `queue` finds room. Pods that are being deleted count as gone."""
         waiting = list(queue)
         keys = {pod.uid: pod.key for pod in self._snapshot.pods}
         due: list[tuple[int, str, str]] = [
@@ -298,7 +298,7 @@ def _company(cluster: _Cluster) -> Iterable[str]:
 
 
 def _changes(demand: Demand, why: Counter[Why], snapshot: Snapshot) -> Iterable[str]:
-    """Return what has to change if no pod's end can help."""
+    """Return what must change if no pod's end can help."""
     gpus = [gpu for _, listed in snapshot.nodes.values() for gpu in listed]
     if why[Why.UUID]:
         yield f"name a GPU that there is, or none: {demand.gpu_uuid} is on no node that it may use"

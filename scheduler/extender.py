@@ -27,7 +27,7 @@ UNMANAGED: Final = (
 
 
 def filter_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes) -> bytes:
-    """Return the answer to a filter call: the nodes on which the pod fits, and for the others why it does not.
+    """Return the answer to a filter call: the nodes on which the pod fits, and the reasons for the others.
 
     `pod` is None if it is not ours to place. `names` and the answer are JSON.
     """
@@ -59,13 +59,13 @@ def filter_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: by
 def prioritize_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes) -> bytes:
     """Return the answer to a prioritize call: a score for each node, 10 for one alone.
 
-    kube-scheduler would choose at random among equals. A node that is left out has no points (`prioritizeNodes` adds
-    what is listed), so those with none are.
+    kube-scheduler would choose at random among equals. An omitted node has no points (`prioritizeNodes` adds the listed
+    ones), so nodes without points are omitted.
     """
     if pod is None or placeable(pod):
         return b"[]"
     if pod.gang is not None and not gangs.has_started(pod):
-        return b"[]"  # `filter` has left one node
+        return b"[]"  # `filter` has returned one node
     found = state.find(pod, names, again=True)
     given = scores(found.fits, found.price, found.best)
     scored = given > 0
@@ -94,7 +94,7 @@ def preempt(state: SchedulerState, gangs: Gangs, pod: Pod | None, nodes: Mapping
 
 
 def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> Pod | None:
-    """Return the pod if it asks for our GPUs, None if it is not ours to place."""
+    """Return the pod if it requests our GPUs; None if it is not ours to place."""
     resources = state.resources
     if not asks_for(obj, (resources.core, resources.memory)):
         return None
@@ -105,7 +105,7 @@ def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> Pod | None:
 
 
 def placeable(pod: Pod) -> str:
-    """Return why the pod can be placed on no node at all, empty if it can be."""
+    """Return why the pod cannot be placed on any node; empty if it can."""
     if pod.refusal:
         return pod.refusal
     if not pod.managed:

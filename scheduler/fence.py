@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets one extender bind at a time, by a Lease: two give one GPU twice before either watch shows the other's binding.
+"""Let one extender bind at a time, by a Lease: two could allocate a GPU twice before their watches show it.
 
 Each kube-scheduler asks the extender beside it, and for some seconds two may believe that they lead. So an extender
 takes the lease when a bind comes, lists the pods afresh unless no other can have held it since, and keeps it while
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 BINDER_LEASE: Final = "slicekeeper-binder"
 
 PAUSE_SECONDS: Final = 0.25
-"""While another has the lease, it is asked for at most this often."""
+"""While another has the lease, it is requested at most this often."""
 
 
 class NotHolder(SlicekeeperError):
@@ -34,20 +34,20 @@ class NotHolder(SlicekeeperError):
 
 
 class Fence:
-    """The right to bind. `catch_up` reads all pods from the API server. Safe from any thread."""
+    """The right to bind. `catch_up` reads all pods from the API server. Thread-safe."""
 
     def __init__(self, lease: LeaderElection, catch_up: Callable[[], None], *, idle_seconds: float) -> None:
         self._lease = lease
         self._catch_up = catch_up
         self._idle = idle_seconds
         self._asking = threading.Lock()
-        """Held while the lease is asked for, renewed or given up."""
+        """Held while the lease is requested, renewed or released."""
         self._catching_up = threading.Lock()
         self._caught_up = 0
         """The term in which the pods were read."""
         self._ask_again = float("-inf")
         self._counting = threading.Lock()
-        """Guards what follows, for moments."""
+        """Protects the following fields, for short times."""
         self._under_way = 0
         self._needed_until = float("-inf")
         self._giving_up = False
@@ -67,16 +67,16 @@ class Fence:
                 self._under_way -= 1
 
     def is_still_held(self, term: int) -> bool:
-        """Whether the lease is still that of `term`: the process may have been frozen for a while."""
+        """Whether the lease is still that of `term`: the process may have been suspended for a while."""
         return term == self._lease.term and self._is_held()
 
     def need(self, seconds: float) -> None:
-        """Keep the lease for at least that long, if it is held: what was sent may yet be carried out."""
+        """Keep the lease for at least that long, if it is held: a request that was sent may still be executed."""
         with self._counting:
             self._needed_until = max(self._needed_until, time.monotonic() + seconds)
 
     def run(self, stopped: threading.Event) -> None:
-        """Renew the lease while it is needed, give it up when not, until `stopped`."""
+        """Renew the lease while it is needed, release it otherwise, until `stopped`."""
         while not stopped.wait(self._idle):
             try:
                 self.look()
@@ -84,7 +84,7 @@ class Fence:
                 log.warning("lease %s: %s", BINDER_LEASE, error)
 
     def look(self) -> None:
-        """Renew the lease, give it up, or see whether its holder lives."""
+        """Renew the lease, release it, or check whether its holder is alive."""
         with self._asking:
             with self._counting:
                 needed = self._under_way > 0 or time.monotonic() < self._needed_until
@@ -100,7 +100,7 @@ class Fence:
                 self._giving_up = False
 
     def stop(self) -> None:
-        """Let another bind at once, unless a Binding may still be carried out: then when the lease expires."""
+        """Let another bind at once, or, if a Binding may still be executed, when the lease expires."""
         with self._counting:
             unsure = self._under_way or self._needed_until - time.monotonic() > self._idle
         if not unsure:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `filter` and `prioritize` read: every node's price for a pod, by a published version of the fleet.
+"""Data for `filter` and `prioritize`: every node's price for a pod, from a published version of the fleet.
 
-Nothing here takes a lock: versions never change, and what is remembered between calls is only ever replaced.
+Nothing here takes a lock: versions are immutable, and data kept between calls is only ever replaced.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from scheduler.placement.survey import Survey
 from scheduler.pods import Pod
 
 SURVEYS: Final = 16
-"""Pods whose last survey is kept for the next call."""
+"""Number of pods whose last survey is kept for the next call."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The nodes asked for, by their rows in `judged`, the whole fleet's answer, and those not judged, with why."""
+    """The requested nodes, by their rows in `judged`, the whole fleet's answer, and other nodes, with reasons."""
 
     roster: Roster
     rows: Ints
@@ -36,20 +36,20 @@ class Found:
     fits: Bools
     price: Ints
     best: int | None
-    """An index into `rows`, `fits` and `price`, which are in the order asked."""
+    """An index into `rows`, `fits` and `price`, which are in the requested order."""
     others: dict[str, Why]
 
 
 class Finder:
-    """Prices, names, and what was seen recently. Safe from any thread."""
+    """Prices, names, and recent results. Thread-safe."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self.prices = Prices()
         self._roster = 0, Roster([])
-        """Which names it is of, and the roster."""
+        """The names of the roster, and the roster."""
         self._seen: dict[str, tuple[Demand, Survey, int]] = {}
-        """What was seen last for a few pods, the latest last: `prioritize` follows `filter` at once."""
+        """The last results for a few pods, the latest last: `prioritize` follows `filter` at once."""
 
     def roster(self, fleet: FleetVersion) -> Roster:
         """Return the nodes of a version by row."""
@@ -60,12 +60,12 @@ class Finder:
         return roster
 
     def seen(self, pod: Pod) -> tuple[Survey, int] | None:
-        """Return what was seen last for a pod, and the version it is of; None if that is not known."""
+        """Return the last result for a pod, and its version; None if there is none."""
         known = self._seen.get(pod.uid)
         return known[1:] if known is not None and known[0] == pod.demand else None
 
     def remember(self, pod: Pod, judged: Survey, version: int) -> None:
-        """Keep what was seen for the pod's next call."""
+        """Keep the result for the pod's next call."""
         self._seen.pop(pod.uid, None)
         self._seen[pod.uid] = pod.demand, judged, version
         for oldest in list(self._seen)[:-SURVEYS]:
@@ -75,7 +75,7 @@ class Finder:
         """Return the answer for the nodes of `rows`."""
         others = {name: Why.DAMAGED if name in self._nodes.damaged else Why.NO_GPUS for name in unknown}
         here = rows < len(judged.fits)
-        if not here.all():  # nodes that have come since
+        if not here.all():  # nodes that are new since then
             others |= {roster.names[row]: Why.NO_GPUS for row in rows[~here].tolist()}
             rows = rows[here]
         fits, price, rank = judged.fits[rows], judged.price[rows], roster.rank[rows]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gang is looked at next, and when: one look after the other, for a part of the time at most.
+"""Choose the gang that is searched for next, and when: one search at a time, for a limited part of the time.
 
 A look for places takes some tenths of a second for a large gang, and every change of the cluster is a reason for
 another, so all gangs share one rest: a tenant gets no more looks by making many of them. The namespace that
@@ -18,19 +18,19 @@ tenth of the time."""
 
 
 class Turns:
-    """The line of gangs that wait for a look, by their keys. Guarded by its owner's lock."""
+    """The queue of gangs that wait for a search, by their keys. Protected by its owner's lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._line: dict[str, None] = {}
         self._served: dict[str, int] = {}
-        """The number of the last turn of each namespace in the line. One that joins counts as just served, so it gains
+        """The number of the last turn of each namespace in the queue. One that joins counts as just served, so it gains
         nothing by leaving."""
         self._turn = 0
         self._rest_until_ns = 0
 
     def has_come(self, key: str) -> bool:
-        """Whether a gang may be looked at now. It joins the line, and leaves it if so."""
+        """Return whether a gang may be searched for now. It joins the queue, and leaves it if so."""
         self._line.setdefault(key)
         self._served.setdefault(_namespace(key), self._turn)
         if self._clock.monotonic_ns() < self._rest_until_ns or key != min(self._line, key=self._last_served):
@@ -41,7 +41,7 @@ class Turns:
         return True
 
     def leave(self, key: str) -> None:
-        """Take a gang out of the line, because it is gone or no look could find anything."""
+        """Remove a gang from the queue, because it is gone or no search could find anything."""
         if key not in self._line:
             return
         del self._line[key]
@@ -49,16 +49,16 @@ class Turns:
         self._served = {namespace: turn for namespace, turn in self._served.items() if namespace in there}
 
     def rest(self, since_ns: int) -> None:
-        """Begin a rest: a look that began at `since_ns` has found no places."""
+        """Begin a pause: a search that began at `since_ns` has found no places."""
         now_ns = self._clock.monotonic_ns()
         self._rest_until_ns = now_ns + REST * (now_ns - since_ns)
 
     def line(self) -> list[str]:
-        """Return the gangs in the order in which they are looked at if none of the looks is in vain."""
+        """Return the gangs in the order in which they are searched for if every search succeeds."""
         return sorted(self._line, key=self._last_served)
 
     def seconds_left(self) -> float | None:
-        """Return how long the rest still lasts, in seconds; None if no gang waits for its end."""
+        """Return how long the pause still lasts, in seconds; None if no gang waits for its end."""
         return max(self._rest_until_ns - self._clock.monotonic_ns(), 0) / 1e9 if self._line else None
 
     def _last_served(self, key: str) -> int:

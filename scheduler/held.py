@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is held where, and the arrays made of it: one thread at a time writes, and publishes a version when it is done.
+"""Held GPUs, and the arrays built from them: one thread at a time writes, and publishes a version when it is done.
 
-Whoever only reads takes `published`, and no lock.
+Readers use `published`, without a lock.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps one event up to date on each pod that waits, with what kube-scheduler's events do not say.
+"""Keep one event up to date on each waiting pod, with information that kube-scheduler's events do not contain.
 
 kube-scheduler's `FailedScheduling` already has the extender's reason for each node. This event has what takes a picture
 of the whole cluster: since when, how many pods are ahead, what would help, and when a place is expected. Anybody
@@ -31,16 +31,16 @@ FIRST_SECONDS: Final = 60
 """How long a pod waits before it gets an event."""
 
 AGAIN_SECONDS: Final = 300
-"""How soon the event is written again if there is something new to say."""
+"""Interval until the event is written again if there is something new."""
 
 SAME_AGAIN_SECONDS: Final = 1_800
-"""How soon it is written again anyway: an API server keeps an event for an hour."""
+"""Interval until it is written again anyway: an API server keeps an event for an hour."""
 
 REST: Final = 49
 """The pause after one pod, as a multiple of the time it took: at most a fiftieth of the time is spent on events."""
 
 LEAST_SECONDS: Final = 1.0
-"""Between two pods at least."""
+"""Minimum pause between two pods."""
 
 
 @dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes with their places, as the reclaimer and `explain` look at them."""
+"""Nodes with their places, for the reclaimer and `explain`."""
 
 from __future__ import annotations
 

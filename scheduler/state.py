@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds which GPU: kept by list and watch, rebuilt from the API server at start.
+"""The holders of all GPUs: kept by list and watch, rebuilt from the API server at the start.
 
 One thread at a time writes (`held`), and publishes arrays that never change. What is only read takes no lock: `find`
 prices nodes by the version that was published last, and writes one place at the end, if its node is still as it was.

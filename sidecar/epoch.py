@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a source's readings into counters that the timekeeper may add up: epoch, sequence, cumulative value.
+"""Turn a source's readings into counters that the timekeeper can add up: epoch, sequence, cumulative value.
 
 The timekeeper takes the newest value of each epoch and adds the epochs. So an epoch lives as long as its counter can
 be followed without a gap in knowledge: across restarts of the sidecar, whose place is kept on disk, but not across a
@@ -26,7 +26,7 @@ class _Place(msgspec.Struct):
     """The reading at which the epoch counts zero; None before the first."""
     last: int = 0
     life: str = ""
-    """Which of the source's counters it follows."""
+    """The name of the source's counter that it follows."""
 
 
 class EpochCounter:
@@ -37,7 +37,7 @@ class EpochCounter:
         self._now_ns = now_ns
         self._place = self._load() or _Place(now_ns())
         if not self._write() and self._place.seq:
-            # The place on disk will fall behind, and a later restart would use its numbers twice.
+            # The position on disk would be out of date, and a later restart would use its numbers twice.
             self._begin(base=None)
 
     def next(self, reading: int | None, life: str = "") -> tuple[int, int, int | None]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sidecar's loop: read the counters, queue a report per container, send what waits.
+"""The sidecar's loop: read the counters, queue a report per container, send waiting reports.
 
-It reports that its pod is alive and what it used. Nothing that it says or fails to say changes what is owed, so it
-may never block or break its pod: every error is logged and waited out.
+It reports that its pod is alive and how much it used. Its reports never affect a charge, so it must never block or
+break its pod: every error is logged, and the loop continues.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ BATCH: Final = 200
 """Reports in one request."""
 
 FINAL_SECONDS: Final = 3.0
-"""Longest that the last report may take after SIGTERM, in real seconds: kubelet's patience is short."""
+"""Time limit for the last report after SIGTERM, in real seconds: kubelet kills the container soon."""
 
 
 class Sink(Protocol):
-    """Takes reports: the timekeeper's client."""
+    """Receiver of reports: the timekeeper's client."""
 
     def report(self, reports: list[UsageReport]) -> ReportAnswer:
         """Send one batch; raises ServiceError."""
@@ -48,15 +48,15 @@ class Reporter:
     usage: UsageSource
     spool: Spool
     counters: Mapping[str, EpochCounter]
-    """By container: those that it reports for."""
+    """By container: the containers that it reports for."""
 
     def __post_init__(self) -> None:
         self._failures = 0
         self._peaks: dict[str, int] = {}
-        """By container, the most memory that was seen."""
+        """By container, the peak of memory."""
 
     def run(self, stop: threading.Event) -> None:
-        """Report every `report_seconds` until `stop` is set or the timekeeper says to leave, then once more."""
+        """Report every `report_seconds` until `stop` is set or the timekeeper lets the sidecar end, then once more."""
         while True:
             self.observe()
             if self.flush():
@@ -73,7 +73,7 @@ class Reporter:
                 break
 
     def pause(self) -> float:
-        """Return how long to wait before the next report: up to 8 intervals while the timekeeper is away."""
+        """Return how long to wait before the next report: up to 8 intervals while the timekeeper is down."""
         return self.settings.report_seconds * (1 << min(self._failures, 3))
 
     def observe(self, *, final: bool = False) -> None:
@@ -108,7 +108,7 @@ class Reporter:
             )
 
     def flush(self) -> bool:
-        """Send what waits; return whether the timekeeper says that the sidecar may leave."""
+        """Send waiting reports; return whether the timekeeper says that the sidecar may end."""
         terminate = False
         while self.spool:
             batch = self.spool.head(BATCH)
@@ -116,7 +116,7 @@ class Reporter:
                 answer = self.sink.report(batch)
             except ServiceError as error:
                 if 400 <= error.status < 500 and error.status not in (401, 403, 408, 429):
-                    # It will never be taken: keeping it would hold up all that follow.
+                    # It will never be accepted: keeping it would block all that follow.
                     log.error("%d reports refused and dropped: %s", len(batch), error)
                     self.spool.drop(len(batch))
                     continue

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports that wait on disk while the timekeeper is away.
+"""Reports that wait on disk while the timekeeper is down.
 
-Counters are cumulative, so the newest report of a container holds all that the older ones held: when the spool is
-full the older half goes, and no usage is lost. A disk that cannot be written costs the spool, never the pod: the
-reports then wait in memory alone.
+Counters are cumulative, so the newest report of a container holds all that the older ones held: when the spool is full,
+the older half is dropped, and no usage is lost. If the disk cannot be written, the reports wait only in memory; the pod
+is not affected.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 _FILE = "reports.jsonl"
 _LINE_BYTES = 512
-"""What a report takes up at most, names of 253 characters included, in the usual case far less."""
+"""Maximum size of a report, with names of 253 characters; usually it is far smaller."""
 
 
 class Spool:
-    """A bounded queue of reports, oldest first, with a copy on disk that a restarted sidecar takes up."""
+    """A bounded queue of reports, oldest first, with a copy on disk that a restarted sidecar reads."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._file = folder / _FILE
@@ -44,7 +44,7 @@ class Spool:
             self._rewrite()
 
     def keep(self) -> None:
-        """Bring to disk what is not there yet; called when the timekeeper did not take the reports."""
+        """Write new reports to disk; called if the timekeeper did not accept the reports."""
         fresh = list(self._waiting)[self._on_disk :]
         if not fresh:
             return
@@ -61,14 +61,14 @@ class Spool:
         return [self._waiting[index] for index in range(min(count, len(self._waiting)))]
 
     def drop(self, count: int) -> None:
-        """Forget the `count` oldest reports: the timekeeper has answered for them."""
+        """Remove the `count` oldest reports, which the timekeeper has answered."""
         for _ in range(min(count, len(self._waiting))):
             self._waiting.popleft()
         if self._on_disk:
             self._rewrite()
 
     def _rewrite(self) -> None:
-        """Make the file hold what waits, at once or not at all."""
+        """Write all waiting reports to the file atomically."""
         if not self._on_disk and not self._file.exists():
             return
         fresh = self._file.with_suffix(".new")
@@ -80,7 +80,7 @@ class Spool:
             log.warning("spool %s cannot be rewritten: %s", self._file, error)
 
     def _load(self) -> list[UsageReport]:
-        """Return what an earlier process left; a line cut off by a crash is passed over."""
+        """Return the reports of an earlier process; a line that a crash cut off is skipped."""
         try:
             lines = self._file.read_bytes().splitlines()
         except OSError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where usage comes from: the file in which the node keeps the pod's counters.
+"""The source of usage: the file in which the node keeps the pod's counters.
 
-Nothing is guessed. What cannot be seen is None, which the timekeeper keeps as `unknown`; zero would be a lie.
+Nothing is guessed. Usage that cannot be read is None, which the timekeeper stores as `unknown`; zero would be wrong.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from slicekeeper.wire.usage import Counter, PodUsage
 UNKNOWN: Final = "unknown"
 
 STALE_NS: Final = 5_000_000_000
-"""Counters that were read longer ago say nothing of now: their reader reads every second."""
+"""Counters that were read longer ago are out of date: their reader reads every second."""
 
 
 class UsageReading(msgspec.Struct, frozen=True):
-    """Cumulative GPU-milliseconds of one container, who says so, the counter's name, and memory; None if unknown."""
+    """Cumulative GPU-milliseconds of one container, their source, the counter's name, and memory; None if unknown."""
 
     used_ms: int | None
     source: str
@@ -45,7 +45,7 @@ class FileUsage:
         self._now_ns = now_ns
 
     def read(self, container: str) -> UsageReading:
-        """Return the container's counter as the file has it now."""
+        """Return the container's counter from the file."""
         try:
             usage = msgspec.json.decode(self._file.read_bytes(), type=PodUsage)
         except (OSError, msgspec.MsgspecError):

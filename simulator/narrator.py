@@ -96,7 +96,7 @@ class Narrator:
             workloads = self._client.workloads(pod["metadata"]["namespace"])
             found = next((w for w in workloads if w.pod_uid == pod["metadata"]["uid"]), None)
         except ServiceError as error:
-            log.info("no charge to tell of %s: %s", name, error)
+            log.info("no charge to report for %s: %s", name, error)
             return
         if found is not None:
             over = f", and {format_duration(found.over_budget_ms)} over budget" if found.over_budget_ms else ""

@@ -109,7 +109,7 @@ class Parts:
         finally:
             client.close()
         raise SlicekeeperError(
-            f"{part.name} did not get ready; its log {self._log(part)} ends with: {self._tail(part)}"
+            f"{part.name} did not become ready; its log {self._log(part)} ends with: {self._tail(part)}"
         )
 
     def _tail(self, part: Part) -> str:

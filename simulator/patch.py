@@ -45,7 +45,7 @@ def apply(target: Any, operations: Any) -> Any:
     Raises PatchError.
     """
     if not isinstance(operations, list) or len(operations) > MAX_OPERATIONS:
-        raise PatchError(f"a JSON patch is a list of at most {MAX_OPERATIONS} operations")
+        raise PatchError(f"a JSON patch must be a list of at most {MAX_OPERATIONS} operations")
     document = clone(target)
     for index, operation in enumerate(operations):
         try:

@@ -116,7 +116,7 @@ def check(local: LocalCluster) -> list[str]:
         if workload is None:
             wrong.append(f"{name} held a GPU and is not in the ledger")
         elif workload.state != "closed":
-            wrong.append(f"{name} is gone and still runs in the ledger")
+            wrong.append(f"{name} is gone but still runs in the ledger")
     for budget in client.budgets(Budget):
         own = [w for w in workloads.values() if w.namespace == budget.namespace]
         for what, charged, booked in (

@@ -158,7 +158,7 @@ class Teller:
         version = -1
         while not self.holds(wait):
             if time.monotonic() > deadline:
-                raise StoryFailed(f"{where} did not come true in {longest:.0f} s ({wait}); pods: {self._seen(wait)}")
+                raise StoryFailed(f"{where} did not happen within {longest:.0f} s ({wait}); pods: {self._seen(wait)}")
             if time.monotonic() > report_at:
                 report_at = deadline
                 self._tell("waiting", str(wait))

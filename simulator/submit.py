@@ -51,7 +51,7 @@ def _expand(document: Any, where: str) -> Iterator[Object]:
         return
     if not isinstance(document, dict):
         raise SettingsError(
-            f"{where}: a document is no object but {type(document).__name__}; begin it with apiVersion:"
+            f"{where}: a document is not an object but {type(document).__name__}; begin it with apiVersion:"
         )
     if str(document.get("kind", "")).endswith("List") and isinstance(document.get("items"), list):
         for item in document["items"]:

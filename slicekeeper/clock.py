@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one clock. It is handed to every part; none reads the system's time itself.
+"""The one clock. It is passed to every part; none reads the system's time itself.
 
 Local mode runs time faster than the wall does: `origin` is the real instant from which time is scaled, and
 `speed` how many of our seconds pass in a real one. All processes with the same two settings agree.
@@ -15,7 +15,7 @@ from slicekeeper.errors import SettingsError
 from slicekeeper.units import Instant, parse_instant
 
 CLOCK_SKEW_MS: Final = 300_000
-"""How far the clocks of nodes, API server and our own parts may differ before a record of one is doubted."""
+"""How far the clocks of nodes, API server and our own parts may differ before a record is considered wrong."""
 
 SHORTEST_WAIT_SECONDS: Final = 0.05
 """Real seconds: at a high speed a loop that waits 2 s of scaled time would otherwise spin."""
@@ -27,7 +27,7 @@ def real_seconds() -> float:
 
 
 class Clock(Protocol):
-    """What a part may know about time."""
+    """The clock interface of all parts."""
 
     def now_ms(self) -> Instant:
         """Return the instant, in milliseconds since the epoch."""
@@ -76,7 +76,7 @@ class ManualClock:
         return Instant(self.ms)
 
     def monotonic_ns(self) -> int:
-        """Return what `advance` has added up to, whatever `ms` was set to."""
+        """Return the sum of all advances, whatever `ms` was set to."""
         return self._steps_ns
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
@@ -93,7 +93,7 @@ class ManualClock:
 def from_settings(settings: ClockSettings) -> SystemClock:
     """Return the clock that all parts with these settings share.
 
-    Raises SettingsError if `clock.origin` is no instant, or missing though time is scaled.
+    Raises SettingsError if `clock.origin` is not an instant, or is missing although time is scaled.
     """
     if settings.speed == 1.0 and not settings.origin:
         return SystemClock()

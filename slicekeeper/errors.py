@@ -65,7 +65,7 @@ class RequestRefused(SlicekeeperError):
 class ServiceError(SlicekeeperError):
     """Another process answered with an error. `status` is 0 if there was no answer.
 
-    `field` names what of the request is wrong, if the reason alone does not tell.
+    `field` names the wrong part of the request if the reason does not.
     """
 
     code = "service-error"

@@ -84,7 +84,7 @@ def migrate(context: Context, to: str, down: bool) -> None:
     with _engine(context, of_any_revision=True) as engine:
         try:
             reached = (downgrade if down else upgrade)(engine, to)
-        except RuntimeError as error:  # by which a revision says what would be lost
+        except RuntimeError as error:  # with which a revision says what would be lost
             raise SettingsError(f"timekeeper.database stays as it is: {error}") from error
     click.echo(f"{engine.url.render_as_string(hide_password=True)} is at {reached or 'base'}")
 

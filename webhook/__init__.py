@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admission webhook: checks and mutates pods that ask for GPUs."""
+"""The admission webhook: validate and mutate pods that request GPUs."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The webhook's rules as a pure function: (pod, namespace policy, budget's standing) → patch and warnings, or refusal.
 
-Nothing here reads a file, a clock or the network: the same input gives the same answer, so a dry run, a second pass
-and `slicekeeper review` all say what a real admission says. `validation` judges what the user wrote, `mutation` writes
-what is missing; here the two are put together for each kind of review.
+Nothing here reads a file, a clock or the network: the same input gives the same answer, so a dry run, a second pass and
+`slicekeeper review` all say what a real admission says. `validation` checks the user's manifest, `mutation` adds what
+is missing; this module combines the two for each kind of review.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _STATUS: Final = {
         403,
     ),
 }  # fmt: skip
-"""Refusals of a rule of the cluster are 403, of a state that passes 503, all others (the manifest is wrong) 422."""
+"""Refusals by a rule of the cluster are 403, by a temporary state 503, all others (the manifest is wrong) 422."""
 
 _IN_THE_WAY: Final = ("reserved-container", "reserved-volume")
-"""What our own patch could not be put beside. Anything else that is only observed is metered all the same."""
+"""Rules whose violation conflicts with our own patch. Anything else that is only observed is metered all the same."""
 
 _CHECKED_BY_API_SERVER: Final = ("/spec/priority", "/spec/preemptionPolicy")
 
@@ -70,13 +70,13 @@ class Verdict:
 
 
 class Admission:
-    """Judges pods and pod templates; immutable, shared by all threads."""
+    """Reviews pods and pod templates; immutable, shared by all threads."""
 
     def __init__(self, settings: Settings, classes: ClassSource) -> None:
         self._cluster = ClusterContext(settings, classes)
 
     def mutate(self, pod: Mapping[str, Any], case: Case) -> Verdict:
-        """Return the patch that makes a new pod what its namespace's policy asks for, or the refusal."""
+        """Return the patch that makes a new pod conform to its namespace's policy, or the refusal."""
         if case.policy.mode == "off" or reserved_names.is_mirror(pod):
             return self._mutate(pod, case)
         resources = self._cluster.resources
@@ -145,7 +145,7 @@ class Admission:
         """Return whether pods made from a workload's template at `prefix` would pass."""
         found = _forged(template, case)
         if not found and self.forges_mirror(template, case):
-            found = (reserved_names.not_by_kubelet(template),)  # its pods are made by a controller
+            found = (reserved_names.not_by_kubelet(template),)  # its pods are created by a controller
         if found:
             return Verdict(violations=tuple(replace(v, field=f"{prefix}.{v.field}") for v in found))
         foreign = self._converted(template, case)
@@ -164,7 +164,7 @@ class Admission:
             return Verdict(violations=tuple(violations))
         if not _holds_gpus(request):
             return Verdict()
-        # The template itself is let through: its pods may come when there is budget again.
+        # The template itself is admitted: its pods may be created when there is budget again.
         later = tuple(cut(f"pods of this template will be refused: {refusal}") for refusal in _refused_by_budget(case))
         return Verdict(warnings=later or warnings_of(template, request, case, self._cluster))
 
@@ -173,7 +173,7 @@ class Admission:
         return reserved_names.is_mirror(pod) and validation.concerns(pod, case, self._cluster)
 
     def mutate_ephemeral(self, pod: Mapping[str, Any], old: Mapping[str, Any], case: Case) -> Verdict:
-        """Return the patch for ephemeral containers that were added to a running pod; /validate judges them."""
+        """Return the patch for ephemeral containers that were added to a running pod; /validate checks them."""
         if case.policy.mode != "enforce" or any(malformed(pod)) or not validation.is_gpu_pod(pod, case, self._cluster):
             return Verdict()
         return Verdict(mutation.patch_ephemeral(pod, old, self._cluster))
@@ -185,7 +185,7 @@ class Admission:
         return Verdict(violations=tuple(validation.check_ephemeral(pod, old, case, self._cluster)))
 
     def _converted(self, pod: Mapping[str, Any], case: Case) -> Conversion:
-        """Return what makes a foreign request ours; only if pods are enforced, because the pod changes."""
+        """Return the conversion of a foreign request; only in mode `enforce`, because the pod changes."""
         if not case.policy.foreign.dialects or case.policy.mode != "enforce" or any(malformed(pod)):
             return NOTHING
         return convert(pod, case.policy, self._cluster.resources, self._cluster.webhook.scheduler_name)
@@ -204,7 +204,7 @@ class Admission:
 
 
 def _forged(pod: Mapping[str, Any], case: Case) -> tuple[Violation, ...]:
-    """Return what passes in no namespace; if pods are enforced, it is one of the rules."""
+    """Return violations that are refused in every namespace; in mode `enforce` they are among the rules."""
     return () if case.policy.mode == "enforce" else tuple(reserved_names.forged(pod))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP shell: `/mutate`, `/validate`, `/healthz`, `/readyz`. It parses, asks, counts and answers.
+"""The HTTP shell: `/mutate`, `/validate`, `/healthz`, `/readyz`. It parses, calls the review, counts and answers.
 
 Starlette on the event loop, and not Flask as the other servers, for as long as a review here is answered sooner than
 by a Flask view that does nothing (`benchmarks/webhook/README.md`).
@@ -41,7 +41,7 @@ from webhook.review import Answer, BadReview, Reviewer
 log = logging.getLogger(__name__)
 
 FIRST_LOOK_SECONDS: Final = 5.0
-"""Longest wait at the start for the first decisions, classes and GpuPolicies, so that the first reviews know them."""
+"""Maximum wait at the start for the first decisions, classes and GpuPolicies, so that the first reviews know them."""
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
@@ -56,7 +56,7 @@ def make_app(
     """Return a worker's application with its threads running: decisions, PriorityClasses, policy.
 
     `board`, `turn` and `last` are shared by all workers. `book` is the policy that the server started with: a worker
-    that replaces another must come up though the file has been broken meanwhile.
+    that replaces another must start even if the file is now broken.
     """
     policies = PolicyFile(settings.policy, book)
     classes, watch = watch_classes(settings.kubernetes, settings.classes)
@@ -95,7 +95,7 @@ def make_shell(
     state: Callable[[], dict[str, object]],
     turn: Turn | None = None,
 ) -> Starlette:
-    """Return the routes over a reviewer; `state` is what /readyz answers."""
+    """Return the routes of a reviewer; `state` returns the answer of /readyz."""
     bodies = Bodies(max_body_bytes, revocable=True)
     large = LargeReviews(turn or Turn())
 
@@ -137,7 +137,7 @@ def make_shell(
 
 
 def _state(decisions: Decisions, policies: PolicyFile) -> dict[str, object]:
-    """Return what an operator wants to know. None of it makes the webhook unready: it answers by its stale modes."""
+    """Return the state for operators. Nothing in it makes the webhook unready: it can answer by its stale modes."""
     age = decisions.age_seconds
     known = "never fetched" if age is None else "stale" if decisions.stale else "fresh"
     objects = policies.objects_trouble() or ("known" if policies.complete.is_set() else "not listed yet")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes on a GpuBudget, ClusterGpuBudget or GpuPolicy who changed its spec, for the ledger's audit log.
+"""Record on a GpuBudget, ClusterGpuBudget or GpuPolicy who changed its spec, for the ledger's audit log.
 
-The API server counts an object's generation up after this review, whenever the spec differs. Nothing else of an object
-is touched. A policy of the API server (`manifests/components/objects`) refuses a forged annotation.
+The API server increments an object's generation after this review if the spec differs. Nothing else of an object is
+touched. A policy of the API server (`manifests/components/objects`) refuses a forged annotation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANNOTATIONS: Final = "/metadata/annotations"
 def note_writer(obj: Mapping[str, Any], old: Mapping[str, Any], user: str) -> JsonPatch:
     """Return the patch that names `user` if the spec is new; `old` is empty for a new object.
 
-    A name that an update without a new spec leaves out, as `kubectl replace` does, is put back.
+    If an update without a new spec omits the name, as `kubectl replace` does, it is restored.
     """
     generation = as_map(old.get("metadata")).get("generation") if old else 0
     if not isinstance(generation, int):
@@ -33,7 +33,7 @@ def note_writer(obj: Mapping[str, Any], old: Mapping[str, Any], user: str) -> Js
     found, claim = as_map(annotations).get(names.CHANGED_BY), changed_by.value(generation + 1, user)
     if not old or obj.get("spec") != old.get("spec"):
         wanted = claim
-    elif found in (None, claim):  # left out; or noted before, and then another webhook put the old spec back
+    elif found in (None, claim):  # omitted; or recorded before, and then another webhook restored the old spec
         wanted = as_map(as_map(old.get("metadata")).get("annotations")).get(names.CHANGED_BY)
     else:
         return []

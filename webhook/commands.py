@@ -26,7 +26,7 @@ from webhook.last_decisions import LastDecisions
 from webhook.last_flip import FlipBoard
 
 PATIENCE_SECONDS: Final = 5.0
-"""How long a webhook that is to stop answers on idle connections: the API server may just be sending on one."""
+"""How long a stopping webhook still answers on idle connections: the API server may just be sending on one."""
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -44,12 +44,12 @@ def serve_webhook(context: Context) -> None:
     from slicekeeper.net.serving.process import serve  # noqa: PLC0415 - gunicorn: `review` needs none
 
     settings = context.loaded.settings
-    # What is wrong with address or policy file is reported once at the start, and not by each worker.
+    # Errors of address or policy file are reported once at the start, and not by each worker.
     TimekeeperClient(settings.timekeeper_client)
     book = read_book(settings.policy)
     log.configure(settings.log.level, settings.log.style)
     board, turn = FlipBoard(), Turn()
-    # In memory if there is such a place: each count is written to a file, and the root may be read-only.
+    # In memory if possible: each count is written to a file, and the root may be read-only.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
     folder = tempfile.mkdtemp(prefix="slicekeeper-webhook-metrics-", dir=memory)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
@@ -67,7 +67,7 @@ def serve_webhook(context: Context) -> None:
 
 
 def _make_app(settings: Settings, board: FlipBoard, book: PolicyBook, turn: Turn, last: LastDecisions) -> Starlette:
-    """Make a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
+    """Create a worker's application. Imported here, because metrics imported before the fork would be the parent's."""
     from webhook.app import make_app  # noqa: PLC0415
 
     return make_app(settings, board, book, turn, last)

@@ -19,13 +19,13 @@ from webhook.sidecar_container import sidecar_container, volumes
 
 
 class ClassSource(Protocol):
-    """The cluster's PriorityClasses, as far as they are known."""
+    """The known PriorityClasses of the cluster."""
 
     def get(self, name: str) -> PriorityClassSettings | None:
         """Return a class with its exact value; None if it is not known."""
 
     def is_default(self, name: str) -> bool:
-        """Whether the API server gives this class to pods that name none."""
+        """Whether this is the class of pods that name none."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Standing:
 
     over_budget: bool = False
     unknown: bool = False
-    """The timekeeper has not been heard of for too long: `over_budget` is what the policy's stale mode says."""
+    """The timekeeper has not answered for too long: `over_budget` follows the policy's stale mode."""
     stale: bool = False
-    """The timekeeper has not been heard of for too long, but the namespace was over budget before, and stays so."""
+    """The timekeeper has not answered for too long, but the namespace was over budget before, and stays so."""
     hard: bool = False
     """The budget is enforced hard: over it, no new pod is admitted."""
     settled: bool = True
-    """No flip in the grace period: one state alone is right."""
+    """No change of state in the grace period: only one state is valid."""
     reason: str = ""
     """Why the budget is in this state, in the timekeeper's words."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The triggers outside CDI by which NVIDIA's container runtime gives GPUs: a variable, a mount, an annotation.
+"""The triggers other than CDI for which NVIDIA's container runtime gives GPUs: a variable, a mount, an annotation.
 
-That runtime hands every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` says `all`, whatever set it: the
+That runtime gives every GPU of the node to a container whose `NVIDIA_VISIBLE_DEVICES` says `all`, whatever set it: the
 pod, a ConfigMap by `envFrom`, or the image (NVIDIA's base images do). A variable in the container's own `env` wins over
 both, so each container gets `void` there: who holds a GPU of ours gets it by its seat's CDI device, and must not get it
 by the runtime, which brings no limiter. Only if the cluster gives no seats, the variable names the GPUs that the
@@ -34,7 +34,7 @@ _OTHER_VARIABLES: Final = (
     "NVIDIA_MIG_MONITOR_DEVICES",
     "NVIDIA_NVSWITCH",
 )
-"""By which the runtime gives devices too. NVIDIA_DRIVER_CAPABILITIES gives none by itself."""
+"""Variables for which the runtime gives devices too. NVIDIA_DRIVER_CAPABILITIES gives none by itself."""
 
 _FOLDER: Final = "nvidia-container-devices"
 _MOUNTS: Final = (f"/var/run/{_FOLDER}", f"/run/{_FOLDER}")
@@ -76,7 +76,7 @@ def needs_void(container: Mapping[str, Any], gpu: GpuRequest | None, cluster: Cl
 
 
 def of_pod(pod: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield annotations that a runtime takes for devices."""
+    """Yield annotations that a runtime treats as requests for devices."""
     for key, value in annotations_of(pod).items():
         domain = key.rpartition("/")[0]
         if domain == "cdi.k8s.io" or domain.endswith(".cdi.k8s.io") or key in _RUNTIME_ANNOTATIONS:
@@ -93,7 +93,7 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Violation]:
 def of_container(
     path: str, name: str, container: Mapping[str, Any], gpu: GpuRequest | None, cluster: ClusterContext
 ) -> Iterator[Violation]:
-    """Yield what would show a container other GPUs than it holds."""
+    """Yield the fields that would show a container other GPUs than its own."""
     held = gpu is None and holds_device(container, cluster)
     for index, entry in enumerate(as_list(container.get("env"))):
         variable = entry.get("name")
@@ -160,7 +160,7 @@ def _visible_devices(
 
 
 def _env_from(path: str, name: str, container: Mapping[str, Any]) -> Iterator[Violation]:
-    """Check the sources of a container whose own `env` may not set the variable: they win over the plugin's value."""
+    """Check the sources of a container whose own `env` may not set the variable: they override the plugin's value."""
     for index, source in enumerate(as_list(container.get("envFrom"))):
         prefix = as_map(source).get("prefix") or ""
         if VISIBLE_DEVICES.startswith(str(prefix)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the webhook counts. With several workers the values lie in files that any of them can sum up.
+"""The webhook's metrics. With several workers the values are in files that any of them can sum up.
 
 prometheus-client decides at import whether it works with files: `$PROMETHEUS_MULTIPROC_DIR` must be set before.
 """
@@ -47,14 +47,14 @@ policy_refused = Gauge(
 
 
 class EndpointMetrics:
-    """One endpoint's counters, their label sets looked up once and not at every review."""
+    """One endpoint's counters, whose label sets are looked up only once."""
 
     def __init__(self, endpoint: str) -> None:
         self._outcomes = {o: _reviews.labels(endpoint, o) for o in ("allowed", "mutated", "refused")}
         self._seconds = _seconds.labels(endpoint)
 
     def count(self, outcome: str, seconds: float, code: str = "") -> None:
-        """Count one review; `code` is that of a refusal."""
+        """Count one review; `code` is the code of a refusal."""
         self._outcomes[outcome].inc()
         self._seconds.observe(seconds)
         if code:
@@ -62,12 +62,12 @@ class EndpointMetrics:
 
 
 def count_bad_request(code: str) -> None:
-    """Count a body that was no review."""
+    """Count a body that was not a review."""
     _bad_requests.labels(code).inc()
 
 
 def registry() -> CollectorRegistry:
-    """Return what to scrape: all workers' values, or this process's if it is alone."""
+    """Return the exposition: all workers' values, or this process's if it is the only one."""
     if DIRECTORY not in os.environ:
         return REGISTRY
     merged = CollectorRegistry()

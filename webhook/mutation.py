@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the webhook writes into a pod, as the smallest patch: a value that is there already is not written again.
+"""The webhook's changes of a pod, as the smallest patch: existing values are not written again.
 
-`validation` has judged the pod before, so what is found here under a reserved name is what we would write. What another
-mutator may rightly change is left to it: our sidecar is found by its name, at any position.
+`validation` has checked the pod before, so a value under a reserved name is the one that we would write. Legitimate
+changes of other mutators are kept: our sidecar is found by its name, at any position.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKEN_VOLUME: Final = "kube-api-access-"  # noqa: S105 - a name
 
 
 def patch_pod(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> JsonPatch:
-    """Return what is missing in a pod that holds GPUs; empty if it is as it should be."""
+    """Return what is missing in a pod that holds GPUs; empty if nothing is."""
     patch = PatchBuilder()
     enforced = case.policy.mode == "enforce"
     _metadata(patch, pod, request, case)
@@ -100,7 +100,7 @@ def _gpu_containers(
 
 
 def _void(patch: PatchBuilder, spec: Mapping[str, Any], request: PodRequest, cluster: ClusterContext) -> None:
-    """Keep NVIDIA's runtime from giving GPUs to containers without one, whatever their image and `envFrom` say."""
+    """Prevent NVIDIA's runtime from giving GPUs to containers without one, whatever their image and `envFrom` say."""
     by_name = {r.container: r for r in request.requests}
     for key in ("initContainers", "containers"):
         for index, entry in enumerate(as_list(spec.get(key))):
@@ -146,7 +146,7 @@ def _env(
         if name == VISIBLE_DEVICES:
             has_devices = True
             if is_devices_variable(entry, gpu) and not covers(entry, devices):
-                patch.replace(f"{pointer}/{index}", devices)  # of a time when seats were given, or were not
+                patch.replace(f"{pointer}/{index}", devices)  # from a time with or without seats
         last_preload = index if name == PRELOAD else last_preload
     if not has_devices:
         added.append(devices)
@@ -188,9 +188,9 @@ def _sidecar(
 
 
 def _token_mount(spec: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the mount that the API server's ServiceAccount plugin has given the other containers, if it has.
+    """Return the mount that the API server's ServiceAccount plugin has added to the other containers, if any.
 
-    It would give it to the sidecar as well, once we are done, and for that change call us a second time.
+    It would add it to the sidecar later, and call us a second time because of that change.
     """
     for key in ("containers", "initContainers"):
         for container in as_list(spec.get(key)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper review`: manifests as they would be admitted, by the same code and without a server.
+"""`slicekeeper review`: show manifests as they would be admitted, by the same code and without a server.
 
-A workload is shown as if the pods made from it stood in it: the API server leaves the template alone and the webhook
-changes each pod, which is what a user wants to see.
+A workload is shown with its template as the pods created from it: the API server does not change the template, but the
+webhook changes each pod, and users want to see that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class ReviewOutcome:
-    """What came of one object: what it is called, how it was written, and the verdict with the object admitted."""
+    """The result for one object: its name, its manifest, and the verdict with the admitted object."""
 
     name: str
     before: Document
@@ -43,7 +43,7 @@ class ReviewOutcome:
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """Writes a value out each time it occurs: an anchor would puzzle a reader."""
+    """Writes a value each time it occurs: an anchor would confuse readers."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
         """Say that nothing is written as an alias."""
@@ -63,7 +63,7 @@ _Loader.yaml_implicit_resolvers = {
 def read(file: IO[bytes] | str, name: str) -> list[Document]:
     """Return the documents of a YAML or JSON file; `name` is for messages.
 
-    Raises SettingsError if it holds something else than Kubernetes objects.
+    Raises SettingsError if it contains anything but Kubernetes objects.
     """
     try:
         documents = [document for document in yaml.load_all(file, _Loader) if document is not None]
@@ -113,7 +113,7 @@ def review(
         policy = book.of(place)
         standing = Standing(over_budget=over_budget, hard=policy.evicts)
         case = Case(place, policy, standing)
-        if book.is_exempt(place):  # the server is not even asked
+        if book.is_exempt(place):  # the server does not even call the webhook
             verdict, admitted = Verdict(), document
         else:
             verdict, admitted = _admit(admission, document, case)
@@ -144,7 +144,7 @@ def _admit(admission: Admission, document: Document, case: Case) -> tuple[Verdic
     if not verdict.allowed:
         return verdict, document
     pod = admission.mutate(template, case)
-    if not pod.allowed:  # by the budget alone: the template passes, and says so in a warning
+    if not pod.allowed:  # refused only by the budget: the template passes with a warning
         return verdict, document
     return pod, with_template(document, path, apply(dict(template), pod.patch))
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RFC 6902 patches: what `mutation` writes brings into being and takes nothing away.
+"""RFC 6902 patches: `mutation` only adds, and removes nothing.
 
-The builder writes the fewest operations that bring a missing value into being; `apply` is what the API server does with
-them, for `slicekeeper review` and for a second look at our own work. The `jsonpatch` library would copy the
-whole object, and fail on one that is nested deeply; the tests hold both against each other.
+The builder writes the fewest operations that add a missing value; `apply` does what the API server does with them, for
+`slicekeeper review` and to check our own output. The `jsonpatch` library would copy the whole object, and fail on a
+deeply nested one; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class PatchBuilder:
         self.operations: JsonPatch = []
 
     def add(self, pointer: str, value: Any) -> None:
-        """Add a member or a list's element that is not there."""
+        """Add a missing member or list element."""
         self.operations.append({"op": "add", "path": pointer, "value": value})
 
     def replace(self, pointer: str, value: Any) -> None:
-        """Give a member that is there another value."""
+        """Replace an existing member."""
         self.operations.append({"op": "replace", "path": pointer, "value": value})
 
     def remove(self, pointer: str) -> None:
-        """Take out a member that is there."""
+        """Remove an existing member."""
         self.operations.append({"op": "remove", "path": pointer})
 
     def member(self, parent: Mapping[str, Any], pointer: str, key: str, value: Any) -> None:
-        """Make `key` of a map that is there have `value`."""
+        """Set `key` of an existing map to `value`."""
         if key not in parent:
             self.add(f"{pointer}/{escape(key)}", value)
         elif parent[key] != value:
             self.replace(f"{pointer}/{escape(key)}", value)
 
     def members(self, parent: object, pointer: str, values: Mapping[str, Any]) -> None:
-        """Make a map that may not be there have all of `values`."""
+        """Set all `values` in a map, which may be missing."""
         if isinstance(parent, dict):
             for key, value in values.items():
                 self.member(parent, pointer, key, value)
@@ -48,7 +48,7 @@ class PatchBuilder:
             self.add(pointer, dict(values))
 
     def append(self, parent: object, pointer: str, values: Sequence[Any]) -> None:
-        """Put `values` at the end of a list that may not be there."""
+        """Append `values` to a list, which may be missing."""
         if isinstance(parent, list) and parent:
             for value in values:
                 self.add(f"{pointer}/-", value)
@@ -62,7 +62,7 @@ def parts(pointer: str) -> list[str]:
 
 
 def value_at(document: Mapping[str, Any], pointer: str) -> tuple[Any, str]:
-    """Return what is at a pointer, None if nothing is, and its path as people write it."""
+    """Return the value at a pointer (None if there is none), and its path in the form that people write."""
     node: Any = document
     path = ""
     for part in parts(pointer):
@@ -76,7 +76,10 @@ def value_at(document: Mapping[str, Any], pointer: str) -> tuple[Any, str]:
 
 
 def apply(document: dict[str, Any], patch: JsonPatch) -> dict[str, Any]:
-    """Return `document` patched. What the patch does not touch is shared with `document`, which stays as it was."""
+    """Return `document` patched.
+
+    Parts that the patch does not touch are shared with `document`, which is not changed.
+    """
     result = dict(document)
     for operation in patch:
         *parents, last = parts(operation["path"])

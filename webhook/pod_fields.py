@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fields of a GPU pod's spec may say: node, scheduler, deadline, priority class."""
+"""Check the fields of a GPU pod's spec: node, scheduler, deadline, priority class."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from webhook.mutation import DEFAULT_SCHEDULER
 def may_name_node(case: Case, cluster: ClusterContext, *, ours: bool) -> bool:
     """Whether a `nodeName` on a GPU pod breaks no rule.
 
-    kubelet gives out devices of NVIDIA's plugin no matter who bound the pod, and pods of NVIDIA's operator name their
-    node. It matters for our shares and GPUs only.
+    kubelet allocates devices of NVIDIA's plugin no matter how the pod was bound, and pods of NVIDIA's operator name
+    their node. It matters for our shares and GPUs only.
     """
     return (not ours or cluster.webhook.allow_node_name) and not case.policy.reserves
 
@@ -30,7 +30,7 @@ def named_class(pod: Mapping[str, Any]) -> str:
 
 
 def of_spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[Violation]:
-    """Yield the fields of a GPU pod's spec that keep it from being placed, metered or classed as the policy says."""
+    """Yield the fields of a GPU pod's spec that prevent its placement, metering or class according to the policy."""
     webhook, policy = cluster.webhook, case.policy
     if as_map(spec.get("os")).get("name") == "windows":
         yield Violation(

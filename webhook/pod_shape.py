@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an object has the shape of a pod, as far as it is read or patched.
+"""Check that an object has the shape of a pod, as far as it is read or patched.
 
-The API server sends nothing else, but `slicekeeper review` reads what people type, and a webhook is reachable by
-others than the API server. After this, rules and patches need no look at types again.
+The API server sends nothing else, but `slicekeeper review` reads what people type, and others than the API server can
+reach the webhook. After this check, rules and patches need not check types again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers"
 
 
 def malformed(pod: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield every field that has not the type it has in a pod; null counts as absent."""
+    """Yield every field whose type is wrong for a pod; null counts as absent."""
     yield from _fields(pod, "", (("metadata", dict), ("spec", dict)))
     yield from _fields(as_map(pod.get("metadata")), "metadata.", _METADATA)
     spec = as_map(pod.get("spec"))

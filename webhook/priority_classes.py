@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PriorityClasses with their exact values: the cluster's own by a watch, the settings' if there is none.
+"""PriorityClasses with their exact values: the cluster's own from a watch, or else those of the settings.
 
 The API server refuses a class whose numbers are not exactly those it would write, so a class that an administrator
-made with another value must be known before the first review.
+created with another value must be known before the first review.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class ClusterClasses:
         return bool(name) and name == self._default
 
     def on_list(self, objects: list[Object]) -> None:
-        """Take the whole state."""
+        """Replace the whole state."""
         known = [_read(obj) for obj in objects]
         self._known = {c.name: c for c in known if c is not None}
         self._default = next((_name(obj) for obj in objects if obj.get("globalDefault") is True), "")
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one change."""
+        """Apply one change."""
         name, known = _name(obj), dict(self._known)
         known.pop(name, None)
         read = _read(obj)

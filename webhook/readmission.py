@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manifest read back from the cluster: what the pod was given when it was bound is taken off, to be given again.
+"""Manifests read back from the cluster: remove the pod's node and GPUs, so that it is placed again.
 
 `kubectl get -o yaml | kubectl replace --force -f -` and `kubectl debug --copy-to` bring a pod's node and its GPUs with
 them. Kept, they would take GPUs that may be another's by now; refused, the first of the two would lose the pod, because
@@ -21,7 +21,7 @@ WARNING: Final = "the manifest is of a pod that was bound before: it gets a new 
 
 
 def taken_off(pod: Mapping[str, Any], *, may_name_node: bool) -> JsonPatch:
-    """Return what takes the pod's former node and GPUs off its manifest; empty if there is nothing of the kind.
+    """Return the patch that removes the pod's former node and GPUs from its manifest; empty if it has none.
 
     If users may name a node, one without GPUs from a Binding is theirs: it may come from a pass before this one. A
     manifest with a status was read back from the cluster, its node with it.

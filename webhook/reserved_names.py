@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod may not carry because its name is ours: labels, annotations, gate, seat, variables, container, volumes.
+"""Check our reserved names in a pod: labels, annotations, gate, seat, variables, container, volumes.
 
-A name that is ours is refused only if its value is not the one that we would write: a second pass, or a
-manifest from `kubectl get -o yaml`, brings our own values back.
+A reserved name is refused only if its value differs from what we would write: in a second pass, or in a manifest from
+`kubectl get -o yaml`, our own values are present.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 
 
 def is_mirror(pod: Mapping[str, Any]) -> bool:
-    """Whether kubelet made this object to show a static pod: it runs whatever the answer is."""
+    """Whether kubelet created this object to show a static pod, which runs whatever the answer is."""
     return _MIRROR in annotations_of(pod)
 
 
 def not_by_kubelet(pod: Mapping[str, Any]) -> Violation:
-    """Return what is wrong with a mirror pod that no kubelet made: nothing of it would be checked."""
+    """Return the violation of a mirror pod that no kubelet created: nothing in it would be checked."""
     return Violation(
         code="reserved-annotation",
         field=f"metadata.annotations[{_MIRROR}]",
@@ -40,9 +40,9 @@ def not_by_kubelet(pod: Mapping[str, Any]) -> Violation:
 
 
 def forged(pod: Mapping[str, Any]) -> Iterator[Violation]:
-    """Yield annotations by which other parts take GPUs for given out.
+    """Yield annotations that make other parts treat GPUs as allocated.
 
-    They are refused in namespaces that are only observed, or off, as well: they would harm all others.
+    They are refused in namespaces with mode `observe` or `off` too, because they would harm all others.
     """
     for key, value in annotations_of(pod).items():
         if key in names.NEVER_ON_NEW_PODS or key.startswith(names.GPU_PREFIX):
@@ -65,9 +65,9 @@ def is_written_by_us(annotation: str) -> bool:
 
 
 def unknown_annotations(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield annotations under our domain that no part reads, each with the one that was likely meant, or nothing.
+    """Yield annotations under our domain that no part reads, each with the most likely intended one, or nothing.
 
-    Told and not refused: other releases may know more of them. Once the pod is there, nobody can correct it.
+    They cause warnings, not refusals: other releases may know more of them. An existing pod cannot be corrected.
     """
     for key in annotations_of(pod):
         domain = key.rpartition("/")[0]
@@ -122,7 +122,7 @@ def _reserved_annotation(key: str, value: object) -> Violation:
 
 
 def of_gate(pod: Mapping[str, Any], request: PodRequest, case: Case) -> Iterator[Violation]:
-    """Check our gate: it would never be lifted from a pod that has nothing to wait for."""
+    """Check our gate: it would never be removed from a pod that has nothing to wait for."""
     waits = case.policy.reserves and bool(request.requests or request.whole_device_gpus)
     if bears_gate(pod) and not waits:
         yield Violation(
@@ -155,7 +155,7 @@ def of_seat(
 
 
 def of_env(path: str, name: str, container: Mapping[str, Any], *, preload: bool) -> Iterator[Violation]:
-    """Yield variables that are ours, and a preload that ours cannot be put before."""
+    """Yield variables that are ours, and a preload that ours cannot be prepended to."""
     for index, entry in enumerate(as_list(container.get("env"))):
         variable = entry.get("name")
         if variable == PRELOAD:
@@ -183,7 +183,7 @@ def of_env(path: str, name: str, container: Mapping[str, Any], *, preload: bool)
 def of_sidecar(
     path: str, kind: str, container: Mapping[str, Any], case: Case, cluster: ClusterContext, *, holds_gpu: bool
 ) -> Iterator[Violation]:
-    """Yield a container with our sidecar's name that is another one."""
+    """Yield a container with our sidecar's name that is not our sidecar."""
     ours = cluster.sidecar(case.policy.sidecar, "")
     known = {entry["name"] for entry in ours["env"]}
     strange = [
@@ -203,7 +203,7 @@ def of_sidecar(
 
 
 def of_volumes(spec: Mapping[str, Any], cluster: ClusterContext) -> Iterator[Violation]:
-    """Yield volumes with our names that are others."""
+    """Yield volumes with our names that are not ours."""
     ours = {volume["name"]: volume for volume in cluster.volumes}
     for index, entry in enumerate(as_list(spec.get("volumes"))):
         own = ours.get(entry.get("name"))

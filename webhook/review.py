@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdmissionReview `admission.k8s.io/v1` in and out, as bytes: finds the object under review and asks `admission`.
+"""AdmissionReview `admission.k8s.io/v1` in and out, as bytes: find the object under review and call `admission`.
 
 Every body is answered by a review, or refused with `BadReview`, which says what is wrong. A body that names its `uid`
 is answered by a review, so that the API server can inform its user; any other by HTTP 400.
@@ -24,7 +24,7 @@ from webhook.workloads import template_of, template_path
 
 _REASON: Final = {400: "BadRequest", 403: "Forbidden", 422: "Invalid", 503: "ServiceUnavailable"}
 _MOST_VIOLATIONS: Final = 20
-"""A hostile manifest must not get an answer as long as itself."""
+"""A hostile manifest must not cause an answer as long as itself."""
 
 _KUBELETS: Final = "system:nodes"
 """The group of all kubelets' accounts."""
@@ -32,11 +32,11 @@ _KUBELETS: Final = "system:nodes"
 _OPERATIONS: Final = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 
 CaseOf = Callable[[str], Case]
-"""Returns the facts about a namespace, at once."""
+"""Returns the facts about a namespace, without waiting."""
 
 
 class BadReview(Exception):
-    """The body is no AdmissionReview that can be answered; `code` is stable."""
+    """The body is not an AdmissionReview that can be answered; `code` is stable."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class BadReview(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What is read of a review's request."""
+    """The fields of a review's request that are read."""
 
     uid: str
     kind: str
@@ -71,13 +71,13 @@ class Request:
 
     @property
     def forges_mirror(self) -> bool:
-        """Whether another than a kubelet says that the pod mirrors a static one, which is left alone."""
+        """Whether a sender other than a kubelet marks the pod as the mirror of a static one, which is not checked."""
         return not self.by_kubelet and reserved_names.is_mirror(self.object)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A review's answer and what is counted and logged of it."""
+    """A review's answer, and its data for metrics and logs."""
 
     body: bytes
     outcome: str
@@ -94,7 +94,7 @@ class Reviewer:
         self._case_of = case_of
 
     def mutate(self, body: bytes | bytearray) -> Answer:
-        """Answer `/mutate`: a patch for a new pod, its ephemeral containers or a budget, nothing for all else."""
+        """Answer `/mutate`: a patch for a new pod, its ephemeral containers or a budget, otherwise nothing."""
         request, fault = parse(body)
         if fault is not None:
             return answer(request, Verdict(violations=(fault,)), 400)
@@ -126,21 +126,21 @@ class Reviewer:
                 if request.forges_mirror:
                     return Verdict(violations=(reserved_names.not_by_kubelet(request.object),))
                 return self._admission.validate(request.object, self._case_of(request.namespace))
-            # Most of a pod cannot change, and who may change what is ours is the API server's own policy.
+            # Most of a pod cannot change, and guards in the API server protect our fields.
             return Verdict()
         path = template_path(request.group, request.kind)
         if path is None or request.subresource:
             return Verdict()
         template = template_of(request.object, path)
         if request.operation == "UPDATE" and template == template_of(request.old, path):
-            return Verdict()  # what is there already can be scaled, annotated and deleted
+            return Verdict()  # existing workloads can be scaled, annotated and deleted
         return self._admission.validate_template(template, self._case_of(request.namespace), ".".join(path))
 
 
 def parse(body: bytes | bytearray) -> tuple[Request, Violation | None]:
-    """Return the request of a review, and what is wrong with it if an answer can say so.
+    """Return the request of a review, and its error if an answer can report it.
 
-    Raises BadReview if there is nothing to answer to.
+    Raises BadReview if no answer is possible.
     """
     try:
         review = orjson.loads(body)
@@ -200,7 +200,7 @@ def _bad(field: str, value: object, rule: str, example: str) -> Violation:
 
 
 def answer(request: Request, verdict: Verdict, status: int = 0) -> Answer:
-    """Return a verdict as a review; `status` if it is not the verdict's own."""
+    """Return a verdict as a review; `status` overrides the verdict's own."""
     response: AdmissionResponse = {"uid": request.uid, "allowed": verdict.allowed}
     outcome = "allowed"
     if verdict.violations:
@@ -217,7 +217,7 @@ def answer(request: Request, verdict: Verdict, status: int = 0) -> Answer:
 
 
 def status_of(verdict: Verdict, code: int) -> Status:
-    """Return a refusal as the API server hands it to its user."""
+    """Return a refusal in the form that the API server shows to its user."""
     shown = verdict.violations[:_MOST_VIOLATIONS]
     causes = [{"reason": v.code, "field": v.field, "message": str(v)} for v in shown]
     more = len(verdict.violations) - len(shown)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reporting sidecar as a native sidecar: passes Pod Security `restricted`, keeps a pod's QoS class, asks no GPU.
+"""The reporting sidecar as a native sidecar: passes Pod Security `restricted`, keeps the QoS class, requests no GPU.
 
-A seat of its own, if seats are given, brings it the counters of its pod and no device.
+A seat of its own, if seats are used, gives it the counters of its pod and no device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_FIELD: Final = (
 
 
 def sidecar_container(settings: Settings, policy: SidecarPolicy) -> dict[str, Any]:
-    """Return the container without the variable that names the GPU containers, which each pod has its own."""
+    """Return the container without the variable that names the GPU containers, which differs between pods."""
     literal = {
         names.ENV_PREFIX + "SIDECAR_REPORT_SECONDS": f"{settings.webhook.report_seconds:g}",
         names.ENV_PREFIX + "TIMEKEEPER_CLIENT_URL": settings.timekeeper_client.url,
@@ -43,7 +43,7 @@ def sidecar_container(settings: Settings, policy: SidecarPolicy) -> dict[str, An
         literal[names.ENV_PREFIX + "TIMEKEEPER_CLIENT_CA_FILE"] = f"{TOKEN_FOLDER}/{names.CA_KEY}"
     resources = {"cpu": policy.cpu, "memory": policy.memory}
     if settings.webhook.injection != "meter":
-        # Through its seat the node's agent tells it what its own pod used: the way in that needs no `hostPath`.
+        # Through its seat it gets its pod's usage from the node's agent, which needs no `hostPath`.
         resources[settings.resources.seat] = "1"
     return {
         "name": names.SIDECAR,
@@ -72,7 +72,7 @@ def sidecar_container(settings: Settings, policy: SidecarPolicy) -> dict[str, An
 
 
 def volumes(settings: Settings) -> list[dict[str, Any]]:
-    """Return the volumes that the sidecar alone mounts."""
+    """Return the volumes that only the sidecar mounts."""
     token = {
         "audience": settings.timekeeper.audience,
         "expirationSeconds": _TOKEN_SECONDS,
@@ -80,7 +80,7 @@ def volumes(settings: Settings) -> list[dict[str, Any]]:
     }
     sources: list[dict[str, Any]] = [{"serviceAccountToken": token}]
     if _speaks_tls(settings):
-        # By name and not by value: the pod stays as it was admitted while CAs come and go.
+        # By name and not by value: the pod does not change when CAs are rotated.
         items = [{"key": names.CA_KEY, "path": names.CA_KEY}]
         sources.append({"configMap": {"name": names.CA_CONFIG_MAP, "items": items}})
     return [
@@ -94,9 +94,9 @@ def _speaks_tls(settings: Settings) -> bool:
 
 
 def without_gpu(pod: Mapping[str, Any], resources: Resources) -> JsonPatch:
-    """Return what takes a GPU off our sidecar, to which a LimitRange's defaults gave one after the pass before.
+    """Return the patch that removes a GPU that a LimitRange's defaults added to our sidecar after the previous pass.
 
-    With 0 in its place, because a LimitRange that has a maximum insists on some amount.
+    The amount becomes 0, because a LimitRange with a maximum requires some amount.
     """
     patch: JsonPatch = []
     for index, container in enumerate(as_list(as_map(pod.get("spec")).get("initContainers"))):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a pod breaks a rule, beyond the request itself (`slicekeeper.gpu.parse`). Every broken rule is reported.
+"""Check a pod against all rules except those of the request (`slicekeeper.gpu.parse`), and report all violations.
 
 Rules with a subject of their own are in `reserved_names`, `pod_fields`, `host_access` and `legacy_runtime`.
 """
@@ -23,9 +23,9 @@ from webhook.context import Case, ClusterContext
 from webhook.pod_shape import malformed
 
 _ANNOTATION_BYTES: Final = 256 * 1024
-"""What the API server takes of an object's keys and values together."""
+"""The API server's limit for an object's keys and values together."""
 _BINDING_BYTES: Final = 1024
-"""Enough for what a Binding and admission write once on a pod."""
+"""Enough for what a Binding and admission write to a pod once."""
 _GPU_BYTES: Final = 48
 """Enough for one GPU's UUID; twice that for the annotation's key."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -63,7 +63,7 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tu
     try:
         request = parse_pod(pod, resources, ceiling=policy.ceiling)
     except RequestRefused as error:
-        # A wrong annotation is no way round the meter if pods are only observed.
+        # A wrong annotation must not avoid metering if pods are only observed.
         readable = parse_admitted(pod, resources)[0] if policy.mode == "observe" else None
         return readable, list(error.violations)
     violations += reserved_names.of_metadata(pod, request)
@@ -80,7 +80,7 @@ def check_pod(pod: Mapping[str, Any], case: Case, cluster: ClusterContext) -> tu
 def check_ephemeral(
     pod: Mapping[str, Any], old: Mapping[str, Any], case: Case, cluster: ClusterContext
 ) -> Iterator[Violation]:
-    """Yield what is wrong with ephemeral containers that `old` has not: they must not reach a running pod's GPUs."""
+    """Yield violations of ephemeral containers that are not in `old`: they must not reach a running pod's GPUs."""
     violations = list(malformed(pod))
     yield from violations
     if violations:
@@ -118,7 +118,7 @@ def check_ephemeral(
 
 
 def gang_of_nobody(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:
-    """Yield a gang without a name whose pods no controller makes. A template's pods will have a controller."""
+    """Yield a gang without a name whose pods no controller creates. A template's pods will have a controller."""
     if request.gang_size and not request.gang and controller_of(pod) is None:
         yield Violation(
             code="gang-without-name",
@@ -131,7 +131,7 @@ def gang_of_nobody(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Viol
 
 
 def _room_for_binding(pod: Mapping[str, Any], request: PodRequest) -> Iterator[Violation]:
-    """Check that the annotations of a Binding find room beside the user's.
+    """Check that the annotations of a Binding fit beside the user's.
 
     The API server does not count them when it binds, but at every later write: such a pod could never be written
     again, not even by kubelet, nor lose its finalizer.
@@ -199,7 +199,7 @@ def _device_refused(path: str, name: str, device: str, count: int, cluster: Clus
 
 
 def _gpu_container_name(path: str, name: str, seen: set[str]) -> Iterator[Violation]:
-    """Check a name that becomes part of an annotation's key, and must stand for one container."""
+    """Check a name that becomes part of an annotation's key, and must identify one container."""
     if name in seen or not _NAME.fullmatch(name):
         yield Violation(
             code="container-name-invalid",

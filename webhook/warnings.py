@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The warnings about a pod that passes: its budget is spent, stale or unknown, or an annotation means nothing."""
+"""Warnings about an admitted pod: its budget is spent, stale or unknown, or an annotation has no effect."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from webhook.pod_fields import named_class
 from webhook.reserved_names import unknown_annotations
 
 WARNING_CHARACTERS: Final = 256
-"""The API server cuts longer ones."""
+"""The API server truncates longer ones."""
 
 WHEN_LAST_KNOWN: Final = " when the timekeeper last answered, and stays so until it answers again"
 
 
 def warnings_of(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> tuple[str, ...]:
-    """Return the warnings for a GPU pod that passes."""
+    """Return the warnings for an admitted GPU pod."""
     found = []
     namespace, standing = case.namespace, case.standing
     over = case.over_budget
@@ -44,5 +44,5 @@ def warnings_of(pod: Mapping[str, Any], request: PodRequest, case: Case, cluster
 
 
 def cut(text: str) -> str:
-    """Return a warning that the API server takes whole."""
+    """Truncate a warning to the length that the API server accepts."""
     return text if len(text) <= WARNING_CHARACTERS else text[: WARNING_CHARACTERS - 3] + "..."

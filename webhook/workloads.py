@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each kind of workload keeps the template of its pods."""
+"""The path of the pod template in each kind of workload."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATHS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
 
 
 def template_path(group: object, kind: object) -> tuple[str, ...] | None:
-    """Return the path of a kind's pod template; None for a kind that makes no pods."""
+    """Return the path of a kind's pod template; None for a kind that creates no pods."""
     return PATHS.get((group, kind)) if isinstance(group, str) and isinstance(kind, str) else None
 
 

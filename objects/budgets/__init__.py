@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets as objects of the cluster: keeps the timekeeper in step with them, and writes their status."""
+"""Budgets as objects of the cluster: keep the timekeeper in step with them, and write their status."""

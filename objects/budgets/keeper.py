@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings ledger and objects into step by one look at both, whatever happened before.
+"""Bring ledger and objects into step in one pass over both, whatever happened before.
 
 Nothing is remembered from one look to the next, so any look may be cut short. Each write names the version of what it
 was made from, so an operator that has lost the lease without noticing cannot undo what its successor has written: a
@@ -43,13 +43,13 @@ class Keeper:
 
     def keep(self) -> None:
         """Look once. Raises ServiceError if the API server or the timekeeper does not serve us; look again then."""
-        self._keep_all(CLUSTER_GPU_BUDGETS)  # first, for what is under them
+        self._keep_all(CLUSTER_GPU_BUDGETS)  # first, for the budgets below them
         self._keep_all(GPU_BUDGETS)
 
     def _keep_all(self, kind: Kind[B]) -> None:
         objects, _ = self._client.list(kind.resource)
         budgets = {_name(budget): budget for budget in self._timekeeper.budgets(kind.budget) if _is_there(budget)}
-        # An organisation is under nothing, so it may be needed and needs none.
+        # An organisation has no parent, so it may be needed and needs none.
         objects.sort(key=lambda obj: (obj.get("spec") or {}).get("kind") != "organisation")
         for obj in objects:
             if not self._acts():
@@ -85,7 +85,7 @@ class Keeper:
         write_status(self._client, kind.resource, obj, status)
 
     def _is_still(self, kind: Kind[B], obj: Object) -> bool:
-        """Whether an object, read again, is still there and still says this."""
+        """Whether an object, read again, still exists with this spec."""
         metadata = obj["metadata"]
         try:
             now = self._client.get(kind.resource, metadata["name"], metadata.get("namespace", ""))["metadata"]

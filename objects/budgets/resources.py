@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two kinds of objects, and whose budget each of them is."""
+"""The two kinds of objects, and the owner of each one's budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kind(Generic[B]):
     budget: type[B]
 
     def holder(self, obj: Object) -> str:
-        """Return the name of the namespace, the team or the organisation that an object is for."""
+        """Return the name of the namespace, the team or the organisation of an object."""
         return str(obj["metadata"]["namespace" if self.resource.namespaced else "name"])
 
 

@@ -59,5 +59,5 @@ def _figures(found: Figures) -> Object:
 
 
 def _ready(obj: Object, problem: tuple[str, str] | None, now: Instant) -> Object:
-    reason, message = problem or ("Synced", "the timekeeper goes by this spec")
+    reason, message = problem or ("Synced", "the timekeeper uses this spec")
     return condition(obj, READY, "False" if problem else "True", reason, message, now)

@@ -37,13 +37,13 @@ def status_of(obj: Object, laid: Laid, namespaces: int, now: Instant) -> Object 
 def _judged(obj: Object, laid: Laid) -> tuple[str, str, str]:
     uid = obj["metadata"]["uid"]
     if uid in laid.errors:
-        return "False", "SpecInvalid", f"{laid.errors[uid]}; until then it is as if this object were not there"
+        return "False", "SpecInvalid", f"{laid.errors[uid]}; until then the object is ignored"
     matches = matches_of(read(obj))
     holders = ((match, laid.holders[match]) for match in matches)
     taken = [f"GpuPolicy {holder.name} has {match}" for match, holder in holders if holder.uid != uid]
-    older = f"{', '.join(taken)}: the older one holds"
+    older = f"{', '.join(taken)}: the older one applies"
     if len(taken) == len(matches):
         return "False", "Taken", older
     if taken:
         return "True", "PartlyTaken", older
-    return "True", "InForce", "namespaces go by this spec"
+    return "True", "InForce", "namespaces follow this spec"

@@ -122,7 +122,7 @@ class SharePodKeeper:
         whose = f"{owner.get('kind')} {owner.get('name')}'s" if owner else "not a SharePod's"
         return None, (
             "PodNameTaken",
-            f"pod {metadata['name']} is there and is {whose}: delete it, or give the SharePod another name",
+            f"pod {metadata['name']} exists and is {whose}: delete it, or give the SharePod another name",
         )
 
     def _read_pod(self, obj: Object) -> Object | None:
@@ -154,7 +154,7 @@ class SharePodKeeper:
         body = _unless_changed(pod, {"op": "add", "path": "/metadata/ownerReferences", "value": owners})
         name, namespace = obj["metadata"]["name"], obj["metadata"]["namespace"]
         adopted = self._client.patch(PODS, name, body, namespace, content_type=JSON_PATCH)
-        log.info("%s: the pod of its name, which was nobody's, is adopted", _said(obj))
+        log.info("%s: the pod of its name, which had no owner, is adopted", _said(obj))
         return adopted
 
     def _replace(self, pod: Object, now: Instant) -> None:
@@ -167,7 +167,7 @@ class SharePodKeeper:
             self._client.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
         except (NotFound, Conflict):
             return
-        log.info("pod %s/%s has failed: another takes its place", metadata["namespace"], metadata["name"])
+        log.info("pod %s/%s has failed: it is replaced", metadata["namespace"], metadata["name"])
 
     def _is_still(self, obj: Object, template: Template) -> bool:
         """Whether the SharePod, read again, is still there and still wants this pod."""

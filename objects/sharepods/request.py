@@ -111,7 +111,7 @@ def _read_labels(sharepod: Mapping[str, Any], labels: Mapping[str, Any], contain
     )
     share = reading.shares.get(container)
     if share is not None and share.blocks is not None and memory not in labels:
-        rule = "a SharePod with a share of a GPU names its memory in bytes"
+        rule = "a SharePod with a share of a GPU must state its memory in bytes"
         reading.refuse(container, f"metadata.labels[{memory}]", "", rule, f'{memory}: "{_SHARE[_MEMORY]}"')
 
 
@@ -119,7 +119,7 @@ def _read_share(words: _Words) -> None:
     reading, name = words.reading, words.container
     missing = [word for word in _SHARE if word not in words]
     for word in missing:
-        words.refuse(word, "a SharePod on a GPU has gpu_request, gpu_limit and gpu_mem", f'"{_SHARE[word]}"')
+        words.refuse(word, "a SharePod on a GPU needs gpu_request, gpu_limit and gpu_mem", f'"{_SHARE[word]}"')
     request, limit = (None if word in missing else _part(words, word) for word in (_REQUEST, _LIMIT))
     size = whole_quantity(words.get(_MEMORY))
     if _MEMORY not in missing and (size is None or size <= 0):
@@ -131,7 +131,7 @@ def _read_share(words: _Words) -> None:
     if request == 1:
         reading.shares[name] = ConvertedShare(CORES_PER_GPU)
         if _GPUID in words:
-            words.refuse(_REQUEST, "a whole GPU is shared with nobody, so a GPUID says nothing; leave it out", '"0.9"')
+            words.refuse(_REQUEST, "a whole GPU is not shared, so a GPUID has no meaning; leave it out", '"0.9"')
         return
     core = 1
     if request == 0:
@@ -165,7 +165,9 @@ def _read_company(words: _Words) -> None:
     if _GPUID not in words:
         return
     if "sched_affinity" in words:
-        words.refuse("sched_affinity", "pods of one GPUID are on one GPU anyway; leave one of the two out", '""')
+        words.refuse(
+            "sched_affinity", "pods with the same GPUID are on the same GPU anyway; leave one of the two out", '""'
+        )
     label = GPUID_PREFIX + words.get(_GPUID)
     if not LABEL.fullmatch(label):
         words.refuse(_GPUID, _label_rule(63 - len(GPUID_PREFIX)), "xyz")

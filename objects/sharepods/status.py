@@ -42,7 +42,7 @@ def status_of(
         ]
         outcome = find(sharepod, ENDED).get("reason") or outcome_of(pod)  # once ended, it stays so
         if outcome:
-            conditions.append(condition(sharepod, ENDED, "True", outcome, "no other pod will be made", now))
+            conditions.append(condition(sharepod, ENDED, "True", outcome, "no other pod will be created", now))
     new["conditions"] = conditions
     return new if new != sharepod.get("status") else None
 
@@ -103,7 +103,7 @@ def _readiness(pod: Object) -> tuple[str, str, str]:
         return _said(scheduled, "PodUnscheduled")
     if ready:
         return _said(ready, "PodReady" if ready.get("status") == "True" else "PodNotReady")
-    return "False", "PodPending", "its pod has no place yet"
+    return "False", "PodPending", "its pod is not scheduled yet"
 
 
 def _said(given: Mapping[str, Any], reason: str) -> tuple[str, str, str]:
@@ -114,5 +114,9 @@ def _freshness(pod: Object, template: Template) -> tuple[str, str, str]:
     if template.violations:
         return "False", "SpecInvalid", "; ".join(map(str, template.violations))
     if annotations_of(pod).get(DIGEST) != template.digest:
-        return "False", "SpecChanged", "the pod is of another spec; delete the pod, and one of this spec is made"
-    return "True", "SpecUnchanged", "; ".join(template.notes) or "the pod is of this spec"
+        return (
+            "False",
+            "SpecChanged",
+            "the pod has another spec; delete the pod, and it is created again with this spec",
+        )
+    return "True", "SpecUnchanged", "; ".join(template.notes) or "the pod has this spec"

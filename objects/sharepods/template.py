@@ -61,7 +61,7 @@ def template_of(sharepod: Object, resources: Resources) -> Template:
             asked = as_map(as_map(container.get("resources")).get("limits"))
             twice = next((name for name in (resources.core, resources.memory) if name in asked), None)
             if twice is not None:
-                rule = "KubeShare's words say already what the SharePod asks for; leave the one or the other out"
+                rule = "KubeShare's labels already say what the SharePod requests; leave one of the two out"
                 where = f"{path}.resources.limits[{twice}]"
                 reading.refuse(container_name(container), where, asked[twice], rule, "limits: {cpu: 1}")
     for name, share in reading.shares.items():

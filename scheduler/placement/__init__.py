@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a pod goes: what fits, what it costs, and which policy says so. Pure: no I/O, no lock, no clock."""
+"""Placement of pods: what fits, its price, and the policies. Pure: no I/O, no lock, no clock."""

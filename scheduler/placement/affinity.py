@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pods may be on one GPU together: affinity, anti-affinity, exclusion and exclusive sharing.
+"""Decide which pods may share a GPU: affinity, anti-affinity, exclusion and exclusive sharing.
 
 The rules are KubeShare's, in its order: affinity (a GPU that holds the label; if none does, an idle one),
 anti-affinity (no GPU that holds the label), exclusion (labels equal, none counts as a label). They are about shares: a
@@ -23,7 +23,7 @@ def admitting(view: View, demand: Demand) -> Bools:
 
 
 def company_of(demand: Demand) -> str:
-    """Return a demand's rules about the pods beside it, for a message."""
+    """Return a demand's affinity and sharing rules, for a message."""
     company = [
         f"{name} {label.partition('/')[2]}"
         for name, label in (

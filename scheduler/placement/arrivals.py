@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kinds of pods arrive, how often, and whether as many end: what policies that look ahead learn from.
+"""Statistics of arriving and ending pods, by kind, from which policies that look ahead learn.
 
 Counts fade: whenever `FULL` pods have been counted all counts are halved, so a mix that changes is followed. Nothing is
 stored: after a restart the pods that the API server lists are counted, the ended ones among them.
@@ -44,14 +44,14 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Mix:
-    """What arrives, and whether it stays."""
+    """The mix of arriving pods, and whether they stay."""
 
     kinds: Sequence[Arrival]
     """Their weights sum to 1."""
     turnover: float = 0.0
-    """How many pods end for each that arrives, 0 … 1: 0 while a cluster fills, 1 when as many go as come."""
+    """How many pods end for each that arrives, 0 … 1: 0 while a cluster fills, 1 when as many end as arrive."""
     without_gpus: float = 0.0
-    """The part of all pods on nodes with GPUs that ask for none, 0 … 1."""
+    """The fraction of all pods on nodes with GPUs that request none, 0 … 1."""
 
 
 class Arrivals:
@@ -64,11 +64,11 @@ class Arrivals:
         self._came = 0
         self._ended = 0.0
         self.seen = 0
-        """Pods counted ever."""
+        """Total number of counted pods."""
 
     def add(self, demand: Demand) -> None:
         """Count one pod, once in its life."""
-        if not demand.slices or demand.mode == MIG:  # which is never on the GPUs that policies price
+        if not demand.slices or demand.mode == MIG:  # which is never placed on the GPUs that policies price
             return
         self.seen += 1
         self._counted += 1
@@ -86,7 +86,7 @@ class Arrivals:
             self._counts = Counter({kind: count // 2 for kind, count in self._counts.items() if count > 1})
 
     def add_without_gpus(self) -> None:
-        """Count a pod that asks for no GPU and takes cores beside some."""
+        """Count a pod that requests no GPU and uses cores on a node with GPUs."""
         self._without_gpus += 1
 
     def end(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the slices of one demand on the GPUs of every node: by the policy's prices, and if that fails by search.
+"""Assign the slices of one demand to the GPUs of every node: by the policy's prices, and if that fails by search.
 
 Among GPUs of the same price the first in the node's order is taken.
 """
@@ -28,7 +28,7 @@ SEARCH_STEPS: Final = 500_000
 
 
 def _pieces(demand: Demand) -> list[Piece]:
-    """Return the demand's slices as they are priced: equal whole ones together. The first carries CPU and memory."""
+    """Return the demand's slices for pricing: equal whole ones together. The first includes CPU and memory."""
     pieces: list[Piece] = []
     for piece in demand.slices:
         last = pieces[-1] if pieces else None

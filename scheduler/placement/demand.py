@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod wants of a node's GPUs, in the form in which it is placed: slices, and rules about company.
+"""A pod's demand for a node's GPUs, in the form used for placement: slices, and affinity rules.
 
-Pure. Labels are the namespace's own: a label of one namespace says nothing to pods of another, or a tenant could
-keep others off a GPU, or creep onto one, by guessing a word.
+Pure. Labels are valid within their namespace: otherwise a tenant could keep others off a GPU, or get onto one, by
+guessing a label.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A pod's slices in the order in which they are placed, the hardest first, and what they may sit beside."""
+    """A pod's slices in the order in which they are placed, the hardest first, and their affinity rules."""
 
     slices: tuple[Slice, ...]
     alone: bool = False
@@ -41,12 +41,13 @@ class Demand:
     models: tuple[str, ...] = ()
     mode: str = SHARED
     may_slice: bool = False
-    """Although its mode is another, its shares may be on MIG slices, if there is no room elsewhere on the node."""
+    """Whether its shares may be on MIG slices although it has another mode, if there is no room elsewhere on the
+    node."""
     cpu_milli: int = 0
-    """What the pod asks for beside its GPUs: thousandths of a core."""
+    """The pod's CPU request in thousandths of a core."""
     ram_mib: int = 0
     why: str = ""
-    """Why this mode, for the annotation beside it."""
+    """The reason for this mode, for the annotation."""
     asks: str = field(default="", compare=False)
     """The demand in words, for messages."""
 
@@ -56,7 +57,7 @@ class Demand:
         return self.may_slice or self.mode == MIG
 
     def mode_on(self, *, slices: bool) -> tuple[str, str]:
-        """Return the mode that it has on MIG slices, or elsewhere, and why."""
+        """Return its mode on MIG slices, or elsewhere, and the reason."""
         if slices and self.mode != MIG:
             return MIG, "adaptive, no shared GPU here had room"
         return self.mode, self.why
@@ -68,7 +69,7 @@ def scoped(namespace: str, label: str) -> str:
 
 
 def demand_of(request: PodRequest, namespace: str) -> Demand:
-    """Return what is to be placed for `request`."""
+    """Return the demand of `request`."""
     shares = [_share(r) for r in request.requests if r.is_fraction]
     mode, why = _mode(request)
     if request.affinity and len(shares) > 1 and mode != MIG:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer's side of all GPUs of all nodes: rows are set one by one, then published as a version that never changes.
+"""The writer's side of all GPUs of all nodes: rows are set one by one, then published as an immutable version.
 
 No lock and no I/O: one thread at a time writes. Whoever reads takes a `FleetVersion`. A block of rows is copied when it
 is written to for the first time since it was published, so publishing costs no more than a tuple of references.
@@ -19,12 +19,12 @@ from scheduler.placement.mig import MigRow, Sliced, sliced
 from slicekeeper.units import CORES_PER_GPU
 
 MIXED = "\0mixed"
-"""In place of an exclusion label if the pods on a GPU disagree: no other may join them."""
+"""Stands for an exclusion label if the pods on a GPU disagree: no other may join them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One GPU as it is now: its kind, what is free, which pods are on it."""
+    """The current state of one GPU: its kind, what is free, which pods are on it."""
 
     uuid: str
     model: str
@@ -43,17 +43,17 @@ class Fleet:
     """The arrays, and which row is which node's."""
 
     def __init__(self, begin: FleetVersion | None = None) -> None:
-        """Begin empty, or with what was published; that does not change."""
+        """Begin empty, or with a published version, which does not change."""
         self._published = begin or FleetVersion((), {}, [], (), {}, columns=1, version=0, renamed=0)
         begin = self._published
         self._blocks = list(begin.blocks)
         self._own: set[int] = set()
-        """Blocks that no version has."""
+        """Blocks that are not part of a version yet."""
         self._row: dict[str, int] = {}
         self._names: list[str] = []
         self._free: list[int] = []
         self._own_names = False
-        """Whether these three are this fleet's own; if not, what was published holds."""
+        """Whether these three are this fleet's own copies; if not, the published ones are valid."""
         self._models = {model: code for code, model in enumerate(begin.models)}
         self._friends = dict(begin.friends)
         self._befriended = False
@@ -61,7 +61,7 @@ class Fleet:
         self._sliced = begin.sliced
         self._columns = begin.columns
         self.version = begin.version
-        """Rises with every change."""
+        """Increases with every change."""
         self._renamed = begin.renamed
 
     def __contains__(self, name: str) -> bool:
@@ -75,7 +75,7 @@ class Fleet:
         return self._row if self._own_names else self._published.row_of
 
     def row(self, name: str) -> int:
-        """Return a node's row, −1 if it is not here."""
+        """Return a node's row, −1 if the node is unknown."""
         return self._rows.get(name, -1)
 
     def version_of(self, row: int) -> int:
@@ -88,11 +88,11 @@ class Fleet:
 
     @property
     def models(self) -> list[GpuModel]:
-        """All models ever seen; a GPU's `code` is the index."""
+        """All models ever seen, in which a GPU's `code` is the index."""
         return list(self._models)
 
     def publish(self) -> FleetVersion:
-        """Return all as it is now."""
+        """Return the current state."""
         last = self._published
         if last.version == self.version and last.renamed == self._renamed:
             return last
@@ -118,7 +118,7 @@ class Fleet:
         return self.publish().view(names, demand, has_friends=has_friends)
 
     def set(self, name: str, gpus: Sequence[GpuRow]) -> None:
-        """Put a node's GPUs in place of what was known of it."""
+        """Replace a node's GPUs."""
         row = self.row(name)
         if row < 0:
             row = self._new_row(name)
@@ -148,7 +148,7 @@ class Fleet:
         self._mark(block, at, tuple(marks))
 
     def set_beside(self, name: str, cpu: float, ram: float) -> None:
-        """Take a node's free cores and MiB; the node must be here."""
+        """Set a known node's free cores and MiB."""
         block, at = self._touch(self._rows[name])
         block.numbers["beside"][at] = cpu, ram
 

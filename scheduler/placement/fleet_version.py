@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All GPUs of all nodes at one version: arrays that never change, so any thread may read them without a lock.
+"""All GPUs of all nodes at one version: immutable arrays, which any thread may read without a lock.
 
 A `Fleet` makes them. Rows are kept in blocks, and two versions share every block that is the same in both. Names
 (models, labels, UUIDs) become masks here, so that the rules of `scheduler.placement` are arithmetic on arrays alone.
@@ -32,7 +32,7 @@ FEW: Final = 32
 """So many rows are taken one by one."""
 
 PER_GPU: Final = ("capacity", "core", "memory", "model", "healthy", "idle", "labelled")
-"""What is kept of each GPU: four integers, three yes or no."""
+"""The stored fields of each GPU: four integers, three booleans."""
 
 
 class GpuModel(NamedTuple):
@@ -52,7 +52,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Some nodes' GPUs as one demand sees them: arrays of nodes × GPUs, with `capacity` 0 if there is no GPU."""
+    """The GPUs of some nodes for one demand: arrays of nodes × GPUs, with `capacity` 0 if there is no GPU."""
 
     capacity: Ints
     core: Ints
@@ -60,23 +60,23 @@ class View:
     healthy: Bools
     idle: Bools
     model: Bools
-    """The model is one that the demand takes."""
+    """Whether the demand accepts the model."""
     named: Bools
-    """The UUID is the one that the demand names, or it names none."""
+    """Whether the UUID is the one that the demand names, or it names none."""
     friend: Bools
-    """A pod with the demand's affinity label is there."""
+    """Whether a pod with the demand's affinity label is there."""
     foe: Bools
-    """A pod with the demand's anti-affinity label is there."""
+    """Whether a pod with the demand's anti-affinity label is there."""
     admits: Bools
-    """The GPU is idle, or all pods there have the demand's exclusion label (none counts as a label)."""
+    """Whether the GPU is idle, or all pods there have the demand's exclusion label (none counts as a label)."""
     has_friends: bool
     """Whether any GPU of the fleet holds a pod with the demand's affinity label."""
     code: Ints
     """Which of the fleet's models each GPU is."""
     cpu: Floats
-    """Free cores of each node, infinite if that is not known."""
+    """Free cores of each node; infinite if unknown."""
     ram: Floats
-    """Free MiB of each node's own memory, infinite if that is not known."""
+    """Free MiB of each node's main memory; infinite if unknown."""
     sliced: Mapping[int, Sliced] = field(default_factory=dict)
     """The MIG slices of the nodes that have some, by the nodes' indexes, if the demand may be on one."""
 
@@ -122,7 +122,7 @@ class FleetVersion:
     columns: int
     version: int
     renamed: int
-    """Rises when a node comes or goes."""
+    """Increases when a node is added or removed."""
     sliced: int = 0
     """How many nodes have MIG slices."""
 

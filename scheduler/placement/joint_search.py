@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places for several unequal pods together, if placing one after the other has failed: a search that may go back.
+"""Search for places for several unequal pods together, with backtracking, if placing them one by one has failed.
 
 Depth first over the pods' slices in the order given. Of the places for a slice, those that it fills to the last percent
 come first, then those that leave the most. A branch is left if the slices to come cannot fill what they would have to
@@ -19,7 +19,7 @@ from slicekeeper.units import CORES_PER_GPU
 
 
 class Space(NamedTuple):
-    """What is free of one GPU, and which of the demands may be there (a bit for each)."""
+    """The free part of one GPU, and which of the demands may be there (a bit for each)."""
 
     core: int
     memory: int
@@ -71,7 +71,7 @@ class _Search:
         self._budget = budget
         self._nodes = Counter(tuple(sorted(node)) for node in nodes)
         self._free = Counter(gpu.core for node in nodes for gpu in node)
-        """How many GPUs have so much compute free."""
+        """The number of GPUs by their free compute."""
         cores = [item.piece.core for item in items]
         self._asked = [sum(cores[index:]) for index in range(len(cores))]
         self._most = _fillable(cores)

@@ -32,12 +32,12 @@ class Why(IntEnum):
 
 def explain(why: int, demand: Demand) -> str:
     """Return a reason in words that a user understands; alike for all nodes, because kube-scheduler counts equals."""
-    full = f"too little is free for {demand.asks} (what is held for other pods counts as taken)"
+    full = f"not enough is free for {demand.asks} (what is held for other pods counts as taken)"
     if demand.mode == MIG:
         full = f"the MIG slices that could hold {demand.asks} are taken"
     return {
         Why.FULL: full,
-        Why.COMPANY: f"free GPUs, but not with the company allowed ({company_of(demand)})",
+        Why.COMPANY: f"GPUs are free, but affinity or sharing rules exclude them ({company_of(demand)})",
         Why.UUID: f"GPU {demand.gpu_uuid} is not on this node",
         Why.MODEL: f"no GPU of model {' or '.join(demand.models)}",
         Why.HEALTH: "no healthy GPU outside of MIG mode" if demand.mode != MIG else "its MIG slices are not healthy",

@@ -62,12 +62,12 @@ def set_budget(
     client = timekeeper(context)
     if files:
         if namespace or amount is not None or any(rule.values()):
-            raise click.UsageError("-f names namespaces and their budgets by itself: name nothing beside it")
+            raise click.UsageError("-f files name the namespaces and their budgets: leave out the other arguments")
         each = (client.change_budget(Budget, name, rule) for name, rule in changes(client, files))
         show_list(gathered(each, "budgets set"), output, _COLUMNS, lambda b: b.namespace)
         return
     if not namespace:
-        raise click.UsageError("name a NAMESPACE, or files by -f")
+        raise click.UsageError("give a NAMESPACE, or files with -f")
     show_budget(client.change_budget(Budget, namespace, rule_of(amount, **rule)), output, _COLUMNS)
 
 

@@ -34,10 +34,10 @@ def changes(client: TimekeeperClient, files: Iterable[Path]) -> list[tuple[str, 
     for source, document in _documents(files):
         name, rule = _rule(source, document)
         if name in wanted:
-            raise SettingsError(f"{source}: namespace {name} is in {wanted[name][0]} too; say once what it gets")
+            raise SettingsError(f"{source}: namespace {name} is in {wanted[name][0]} too; keep one of the two")
         wanted[name] = source, rule
     if not wanted:
-        raise SettingsError("-f: no budget is there; of a folder, files that end in .yaml, .yml or .json are read")
+        raise SettingsError("-f: no budget found; in a folder, only files that end in .yaml, .yml or .json are read")
     compared = ((name, _missing(client.budget(Budget, name), rule)) for name, (_, rule) in wanted.items())
     return [(name, missing) for name, missing in gathered(compared, "budgets compared") if missing]
 
@@ -61,9 +61,7 @@ def _documents(files: Iterable[Path]) -> Iterator[tuple[str, object]]:
 
 def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
     if isinstance(document, dict) and "kind" in document and "apiVersion" in document:
-        raise SettingsError(
-            f"{source}: kind is {document['kind']}, an object of the cluster: kubectl apply -f takes it"
-        )
+        raise SettingsError(f"{source}: kind is {document['kind']}, an object of the cluster: use kubectl apply -f")
     if not isinstance(document, dict) or not isinstance(document.get("namespace"), str):
         raise SettingsError(
             f"{source}: a budget is a map that names its namespace; for example "
@@ -81,5 +79,5 @@ def _rule(source: str, document: object) -> tuple[str, dict[str, object]]:
         elif key not in _SHOWN and key != "namespace":
             raise SettingsError(f"{source}: unknown key {key}; use {', '.join((*_AMOUNTS, *_RULE))}")
     if not rule:
-        raise SettingsError(f"{source}: of namespace {document['namespace']} nothing is said; for example amount: 25h")
+        raise SettingsError(f"{source}: nothing is set for namespace {document['namespace']}; for example amount: 25h")
     return document["namespace"], rule

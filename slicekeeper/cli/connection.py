@@ -60,7 +60,7 @@ def timekeeper(context: Context) -> TimekeeperClient:
         if _is_named(context):
             raise
         raise SettingsError(
-            f"neither a timekeeper nor a cluster is named: set timekeeperClient.url, for example "
+            f"neither a timekeeper nor a cluster is configured: set timekeeperClient.url, for example "
             f"http://127.0.0.1:8444; or: {error}"
         ) from error
     return TimekeeperClient(settings, connection)
@@ -83,7 +83,7 @@ def _connection(context: Context, timeout_seconds: float) -> JsonClient:
         return kubeconfig.connect(files or kubeconfig.USUAL, context.kube_context, timeout=timeout)
     if not settings.server and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         raise SettingsError(
-            f"no cluster is named: there is no {kubeconfig.USUAL}; name one by --kubeconfig or $KUBECONFIG, or "
+            f"no cluster is configured: there is no {kubeconfig.USUAL}; name one by --kubeconfig or $KUBECONFIG, or "
             "the API server's URL by kubernetes.server"
         )
     return connect(msgspec.structs.replace(settings, timeout_seconds=timeout))

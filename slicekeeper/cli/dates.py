@@ -31,7 +31,7 @@ def instant_of(text: str, zone: Callable[[], str]) -> str:
             return _begins(date.fromisoformat(text), ZoneInfo(zone()))
         parse_instant(text)
     except ValueError as error:
-        raise click.UsageError(f"{text!r} is no instant; use {HELP}") from error
+        raise click.UsageError(f"{text!r} is not an instant; use {HELP}") from error
     return text
 
 

@@ -88,7 +88,7 @@ class PartGroup(click.Group):
             extra = "local" if part == "simulator" else part
             return _missing(cmd_name, f"{error.name} is not installed: pip install 'slicekeeper[{extra}]'")
         if not isinstance(command, click.Command):
-            raise TypeError(f"entry point {cmd_name} is no command")
+            raise TypeError(f"entry point {cmd_name} is not a command")
         return command
 
 

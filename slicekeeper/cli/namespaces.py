@@ -80,7 +80,7 @@ def current(context: Context | None) -> str:
     asked = context or Context(None)
     files = asked.kube_kubeconfig or kubeconfig.named(os.environ)
     if not files:
-        raise click.UsageError("name a NAMESPACE, by argument or by -n: there is no kubeconfig that does")
+        raise click.UsageError("give a NAMESPACE, as an argument or with -n: no kubeconfig names one")
     return kubeconfig.namespace(files, asked.kube_context)
 
 

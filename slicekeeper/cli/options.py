@@ -28,7 +28,7 @@ class GpuTime(click.ParamType[int]):
         try:
             return parse_duration(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no amount of GPU time; for example 20h, 90m or 1h30m", param, ctx)
+            self.fail(f"{value!r} is not an amount of GPU time; for example 20h, 90m or 1h30m", param, ctx)
 
 
 def reason_option(default: str) -> Callable[[F], F]:
@@ -93,7 +93,7 @@ def rule_of(
     if new_period:
         found["newPeriod"] = True
     if not found:
-        raise click.UsageError("name what is to change: AMOUNT, for example 25h, or one of the options")
+        raise click.UsageError("say what to change: AMOUNT, for example 25h, or one of the options")
     return found
 
 

@@ -159,9 +159,9 @@ def _add_explain(group: click.Group) -> None:
 def _why(client: TimekeeperClient, budget: Budget) -> str:
     left = f"{budget.namespace}: {budget.state}, {format_duration(budget.balance_ms)} left"
     left += f" of {format_duration(budget.amount_ms + budget.granted_ms)} in this period"
-    parts = [left, f"runs out at {budget.run_out_at} as it goes now"] if budget.run_out_at else [left]
+    parts = [left, f"runs out at {budget.run_out_at} at the current rate"] if budget.run_out_at else [left]
     if budget.bound_by:
-        parts.append(f"bound by the budget of {budget.bound_by}, above it")
+        parts.append(f"limited by the budget of {budget.bound_by}, above it")
     if not budget.gone:
         with suppress(NotFound):  # a namespace that has no account yet has no decision
             parts += [reason] if (reason := client.decision(budget.namespace).reason) else []

@@ -46,7 +46,7 @@ def top(context: Context, node: str, interval: float, once: bool, output: str) -
                 click.echo(_HOME_AND_CLEAR + "\n".join(lines[: room.lines - 1]))
                 time.sleep(interval)
     for name, why in agents.silent.items():
-        click.echo(f"node {name}: its agent tells nothing: {why}", err=True)
+        click.echo(f"node {name}: its agent does not answer: {why}", err=True)
 
 
 def _gpus(client: KubeClient, agents: Agents, only: str) -> list[dict[str, Any]]:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people decide: settings, the policy file, and what of the manifests follows from them."""
+"""Configuration: settings, the policy file, and the parts of the manifests that follow from them."""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Helm chart, made of what kustomize makes of the base, alone and with each of its components.
+"""Generate the Helm chart from what kustomize renders of the base, alone and with each of its components.
 
-Where a component's objects differ from the base's, the template asks whether the component is wanted: a value of the
-component's own name. What the chart has beyond that is text of its own (`_helpers.tpl`, `config.yaml`, `NOTES.txt`):
-the ConfigMaps, which are made of values, and what a value may not be. Everything else comes from the manifests, so the
-two ways to install cannot differ.
+If a component's objects differ from the base's, the template tests a value with the component's name. What the chart
+has beyond that is text of its own (`_helpers.tpl`, `config.yaml`, `NOTES.txt`): the ConfigMaps, which are made of
+values, and what a value may not be. Everything else comes from the manifests, so the two ways to install cannot differ.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Kustomize = Callable[[Path], str]
 """Renders a folder that has a kustomization.yaml."""
 
 _BY_MODE: Final = "observe"
-"""The component that is no value of its name: `mode` says it."""
+"""The component without a value of its name: `mode` selects it."""
 
 _GENERATED: Final = "# Made by `slicekeeper config chart` of the manifests beside this folder; edit those, not this.\n"
 _HASHED: Final = re.compile(r"\b(slicekeeper-(?:config|kube-scheduler))-[0-9a-z]{10}\b")
@@ -47,7 +46,7 @@ _KUBECTL_SECONDS: Final = 60
 
 
 def kubectl(folder: Path) -> str:
-    """Render a folder by the kubectl of this machine. Raises SettingsError if that cannot be done."""
+    """Render a folder with this machine's kubectl. Raises SettingsError if that fails."""
     try:
         done = subprocess.run(  # noqa: S603 - a folder of this machine's user
             ["kubectl", "kustomize", str(folder)],  # noqa: S607 - the user's own, wherever it is
@@ -64,7 +63,7 @@ def kubectl(folder: Path) -> str:
 
 
 def write(folder: Path, *, dry: bool = False, kustomize: Kustomize = kubectl) -> list[Path]:
-    """Make `chart` in a folder of manifests what the rest of the folder says; return what changed.
+    """Update `chart` in a folder of manifests from the rest of the folder; return what changed.
 
     `dry` writes nothing. Raises SettingsError if the manifests cannot be rendered, or if two components change the same
     field.
@@ -95,7 +94,7 @@ def components(folder: Path) -> list[str]:
 
 
 def value_of(component: str) -> str:
-    """Return the name that a component has among the chart's values: `cert-manager` is `certManager`."""
+    """Return the name of a component's value in the chart: `certManager` for `cert-manager`."""
     first, *rest = component.split("-")
     return first + "".join(word.capitalize() for word in rest)
 
@@ -116,7 +115,7 @@ def _chart(folder: Path, kustomize: Kustomize) -> dict[str, str]:
 
 
 def _rendered(folder: Path, component: str, kustomize: Kustomize) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the objects of the base, with a component if one is named, by kind and name and as the chart has them."""
+    """Return the objects of the base, optionally with a component, by kind and name, in the chart's form."""
     with tempfile.TemporaryDirectory() as made:
         here = Path(made).resolve()
         near = Path(os.path.relpath(folder.resolve(), here))
@@ -130,7 +129,7 @@ def _rendered(folder: Path, component: str, kustomize: Kustomize) -> dict[tuple[
 
 
 def _homes(folder: Path) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield in which of the manifests' files, or of which component, each object is."""
+    """Yield the file of the manifests, or the component, that contains each object."""
     for path in sorted(folder.glob("base/*.yaml")) + sorted(folder.glob("components/*/*.yaml")):
         name = path.stem if path.parent.name == "base" else path.parent.name
         for obj in yaml.safe_load_all(path.read_text("utf-8")):
@@ -139,7 +138,7 @@ def _homes(folder: Path) -> Iterator[tuple[tuple[str, str], str]]:
 
 
 def _in_chart(obj: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with what Helm needs different from kustomize."""
+    """Return an object with the changes that Helm needs."""
     found: dict[str, Any] = _with_values(obj)
     metadata = found["metadata"]
     if found["kind"] == "PersistentVolumeClaim":  # the ledger outlives `helm uninstall`
@@ -150,7 +149,7 @@ def _in_chart(obj: dict[str, Any]) -> dict[str, Any]:
         found["spec"]["replicas"] = Code(
             f"{{{{ .Values.timekeeper.replicas | default {obj['spec']['replicas']} | int }}}}"
         )
-    if found["kind"] in ("Deployment", "DaemonSet"):  # a changed ConfigMap keeps its name: this restarts who read it
+    if found["kind"] in ("Deployment", "DaemonSet"):  # a changed ConfigMap keeps its name: this restarts its readers
         pod = found["spec"]["template"]
         if read := {
             f"slicekeeper.io/{name.removeprefix('slicekeeper-')}": Code(_READ_ONCE[name])
@@ -170,7 +169,7 @@ def _read_once(pod: dict[str, Any]) -> Iterator[str]:
 
 
 def _with_values(value: Any, key: str = "") -> Any:
-    """Return a tree with templates where a value of the chart decides, and safe from being one elsewhere."""
+    """Return a tree with templates for the chart's values, and with all other text escaped."""
     if isinstance(value, dict):
         return {below: _with_values(one, below) for below, one in value.items()}
     if isinstance(value, list):
@@ -188,7 +187,7 @@ def _with_values(value: Any, key: str = "") -> Any:
 
 
 def schema(folder: Path) -> dict[str, Any]:
-    """Return what values may be: the settings' and the policy's own types among them."""
+    """Return the schema of the values, with the settings' and the policy's own types."""
     _, known = msgspec.json.schema_components((Settings, NamespacePolicy, NamespaceRule), ref_template="#/$defs/{name}")
     for one in known.values():
         one.pop("required", None)

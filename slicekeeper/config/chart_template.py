@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Helm template of an object's variants: the base's, and the one that each component makes of it.
+"""One Helm template for an object's variants: the base's, and that of each component.
 
-Where they differ, the template asks whether the component is wanted. Components are told apart by their values'
-conditions alone, so two that change the same field in different ways are refused.
+If they differ, the template tests the component's value. Only these conditions distinguish components, so two that
+change the same field in different ways are refused.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import yaml
 from slicekeeper.errors import SettingsError
 
 MISSING: Final = object()
-"""In place of an object that a variant does not have."""
+"""Placeholder for an object that a variant does not have."""
 
 _MARK: Final = "\N{LEFT CEILING}"
 _IDENTITIES: Final = ("mountPath", "name")
-"""By which items of a list are the same item: a mount's path, else a name."""
+"""The keys that identify an item of a list: a mount's path, or else a name."""
 
 
 class Code(str):
-    """A template's own text in place of a value."""
+    """A template's own text instead of a value."""
 
 
 class _TemplateDumper(yaml.SafeDumper):
-    """YAML with texts of several lines as people read them."""
+    """YAML with multi-line texts in a readable form."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -106,7 +106,7 @@ def _items(what: str, identity: str, ours: list[Any], theirs: Mapping[str, list[
 
 
 def _identity(lists: list[list[Any]]) -> str:
-    """Return the key by which all items of some lists are told apart, empty if there is none."""
+    """Return the key that distinguishes all items of some lists; empty if there is none."""
     for key in _IDENTITIES:
         if all(
             all(isinstance(item, dict) and key in item for item in items)
@@ -118,7 +118,7 @@ def _identity(lists: list[list[Any]]) -> str:
 
 
 def _merged(base: list[str], others: list[list[str]]) -> list[str]:
-    """Return all keys once, each new one behind the one that it follows."""
+    """Return all keys once, each new one after the one that it follows."""
     merged = list(base)
     for keys in others:
         at = 0
@@ -132,7 +132,7 @@ def _merged(base: list[str], others: list[list[str]]) -> list[str]:
 
 
 def _same(what: str, theirs: Mapping[str, Any]) -> str:
-    """Return the condition for one value. Raises SettingsError if components want different ones in its place."""
+    """Return the condition for one value. Raises SettingsError if components set different values for it."""
     first, *rest = theirs.items()
     for name, value in rest:
         if value != first[1]:
@@ -159,7 +159,7 @@ def _dump(value: Any) -> list[str]:
 
 
 def _unmarked(line: str) -> str:
-    """Return a line with its template, if it has one, and else with nothing that Helm would take for one."""
+    """Return a line with its template, if it has one, or with everything escaped that Helm would treat as one."""
     before, mark, template = line.partition(_MARK)
     if not mark:
         return line.replace("{{", '{{ "{{" }}')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names by which a pod asks another GPU sharing system for GPUs: what brings such a pod to the webhook."""
+"""The names with which pods request GPUs of other GPU sharing systems: such pods are sent to the webhook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DialectName = Literal["gpu-manager", "gpushare", "hami", "kai", "kubeshare", "vo
 
 @dataclass(frozen=True)
 class Dialect:
-    """Where in a pod one system reads what it is asked for."""
+    """The fields of a pod from which one system reads the request."""
 
     resources: tuple[str, ...] = ()
     annotations: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the installation's manifests the settings decide: written into them, and compared with what is installed.
+"""The parts of the manifests that the settings determine: write them, and compare them with the installed objects.
 
 The images; the resources that the webhook is asked about, those of the node guard, and those that kube-scheduler asks
 its extender about; the namespaces that webhooks and guards leave alone; the two PriorityClasses; and the audience of
@@ -45,10 +45,10 @@ ANNOTATIONS: Final = re.compile(
     r"annotations\.orValue\(\{\}\)\.exists\(k, k\.startsWith\('+gpu\.slicekeeper\.io/'+\) \|\|"
     r"\s+k in \[(?P<names>[^\]]*)\]"
 )
-"""In CEL: a pod has one of the annotations that we write, or are asked by."""
+"""In CEL: a pod has one of the annotations that we write, or that request GPUs."""
 
 LABELS: Final = re.compile(r"labels\.orValue\(\{\}\)\.exists\(k, k in \[(?P<names>[^\]]*)\]")
-"""In CEL: a pod has one of the labels that we write, or are asked by."""
+"""In CEL: a pod has one of the labels that we write, or that request GPUs."""
 
 AMOUNTS: Final = re.compile(r"\[(?P<names>[^\]]*)\]\.exists\(amount,")
 """In CEL: a node's capacity of one of our resources."""
@@ -72,7 +72,7 @@ _CLASS_STATE: Final = re.compile(
 )
 _AUDIENCE: Final = re.compile(r"(?P<before>serviceAccountToken:\s+\{?\s*audience: )(?P<audience>\"[^\"]*\"|[^\s,}]+)")
 _PLAIN: Final = re.compile(r"[A-Za-z][-\w./]*(?::[-\w./]+)*")
-"""What needs no quotes in YAML."""
+"""Text that needs no quotes in YAML."""
 
 _MANAGED: Final = re.compile(
     r"^(?P<indent> *)managedResources:\n(?:(?P=indent) *- \{name: \S+, ignoredByScheduler: false\}(?:\n|\Z))+", re.M
@@ -82,7 +82,7 @@ _IMAGE: Final = re.compile(rf"^(?P<before> *(?:- )?image: )\S+/(?P<part>{'|'.joi
 
 
 def asks(resources: Resources) -> str:
-    """Return the CEL that tells whether a resource `resource` is one that the webhook is asked about."""
+    """Return the CEL that tests whether `resource` is one for which the webhook is called."""
     wanted = names_of(resources)
     exact = [name for name in wanted if not name.endswith("*")]
     beginnings = [name[:-1] for name in wanted if name.endswith("*")]
@@ -91,27 +91,28 @@ def asks(resources: Resources) -> str:
 
 
 def names_of(resources: Resources) -> tuple[str, ...]:
-    """Return the resources that bring a pod to the webhook; a `*` at the end matches any rest."""
+    """Return the resources for which a pod is sent to the webhook; a trailing `*` matches any suffix."""
     foreign = [name for dialect in resources.foreign for name in DIALECTS[dialect].resources]
     own = (resources.core, resources.memory, resources.seat, *resources.devices)
     return (*own, *(name for name in dict.fromkeys(foreign) if not is_named(name, own)))
 
 
 def annotations_of(resources: Resources) -> tuple[str, ...]:
-    """Return the annotations that bring a pod to the webhook by their full names."""
+    """Return the full names of the annotations for which a pod is sent to the webhook."""
     foreign = [name for dialect in resources.foreign for name in DIALECTS[dialect].annotations]
     return (names.BOUND_AT, names.SHARING_MODE, names.BUDGET_STATE, *foreign)
 
 
 def labels_of(resources: Resources) -> tuple[str, ...]:
-    """Return the labels that bring a pod to the webhook."""
+    """Return the labels for which a pod is sent to the webhook."""
     return (names.MANAGED_LABEL, *(name for dialect in resources.foreign for name in DIALECTS[dialect].labels))
 
 
 def left_alone(settings: Settings, home: str = HOME) -> tuple[str, ...]:
-    """Return the namespaces by name that nothing is asked about: exempt ones, and that of the parts themselves.
+    """Return the names of namespaces for which no webhook is called: exempt ones, and that of the parts themselves.
 
-    Names alone, because a selector has no patterns: what a pattern exempts, the webhook is asked about and lets pass.
+    Only names, because a selector has no patterns: for namespaces that a pattern exempts, the webhook is called and
+    admits the pod.
     """
     exempt = (name for name in settings.policy.exempt_namespaces if not is_pattern(name))
     return tuple(dict.fromkeys((*exempt, home)))
@@ -123,7 +124,7 @@ def found(shape: re.Pattern[str], text: str) -> Iterator[tuple[str, ...]]:
 
 
 def render(text: str, settings: Settings) -> str:
-    """Return manifests with what the settings decide written into them."""
+    """Return manifests with the parts that the settings determine."""
     resources = settings.resources
     amounts = (resources.core, resources.memory)
     text = ASKS.sub(lambda match: _like(match, names_of(resources), asks(resources)), text)
@@ -142,10 +143,10 @@ def render(text: str, settings: Settings) -> str:
 
 
 def write(path: Path, *, dry: bool = False) -> list[Path]:
-    """Write what the settings decide into a folder of manifests, or into one rendered file; return what changed.
+    """Update a folder of manifests, or one rendered file, from the settings; return what changed.
 
-    The settings are those that the manifests bring: `base/config/config.yaml` of a folder, the ConfigMap in a file.
-    `dry` writes nothing. Raises SettingsError if there are none, or if they are wrong.
+    The settings are those of the manifests: `base/config/config.yaml` of a folder, the ConfigMap in a file. `dry`
+    writes nothing. Raises SettingsError if there are none, or if they are wrong.
     """
     if path.is_dir():
         config = path / "base/config/config.yaml"
@@ -211,7 +212,7 @@ def _selector(match: re.Match[str], wanted: tuple[str, ...]) -> str:
 
 
 def _class(text: str, classes: Classes) -> str:
-    """Return one object's text; a PriorityClass of ours, which is known by its label, as the settings have it."""
+    """Return one object's text; a PriorityClass of ours, identified by its label, follows the settings."""
     state = _CLASS_STATE.search(text)
     if state is None or not _CLASS.search(text):
         return text
@@ -245,7 +246,7 @@ def _like(match: re.Match[str], wanted: tuple[str, ...], text: str) -> str:
 
 
 def _with_names(match: re.Match[str], wanted: tuple[str, ...]) -> str:
-    """Return CEL that differs in its list of names alone."""
+    """Return CEL that differs only in its list of names."""
     text = match[0].replace(f"[{match['names']}]", _listed(wanted))
     return _like(match, wanted, text.replace("''", "'"))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns of namespace names (`*`, `?`, `[abc]`), and what they can match among the names that Kubernetes allows.
+"""Patterns of namespace names (`*`, `?`, `[abc]`), and which names that Kubernetes allows they can match.
 
-Pure, and exact: a pattern is an automaton over the characters of a namespace's name, so whether earlier patterns leave
-a later one anything is decided by searching for a name, not by comparing the texts.
+Pure, and exact: a pattern is an automaton over the characters of a namespace's name, so a search for a name, and not a
+comparison of texts, decides whether earlier patterns leave anything to a later one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MOST_STATES: Final = 20_000
 
 _ANY_NUMBER: Final = None
-"""The token of `*`; every other token is the set of characters that one place can have."""
+"""The token of `*`; every other token is the set of characters that one position can have."""
 
 _Token = frozenset[str] | None
 _Positions = frozenset[int]
@@ -50,7 +50,7 @@ def problem_of(text: str) -> str:
 
 def leave_nothing(text: str, others: Sequence[str]) -> bool:
     """Whether every namespace that a pattern matches is matched by one of `others`, all of which are sound."""
-    # Nearly always one name tells at once that something is left.
+    # Nearly always one name shows at once that something is left.
     for filler in ("", "q0z"):
         sample = re.sub(r"\[[^\]]*\]|\?", "x", text).replace("*", filler)
         fits = _NAME.fullmatch(sample) is not None and fnmatch.fnmatchcase(sample, text)
@@ -71,7 +71,7 @@ def _tokens(text: str) -> list[_Token]:
             found.append(_CHARACTERS)
         elif sign == "[":
             start = index + (text[index : index + 1] == "!")
-            end = text.find("]", start + 1)  # a bracket that comes first is itself meant
+            end = text.find("]", start + 1)  # a bracket in the first position is literal
             if end < 0:
                 raise ValueError("the bracket `[` is never closed")
             one = text[index - 1 : end + 1]

@@ -2,7 +2,7 @@
 """What the administrator decided for each namespace; `policy_file` reads it from one YAML file outside the code.
 
 Exact names win over patterns, patterns are tried in the file's order, then the file's `default` holds, then the
-defaults below. GpuPolicies come before the file's entries (`slicekeeper.config.policy_objects`).
+defaults below. GpuPolicies take precedence over the file's entries (`slicekeeper.config.policy_objects`).
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class BudgetPolicy(Section, frozen=True):
 
     @property
     def rollover_ms(self) -> GpuMilliseconds:
-        """The most that a period leaves to the next one, in GPU-milliseconds."""
+        """The maximum of unused time that carries over to the next period, in GPU-milliseconds."""
         return _gpu_time(self.rollover)
 
     @property
     def anchor_ms(self) -> Instant | None:
-        """An instant at which a period begins; None: as calendars do."""
+        """An instant at which a period begins; None: as in the calendar."""
         if not self.anchor:
             return None
         if self.period == "none":
@@ -110,7 +110,7 @@ class BudgetPolicy(Section, frozen=True):
 class SidecarPolicy(Section, frozen=True):
     """The reporting sidecar's image and resources; requests equal limits, so a pod's QoS class stays.
 
-    The CPU is for its start: 0.17 s of it are needed before it can hear that its pod has ended.
+    The CPU is for its start: it needs 0.17 s before it can learn that its pod has ended.
     """
 
     image: Annotated[str, about("Image; empty: that of `images` in the settings.")] = ""
@@ -119,7 +119,7 @@ class SidecarPolicy(Section, frozen=True):
 
 
 class ForeignPolicy(Section, frozen=True):
-    """Requests that were written for other GPU sharing systems, and how they are read."""
+    """Conversion of requests that were written for other GPU sharing systems."""
 
     dialects: Annotated[
         tuple[DialectName, ...], about("GPU sharing systems whose requests are converted at admission.")
@@ -130,7 +130,7 @@ class ForeignPolicy(Section, frozen=True):
 
     @property
     def gpu_memory_mib(self) -> int | None:
-        """Memory of one GPU in MiB; None: not said."""
+        """Memory of one GPU in MiB; None if not given."""
         if not self.gpu_memory:
             return None
         found = parse_quantity(self.gpu_memory) / (1 << 20)
@@ -140,7 +140,7 @@ class ForeignPolicy(Section, frozen=True):
 
 
 class NamespacePolicy(Section, frozen=True):
-    """What holds for one namespace."""
+    """The policy of one namespace."""
 
     mode: Annotated[Mode, about("enforce, observe (meter and warn) or off.")] = "enforce"
     budget: BudgetPolicy = BudgetPolicy()
@@ -170,7 +170,7 @@ class NamespacePolicy(Section, frozen=True):
 
     @property
     def audit_evicts(self) -> bool:
-        """Whether pods that use a GPU outside of their slice are evicted."""
+        """Whether pods that use a GPU outside their slice are evicted."""
         return self.mode == "enforce" and self.audit == "evict"
 
     @property
@@ -190,7 +190,7 @@ class NamespacePolicy(Section, frozen=True):
 
 
 class NamespaceRule(Section, frozen=True):
-    """Which namespaces one entry of the file is for; its other keys are those of `NamespacePolicy`."""
+    """The namespaces of one entry of the file; its other keys are those of `NamespacePolicy`."""
 
     match: tuple[Name, ...]
 
@@ -198,7 +198,7 @@ class NamespaceRule(Section, frozen=True):
 def parse_rate(text: str) -> Fraction:
     """Return a rate (`1`, `0.5`, `3/2`) as an exact fraction.
 
-    Raises ValueError if it is no number, negative, or finer than a millionth.
+    Raises ValueError if it is not a number, negative, or finer than a millionth.
     """
     numerator, slash, denominator = text.strip().partition("/")
     divisor = parse_quantity(denominator.strip()) if slash else Fraction(1)
@@ -212,15 +212,15 @@ def parse_rate(text: str) -> Fraction:
 
 @dataclass(frozen=True)
 class Origin:
-    """The GpuPolicy by which a namespace has its policy."""
+    """The GpuPolicy that determines a namespace's policy."""
 
     name: str
     writer: str | None
-    """Who wrote its spec, None if that is not known."""
+    """The author of its spec; None if unknown."""
 
 
 class PolicyBook:
-    """All namespaces' policies. Immutable: a changed file makes a new book, and so does a changed GpuPolicy."""
+    """All namespaces' policies. Immutable: a changed file or GpuPolicy results in a new book."""
 
     def __init__(
         self,
@@ -237,9 +237,9 @@ class PolicyBook:
         self.patterns = patterns
         self.exempt = exempt
         self.warnings = warnings
-        """What of the file never applies."""
+        """The entries of the file that never apply."""
         self.base = base or {}
-        """The keys of the file's `default`, over which those of an entry are laid."""
+        """The keys of the file's `default`, which those of an entry override."""
         self._origins = dict(origins or {})
         self._off = msgspec.structs.replace(self.default, mode="off")
 
@@ -260,7 +260,7 @@ class PolicyBook:
         return self.default
 
     def match_of(self, namespace: str) -> str:
-        """Return the name or pattern by which a namespace has its policy; empty if it is exempt, or has the default."""
+        """Return the name or pattern that determines a namespace's policy; empty if exempt, or if the default does."""
         if self.is_exempt(namespace):
             return ""
         if namespace in self.exact:
@@ -268,5 +268,5 @@ class PolicyBook:
         return next((pattern for pattern, _ in self.patterns if fnmatch.fnmatchcase(namespace, pattern)), "")
 
     def origin_of(self, namespace: str) -> Origin | None:
-        """Return the GpuPolicy by which a namespace has its policy; None if it has it from the file or by default."""
+        """Return the GpuPolicy that determines a namespace's policy; None if the file or the default does."""
         return self._origins.get(self.match_of(namespace))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GpuPolicies laid over the policy file: which of them holds for which names and patterns. Pure.
+"""Apply GpuPolicies over the policy file: which of them applies to which names and patterns. Pure.
 
 Each decides by what is there and by nothing that was there before, so all parts and replicas, restarted or not, come
 to the same policy:
@@ -31,7 +31,7 @@ _SIGN: Final = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class GpuPolicy:
-    """What of an object decides; all else of it, its status for one, may change and nothing follows."""
+    """The relevant fields of an object; changes of all others, such as its status, have no effect."""
 
     name: str
     uid: str
@@ -39,28 +39,28 @@ class GpuPolicy:
     """`creationTimestamp`, which the API server writes in UTC, to the second."""
     spec: Mapping[str, Any]
     writer: str | None = None
-    """Who wrote the spec, None if that is not known; decides nothing."""
+    """The author of the spec, None if unknown; has no effect."""
 
     @property
     def age(self) -> tuple[str, str]:
-        """By which the older of two comes first."""
+        """Sort key: the older of two comes first."""
         return self.created, self.uid
 
 
 @dataclass(frozen=True)
 class Laid:
-    """A book with objects laid over it, and what became of each object."""
+    """A book with objects applied over it, and the result for each object."""
 
     book: PolicyBook
     errors: Mapping[str, str] = field(default_factory=dict)
     """Why objects are left out, by their UID."""
     holders: Mapping[str, GpuPolicy] = field(default_factory=dict)
-    """Which object has a name or pattern."""
+    """The object that has each name or pattern."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What an object says by itself, when its keys are laid over a file's `default`."""
+    """The policy of one object, whose keys override a file's `default`."""
 
     by: GpuPolicy
     base: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Judged:
 
 
 def read(obj: Mapping[str, Any]) -> GpuPolicy:
-    """Return what of an object decides."""
+    """Return the relevant fields of an object."""
     metadata = obj["metadata"]
     return GpuPolicy(
         metadata["name"], metadata["uid"], str(metadata.get("creationTimestamp", "")), as_map(obj.get("spec"))
@@ -78,7 +78,7 @@ def read(obj: Mapping[str, Any]) -> GpuPolicy:
 
 
 def matches_of(policy: GpuPolicy) -> tuple[str, ...]:
-    """Return the names and patterns that an object is for.
+    """Return the names and patterns of an object.
 
     Raises SettingsError if there is none, or one that no namespace can have.
     """
@@ -101,9 +101,10 @@ def _judge(one: GpuPolicy, base: Mapping[str, Any]) -> Judged:
 
 
 def lay(book: PolicyBook, objects: Iterable[GpuPolicy], known: dict[str, Judged] | None = None) -> Laid:
-    """Return a file's book with objects before its entries. Their keys are laid over the file's `default`, too.
+    """Return a file's book with objects before its entries.
 
-    `known` has what became of them the last time, by UID, so that only what has changed is judged again.
+    Their keys override the file's `default`, too. `known` has the previous results by UID, so that only changed objects
+    are evaluated again.
     """
     known = {} if known is None else known
     errors: dict[str, str] = {}

@@ -19,7 +19,7 @@ from slicekeeper.config.resource_names import is_named
 Positive = Annotated[float, Meta(gt=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 PARTS = ("certificates", "nodeagent", "objects", "scheduler", "sidecar", "timekeeper", "webhook")
-"""What has an image."""
+"""The parts that have an image."""
 Rule = Literal["slicekeeper", "kubegpu", "gemini"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 UNSET_REGISTRY = "slicekeeper.invalid"
@@ -74,7 +74,7 @@ class Resources(Section, frozen=True):
     ] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no resource's name, and one resource in two roles."""
+        """Refuse invalid names of resources, and one resource in two roles."""
         for name in (self.core, self.memory, self.seat, *self.devices):
             if not _RESOURCE.fullmatch(f"{name[:-1]}x" if name.endswith("*") and name in self.devices else name):
                 raise ValueError(
@@ -106,7 +106,7 @@ class Images(Section, frozen=True):
     ] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what no image can be called, and a registry without a host: that would be a public one's."""
+        """Refuse invalid names of images, and a registry without a host, which would be a public one."""
         host = self.registry.partition("/")[0]
         if not _REGISTRY.fullmatch(self.registry) or not ("." in host or ":" in host or host == "localhost"):
             raise ValueError(
@@ -128,7 +128,7 @@ class Images(Section, frozen=True):
 
 
 class PriorityClassSettings(Section, frozen=True):
-    """A PriorityClass as the API server has it: name, exact value and preemption policy."""
+    """A PriorityClass as in the API server: name, exact value and preemption policy."""
 
     name: Annotated[Name, about("Name of the PriorityClass.")]
     value: Annotated[int, Meta(ge=-2147483648, le=1000000000), about("Its exact value.")]
@@ -187,7 +187,7 @@ class TlsSettings(Section, frozen=True):
 
 
 class ServingSettings(Section, frozen=True):
-    """How every part's server bounds its clients. The numbers hold for each process."""
+    """Limits on clients of every part's server. The numbers apply to each process."""
 
     request_seconds: Annotated[
         Positive, about("Longest time that a client may take for handshake, head and body of a request together.")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs: what a node has of them, what part of one a device is, what a pod asks for."""
+"""GPUs: the inventory of a node, the fraction of a GPU that a device is, the requests of a pod."""

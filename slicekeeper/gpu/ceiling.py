@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the ceilings that a pod's annotations set: how far the share of a container may grow while the GPU is idle."""
+"""Read the ceilings in a pod's annotations: how far the share of a container may grow while the GPU is idle."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CeilingReader:
         return GpuRequest(request.container, request.core, request.memory_blocks, limit)
 
     def check_names(self, requests: Collection[GpuRequest], known: Collection[str]) -> None:
-        """Refuse a ceiling for a container that is not there or holds whole GPUs: it would do nothing."""
+        """Refuse a ceiling for a container that does not exist or holds whole GPUs: it would have no effect."""
         fractions = {r.container for r in requests if r.is_fraction}
         for key, value in self._annotations.items():
             container = key.removeprefix(names.CONTAINER_LIMIT_PREFIX)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what one container asks for from its resources: compute, memory, and devices of NVIDIA's own plugin."""
+"""Read one container's request from its resources: compute, memory, and devices of NVIDIA's own plugin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ContainerReader:
         self._refusals = refusals
 
     def request(self, path: str, kind: str, name: str, container: Mapping[str, Any]) -> GpuRequest | None:
-        """Return what a container asks for, None if nothing or if it is refused; `path` is its place in the pod."""
+        """Return a container's request, None if there is none or if it is refused; `path` is its place in the pod."""
         if not names_any(container, (self._resources.core, self._resources.memory)):
             return None
         if kind == "sidecar" and name == names.SIDECAR and self._asks_none(container):
@@ -101,12 +101,12 @@ class ContainerReader:
         return GpuRequest(name, core, blocks)
 
     def _declared(self, container: Mapping[str, Any], resource: str) -> object:
-        """Return what the manifest says of a resource, limits first; None if it says nothing."""
+        """Return the manifest's value for a resource, limits first; None if there is none."""
         declared = as_map(container.get("resources"))
         return as_map(declared.get("limits")).get(resource, as_map(declared.get("requests")).get(resource))
 
     def _asks_none(self, container: Mapping[str, Any]) -> bool:
-        """Whether a container has 0 of all that it names: the webhook writes so if a LimitRange has defaults."""
+        """Whether a container has 0 of all named resources: the webhook writes this if a LimitRange has defaults."""
         named = (self._declared(container, resource) for resource in (self._resources.core, self._resources.memory))
         return all(amount is None or is_zero(amount) for amount in named)
 
@@ -172,7 +172,7 @@ class ContainerReader:
         return amount
 
     def _in_blocks(self, value: object, example: str) -> str:
-        """Return the example in blocks for an amount that was plainly meant in bytes."""
+        """Return the example in blocks for an amount that was obviously meant in bytes."""
         try:
             amount = parse_quantity(value)
         except ValueError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What part of a GPU is one device of NVIDIA's own plugin: a whole one, a replica of time-slicing or MPS, a MIG slice.
+"""Fractions of a GPU: NVIDIA's plugin offers whole GPUs, replicas of time-slicing or MPS, and MIG slices.
 
 Exact fractions, from the resource's name and the labels that NVIDIA's GPU feature discovery writes on nodes. A replica
 is one of `nvidia.com/gpu.replicas`. A MIG slice such as `mig-1g.10gb` has compute slices, of seven (on some models of
@@ -32,7 +32,7 @@ _NAMED_MEMORY: Final = re.compile(r"\b([1-9][0-9]{0,3})GB\b")
 
 @dataclass(frozen=True)
 class DevicePart:
-    """One device's part of a GPU's compute and memory; memory None: the node does not say how much its GPUs have."""
+    """One device's fraction of a GPU's compute and memory; memory is None if the node does not publish it."""
 
     core: Fraction
     memory: Fraction | None
@@ -50,18 +50,18 @@ def labels_of(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def model_of(labels: Mapping[str, str]) -> str:
-    """Return the model of a node's GPUs, empty if no label names it; how they are divided is no part of it."""
+    """Return the model of a node's GPUs, without how they are divided; empty if no label names it."""
     return labels.get(PRODUCT, "").partition("-MIG-")[0].removesuffix("-SHARED")
 
 
 def part_of(resource: str, labels: Mapping[str, str]) -> DevicePart:
-    """Return what part of a GPU one device of `resource` is on a node with `labels`."""
+    """Return the fraction of a GPU that one device of `resource` is on a node with `labels`."""
     shared, name = resource.endswith(_SHARED), resource.removesuffix(_SHARED)
     device = name.rpartition("/")[2]
     product, single, of_product = labels.get(PRODUCT, "").partition("-MIG-")
     if device.startswith("mig-"):
         part = _slice(device, product, _memory(labels))
-    elif single:  # the strategy `single` gives slices out under the name of whole GPUs
+    elif single:  # the strategy `single` offers slices under the name of whole GPUs
         device, part = "gpu", _slice(f"mig-{of_product}", product, None)
     else:
         device, part = "gpu", WHOLE
@@ -88,7 +88,7 @@ def _slice(profile: str, product: str, memory: int | None) -> DevicePart:
 
 
 def part_of_slice(mig: MigSlice, gpu_mib: int) -> DevicePart:
-    """Return what part of its GPU a MIG slice is that Slicekeeper gives out."""
+    """Return the fraction of its GPU that a MIG slice allocated by Slicekeeper is."""
     return DevicePart(Fraction(mig.compute, mig.of), _eighths(mig.memory_mib, gpu_mib))
 
 

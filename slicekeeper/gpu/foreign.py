@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests for another GPU sharing system are read into, and the arithmetic that all such dialects share.
+"""The result of reading requests for other GPU sharing systems, and the arithmetic that all such dialects share.
 
 A part of a GPU is rounded down, so that parts that fill a GPU still do; an amount of memory is rounded up, so that a
 program gets what it was written for. A warning names each rounding.
@@ -21,7 +21,7 @@ from slicekeeper.untyped import as_map, show
 
 @dataclass(frozen=True)
 class ConvertedShare:
-    """What one container asks for, in our terms.
+    """One container's request in our terms.
 
     `core` is percent of one GPU or n × 100; `blocks` counts 256 MiB, None for whole GPUs; `limit` is the elastic
     ceiling in percent, None for the namespace's.
@@ -34,7 +34,7 @@ class ConvertedShare:
 
 @dataclass
 class Reading:
-    """What one dialect says in a pod: shares by container, our annotations, warnings for the user, what is refused."""
+    """The reading of a pod in one dialect: shares by container, our annotations, warnings for the user, refusals."""
 
     shares: dict[str, ConvertedShare] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
@@ -50,14 +50,14 @@ class Reading:
         )
 
     def ignores(self, fields: Mapping[str, Any], keys: Mapping[str, str]) -> None:
-        """Say of each of `keys` that a map has why it means nothing here; one that ends in `/` is a whole prefix."""
+        """Note for each of `keys` in a map why it has no effect here; one that ends in `/` is a prefix."""
         reasons = ((key, keys.get(key) or keys.get(f"{key.partition('/')[0]}/")) for key in fields)
         self.notes.extend(f"{key} is ignored: {reason}" for key, reason in reasons if reason)
 
 
 @dataclass(frozen=True)
 class ReferenceGpu:
-    """The GPU that parts are counted from: the policy's `foreign.gpuMemory` in MiB, None if it does not say."""
+    """Memory of the GPU for fractions: the policy's `foreign.gpuMemory` in MiB, None if it is not set."""
 
     memory_mib: int | None = None
 
@@ -67,7 +67,7 @@ class ReferenceGpu:
     ) -> ConvertedShare | None:  # fmt: skip
         """Return the share of a container that names compute in percent, and memory as a part of a GPU or in MiB.
 
-        What is not named follows the other: half of the memory has half of the compute. None if it is refused.
+        If one is missing, it follows the other: half of the memory has half of the compute. None if it is refused.
         """
         if mib is not None and mib > MAX_BLOCKS * MIB_PER_BLOCK:
             rule = f"a GPU has at most {MAX_BLOCKS} blocks of {MIB_PER_BLOCK} MiB"
@@ -78,7 +78,7 @@ class ReferenceGpu:
                 container,
                 path,
                 _short(mib if part is None else part),
-                "a part of a GPU's memory is counted from the policy's foreign.gpuMemory, which is not set",
+                "a part of a GPU's memory is computed from the policy's foreign.gpuMemory, which is not set",
                 "foreign: {dialects: [kai], gpuMemory: 80Gi}",
             )
             return None
@@ -99,7 +99,7 @@ class ReferenceGpu:
 
 
 def _blocks(reading: Reading, container: str, mib: Fraction) -> int:
-    """Return memory in blocks, at least 1, rounded up; tell of what was rounded."""
+    """Return memory in blocks, at least 1, rounded up; note the rounding."""
     blocks = max(-(-mib // MIB_PER_BLOCK), 1)
     if blocks * MIB_PER_BLOCK != mib:
         reading.notes.append(f"{container}: {_short(mib)} MiB are rounded up to {blocks} blocks of {MIB_PER_BLOCK} MiB")
@@ -107,7 +107,7 @@ def _blocks(reading: Reading, container: str, mib: Fraction) -> int:
 
 
 def _percent(reading: Reading, container: str, part: Fraction) -> int:
-    """Return a part of a GPU in whole percent, at least 1, rounded down; tell of what was rounded."""
+    """Return a fraction of a GPU in percent, at least 1, rounded down; note the rounding."""
     core = max(int(part * 100), 1)
     if core != part * 100:
         reading.notes.append(f"{container}: {_short(part * 100)} percent of a GPU are rounded to {core}")

@@ -16,7 +16,7 @@ _MIG: Final = "MIG-"
 
 
 class MigSlice(msgspec.Struct, frozen=True, rename="camel"):
-    """A MIG device: a part of a GPU that the hardware keeps apart from the others, for one container.
+    """A MIG device: a part of a GPU that the hardware isolates from the others, for one container.
 
     It has `compute` of the `of` compute slices of its GPU; `profile` is NVIDIA's name of its size, such as `3g.40gb`.
     `healthy` is False if it must get no container.
@@ -31,7 +31,7 @@ class MigSlice(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def core(self) -> int:
-        """Its compute in percent of its GPU, rounded down: what is asked for in whole percent fits if it is no more."""
+        """Its compute in percent of its GPU, rounded down: a request in percent fits if it is not larger."""
         return CORES_PER_GPU * self.compute // self.of
 
 
@@ -60,17 +60,17 @@ class Gpu(msgspec.Struct, frozen=True, rename="camel"):
         return CORES_PER_GPU
 
     def model_of(self, part: Part) -> str:
-        """Return what a part of it is called: its model, and a slice's size behind it."""
+        """Return the display name of a part of it: its model, followed by a slice's size."""
         return f"{self.model} MIG {part.profile}".rstrip() if isinstance(part, MigSlice) else self.model
 
     @property
     def parts(self) -> tuple[Gpu, ...] | tuple[MigSlice, ...]:
-        """What of it is given out: itself, or its MIG slices."""
+        """The devices of it that are allocated: itself, or its MIG slices."""
         return self.mig or (self,)
 
 
 Part = Gpu | MigSlice
-"""What is given out."""
+"""A device that is allocated."""
 
 
 def is_slice(uuid: str) -> bool:
@@ -79,7 +79,7 @@ def is_slice(uuid: str) -> bool:
 
 
 MOST_LEFT: Final = 2
-"""An adaptive pod is on a slice only if that is at most this many times what it asks for: it pays for all of it."""
+"""An adaptive pod gets a slice only if it is at most this many times its request, because it pays for all of it."""
 
 
 def size_of(core: int, memory_mib: int, gpu_mib: int) -> int:
@@ -88,7 +88,7 @@ def size_of(core: int, memory_mib: int, gpu_mib: int) -> int:
 
 
 def holds(mig: MigSlice, gpu_mib: int, core: int, memory_mib: int, *, adaptive: bool) -> bool:
-    """Whether a container that asks for so much may be on a slice of a GPU with `gpu_mib`."""
+    """Whether a container with this request may get a slice of a GPU with `gpu_mib`."""
     if core > mig.core or memory_mib > mig.memory_mib:
         return False
     size = size_of(mig.core, mig.memory_mib, gpu_mib)
@@ -96,7 +96,7 @@ def holds(mig: MigSlice, gpu_mib: int, core: int, memory_mib: int, *, adaptive: 
 
 
 def by_uuid(gpu: Gpu) -> dict[str, Gpu]:
-    """Return a GPU under its UUID, and under that of each of its slices with that slice alone."""
+    """Return a GPU under its UUID, and under that of each of its slices with only that slice."""
     alone = {one.uuid: msgspec.structs.replace(gpu, uuid=one.uuid, mig=(one,)) for one in gpu.mig}
     return {gpu.uuid: gpu, **alone}
 
@@ -109,7 +109,7 @@ def slices(gpus: Iterable[Gpu]) -> dict[str, tuple[MigSlice, Gpu]]:
 def amounts(gpus: Iterable[Gpu], *, only_healthy: bool = False) -> tuple[int, int]:
     """Return how much compute, in percent, and how many blocks of memory some GPUs have together.
 
-    Of one in MIG mode it is what its slices have: nothing else of it can be given out.
+    For one in MIG mode it is the sum of its slices: nothing else of it can be allocated.
     """
     parts = [part for gpu in gpus for part in gpu.parts if part.healthy or not only_healthy]
     return sum(part.core for part in parts), sum(part.memory_mib // MIB_PER_BLOCK for part in parts)
@@ -123,7 +123,7 @@ def encode(gpus: list[Gpu]) -> str:
 def decode(value: str) -> list[Gpu]:
     """Return the GPUs of an annotation's value.
 
-    Raises ValueError if it is not what an agent writes.
+    Raises ValueError if an agent would not write it.
     """
     try:
         return msgspec.json.decode(value, type=list[Gpu])
@@ -152,7 +152,7 @@ _WORD = re.compile(r"[a-z0-9.]+")
 
 
 def model_matches(asked: str, model: str) -> bool:
-    """Whether a GPU of `model` is what was asked: `A100` and `a100-sxm4` are an `NVIDIA A100-SXM4-80GB`, `A10` is not.
+    """Whether a GPU of `model` matches a request: `A100` and `a100-sxm4` match `NVIDIA A100-SXM4-80GB`, `A10` does not.
 
     The words asked for must stand in the model's name, one behind the other.
     """
@@ -161,5 +161,5 @@ def model_matches(asked: str, model: str) -> bool:
 
 
 def is_wanted(model: str, asked: Collection[str]) -> bool:
-    """Whether a GPU of `model` is one of those asked for; every one is if no model is asked for."""
+    """Whether a GPU of `model` is one of the requested ones; every GPU is if no model is requested."""
     return not asked or any(model_matches(one, model) for one in asked)

@@ -25,7 +25,7 @@ _MEMORY: Final = _PREFIX + "gpu_mem"
 _MODEL: Final = _PREFIX + "gpu_model"
 _WHOLE: Final = "nvidia.com/gpu"
 _IGNORED: Final = {
-    _PREFIX + "priority": "the namespace's budget decides on the class",
+    _PREFIX + "priority": "the namespace's budget determines the class",
     _PREFIX + "min_available": "a gang's size is its headcount times its threshold",
 }
 _GROUP: Final = _PREFIX + "group_name"
@@ -83,13 +83,13 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
 
 
 def _says_how_much(pod: Mapping[str, Any], labels: Mapping[str, Any], reading: Reading, container: str) -> bool:
-    """Whether the labels name compute, and nothing else says what the pod asks for; refuse it otherwise."""
+    """Return whether the labels name compute and there is no other request; refuse the pod otherwise."""
     if not (_REQUEST in labels or _LIMIT in labels):
         rule = f"memory is part of a share: name its compute too, by {_REQUEST} and {_LIMIT}"
         reading.refuse(container, f"metadata.labels[{_MEMORY}]", labels[_MEMORY], rule, f'{_REQUEST}: "0.5"')
     for path, name, amounts in gpu_containers(pod, (_WHOLE,)):
         if whole_quantity(amounts[_WHOLE]) != 0:
-            rule = "KubeShare's labels say already what the pod asks for; leave the one or the other out"
+            rule = "KubeShare's labels already say what the pod requests; leave one of the two out"
             reading.refuse(name, f"{path}[{_WHOLE}]", amounts[_WHOLE], rule, f"{_REQUEST} alone")
     return not reading.violations
 
@@ -99,7 +99,9 @@ def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> 
     if _GROUP not in labels:
         return
     if _HEADCOUNT not in labels or _THRESHOLD not in labels:
-        reading.ignores(labels, {_GROUP: f"without {_HEADCOUNT} and {_THRESHOLD} each of its pods is placed by itself"})
+        reading.ignores(
+            labels, {_GROUP: f"without {_HEADCOUNT} and {_THRESHOLD} each of its pods is placed separately"}
+        )
         return
     count = whole_quantity(labels[_HEADCOUNT])
     if count is None or not 1 <= count <= MAX_GANG:
@@ -126,7 +128,7 @@ def _read_group(labels: Mapping[str, Any], reading: Reading, container: str) -> 
         return
     size = int(count * part + Fraction(1, 2))  # KubeShare rounds so
     if size < 2:
-        reading.notes.append(f"{_GROUP}: a gang of fewer than 2 pods is none")
+        reading.notes.append(f"{_GROUP}: a gang needs at least 2 pods")
         return
     reading.annotations[names.GANG] = str(labels[_GROUP])
     reading.annotations[names.GANG_SIZE] = str(size)

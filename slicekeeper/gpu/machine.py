@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU node's agent finds of its machine: the annotation `slicekeeper.io/machine`, for `slicekeeper check`."""
+"""Findings of node agents about their machines: the annotation `slicekeeper.io/machine`, for `slicekeeper check`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def encode(machine: Machine) -> str:
 
 
 def of_node(node: Mapping[str, Any]) -> Machine | None:
-    """Return what the agent of a Node object found; None if it told nothing that can be read."""
+    """Return the findings of a Node's agent; None if there are none that can be read."""
     value = (node.get("metadata", {}).get("annotations") or {}).get(names.NODE_MACHINE)
     try:
         return msgspec.json.decode(value, type=Machine) if isinstance(value, str) else None

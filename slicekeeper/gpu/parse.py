@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from a pod's manifest what it asks of GPUs, with exact integers, or the rules that it breaks.
+"""Read a pod's GPU request from its manifest, in exact integers, or the rules that it breaks.
 
-Every part that needs to know what a pod asks for calls `parse_pod`: the webhook to refuse, the scheduler to
-place, the timekeeper to charge. The rules are those of `docs/requests.md`.
+Every part that needs a pod's request calls `parse_pod`: the webhook to refuse, the scheduler to place, the timekeeper
+to charge. The rules are those of `docs/requests.md`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slicekeeper.untyped import as_map
 
 
 def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CORES_PER_GPU) -> PodRequest:
-    """Return what `pod` asks for; `ceiling` is the namespace's elastic maximum in percent.
+    """Return the request of `pod`; `ceiling` is the namespace's elastic maximum in percent.
 
     Raises RequestRefused with every rule that the manifest breaks.
     """
@@ -58,7 +58,7 @@ def parse_pod(pod: Mapping[str, Any], resources: Resources, *, ceiling: int = CO
 
 
 def parse_admitted(pod: Mapping[str, Any], resources: Resources) -> tuple[PodRequest, str]:
-    """Return what a pod that is there asks for and, if its manifest breaks a rule, which one.
+    """Return the request of an existing pod and, if its manifest breaks a rule, which one.
 
     Its containers' requests count even if an annotation is wrong: a user who could write one would otherwise have
     the pod hold nothing and owe nothing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every reader of a pod's manifest needs: its containers, annotations and resources, whatever else is wrong."""
+"""Accessors for a pod's manifest: its containers, annotations and resources, whatever else is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KIND_OF_LIST: Final = (("initContainers", ""), ("containers", "app"), ("ephemer
 
 
 def is_native_sidecar(container: Mapping[str, Any]) -> bool:
-    """Whether an init container stays up beside the app containers (KEP-753)."""
+    """Whether an init container runs beside the app containers (KEP-753)."""
     return container.get("restartPolicy") == "Always"
 
 
@@ -28,7 +28,7 @@ def containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str,
 
 
 def container_name(container: Mapping[str, Any]) -> str:
-    """Return a container's name, empty if the manifest has none or no string."""
+    """Return a container's name; empty if the manifest has none, or not a string."""
     name = container.get("name")
     return name if isinstance(name, str) else ""
 
@@ -47,7 +47,7 @@ def sharing_mode(pod: Mapping[str, Any]) -> str:
 def asks_for(pod: Mapping[str, Any], resources: tuple[str, ...]) -> bool:
     """Whether any container names one of `resources`, in requests or limits, with any value at all.
 
-    A name that ends in `*` matches all that begin so.
+    A name that ends in `*` matches all names with that prefix.
     """
     spec = as_map(pod.get("spec"))
     return any(names_any(as_map(entry), resources) for key, _ in _KIND_OF_LIST for entry in as_list(spec.get(key)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects the rules that a manifest breaks, so that a user is shown all of them at once."""
+"""Collect the rules that a manifest breaks, so that a user sees all of them at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Refusals:
         self.violations: list[Violation] = []
 
     def add(self, *, code: str, field: str, value: object, rule: str, example: str, container: str = "") -> None:
-        """Note that `field` breaks a rule; `value` is shown as it is in YAML."""
+        """Record that `field` breaks a rule; `value` is shown as in YAML."""
         self.violations.append(
             Violation(code=code, container=container, field=field, value=show(value), rule=rule, example=example)
         )

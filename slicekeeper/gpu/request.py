@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod asks of GPUs, in exact integers. `parse` reads it from the manifest."""
+"""A pod's GPU request, in exact integers. `parse` reads it from the manifest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slicekeeper.units import CORES_PER_GPU, MIB_PER_BLOCK
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """What one container asks for.
+    """One container's request.
 
-    `core` is percent of one GPU, 1…99, or n × 100 for n whole GPUs. `memory_blocks` counts blocks of 256 MiB
-    and is None if whole GPUs were asked without it. `limit` is the elastic ceiling in percent, None for
-    whole GPUs and if neither the user nor the webhook has set one.
+    `core` is percent of one GPU, 1…99, or n × 100 for n whole GPUs. `memory_blocks` counts blocks of 256 MiB and is
+    None if whole GPUs were requested without it. `limit` is the elastic ceiling in percent, None for whole GPUs and if
+    neither the user nor the webhook has set one.
     """
 
     container: str
@@ -31,18 +31,18 @@ class GpuRequest:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the container holds, a shared one counted as one."""
+        """The number of GPUs that the container holds; a shared one counts as one."""
         return 1 if self.is_fraction else self.core // CORES_PER_GPU
 
     @property
     def memory_mib(self) -> int:
-        """Memory asked for in MiB, 0 if none was named."""
+        """Requested memory in MiB, 0 if none was given."""
         return (self.memory_blocks or 0) * MIB_PER_BLOCK
 
 
 @dataclass(frozen=True)
 class PodRequest:
-    """What a pod asks for: its containers' requests in the manifest's order, and the pod-wide wishes."""
+    """A pod's request: its containers' requests in the manifest's order, and the pod-wide options."""
 
     requests: tuple[GpuRequest, ...] = ()
     gpu_class: str = names.STANDARD
@@ -55,9 +55,9 @@ class PodRequest:
     gang: str = ""
     """The name of the pod's gang; empty with a size: the pods of its controller."""
     gang_size: int = 0
-    """How many pods of the gang must be there before any gets a place, 0 without a gang."""
+    """How many pods of the gang must exist before any gets a place, 0 without a gang."""
     whole_device_gpus: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """How many devices of NVIDIA's own plugin each container asks for, whatever part of a GPU they are."""
+    """How many devices of NVIDIA's own plugin each container requests, whatever fraction of a GPU they are."""
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict, hash=False)
     """The same by the resource's name: container → resource → number."""
 
@@ -77,5 +77,5 @@ class PodRequest:
         return any(r.is_fraction for r in self.requests)
 
     def is_limited(self, request: GpuRequest) -> bool:
-        """Whether the limiter holds a container to its share: not if it asks for a MIG slice, as the hardware does."""
+        """Whether the limiter limits a container to its share: not on a MIG slice, which the hardware limits."""
         return request.is_fraction and self.sharing != names.MIG

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what a pod's annotations ask for: class, sharing, company on a GPU, a particular GPU or model, a gang."""
+"""Read the options in a pod's annotations: class, sharing, affinity, a particular GPU or model, a gang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AnnotationReader:
         self._refusals = refusals
 
     def wishes(self, requests: tuple[GpuRequest, ...]) -> dict[str, Any]:
-        """Return the pod-wide wishes that a PodRequest has other than by default."""
+        """Return the pod-wide options of a PodRequest that differ from the defaults."""
         if _WISHES.isdisjoint(self._annotations):
             return {}
         sharing = self._choice(names.SHARING, names.SHARING_MODES, "adaptive")
@@ -36,7 +36,7 @@ class AnnotationReader:
                 code="shared-whole-gpu",
                 field=f"metadata.annotations[{names.SHARING}]",
                 value=sharing,
-                rule="whole GPUs are not shared; ask for 1 to 99 percent or choose another mode",
+                rule="whole GPUs are not shared; request 1 to 99 percent or choose another mode",
                 example=f"{names.SHARING}: exclusive",
             )
         affinity = self._label(names.GPU_AFFINITY)
@@ -91,7 +91,7 @@ class AnnotationReader:
         }
 
     def _gang_size(self) -> int:
-        """Return how many pods a gang has at least, 0 without a gang."""
+        """Return the minimum number of pods of a gang, 0 without a gang."""
         key = names.GANG_SIZE
         value = self._annotations.get(key)
         if value is None and not self._annotations.get(names.GANG):
@@ -114,7 +114,7 @@ class AnnotationReader:
         value = self._annotations.get(key, default)
         if value in allowed and isinstance(value, str):
             return value
-        reason = f" ({value} is planned and not there yet)" if value in names.PLANNED_SHARING_MODES else ""
+        reason = f" ({value} is planned but not available yet)" if value in names.PLANNED_SHARING_MODES else ""
         self._refusals.add(
             code="choice-unknown",
             field=f"metadata.annotations[{key}]",

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server, as far as Slicekeeper uses it."""
+"""The parts of the API server's API that Slicekeeper uses."""

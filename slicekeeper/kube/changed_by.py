@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which user wrote a budget object's generation, as the webhook notes it on the object and the operator reads it.
+"""The author of a budget object's generation: recorded on the object by the webhook, and read by the operator.
 
-The annotation carries the generation that it is about, so an earlier writer is never taken for a
-later one, even if the webhook was away in between.
+The annotation contains its generation, so an earlier author is never mistaken for a later one, even if the webhook was
+down in between.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ LONGEST: Final = 1024
 """Kubernetes limits no user's name, but all annotations of an object together to 256 KiB."""
 
 _REPLACED: Final = "\N{REPLACEMENT CHARACTER}"
-"""What JSON has in place of bytes that are not UTF-8: the API server's own policy knows the user by those bytes."""
+"""JSON's replacement for bytes that are not UTF-8; the API server's own policy compares the original bytes."""
 
 
 def value(generation: int, user: str) -> str | None:
-    """Return the annotation of a generation that `user` writes; None if that name cannot be noted."""
+    """Return the annotation of a generation written by `user`; None if that name cannot be recorded."""
     if not user or len(user) > LONGEST or _REPLACED in user:
         return None
     return f"{generation} {user}"
 
 
 def writer_of(obj: Mapping[str, Any]) -> str | None:
-    """Return who wrote an object's present generation, None if that is not known.
+    """Return the author of an object's current generation, None if unknown.
 
-    What cannot be printed, such as a line break, is escaped: names end up in tables and logs.
+    Unprintable characters, such as line breaks, are escaped, because names appear in tables and logs.
     """
     metadata = as_map(obj.get("metadata"))
     generation, _, user = str(as_map(metadata.get("annotations")).get(names.CHANGED_BY, "")).partition(" ")

@@ -59,7 +59,7 @@ ACCESS_REVIEWS: Final = Resource("/apis/authorization.k8s.io/v1", "subjectaccess
 
 
 class Selection(TypedDict, total=False):
-    """Which objects of a type are listed, and how much of each; by default all in full."""
+    """Which objects of a type are listed, and which parts of each; by default all of everything."""
 
     namespace: str
     label_selector: str
@@ -68,7 +68,7 @@ class Selection(TypedDict, total=False):
 
 
 class KubeClient:
-    """Speaks to one API server (or to local mode's): that of the settings, or one to which there is a connection."""
+    """Client of one API server (or of local mode's): that of the settings, or one with an existing connection."""
 
     def __init__(self, server: KubernetesSettings | JsonClient, *, delivery_seconds: float = 0.0) -> None:
         """Connect if there is no connection, with `delivery_seconds` as in JsonClient."""
@@ -83,7 +83,7 @@ class KubeClient:
         field_selector: str = "",
         metadata_only: bool = False,
     ) -> Iterator[tuple[list[Object], str]]:
-        """Yield all objects, up to 500 at a time, each time with the version from which a watch goes on."""
+        """Yield all objects, up to 500 at a time, each time with the version from which a watch can continue."""
         query = {"labelSelector": label_selector, "fieldSelector": field_selector, "limit": "500"}
         query = {key: value for key, value in query.items() if value}
         headers = {"Accept": _METADATA} if metadata_only else {}
@@ -96,7 +96,7 @@ class KubeClient:
             query["continue"] = metadata["continue"]
 
     def list(self, resource: Resource, **selection: Unpack[Selection]) -> tuple[list[Object], str]:
-        """Return all objects and the resource version from which a watch goes on.
+        """Return all objects and the resource version from which a watch can continue.
 
         With `metadata_only` the server is asked to leave out all but the metadata; it may send more.
         """
@@ -122,7 +122,7 @@ class KubeClient:
     def create_with_warnings(
         self, resource: Resource, body: Object, namespace: str = ""
     ) -> tuple[Object, tuple[str, ...]]:
-        """Create an object; return it with what the API server and its webhooks warn of."""
+        """Create an object; return it with the warnings of the API server and its webhooks."""
         _, headers, data = self._http.request("POST", resource.url(namespace), body=body)
         warnings = tuple(re.sub(r"\\(.)", r"\1", text) for text in _WARNING.findall(headers.get("Warning", "")))
         return msgspec.json.decode(data, type=dict[str, Any]), warnings
@@ -186,11 +186,11 @@ class KubeClient:
         return str(self._object("GET", "/version").get("gitVersion", ""))
 
     def discover(self, api: str) -> Object:
-        """Return what there is in an API, by its group and version; who serves it is asked."""
+        """Return the discovery document of an API, by its group and version, from its server."""
         return self._object("GET", f"/apis/{api}")
 
     def ask_pod(self, namespace: str, name: str, port: int, url: str) -> Any:
-        """Return what a pod answers in JSON at a port and path of its own, by way of the API server's proxy."""
+        """Return a pod's JSON answer at one of its ports and paths, through the API server's proxy."""
         return self._http.json("GET", f"{PODS.url(namespace, name)}:{port}/proxy{url}")
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class KubeClient:
     def _object(self, method: str, url: str, **kwargs: Any) -> Object:
         answer = self._http.json(method, url, **kwargs)
         if not isinstance(answer, dict):
-            raise Unavailable(f"{method} {url}: the answer is no object")
+            raise Unavailable(f"{method} {url}: the answer is not an object")
         return answer
 
 
@@ -238,7 +238,7 @@ def in_cluster(environ: Mapping[str, str] | None = None) -> KubernetesSettings:
     environ = os.environ if environ is None else environ
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise SettingsError("kubernetes.server is empty and this is no pod: name the API server's URL")
+        raise SettingsError("kubernetes.server is empty and this is not a pod: set the API server's URL")
     host = f"[{host}]" if ":" in host else host
     return KubernetesSettings(
         server=f"https://{host}:{port}",

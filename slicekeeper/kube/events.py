@@ -20,7 +20,7 @@ def tell_namespace(
     client: KubeClient, clock: Clock, namespace: str, uid: str, *, name: str, kind: str, reason: str, action: str,
     note: str, reporter: str,
 ) -> None:  # fmt: skip
-    """Write one event on a namespace, once for its `name`: one that is there already is left as it is.
+    """Write one event on a namespace, once for its `name`: an existing one is not changed.
 
     `kind`, `reason` and `action` are as for `tell`. Raises ServiceError if it could not be written.
     """
@@ -58,7 +58,7 @@ def tell_again(
     client: KubeClient, clock: Clock, pod: Object, *, times: int, kind: str, reason: str, action: str, note: str,
     reporter: str,
 ) -> None:  # fmt: skip
-    """Write an event on a pod in place of the one with the same reason, as told for so many `times`; else as `tell`."""
+    """Write an event on a pod that replaces the one with the same reason, with a count of `times`; else like `tell`."""
     metadata = pod["metadata"]
     key = hashlib.sha256(f"{metadata.get('uid', '')}/{reason}".encode()).hexdigest()[:16]
     event = _event(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evicts a pod as it was seen, through `pods/eviction`, so that disruption budgets hold."""
+"""Evict a pod in the version that was seen, through `pods/eviction`, so that disruption budgets apply."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOO_MANY_REQUESTS: Final = 429
 
 
 def evict(client: KubeClient, pod: Object, *, dry_run: bool = False) -> None:
-    """Evict a pod if it is still the one that was seen, at that very version; `dry_run` only asks whether that may be.
+    """Evict a pod if it still has the version that was seen; `dry_run` only checks whether that is allowed.
 
     Raises ServiceError if it is not evicted: Conflict if it has changed, NotFound if it is gone, one of the
     status `TOO_MANY_REQUESTS` if a disruption budget protects it.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reaches a cluster as kubectl does: by kubeconfig files and contexts, exec plugins, client certificates and proxies.
+"""Reach a cluster as kubectl does: with kubeconfig files and contexts, exec plugins, client certificates and proxies.
 
-The `kubernetes` library reads all that and makes the connections; what goes over them is still our own client's raw
-JSON. Only the command line needs this, so the library is imported here, when it is first used, and no image has it.
+The `kubernetes` library reads all that and makes the connections; our own client sends raw JSON over them. Only the
+command line needs this, so the library is imported here, when it is first used, and no image has it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def connect(files: str, context: str = "", *, timeout: float = 10.0) -> JsonClie
 
     def authorization() -> urllib3.HTTPHeaderDict:
         with _complaints():
-            token = configuration.get_api_key_with_prefix("BearerToken")  # asks the exec plugin again in time
+            token = configuration.get_api_key_with_prefix("BearerToken")  # calls the exec plugin again in time
         headers = urllib3.HTTPHeaderDict(impersonated)
         if token:
             headers["Authorization"] = token
@@ -92,7 +92,7 @@ def namespace(files: str, context: str = "") -> str:
 
 
 def _impersonation(config: Any, context: str) -> urllib3.HTTPHeaderDict:
-    """Return the headers by which a context's user impersonates another, which the library does not read.
+    """Return the headers with which a context's user impersonates another, which the library ignores.
 
     `config` is a ConfigNode of the library. Raises ValueError if it names groups or extras, but no user.
     """
@@ -126,7 +126,7 @@ def _wrong(files: str, context: str, why: str) -> str:
     chosen = f", context {context!r}" if context else ""
     return (
         f"kubeconfig is {files!r}{chosen}: {' '.join(why.split())}; name another file or context by --kubeconfig and "
-        "--context, or see what kubectl makes of it: kubectl config view"
+        "--context, or check it with: kubectl config view"
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leader election on a Lease (`coordination.k8s.io/v1`), by the algorithm of client-go's leaderelection.
 
-A candidate judges another's lease by its own clock alone: the lease has expired if the candidate has not seen it
+A candidate measures another's lease only with its own clock: the lease has expired if the candidate has not seen it
 change for the lease's duration. So clocks need not agree. A leader that cannot renew in time stops leading before any
 other may take over.
 """
@@ -54,7 +54,7 @@ class LeaderElection:
         self.term = 0
         """How often this process has taken the lease when another may have had it since its own last term."""
         self.holder = ""
-        """Who had the lease when it was last looked at."""
+        """The holder of the lease when it was last read."""
 
     @property
     def is_leader(self) -> bool:
@@ -73,7 +73,7 @@ class LeaderElection:
         self.resign()
 
     def resign(self) -> None:
-        """Let the lease expire at once if it is ours. Not beside `campaign`."""
+        """Let the lease expire at once if it is ours. Must not run concurrently with `campaign`."""
         self._renewed_at = float("-inf")
         try:
             lease = self._client.get(LEASES, self._name, self._namespace)
@@ -94,7 +94,7 @@ class LeaderElection:
             self._stop.wait(self._renew)
 
     def observe(self) -> None:
-        """Look at the lease, so that the end of another's is noticed sooner."""
+        """Read the lease, so that the end of another's is noticed sooner."""
         self._look(real_seconds())
 
     def campaign(self) -> None:
@@ -112,7 +112,7 @@ class LeaderElection:
             self._write(lease, asked_at, transitions=transitions + changed)
 
     def _look(self, asked_at: float) -> Object | None:
-        """Return the lease, None if there is none, and note since when it has not changed."""
+        """Return the lease, None if there is none, and record since when it has not changed."""
         try:
             lease = self._client.get(LEASES, self._name, self._namespace)
         except NotFound:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods as we read them and as we change them: how long they hold their GPUs, and how our finalizer and gate go.
+"""How we read and change pods: how long they hold their GPUs, and how our finalizer and gate are removed.
 
-Scheduler, node agent and timekeeper ask here for how long GPUs are held: what is held is paid, and no more.
+Scheduler, node agent and timekeeper use it to decide how long GPUs are held: exactly that time is charged.
 
 kubelet frees a pod's devices, and kube-scheduler its requests, when the pod's phase is terminal, and not before: a
 container that has ended keeps its slice while any other container of the pod runs, or may start again. Counting by
@@ -21,23 +21,23 @@ _TERMINAL: Final = ("Succeeded", "Failed")
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether all of a pod has ended for good, as kubelet or the control plane says."""
+    """Whether all of a pod has finally ended, according to kubelet or the control plane."""
     return as_map(pod.get("status")).get("phase") in _TERMINAL
 
 
 def controller_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the owner reference of the controller that made the pod, None if none did."""
+    """Return the owner reference of the controller that created the pod, None if none did."""
     owners = map(as_map, as_list(as_map(pod.get("metadata")).get("ownerReferences")))
     return next((owner for owner in owners if owner.get("controller") is True), None)
 
 
 def is_bound(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod was ever given to a node."""
+    """Whether the pod was ever bound to a node."""
     return bool(as_map(pod.get("spec")).get("nodeName"))
 
 
 def holds_gpus(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod holds the GPUs that it asks for: from its binding until all of it has ended."""
+    """Whether a pod holds the GPUs that it requests: from its binding until all of it has ended."""
     return is_bound(pod) and not has_ended(pod)
 
 

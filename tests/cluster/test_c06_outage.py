@@ -163,9 +163,9 @@ def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: 
         held = site.pods(team)
         assert len(held) == 4
         code, told = site.check("--break-glass")
-        assert (code, "4 pods let go" in told) == (0, True), told
+        assert (code, "4 pods released" in told) == (0, True), told
         wait_for("pods that went", lambda: not site.pods(team))
-        assert "4 pods were let go by --break-glass and are not charged yet" in site.check()[1]
+        assert "4 pods were released by --break-glass and are not charged yet" in site.check()[1]
     finally:
         site.rollout(TIMEKEEPER, 1)
     wait_for("charges", lambda: _booked(site, team) == _expected(held), seconds=60)

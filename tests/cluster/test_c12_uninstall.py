@@ -34,7 +34,7 @@ def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
     site.kubectl("delete", "pod", "runs", "-n", team, "--wait=false")
     code, told = site.check()
     assert code == 1
-    assert f"pod {team}/runs keeps our finalizer" in told
+    assert f"pod {team}/runs still has our finalizer" in told
     code, told = site.check("--repair")
     assert code == 0, told
     wait_for("pod that goes", lambda: not site.pods(team), seconds=60)

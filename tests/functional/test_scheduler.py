@@ -123,7 +123,7 @@ def test_killed_between_filter_and_bind(cluster, scheduler):
     # The hold is forgotten, so the second pod is let in, and the first one's bind finds the place taken.
     assert scheduler.filter(second, "n0") == ["n0"]
     assert scheduler.bind(second, "n0") == ""
-    assert "too little is free" in scheduler.bind(first, "n0")
+    assert "not enough is free" in scheduler.bind(first, "n0")
     assert cluster.taken() == {"n0-0": 60}
 
 
@@ -135,7 +135,7 @@ def test_killed_between_bind_and_watch(cluster, scheduler):
     scheduler.kill()
     scheduler.start()
     assert scheduler.filter(second, "n0") == []
-    assert "too little is free" in scheduler.bind(second, "n0")
+    assert "not enough is free" in scheduler.bind(second, "n0")
     assert scheduler.bind(first, "n0") == ""
     assert cluster.taken() == {"n0-0": 60}
 

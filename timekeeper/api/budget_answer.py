@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget as it is, as the answer to whatever asked for it or changed it."""
+"""The current budget, as the answer to requests that read or change it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def answer(whose: Holder, status: int = 200) -> Response:
 
 
 def changed(whose: Holder, *, made: bool = False) -> Response:
-    """Wake the controller, and return a budget as it is after a change; `made` is 201."""
+    """Wake the controller, and return a budget after a change, with status 201 if it was `made`."""
     whose.it.controller.nudge()
     return answer(whose, 201 if made else 200)

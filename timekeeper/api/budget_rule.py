@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule that a body asks for."""
+"""The budget rule that a request body asks for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rule_of(it: Service, given: BudgetBody) -> Rule:
 
 
 def patched(it: Service, given: BudgetPatch) -> Change:
-    """Return what makes the rule that a body asks for of the one in force, from now on.
+    """Return a function that makes the requested rule from the one in force, from now on.
 
     Raises Problem if there is no such time zone or anchor; what comes back raises it if they do not fit.
     """

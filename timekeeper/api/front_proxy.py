@@ -81,7 +81,7 @@ class FrontProxy:
     """Follows which certificates to believe, and reads the user from a request."""
 
     def __init__(self, client: KubeClient, clients: ClientCas) -> None:
-        """`clients` are the CAs of the server that is asked; they are kept up to date."""
+        """`clients` are the client CAs of our server, which are kept up to date."""
         self._client = client
         self._clients = clients
         self._trust: Trust | None = None
@@ -97,7 +97,7 @@ class FrontProxy:
         self._stop.set()
 
     def look(self) -> bool:
-        """Look once; return whether it was read. What cannot be read leaves all as it is."""
+        """Read it once; return whether that succeeded. If it cannot be read, nothing changes."""
         try:
             data = as_map(self._client.get(CONFIG_MAPS, NAME, NAMESPACE).get("data"))
             trust = read(data)

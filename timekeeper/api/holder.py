@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose budget a path names: a namespace's, or a team's or an organisation's. The same handlers serve all of them."""
+"""The owner of the budget in a path: a namespace, a team or an organisation. The same handlers serve all of them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from timekeeper.store.accounts import BudgetAccount
 
 @dataclass(frozen=True)
 class Holder(ABC):
-    """Who has a budget, by name; it need not be there."""
+    """The owner of a budget, by name; it need not exist."""
 
     it: Service
     name: str
 
     @abstractmethod
     def allow(self, verb: str, subresource: str = "") -> Caller:
-        """Return who sent the request, if they have a right on this budget; an error goes out otherwise."""
+        """Return the sender of the request if they have a right on this budget; otherwise raise an error."""
 
     @abstractmethod
     def find(self, session: Session) -> BudgetAccount | None:
@@ -50,7 +50,7 @@ class Holder(ABC):
 
     @abstractmethod
     def place(self) -> NamespaceRef:
-        """Return where movements are booked.
+        """Return the account in which movements are booked.
 
         Raises Unknown if neither the ledger nor the cluster has it.
         """
@@ -62,7 +62,7 @@ class Holder(ABC):
 
 @dataclass(frozen=True)
 class NamespaceHolder(Holder):
-    """A namespace: rights are those on its budget, and its account is made when something is booked.
+    """A namespace: rights are those on its budget, and its account is created when something is booked.
 
     A name that is used again has several accounts, by UID. Without `uid` it is that of the namespace which is there,
     or the last one if none is.
@@ -71,7 +71,7 @@ class NamespaceHolder(Holder):
     uid: str = ""
 
     def allow(self, verb: str, subresource: str = "") -> Caller:
-        """Ask for the right in the namespace.
+        """Require the right in the namespace.
 
         That of a namespace which is gone must be held in all namespaces: who has rights where the name is used again
         is another tenant.
@@ -134,7 +134,7 @@ class ParentHolder(Holder):
     """A team or an organisation: it spans namespaces, so all rights are the cluster's, on `parents`."""
 
     def allow(self, verb: str, subresource: str = "") -> Caller:  # noqa: ARG002 - one right for all there is
-        """Ask for the right on `parents`, whatever it is about."""
+        """Require the right on `parents`, for any operation."""
         return self.it.allow(verb, "", "parents")
 
     def find(self, session: Session) -> BudgetAccount | None:
@@ -146,7 +146,7 @@ class ParentHolder(Holder):
         return accounts.require_parent(session, self.it.books.cluster, self.name)
 
     def place(self) -> NamespaceRef:
-        """Return where it is; unlike a namespace it must have been made."""
+        """Return its account; unlike a namespace it must have been created."""
         return NamespaceRef(self.position().account.uid, self.name, NamespacePolicy())
 
     def current(self) -> tuple[Parent, str]:

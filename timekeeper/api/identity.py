@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sends a request, and what they may do.
+"""Identify the sender of a request, and check their rights.
 
 Three kinds: the operator's token file (may do all; for local mode), a pod's own projected token (may report for that
 pod), and everybody else the API server knows, whose rights on `gpubudgets.slicekeeper.io` it decides.
@@ -28,10 +28,10 @@ REVIEW_SECONDS = 600.0
 """How long a positive review of a pod's own token counts for its reports; it is dropped when the pod ends."""
 
 ACCESS_SECONDS = 30.0
-"""How long a positive answer counts for who reads."""
+"""How long a positive answer is valid for readers."""
 
 WRITE_SECONDS = 2.0
-"""How long a positive answer counts for who changes something: a right that was taken away is gone."""
+"""How long a positive answer is valid for writers: a revoked right must take effect soon."""
 
 READS = ("get", "list", "watch")
 _MOST_CACHED = 20_000
@@ -48,13 +48,13 @@ class _Cache(Generic[K, V]):
         self._kept: dict[K, tuple[float, V]] = {}
 
     def get(self, key: K, seconds: float) -> V | None:
-        """Return an answer that was asked for at most `seconds` ago."""
+        """Return an answer to a request of at most `seconds` ago."""
         with self._lock:
             asked, value = self._kept.get(key, (0.0, None))
             return value if value is not None and time.monotonic() - asked < seconds else None
 
     def put(self, key: K, value: V, asked: float) -> None:
-        """Keep what was answered to a question that was asked at `asked`."""
+        """Keep the answer to a request that was sent at `asked`."""
         with self._lock:
             if len(self._kept) >= _MOST_CACHED:
                 oldest = time.monotonic() - self._seconds

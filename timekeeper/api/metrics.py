@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics, computed from the books when they are asked for, so they can never differ from the ledger."""
+"""Metrics, computed from the books when they are requested, so they can never differ from the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Books(Collector):
         self._it = it
 
     def describe(self) -> list[Metric]:
-        """Return nothing: the registry need not ask the database when it is made."""
+        """Return nothing: the registry need not query the database when it is created."""
         return []
 
     def collect(self) -> Iterator[Metric]:

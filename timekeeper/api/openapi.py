@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI 3.1 document, made of the route table and the types that handlers parse and serialise."""
+"""The OpenAPI 3.1 document, generated from the route table and the types that handlers parse and serialise."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the OpenAPI document, which is made once when the application is."""
+"""Serve the OpenAPI document, which is generated once with the application."""
 
 from __future__ import annotations
 

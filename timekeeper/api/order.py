@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request orders, once per Idempotency-Key."""
+"""Orders: requests that are executed once per Idempotency-Key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from timekeeper.ledger.movement import Order
 
 
 def order_of(it: Service, caller: Caller, amount: GpuMilliseconds, reason: str) -> Order:
-    """Return what the request orders, under its Idempotency-Key.
+    """Return the request's order, with its Idempotency-Key.
 
     Raises Problem if it has none.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors on the wire: problem documents, into which all errors are translated here and nowhere else.
+"""Errors on the wire: the only place where errors are translated into problem documents.
 
 A message never shows an inner error.
 """
@@ -45,7 +45,7 @@ def response(problem: Problem) -> Response:
     if problem.status == 401:
         answer.headers["WWW-Authenticate"] = "Bearer"
         if request.environ.get(CLIENT) is not None:
-            answer.headers["Connection"] = "close"  # the API server comes again with the certificate that it has now
+            answer.headers["Connection"] = "close"  # the API server reconnects with its current certificate
     if problem.status == 503:
         answer.headers["Retry-After"] = RETRY_AFTER
     return answer
@@ -62,13 +62,13 @@ def register(app: Flask) -> None:
 
 
 def _refused(error: LedgerError) -> Response:
-    """Translate what the ledger refuses."""
+    """Translate a refusal of the ledger."""
     status = 404 if isinstance(error, Unknown) else 412 if isinstance(error, VersionMismatch) else 409
     return response(Problem(status, error.code, str(error), error.field))
 
 
 def _service(error: ServiceError) -> Response:
-    """Answer that the API server failed; its own message goes to the log alone."""
+    """Answer that the API server failed; its own message goes only to the log."""
     if isinstance(error, Unavailable):
         log.warning("%s %s: %s", request.method, request.path, error)
         return response(Problem(503, "kubernetes-unavailable", "the API server does not answer; try again"))

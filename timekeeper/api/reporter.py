@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reports usage, and whether its sidecar may end."""
+"""Identify the sender of a usage report, and whether its sidecar may end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from timekeeper.core.interval import others_ended
 
 
 def reporter(it: Service) -> Caller:
-    """Return who reports: a pod, by a token that is bound to it, or the operator."""
+    """Return the reporter: a pod, by a token that is bound to it, or the operator."""
     caller = it.caller()
     if not caller.pod_uid and not caller.operator:
         raise Problem(403, "token-not-bound", "a report needs a token that is bound to its pod")

@@ -50,7 +50,7 @@ def body(kind: type[T]) -> T:
         message, _, place = str(error).partition(" - at ")
         field = place.strip("`").removeprefix("$").removeprefix(".")
         detail = f"{field}: {message}" if field else message
-        named = _NAMED.search(message)  # what is missing, or unknown, is in the message alone
+        named = _NAMED.search(message)  # a missing or unknown field is only in the message
         if named:
             field = f"{field}.{named[1]}" if field else named[1]
         raise Problem(422, "body-invalid", detail, field[:64]) from error
@@ -71,7 +71,7 @@ def _named_once(pairs: list[tuple[str, object]]) -> None:
 
 
 def canonical() -> bytes:
-    """Return the request's body with keys in one order and no blanks: what is repeated may be written otherwise."""
+    """Return the request's body in a canonical form: a repeated request may be written differently."""
     return msgspec.json.encode(msgspec.json.decode(request.get_data()), order="sorted")
 
 
@@ -95,7 +95,7 @@ def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
 
 
 def not_modified(etag: str) -> Response | None:
-    """Return 304 if the caller has what is there; tags are compared weakly."""
+    """Return 304 if the caller has the current version; tags are compared weakly."""
     if not request.if_none_match.contains_weak(unquote_etag(etag)[0]):
         return None
     made = Response(status=304)
@@ -174,7 +174,7 @@ def limit(default: int = 100) -> int:
 
 
 def cursor(kind: type[T]) -> T | None:
-    """Return where a page goes on; None at the beginning.
+    """Return the position at which a page continues; None at the beginning.
 
     Raises Problem if the cursor is not one of ours.
     """
@@ -193,7 +193,7 @@ def cursor(kind: type[T]) -> T | None:
 
 
 def next_cursor(place: object) -> str:
-    """Return a cursor, which tells callers nothing."""
+    """Return a cursor, which is opaque to callers."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All routes, in one table. The OpenAPI document is made of it."""
+"""All routes, in one table. The OpenAPI document is generated from it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collaborators that handlers share, put together once when the application is made."""
+"""The objects that handlers share, created once with the application."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST_ACTOR: Final = 253
 
 @dataclass(frozen=True)
 class Service:
-    """The collaborators of all handlers."""
+    """The objects that all handlers share."""
 
     settings: Settings
     clock: Clock
@@ -51,14 +51,14 @@ class Service:
         return self.identity.caller(request.headers.get("Authorization", ""), writes=writes)
 
     def allow(self, verb: str, namespace: str = "", subresource: str = "") -> Caller:
-        """Return who sent the request, if they have a right on budgets; an error goes out otherwise."""
+        """Return the sender of the request if they have a right on budgets; otherwise raise an error."""
         caller = self.caller(writes=verb not in READS)
         self.identity.allow(caller, verb, namespace, subresource)
         return replace(caller, name=kept_name(caller.name))
 
 
 def kept_name(user: str) -> str:
-    """Return a user's name as records keep it.
+    """Return a user's name for records.
 
     One that is longer than what is kept of it ends in a digest: Kubernetes limits no user's name.
     """

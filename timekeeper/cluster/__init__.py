@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows the cluster and acts on it: watches, the controller, what it writes on pods."""
+"""Follow the cluster and act on it: watches, the controller, and its changes of pods."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes on pods whether their namespace is in budget or over it, whenever that changes.
+"""Write the budget state to pods: whether their namespace is in budget or over it.
 
-A namespace is looked at again when its account has changed or something in it falls due, and a pod when it has changed
+A namespace is examined again when its account has changed or something in it falls due, and a pod when it has changed
 itself. Only under `enforce`: otherwise the annotation stays what it was at admission.
 """
 
@@ -51,10 +51,10 @@ class BudgetStates:
         self._why: dict[str, str] = {}
         self._due: dict[str, tuple[Position, Instant | None]] = {}
         self._written: dict[str, tuple[str, float]] = {}
-        """What was written on a pod and when (real seconds), by UID."""
+        """The state written to each pod, and when (real seconds), by UID."""
 
     def start_over(self) -> None:
-        """Forget what was written: another process may have written since."""
+        """Forget what was written, because another process may have written since."""
         self._changed.clear()
         self._states.clear()
         self._written.clear()
@@ -84,7 +84,7 @@ class BudgetStates:
         return [name for name, state in self._states.items() if state == names.OVER_BUDGET]
 
     def look(self, now: Instant) -> None:
-        """Write the state on the pods that have another one."""
+        """Write the state to the pods that have another one."""
         for position in self._books.positions():
             name = position.account.name
             seen = self._due.get(name)

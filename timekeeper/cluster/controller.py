@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop that keeps ledger and cluster in step. It holds nothing that a restart could lose.
+"""The loop that keeps ledger and cluster in step. It has no state that a restart could lose.
 
 A look is a list of steps: intervals that the pods' records open or close go into the books in one transaction;
 finalizers of paid pods go; budget states flip when a namespace ran out or got more. A step that fails leaves what it
@@ -50,7 +50,7 @@ from timekeeper.store.db.leadership import Leadership
 log = logging.getLogger(__name__)
 
 SHORTEST_PAUSE = 0.2
-"""Real seconds between two looks: what comes meanwhile is booked together, and a look costs more than its pods."""
+"""Real seconds between two passes: changes in between are booked together, and a pass costs more than its pods."""
 
 RETRY_SECONDS = 1.0
 STUCK_SECONDS = 60.0
@@ -61,7 +61,7 @@ FOLLOW_SECONDS = 60.0
 """How often the policy is compared with the rules of the budgets: another replica may have gone by an older one."""
 
 SWEEP_MS = 3_600_000
-"""How often what is too old is looked for (our time)."""
+"""Interval between searches for old data (in our time)."""
 
 CONFIRM_SECONDS = 5.0
 
@@ -128,7 +128,7 @@ class Controller:
         threads.keep("controller", self.run, self._stop.is_set)
 
     def stop(self) -> None:
-        """Stop after the look at hand."""
+        """Stop after the current pass."""
         self._stop.set()
         self._wake.set()
         for watch in self._watches:
@@ -158,7 +158,7 @@ class Controller:
         return self._policy.complete.is_set() and all(watch.synced.is_set() for watch in self._watches)
 
     def trouble(self) -> str:
-        """Return what is stuck, empty if nothing is."""
+        """Return what is stuck; empty if nothing is."""
         age = time.monotonic() - self._looked
         if age > STUCK_SECONDS:
             return f"the controller has not finished a look for {age:.0f} s"
@@ -187,7 +187,7 @@ class Controller:
         self._leadership.close()
 
     def _lead(self) -> bool:
-        """Whether this process is to look. One that has just taken over trusts nothing that it remembers."""
+        """Whether this process is to look. A process that has just taken over forgets everything that it remembers."""
         led, self._leads = self._leads, False  # if that cannot be known, another may have led when this one does again
         self._leads = self._leadership.held()
         if self._leads and not led:
@@ -212,7 +212,7 @@ class Controller:
     def look(self) -> float:
         """Bring ledger and cluster in step once; return in how many seconds something is due.
 
-        Raises the first error of a step after all steps have had their turn.
+        Raises the first error of a step after all steps have been executed.
         """
         now = self._clock.now_ms()
         self._failures = []
@@ -266,7 +266,7 @@ class Controller:
             self._budget_states.judge_again()
 
     def _keep_intervals(self, now: Instant) -> None:
-        """Book what the records of changed pods say, and hand on what the other steps have to do for it."""
+        """Book what the records of changed pods say, and pass on what the other steps have to do."""
         there, gone = self._intervals.take()
         listed = self._vanished.due
         try:
@@ -329,7 +329,7 @@ class Controller:
         self._to_gates = {}, set()
 
     def _seal(self, now: Instant) -> None:
-        """From time to time seal the periods that ended long enough ago, and throw away what is too old."""
+        """From time to time seal the periods that ended long enough ago, and delete old data."""
         if now - self._sealed >= SEAL_MS:
             seal.seal_due(self._books, int(self._settings.timekeeper.seal_after_hours * MS_PER_HOUR), now)
             self._sealed = now

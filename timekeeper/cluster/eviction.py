@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evicts the pods of namespaces that are enforced `hard`, once their budget is spent and the grace is over.
+"""Evict the pods of namespaces with `enforcement: hard`, once their budget is spent and the grace period is over.
 
-Through `pods/eviction`, so that disruption budgets hold: if one does not allow it now, it is tried again. Whether
-the budget is still spent is asked of the books before each round, so a grant within the grace keeps the pods.
+Evictions use `pods/eviction`, so disruption budgets apply: if one does not allow an eviction now, it is retried.
+Whether the budget is still spent is asked of the books before each round, so a grant within the grace keeps the pods.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Evictions:
         }
 
     def due(self, namespace: str, policy: NamespacePolicy, since: Instant) -> Instant:
-        """Return when the pods of a namespace that ran out at an instant have to go."""
+        """Return when the pods of a namespace that ran out at an instant are evicted."""
         return Instant(max(since, self._hard_since.get(namespace, EPOCH)) + policy.budget.grace_ms)
 
     def look(

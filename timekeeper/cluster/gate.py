@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets pods of `safe` namespaces start: sets GPU time aside until each one's deadline, then lifts our scheduling gate.
+"""Let pods of `safe` namespaces start: reserve GPU time until each one's deadline, then remove our scheduling gate.
 
 In a namespace the oldest waiting pod comes first, and no younger one goes before it, however small: else a large pod
 would wait forever. A pod that needs more than a period brings could not have its reservation even with nothing else set
@@ -44,7 +44,7 @@ Each = Callable[[list[Object], Act], None]
 class Gates:
     """The waiting pods, and the pods that have GPU time set aside. Used by the controller's one thread.
 
-    `each` acts on pods side by side and survives what goes wrong with one.
+    `each` acts on pods concurrently, and an error with one does not affect the others.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Gates:
         self._explained: dict[str, str] = {}
 
     def start_over(self) -> None:
-        """Trust nothing that is remembered: another process may have led meanwhile."""
+        """Forget everything that is remembered: another process may have led in the meantime."""
         self._reserved = None
         self._lists = 0
         self._lifted.clear()
 
     def keeps_in_budget(self, pod: Object) -> bool:
-        """Whether a pod has GPU time set aside, which others cannot take, or does not start before it has."""
+        """Whether a pod has a reservation, or does not start before it has one."""
         return pod["metadata"]["uid"] in (self._reserved or {}) or gate_index(pod) is not None
 
     def look(
@@ -83,7 +83,7 @@ class Gates:
         policy_of: Callable[[str], NamespacePolicy],
         now: Instant,
     ) -> None:
-        """End the reservations of pods that are done, and let in those for which there is GPU time.
+        """End the reservations of finished pods, and admit those for which there is GPU time.
 
         `there` are the pods that have changed, `done` those of which nothing more is to come.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a pod as the watch brings it to what the books need to know: whether it is charged, since when, for what."""
+"""Convert a pod from the watch to what the books need: whether it is charged, since when, and for what."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def namespace_of(pod: Object) -> str:
 
 
 def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) -> PodRequest:
-    """Return what a pod is charged for: nothing in a namespace that is off, or if nothing of it is valid."""
+    """Return the requests that a pod is charged for: none in a namespace that is off, or if none is valid."""
     if policy.mode == "off":
         return PodRequest()
     # Of containers' requests that cannot be read nothing is charged: no charge is guessed.
@@ -39,7 +39,7 @@ def charged_request(pod: Object, policy: NamespacePolicy, settings: Settings) ->
 
 
 class Openings:
-    """Makes openings. Asks the API server only for what no watch has brought."""
+    """Makes openings. Sends requests to the API server only for what no watch has shown."""
 
     def __init__(
         self, settings: Settings, client: KubeClient, database: Database, nodes: ClusterNodes, namespaces: Namespaces
@@ -54,7 +54,7 @@ class Openings:
             self._inventory: dict[str, Gpu] = workloads.gpus(session)
 
     def keep_inventory(self) -> None:
-        """Note the GPUs that nodes have published since the last call."""
+        """Record the GPUs that nodes have published since the last call."""
         self._unkept |= {gpu.uuid: gpu for gpu in self._nodes.take()}
         if self._unkept:
             self._database.write(lambda session: workloads.keep_gpus(session, self._unkept.values()))
@@ -64,7 +64,8 @@ class Openings:
     def opening(self, pod: Object, start: interval.Start, policy: NamespacePolicy) -> Opening | None:
         """Return the opening of a bound pod; None if it is not charged.
 
-        Raises Unavailable if the API server has to be asked and does not answer, or knows less than we do yet.
+        Raises Unavailable if a request to the API server is needed and it does not answer, or its data is older than
+        ours.
         """
         request = charged_request(pod, policy, self._settings)
         if not request.requests and not request.whole_device_gpus:
@@ -103,7 +104,7 @@ class Openings:
     def need(
         self, pod: Object, policy: NamespacePolicy, span: int, book: RateBook, now: Instant
     ) -> reservation.Need | None:
-        """Return what must be set aside for a pod that holds its GPUs for `span` milliseconds at most.
+        """Return the reservation that a pod needs if it holds its GPUs for `span` milliseconds at most.
 
         None if no GPU is known that it could get. Raises Unavailable if the API server does not answer.
         """
@@ -135,7 +136,7 @@ class Openings:
         quota = self._quota(namespace_of(pod)) if weight == "quota" else None
         node = pod["spec"]["nodeName"]
         if request.devices and self._nodes.device_labels(node) is None:
-            self._look_at(node)  # what part of a GPU they are must not depend on which watch was faster
+            self._look_at(node)  # their fraction of a GPU must not depend on which watch was faster
         return metering.meter(
             pod,
             request,
@@ -152,7 +153,7 @@ class Openings:
         return metering.quota_of(quotas, self._settings.resources)
 
     def _look_at(self, node: str) -> bool:
-        """Ask for a node whose GPUs the watch has not brought; return whether that brought anything new."""
+        """Request a node whose GPUs the watch has not shown; return whether that gave anything new."""
         try:
             self._nodes.on_event("MODIFIED", self._client.get(NODES, node))
         except NotFound:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks that the timekeeper writes on pods: our finalizer goes, our gate goes, the budget state flips.
+"""The timekeeper's changes of pods: remove our finalizer, remove our gate, set the budget state.
 
 JSON patches that first test the pod's UID and what they replace: a pod of the same name, or a list that was
 changed meanwhile, makes the API server refuse, and the controller looks again.

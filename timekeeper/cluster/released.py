@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that were let go by hand while no timekeeper worked (`check --break-glass`): read from their record, and booked.
+"""Read the records of pods that were released by hand without a timekeeper (`check --break-glass`), and book them.
 
 A record is read as the last event of a watch would be, so a charge is what it would have been. The ledger knows pods
 by their UID: what is booked stays as it is, however often a record is read. It goes when all in it is booked.
@@ -33,7 +33,7 @@ class Released:
     def gone(self) -> dict[str, Object]:
         """Return the recorded pods that are gone, each in its last state, by UID.
 
-        Raises ServiceError if the API server does not say: what vanished must not be closed by guess then.
+        Raises ServiceError if the API server does not answer: then vanished pods must not be closed by a guess.
         """
         newest: dict[str, Object] = {}
         self._open = {}
@@ -58,7 +58,7 @@ class Released:
         return {uid: _without_finalizer(pod) for uid, pod in newest.items()}
 
     def settle(self, settled: Collection[str]) -> None:
-        """Take away the records of which all pods are settled."""
+        """Delete the records whose pods are all settled."""
         for name, waiting in list(self._open.items()):
             waiting.difference_update(settled)
             if waiting:

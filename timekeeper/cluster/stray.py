@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that lost our label, by which all parts watch: found by our other marks, followed, and labelled again.
+"""Pods that lost the label that all parts watch: find them by our other marks, follow them, and restore the label.
 
 The API server's guards do not let users take the label. But a guard may be missing or come later than the pod, an
 administrator may override it, and since Kubernetes 1.35 a Binding's labels replace the pod's. What is owed must depend
@@ -50,11 +50,11 @@ class Strays:
             self._known.setdefault(pod["metadata"]["uid"], pod)
 
     def start_over(self) -> None:
-        """Sweep at the next look: another process may have led meanwhile, or none."""
+        """Sweep at the next pass: another process may have led in the meantime, or none."""
         self._swept = float("-inf")
 
     def look(self, pause: float) -> None:
-        """Ask for each stray, at most every `pause` real seconds; start a sweep in the background when one is due."""
+        """Request each stray pod, at most every `pause` real seconds; start a sweep in the background when due."""
         now = time.monotonic()
         if now - self._swept >= SWEEP_SECONDS:
             self._swept = now
@@ -77,7 +77,7 @@ class Strays:
             self.add(pod)
 
     def label(self, pods: Iterable[Object], each: Callable[[list[Object], Callable[[Object], None]], None]) -> None:
-        """Give pods that the watch brings, but with another value of our label, the right one."""
+        """Restore our label on pods that the watch shows with another value of it."""
         each([pod for pod in pods if not _is_labelled(pod)], lambda pod: pod_patch.label(self._client, pod))
 
     def _sweep_and_log(self) -> None:

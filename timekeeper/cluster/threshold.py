@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Announces each threshold of a budget that is crossed, once per period, by an event and in the audit log.
+"""Announce each threshold of a budget that is crossed, once per period, with an event and in the audit log.
 
 The event is on the namespace (of a team or an organisation: on each namespace under it). Its name follows from
 budget, period and threshold, so a controller that writes it again after a crash, or beside another one, is refused
@@ -36,7 +36,7 @@ AGAIN_MS: Final = 5_000
 
 
 def next_crossing(position: Position, state: BudgetState, percents: Iterable[int], now: Instant) -> Instant | None:
-    """Return when the next threshold can be crossed at the earliest if what runs now goes on; None: not foreseeable."""
+    """Return the earliest instant at which the running pods can cross the next threshold; None if unpredictable."""
     limit = limit_of(state)
     ahead = [p for p in percents if state.used * 100 < limit * p]
     forest = position.together.forest
@@ -54,7 +54,10 @@ def next_crossing(position: Position, state: BudgetState, percents: Iterable[int
 
 
 class Thresholds:
-    """What was announced, and when to look again. Used by the controller's one thread; the ledger outlives it."""
+    """The announced thresholds, and when to check again.
+
+    Used only by the controller's thread; the ledger persists it.
+    """
 
     def __init__(self, client: KubeClient, clock: Clock, books: Books, uid_of: Callable[[str], str | None]) -> None:
         self._client = client
@@ -64,7 +67,7 @@ class Thresholds:
         self._due: dict[AccountId, tuple[Position, NamespacePolicy, Instant | None]] = {}
 
     def start_over(self) -> None:
-        """Trust nothing that is remembered: another process may have led."""
+        """Forget everything that is remembered: another process may have led."""
         self._due.clear()
 
     def look(
@@ -74,7 +77,10 @@ class Thresholds:
         of_parents: NamespacePolicy,
         now: Instant,
     ) -> Instant | None:
-        """Announce what was crossed; return when to look again. Parents have the thresholds of the policy's default."""
+        """Announce crossed thresholds; return when to check again.
+
+        Parents have the thresholds of the policy's default.
+        """
         dues: list[Instant] = []
         for position in positions:
             account = position.account

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the timekeeper sees of the cluster: pods, nodes' GPUs and namespaces' UIDs, kept by watches.
+"""The timekeeper's view of the cluster: pods, GPUs of nodes and UIDs of namespaces, kept by watches.
 
 Handlers only keep what they are brought and mark what changed; the controller decides, in its own thread.
 """
@@ -24,10 +24,10 @@ class Pods:
         self._gone: dict[str, Object] = {}
         self._dirty: set[str] = set()
         self.lists = 0
-        """How often all pods have been listed: after each, intervals without a pod must be looked into."""
+        """The number of full lists of pods: after each, intervals without a pod must be checked."""
 
     def on_list(self, objects: list[Object]) -> None:
-        """Take the whole state; what vanished unseen has no last state worth believing."""
+        """Replace the whole state; pods that vanished unseen have no reliable last state."""
         listed = {pod["metadata"]["uid"]: pod for pod in objects}
         with self._lock:
             self._dirty |= set(listed) | (set(self._pods) - set(listed))
@@ -100,7 +100,7 @@ class ClusterNodes:
         try:
             gpus = [one for gpu in inventory.of_node(obj) for one in inventory.by_uuid(gpu).values()]
         except ValueError:
-            return  # what the agent wrote before stays true; a damaged annotation is the agent's to repair
+            return  # the agent's previous value stays valid; the agent repairs a damaged annotation
         with self._lock:
             known = self._by_node.get(name, [])
             self._changed |= {gpu.uuid: gpu for gpu in gpus if gpu not in known}
@@ -114,13 +114,13 @@ class ClusterNodes:
             return list(changed.values())
 
     def device_model(self, node: str) -> str:
-        """Return the model of the GPUs that NVIDIA's plugin hands out on a node, empty if it is not one."""
+        """Return the model of the GPUs that NVIDIA's plugin allocates on a node; empty if there is not exactly one."""
         with self._lock:
             models = {gpu.model for gpu in self._by_node.get(node, [])}
             return models.pop() if len(models) == 1 else devices.model_of(self._labels.get(node, {}))
 
     def device_labels(self, node: str) -> dict[str, str] | None:
-        """Return what a node's labels say of NVIDIA's devices; None if the node was never seen."""
+        """Return a node's labels about NVIDIA's devices; None if the node was never seen."""
         with self._lock:
             return self._labels.get(node)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accounting period around an instant, under all rules that a budget ever had."""
+"""Find the accounting period around an instant, under all rules that a budget has ever had."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from timekeeper.core.record import Rule
 def period_around(rules: Sequence[Rule], at: Instant) -> tuple[Instant, Instant]:
     """Return the start and end of the accounting period around an instant, under the rules of a namespace.
 
-    A rule of another calendar goes on with the period that runs, and ends it when its own calendar says so. A rule that
-    begins a period ends the period before at its own beginning.
+    A rule with another calendar keeps the current period, and ends it when its own calendar does. A rule that begins a
+    new period ends the previous period at its own start.
     """
     calendar = _calendar(rules[0])
     start = end = EPOCH

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One budget's allowances along the time line: what comes, what is drawn, what expires, when nothing is left. Pure.
+"""One budget's allowances along the time line: when they start, are drawn, expire and are exhausted. Pure.
 
-`timekeeper.core.timeline` moves one or more of them through time together, and says whose time counts in which.
+`timekeeper.core.timeline` advances one or more of them together, and decides whose time counts in which.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SCALE: Final = 2**40
 
 
 class Bucket(msgspec.Struct):
-    """An allowance and what is left of it. The period's is booked when the first pod may draw on it.
+    """An allowance and the rest of it. The period's allowance is booked when the first pod may draw on it.
 
-    What is left of a period's is below zero if its amount was lowered below what it has used.
+    The rest of a period's allowance is negative if the amount was lowered below what the period has used.
     """
 
     key: str
@@ -33,7 +33,7 @@ class Bucket(msgspec.Struct):
     booked: bool
     priority: int = 0
     repaid: int = 0
-    """Debt that the period has paid: it is owed again if the amount is lowered below it."""
+    """Debt that the period has paid; it is owed again if the amount is lowered below it."""
 
 
 class BudgetState(msgspec.Struct):
@@ -41,11 +41,11 @@ class BudgetState(msgspec.Struct):
 
     at: Instant
     period_start: Instant | None
-    """When the running period began; None: there is none, or there was none when what it has used began to count."""
+    """Start of the current period; None if there is none, or if there was none when its usage began to count."""
     period: Bucket
     grants: list[Bucket]
     exhausted: bool
-    """Nothing is left of this budget itself."""
+    """Whether nothing is left of this budget itself."""
     since: Instant
     """When `over_budget` last changed."""
     cut: Instant
@@ -54,15 +54,15 @@ class BudgetState(msgspec.Struct):
     used: int = 0
     """Charged to the budget in this period."""
     over: int = 0
-    """Metered over budget in this period; a parent's: what its own budget had no room for."""
+    """Metered over budget in this period; for a parent, the time for which its own budget had no room."""
     granted: int = 0
-    """Grants of this period: those that began in it, and what it found left of earlier ones."""
+    """Grants of this period: those that began in it, and the rest of earlier ones at its start."""
     overdrawn: int = 0
-    """Drawn beyond all allowances: on credit, or by a withdrawal that a late record left without cover."""
+    """Drawn beyond all allowances: on credit, or by a withdrawal that is no longer covered because of a late record."""
     barred: AccountId | None = None
-    """The nearest budget above that has nothing left, while this one has."""
+    """The nearest budget above that has nothing left although this one has."""
     counts_since: Instant | None = None
-    """The instant after which `used`, `over` and `granted` count; None: ever."""
+    """The instant after which `used`, `over` and `granted` count; None: always."""
 
     @property
     def balance(self) -> int:
@@ -75,7 +75,7 @@ class BudgetState(msgspec.Struct):
         return self.exhausted or self.barred is not None
 
     def copy(self) -> BudgetState:
-        """Return a state that may be changed without changing this one."""
+        """Return a copy that can be changed independently."""
         return msgspec.structs.replace(
             self, period=msgspec.structs.replace(self.period), grants=[msgspec.structs.replace(b) for b in self.grants]
         )
@@ -93,7 +93,7 @@ def rule_at(rules: Sequence[Rule], at: Instant) -> Rule:
 
 
 def carried_at(debts: Sequence[Debt], at: Instant) -> bool:
-    """Return whether time over budget is owed, from an instant on."""
+    """Return whether time over budget is owed from an instant on."""
     return next((debt.carry for debt in reversed(debts) if debt.since <= at), False)
 
 
@@ -105,11 +105,11 @@ def period_bucket(rule: Rule, at: Instant) -> tuple[Instant | None, Bucket]:
 
 
 class BudgetLine:
-    """One budget on its way along the time line.
+    """One budget that is advanced along the time line.
 
-    A window is a stretch in which allowances don't change. Within it only the sum of the rates is followed, as whole
-    parts of a GPU-millisecond, rounded up; the pods' rounded charges are added up when that sum comes near what is
-    left, and when the window closes. So a boundary costs little, however many pods run.
+    A window is an interval in which the allowances do not change. Within it only the sum of the rates is tracked, in
+    integer parts of a GPU-millisecond, rounded up; the pods' rounded charges are added up only when that sum approaches
+    the rest of the allowances, and when the window closes. So the end of an interval is cheap, however many pods run.
     """
 
     def __init__(self, key: AccountId, state: BudgetState, records: Records, at: Instant) -> None:
@@ -119,9 +119,9 @@ class BudgetLine:
         self.rule = rule_at(records.rules, state.at)
         self.parent: BudgetLine | None = None
         self.active: dict[str, Claim] = {}
-        """The budget's own pods that run."""
+        """The budget's own running pods."""
         self.running = 0
-        """Pods that run under it, its own and those of the budgets below."""
+        """Running pods of this budget and of the budgets below it."""
         self.counting: tuple[BudgetLine, ...] = (self,)
         """The lines in which its own pods' time counts."""
         self.postings: list[Posting] = []
@@ -184,7 +184,7 @@ class BudgetLine:
         self._ended += claim.gross(at) - self._base.pop(key)
 
     def change_rate(self, claim: Claim) -> None:
-        """Follow a pod whose rate changes now."""
+        """Apply a pod's new rate from now on."""
         key, at, rate = claim.key, self.state.at, _scaled(claim, self.state.at)
         before = self._rates[key]
         since = self._entered.get(key, self._from)
@@ -198,7 +198,7 @@ class BudgetLine:
         return self._ended + sum(claim.gross(at) - base[key] for key, claim in self._counted.items())
 
     def close_window(self) -> None:
-        """Draw what was spent since the window opened from the allowances, and open the next."""
+        """Draw what was spent in this window from the allowances, and open the next window."""
         state, spent = self.state, self._spent(self.state.at)
         if state.over_budget:
             state.over += spent
@@ -209,7 +209,7 @@ class BudgetLine:
         self._open_window()
 
     def draw(self, amount: int) -> None:
-        """Take an amount from the allowances: by priority, and of those the one that expires first. Then on credit.
+        """Draw an amount from the allowances: by priority, then the one that expires first, and finally on credit.
 
         Grants that are used up leave the state.
         """
@@ -224,7 +224,7 @@ class BudgetLine:
         state.grants = [bucket for bucket in state.grants if bucket.left]
 
     def _repay(self, amount: int) -> None:
-        """Take what is owed from the allowances, and remember what the period gave."""
+        """Pay debt from the allowances, and record how much the period has paid."""
         period = self.state.period
         before = period.left
         self.draw(amount)
@@ -234,7 +234,7 @@ class BudgetLine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing happens at the end of the period."""
+        """Return whether nothing happens at the end of the period."""
         state = self.state
         owed = state.debt or state.overdrawn or self.rule.rollover
         if state.period.expires is None or self.running or owed or state.period.booked:
@@ -244,9 +244,9 @@ class BudgetLine:
         return not (state.exhausted and self.rule.amount)  # else the next period restores it, at its very start
 
     def skip_idle_periods(self, to: Instant) -> None:
-        """Pass over periods in which nothing can happen, up to the one just before an instant.
+        """Skip periods in which nothing can happen, up to the one just before an instant.
 
-        So a year of idle hours costs one step. What begins at the instant itself may follow another rule.
+        So a year of idle hours costs one step. A period that begins at the instant itself may follow another rule.
         """
         state, end = self.state, self.state.period.expires
         if end is None or end >= to:
@@ -259,9 +259,9 @@ class BudgetLine:
             self._open_window()
 
     def crossing(self, to: Instant) -> Instant | None:
-        """Return when nothing is left, or the start of the first millisecond that would exceed what is left.
+        """Return when nothing is left, or the start of the first millisecond that would exceed the rest.
 
-        None if that does not come up to `to`.
+        None if that does not happen until `to`.
         """
         if not self._counted or self.state.over_budget:
             return None
@@ -277,18 +277,18 @@ class BudgetLine:
         return after if self._spent(after) == self._available else before
 
     def go(self, to: Instant) -> None:
-        """Go on to an instant before which nothing changes by itself but the balance."""
+        """Advance to an instant before which only the balance changes by itself."""
         if self._counted and not self.state.over_budget:
             known, estimate = self._ahead
             self._estimate = estimate if known == to else self._estimate + self._rate * (to - self.state.at)
         self.state.at = to
 
     def used_up(self) -> bool:
-        """Whether pods have spent all that was left."""
+        """Return whether pods have spent everything that was left."""
         return self._may_cross() and self._spent(self.state.at) >= self._available
 
     def exceeds(self) -> bool:
-        """Whether the millisecond that begins now would exceed what is left: then it is over at this instant."""
+        """Return whether the millisecond that begins now exceeds the rest: then the budget is over at this instant."""
         return self._may_cross() and self._spent(Instant(self.state.at + 1)) > self._available
 
     def _may_cross(self) -> bool:
@@ -303,20 +303,20 @@ class BudgetLine:
     # What happens at an instant
 
     def owe(self, carry: bool) -> None:
-        """Make time over budget owed from now on, or forgiven; earlier debt stays."""
+        """Set whether time over budget is owed or forgiven from now on; earlier debt remains."""
         self.close_window()
         self._carry = carry
 
     def expire_grants(self) -> None:
-        """Take away the grants that end now."""
+        """Remove the grants that end now."""
         for bucket in [b for b in self.state.grants if b.expires == self.state.at]:
             self._expire(bucket)
             self.state.grants.remove(bucket)
 
     def adjust(self, rule: Rule) -> bool:
-        """Apply a rule to the period that runs; return whether there is more to spend than before.
+        """Apply a rule to the current period; return whether more may be spent than before.
 
-        What the period has used counts in full, however often its amount was lowered meanwhile.
+        What the period has used counts in full, however often its amount was lowered in the meantime.
         """
         before, period = self.rule, self.state.period
         self.rule = rule
@@ -334,7 +334,7 @@ class BudgetLine:
         return change > 0 or self._opened(before)
 
     def _follow_calendar(self) -> None:
-        """End the running period when the rule's calendar says so; a period that is not booked is not known yet."""
+        """End the current period when the rule's calendar does; a period that is not booked is not known yet."""
         start, named = period_bucket(self.rule, self.state.at)
         period = self.state.period
         period.expires = named.expires
@@ -342,7 +342,7 @@ class BudgetLine:
             period.key, self.state.period_start = named.key, start
 
     def renew(self, rule: Rule | None, *, over: bool) -> bool:
-        """Begin a period, after the old one is `over` or given up; return whether more may be spent than before."""
+        """Begin a period after the old one is `over` or abandoned; return whether more may be spent than before."""
         state, old, before = self.state, self.state.period, self.rule
         self.rule = rule or before
         self._expire(old)
@@ -357,7 +357,7 @@ class BudgetLine:
         return state.period.amount > 0 or self._opened(before)
 
     def _count_afresh(self, since: Instant) -> None:
-        """Begin to count what a period uses and has."""
+        """Start counting the usage and the total of a period."""
         state = self.state
         state.used = state.over = 0
         state.granted = sum(bucket.left for bucket in state.grants)
@@ -367,20 +367,20 @@ class BudgetLine:
         return self.rule.credit > before.credit or (self.rule.open and not before.open)
 
     def grant(self, grant: GrantRecord, until: Instant | None) -> None:
-        """Take in a grant, whose rest expires at `until`."""
+        """Add a grant, the rest of which expires at `until`."""
         bucket = Bucket(grant.key, grant.amount, grant.amount, until, booked=True, priority=grant.priority)
         self.state.grants.append(bucket)
         self.state.granted += grant.amount
         self._post(grant.kind, grant.key, grant.amount)
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
-        """Take GPU time out."""
+        """Withdraw GPU time."""
         self.book_period()
         self.draw(withdrawal.amount)
         self._post(withdrawal.kind, withdrawal.key, withdrawal.amount)
 
     def judge(self, *, raised: bool) -> bool:
-        """Settle what is owed, and return whether nothing is left of this budget."""
+        """Pay debt, and return whether nothing is left of this budget."""
         state = self.state
         if raised and state.overdrawn:
             self.book_period()
@@ -397,7 +397,7 @@ class BudgetLine:
         return not may_spend or (state.exhausted and not raised)
 
     def book_period(self) -> None:
-        """Book the period's allowance, because it may be drawn on."""
+        """Book the period's allowance, because it may now be drawn on."""
         bucket = self.state.period
         if not bucket.booked:
             bucket.booked = True

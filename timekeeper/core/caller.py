@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sent a request."""
+"""The sender of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks. `pod_uid` is empty if it is no pod's own token; `extra` is what else the authenticator said."""
+    """An authenticated sender.
+
+    `pod_uid` is empty unless the token is bound to a pod; `extra` holds the authenticator's other attributes.
+    """
 
     name: str
     operator: bool = False

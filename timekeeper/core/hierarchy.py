@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which budget is above which at an instant, and which of them therefore depend on each other."""
+"""The hierarchy of budgets at an instant, and which budgets depend on each other because of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slicekeeper.units import Instant
 from timekeeper.core.record import AccountId, Link
 
 IN_FORCE: Final = Instant(2**62)
-"""Later than every instant: the links that nothing has ended."""
+"""Later than every instant: the end of links that are still in force."""
 
 
 @dataclass(frozen=True)
@@ -24,28 +24,28 @@ class Tree:
 
     @cached_property
     def parents(self) -> dict[AccountId, AccountId]:
-        """Which budget each one is under now."""
+        """The current parent of each budget."""
         return parents_at(self.links, IN_FORCE)
 
     @property
     def roots(self) -> list[AccountId]:
-        """The budgets that are under none, in the order in which writers take their rows."""
+        """The budgets without a parent, in the order in which writers lock their rows."""
         return sorted(self.keys - self.parents.keys())
 
     def chain(self, key: AccountId) -> list[AccountId]:
-        """Return a budget and those it is under, nearest first."""
+        """Return a budget and its ancestors, nearest first."""
         found, parents = [key], self.parents
         while found[-1] in parents:
             found.append(parents[found[-1]])
         return found
 
     def below(self, key: AccountId) -> list[AccountId]:
-        """Return a budget and those that are under it."""
+        """Return a budget and its descendants."""
         return [one for one in sorted(self.keys) if key in self.chain(one)]
 
 
 def parents_at(links: Iterable[Link], at: Instant) -> dict[AccountId, AccountId]:
-    """Return each budget's parent at an instant, without those that have none."""
+    """Return the parent of each budget that has one at an instant."""
     found: dict[AccountId, AccountId | None] = {}
     for link in sorted(links, key=lambda link: link.since):
         if link.since <= at:
@@ -54,7 +54,7 @@ def parents_at(links: Iterable[Link], at: Instant) -> dict[AccountId, AccountId]
 
 
 def chain(links: Iterable[Link], key: AccountId, at: Instant) -> list[AccountId]:
-    """Return a budget and those above it at an instant, nearest first."""
+    """Return a budget and its ancestors at an instant, nearest first."""
     parents = parents_at(links, at)
     found = [key]
     while found[-1] in parents:

@@ -30,7 +30,7 @@ last one turns when kubelet has stopped the sandbox, right before it frees the s
 
 
 _STARTED = ("running", "terminated")
-"""States of a container that tell when it was started."""
+"""States of a container that record when it was started."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class End:
 
 
 def created_at(pod: Mapping[str, Any], default: Instant) -> Instant:
-    """Return when the API server made the pod, by its clock; `default` if the record does not say."""
+    """Return when the API server created the pod, by its clock; `default` if the record does not say."""
     found = _instant(as_map(pod.get("metadata")).get("creationTimestamp"))
     return default if found is None else found
 
@@ -62,10 +62,10 @@ def deleted_at(pod: Mapping[str, Any]) -> Instant | None:
 
 
 def asked_to_go(pod: Mapping[str, Any]) -> Instant | None:
-    """Return when the pod's deletion was asked for; None if it was not.
+    """Return when the pod's deletion was requested; None if it was not.
 
-    That is `deletionTimestamp` less the grace. The timestamp itself moves when the grace is cut short, as kubelet does
-    with its last word on a pod; this does not.
+    That is `deletionTimestamp` less the grace. The timestamp itself moves when the grace period is shortened, as
+    kubelet does in its final delete; this does not.
     """
     deletion = deleted_at(pod)
     if deletion is None:
@@ -111,7 +111,7 @@ def end_of(pod: Mapping[str, Any], holders: Collection[str], start: Instant, *, 
 
 
 def credible(pod: Mapping[str, Any], end: Instant, seen: Instant) -> Instant:
-    """Return an end as far as it is believed: no later than it was first seen, and the skew that clocks may have.
+    """Limit an end to a credible instant: at most the allowed clock skew later than it was first seen.
 
     If the API server took the record more than the skew before the end that it states, the node's clock was set
     forward, and the server's instant counts.
@@ -154,7 +154,7 @@ def _stopped_before(pod: Mapping[str, Any], deletion: Instant) -> bool:
 
 
 def others_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether all app containers have ended and none will start again, so that only sidecars are left."""
+    """Return whether all app containers have ended and none will start again, so that only sidecars are left."""
     if has_ended(pod):
         return True
     spec = as_map(pod.get("spec"))
@@ -165,7 +165,7 @@ def others_ended(pod: Mapping[str, Any]) -> bool:
 
 
 def _waited_for_a_restart(pod: Mapping[str, Any]) -> bool:
-    """Whether a container of a pod that has ended would have been started again: it held the slice on until then."""
+    """Return whether a container of an ended pod would have been restarted: it held the slice until the pod ended."""
     policy = as_map(pod.get("spec")).get("restartPolicy")
     statuses = map(as_map, as_list(as_map(pod.get("status")).get("containerStatuses")))
     return policy in ("Always", "OnFailure") and any(not _ended_for_good(status, policy) for status in statuses)
@@ -185,16 +185,16 @@ def _statuses(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _finished(status: Mapping[str, Any]) -> Instant | None:
-    """Return when a container ended for good; None if kubelet has not seen it, for which it writes the zero time.
+    """Return when a container finally ended; None if kubelet has not seen it, for which it writes the zero time.
 
-    The end of an earlier run, in `lastState`, is none: the slice was held on through the back-off.
+    The end of an earlier run, in `lastState`, does not count: the slice was held during the back-off.
     """
     instant = _instant(as_map(as_map(status.get("state")).get("terminated")).get("finishedAt"))
     return instant if instant is not None and instant > 0 else None
 
 
 def _ran(status: Mapping[str, Any]) -> bool:
-    """Whether a container was ever started."""
+    """Return whether a container was ever started."""
     runs = (as_map(as_map(status.get(key)).get(kind)) for key in ("state", "lastState") for kind in _STARTED)
     return any((_instant(run.get("startedAt")) or 0) > 0 for run in runs)
 
@@ -213,7 +213,7 @@ def _rejection(pod: Mapping[str, Any]) -> list[Instant]:
 
 
 def _phase_written(pod: Mapping[str, Any]) -> Iterator[object]:
-    """Return when the API server took the last write of each program that set the pod's phase."""
+    """Return when the API server accepted the last write of each program that set the pod's phase."""
     for entry in map(as_map, as_list(as_map(pod.get("metadata")).get("managedFields"))):
         if "f:phase" in as_map(as_map(entry.get("fieldsV1")).get("f:status")):
             yield entry.get("time")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What part of the GPUs a pod is charged for, by model: rates come later. Pure, exact fractions.
+"""Compute the fraction of GPUs that a pod is charged for, by model, before rates. Pure, exact fractions.
 
 `max`: per GPU the larger of the pod's share of compute and of memory there · `mean`: their mean · `core`: compute
 alone · `quota`: the mean of its shares of the namespace's ResourceQuota, as the original service had it; without a
@@ -45,12 +45,12 @@ class Quota:
 
 @dataclass(frozen=True)
 class Metering:
-    """What a pod is charged per millisecond before rates, by GPU model; for which GPUs, and what was assumed."""
+    """A pod's charge per millisecond before rates, by GPU model; for which GPUs, and with which assumptions."""
 
     shares: Mapping[str, Fraction]
     gpus: tuple[str, ...]
     held: int
-    """How many GPUs it holds, shared ones counted whole: more than this cannot be used."""
+    """The number of GPUs that it holds, shared ones counted as one each: the most that it can use."""
     flags: tuple[str, ...]
 
 
@@ -67,7 +67,7 @@ class _Share:
 
 
 def of_slice(gpu: Gpu) -> _Share:
-    """Return what a MIG slice is of its GPU, both as `inventory.by_uuid` returns them."""
+    """Return the fraction that a MIG slice is of its GPU; both are given as `inventory.by_uuid` returns them."""
     part = part_of_slice(gpu.mig[0], gpu.memory_mib)
     return _Share(part.core, part.memory, gpu.model)
 
@@ -100,11 +100,11 @@ def meter(
     device_model: str = "",
     device_labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Metering:
-    """Return what a bound pod is charged; `inventory` has MIG slices as `inventory.by_uuid` returns them.
+    """Return the charge of a bound pod; `inventory` has MIG slices as `inventory.by_uuid` returns them.
 
-    `device_model` is the model of the GPUs that NVIDIA's own plugin hands out on the pod's node, empty if that is not
-    known, and `device_labels` are the node's labels, which tell what part of a GPU a device is. A GPU of no known model
-    counts under the empty name.
+    `device_model` is the model of the GPUs that NVIDIA's own plugin allocates on the pod's node, empty if that is not
+    known, and `device_labels` are the node's labels, which say what fraction of a GPU a device is. A GPU of no known
+    model counts under the empty name.
     """
     shares, flags = _shares(pod, request, inventory)
     devices, by_device = sum(request.whole_device_gpus.values()), Fraction(0)
@@ -133,7 +133,7 @@ def meter(
 def _shares(
     pod: Mapping[str, Any], request: PodRequest, inventory: Mapping[str, Gpu]
 ) -> tuple[dict[str, _Share], set[str]]:
-    """Return the pod's share of each of its GPUs; one that no record names gets a name with `?`."""
+    """Return the pod's share of each of its GPUs; a GPU that no record names gets a name with `?`."""
     annotations = annotations_of(pod)
     alone = sharing_mode(pod) == names.EXCLUSIVE
     shares: dict[str, _Share] = {}
@@ -175,7 +175,7 @@ def _quota_factor(request: PodRequest, quota: Quota) -> Fraction:
 
 
 def _spread(factor: Fraction, shares: Mapping[str, _Share]) -> dict[str, Fraction]:
-    """Return a factor of the whole pod, spread over its GPUs' models by compute."""
+    """Distribute a factor of the whole pod over the models of its GPUs, by compute."""
     core = sum((s.core for s in shares.values()), Fraction(0))
     if not core:
         return {"": factor}

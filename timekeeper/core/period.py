@@ -76,7 +76,7 @@ def _begins(count: int, period: PeriodName, since: datetime, place: ZoneInfo) ->
 
 
 def _hour(instant: Instant, place: ZoneInfo, into: int) -> tuple[Instant, Instant]:
-    """Return the hour that begins `into` a local one; if a clock change moves the minutes too, it ends there."""
+    """Return the hour that begins `into` a local hour; if a clock change moves the minutes too, it ends there."""
     shift = _minutes(instant, place) - into
     start = Instant((instant + shift) // MS_PER_HOUR * MS_PER_HOUR - shift)
     shift += into

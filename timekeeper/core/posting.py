@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Double entry: which accounts a posting moves, and what must be reversed and booked so that the ledger is right.
+"""Double entry: which accounts a posting changes, and which postings must be reversed and booked to correct a ledger.
 
 Every namespace has the same accounts. GPU time comes from `issued` into `budget`; pods move it on to `charged`, what
 was not used goes to `expired`. Time over budget comes from `unfunded`, whose negative balance is the debt under
@@ -37,7 +37,7 @@ _ROUTE: Final[dict[PostingKind, tuple[AccountKind, AccountKind]]] = {
 
 @dataclass(frozen=True)
 class Booked:
-    """A posting that is in the ledger, and the transaction that holds it."""
+    """A posting in the ledger, and its transaction."""
 
     transaction: int
     posting: Posting
@@ -46,13 +46,13 @@ class Booked:
 
 
 def entries(posting: Posting) -> tuple[tuple[AccountKind, int], ...]:
-    """Return the accounts that a posting moves and by how much; their sum is zero, nothing for an amount of zero."""
+    """Return the accounts that a posting changes, and by how much; the sum is zero. An amount of 0 changes none."""
     source, target = _ROUTE[posting.kind]
     return ((source, -posting.amount), (target, posting.amount)) if posting.amount else ()
 
 
 def effect(kind: PostingKind, account: AccountKind, amount: int) -> int:
-    """Return by how much a posting of a kind moves an account."""
+    """Return by how much a posting of a kind changes an account."""
     source, target = _ROUTE[kind]
     return amount * ((target == account) - (source == account))
 

@@ -21,7 +21,7 @@ def encode_shares(shares: Mapping[str, Fraction]) -> str:
 
 
 class RateBook:
-    """All rates that were ever set."""
+    """All rates that have ever been set."""
 
     def __init__(self, rows: Sequence[tuple[str, Instant, Fraction]]) -> None:
         self._by_model: dict[str, list[tuple[Instant, Fraction]]] = {}
@@ -29,7 +29,7 @@ class RateBook:
             self._by_model.setdefault(model, []).append((since, rate))
         self._shares: dict[str, dict[str, Fraction]] = {}
         self._newest: dict[str, Fraction] = {}
-        """What shares cost since the last change of any of their models' rates."""
+        """The price of shares since the last change of any of their models' rates."""
 
     def rate(self, model: str, at: Instant) -> Fraction:
         """Return a model's rate at an instant; 1 if none was set."""

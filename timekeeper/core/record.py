@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that a time line is made of, and the postings that follow from it. Instants are milliseconds, UTC."""
+"""The records from which a time line is computed, and the postings that follow from it.
+
+Instants are milliseconds, UTC.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ AccountId = NewType("AccountId", int)
 """The key of a budget account in the ledger: a namespace's, a team's or an organisation's."""
 
 Revision = NewType("Revision", int)
-"""How often an account has changed: what was read at an older one is read again."""
+"""The number of changes of an account: data read at an older revision is read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Claim:
     turns: tuple[tuple[Instant, int, int], ...] = ()
 
     def goes_on(self, at: Instant) -> bool:
-        """Whether it has not ended at an instant."""
+        """Return whether it has not ended at an instant."""
         return self.end is None or self.end > at
 
     def gross(self, at: Instant) -> int:
@@ -74,7 +77,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """GPU time set aside in a budget: for a pod's claim, as long as that goes on, or by hand until an instant."""
+    """GPU time reserved in a budget: for a pod, as long as its claim lasts, or by hand until an instant."""
 
     budget: AccountId
     amount: GpuMilliseconds
@@ -82,15 +85,15 @@ class Aside:
     until: Instant = EPOCH
 
     def rest(self, at: Instant) -> GpuMilliseconds:
-        """Return what is left of it at an instant: less what the pod has been charged, nothing after its end."""
+        """Return the rest at an instant: without what the pod has been charged, and zero after its end."""
         if self.claim is None:
             return self.amount if at < self.until else NO_TIME
         return GpuMilliseconds(max(self.amount - self.claim.gross(at), 0))
 
 
 Used = Literal["counts", "reset"]
-"""What becomes of what the running period has used when a rule begins in it: it counts in full, or a period
-begins with the rule and it counts no more."""
+"""How usage of the current period is treated when a rule begins in it: it counts in full, or a new period begins with
+the rule and it no longer counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """The records of budgets that depend on each other, by key, and which is under which."""
+    """The records of budgets that depend on each other, by key, and their hierarchy."""
 
     records: Mapping[AccountId, Records]
     links: Sequence[Link] = ()
@@ -187,7 +190,7 @@ class Forest:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Posting:
-    """What the ledger must hold: `amount` GPU-milliseconds, settled at `at`; charges cover [start, at)."""
+    """A posting that the ledger must contain: `amount` GPU-milliseconds, settled at `at`; charges cover [start, at)."""
 
     at: Instant
     kind: PostingKind
@@ -197,5 +200,5 @@ class Posting:
 
 
 def planned(key: str, budget: AccountId, amount: GpuMilliseconds, span: int, now: Instant) -> Aside:
-    """Return what is set aside for a pod that is not bound yet, as if it were bound now and needed all of it."""
+    """Return the reservation of a pod that is not bound yet, as if it were bound now and needed all of it."""
     return Aside(budget, amount, Claim(key, now, Instant(now + max(span, 1)), amount, max(span, 1)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much GPU time must be set aside so that a pod can finish, and whether that stays covered. Pure, exact.
+"""Compute how much GPU time must be reserved so that a pod can finish, and whether it stays covered. Pure, exact.
 
 Which GPU the pod gets is not known yet.
 
@@ -40,7 +40,7 @@ _ANY_MODEL: Final = "*"
 
 @dataclass(frozen=True)
 class Need:
-    """What a pod needs at most: GPU-milliseconds, and milliseconds for which it holds its GPUs."""
+    """The most that a pod needs: GPU-milliseconds, and milliseconds for which it holds its GPUs."""
 
     amount: GpuMilliseconds
     span: int
@@ -68,7 +68,7 @@ def need_of(
     now: Instant,
     device_nodes: Collection[Mapping[str, str]] = (),
 ) -> Need | None:
-    """Return what a request needs for `span` milliseconds on any of `gpus`; None if it can run on none of them.
+    """Return the need of a request for `span` milliseconds on any of `gpus`; None if it can run on none of them.
 
     `device_nodes` are the labels of the nodes that have NVIDIA's own devices.
     """
@@ -91,13 +91,13 @@ def _shares_by_model(
     quota: metering.Quota | None,
     device_nodes: Collection[Mapping[str, str]],
 ) -> list[Mapping[str, Fraction]]:
-    """Return for each model that the pod might get what it would be charged there per millisecond, by model."""
+    """Return the charge per millisecond on each model that the pod might get, by model."""
     smallest: dict[str, Gpu] = {}
     for gpu in gpus:
         fits = request.gpu_uuid in ("", gpu.uuid) and is_wanted(gpu.model, request.gpu_models)
         if fits and not is_slice(gpu.uuid) and gpu.memory_mib < smallest.get(gpu.model, gpu).memory_mib + 1:
             smallest[gpu.model] = gpu
-    if not request.requests:  # NVIDIA's plugin hands out the GPUs, of any model
+    if not request.requests:  # NVIDIA's plugin allocates the GPUs, of any model
         smallest = {_ANY_MODEL: Gpu(uuid="", model=_ANY_MODEL, memory_mib=1)}
     annotations = {
         names.gpu_annotation(wanted.container): ",".join(f"{wanted.container}/{i}" for i in range(wanted.gpus))
@@ -121,7 +121,7 @@ def _shares_by_model(
 
 
 def _slices_by_model(request: PodRequest, gpus: Collection[Gpu], weight: metering.Weight) -> Iterator[dict[str, Gpu]]:
-    """Yield for each model the dearest MIG slice that each container might get, if all of them might get one."""
+    """Yield for each model the most expensive MIG slice that each container might get, if all of them might get one."""
     adaptive = request.sharing == names.ADAPTIVE
     if request.affinity or not (adaptive or request.sharing == names.MIG):
         return
@@ -146,12 +146,12 @@ def _slices_by_model(request: PodRequest, gpus: Collection[Gpu], weight: meterin
 
 
 _MOST_TURNS: Final = 200
-"""How many comings and goings of allowances are looked at: later ones of hourly budgets bring nothing new."""
+"""The number of starts and ends of allowances that are examined: later ones of hourly budgets add nothing new."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """In which budget, from when on and by how much what is set aside is not covered."""
+    """The budget, the instant and the amount by which reservations are not covered."""
 
     budget: AccountId
     at: Instant
@@ -165,7 +165,7 @@ def gap(
     budgets: Collection[AccountId],
     now: Instant,
 ) -> Gap | None:
-    """Return the first gap in what covers GPU time set aside in some budgets and below them; None: there is none."""
+    """Return the first gap in the cover of GPU time reserved in some budgets and below them; None if there is none."""
     claims: dict[AccountId, list[Claim]] = {}
     for one in asides:
         if one.claim is not None:

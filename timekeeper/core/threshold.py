@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which thresholds of a budget are crossed in a period."""
+"""Find which thresholds of a budget are crossed in a period."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from timekeeper.core.budget import BudgetState
 
 
 def period_of(state: BudgetState) -> Instant:
-    """Return what tells a period from the others in which a budget's thresholds may be crossed: when it began.
+    """Return the key of a period in which a budget's thresholds may be crossed: its start.
 
     A budget without periods has one from the start of time, and another whenever an operator begins one.
     """
@@ -18,7 +18,7 @@ def period_of(state: BudgetState) -> Instant:
 
 
 def limit_of(state: BudgetState) -> GpuMilliseconds:
-    """Return what a period's thresholds are percentages of: its amount, with what rolled over, and its grants."""
+    """Return the amount of which thresholds are percentages: the period's amount, its rollover and its grants."""
     return GpuMilliseconds(state.period.amount + state.granted)
 
 

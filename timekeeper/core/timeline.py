@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time line of budgets: what pods are charged, from which account, at every instant. A pure function of records.
+"""The time line of budgets: the charges of pods, and their accounts, at every instant. A pure function of records.
 
 Records are claims (pods), rules (budget amount per period) and grants; the result is the state at an instant and
 the postings that the ledger must hold up to there. It does not matter when it was computed before: `advance` from any
@@ -28,12 +28,12 @@ from timekeeper.core.hierarchy import chain, parents_at
 from timekeeper.core.record import AccountId, Claim, Forest, Link, Posting, PostingKind, Records
 
 CHILD = "child:"
-"""Before the key of the budget below, in the subject of a posting that sums up its charges."""
+"""Prefix of the key of the budget below, in the subject of a posting that sums up its charges."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineOutcome:
-    """The states at the instant asked for, the postings settled since the states before, and anchors on the way."""
+    """The states at the requested instant, the postings settled since the previous states, and anchors in between."""
 
     states: dict[AccountId, BudgetState]
     postings: dict[AccountId, list[Posting]]
@@ -41,10 +41,10 @@ class TimelineOutcome:
 
 
 def begin(records: Records, at: Instant, linked: Iterable[Instant] = ()) -> BudgetState:
-    """Return one budget's state before anything happened: at its opening, just before its first record, or at `at`.
+    """Return a budget's state before anything has happened: at its opening, just before its first record, or at `at`.
 
-    `linked` are the instants at which it was put under another budget, or another one under it. A period that ends just
-    before the first record leaves nothing to the next one: the budget was not there.
+    `linked` are the instants at which it was put below another budget, or another one below it. A period that ends just
+    before the first record has no rollover: the budget did not exist.
     """
     later = [rule.since for rule in records.rules[1:]]
     moved = [*(g.since for g in records.grants), *(w.at for w in records.withdrawals)]
@@ -67,7 +67,7 @@ def begin(records: Records, at: Instant, linked: Iterable[Instant] = ()) -> Budg
 
 
 def begin_all(forest: Forest, at: Instant) -> dict[AccountId, BudgetState]:
-    """Return all budgets' states before anything concerned them: each just before its own first record or link.
+    """Return the initial states of all budgets: each just before its own first record or link.
 
     So a budget's beginning is the same whatever others it is settled with.
     """
@@ -82,11 +82,11 @@ def begin_all(forest: Forest, at: Instant) -> dict[AccountId, BudgetState]:
 def advance(
     states: Mapping[AccountId, BudgetState], forest: Forest, until: Instant, *, every: int = 0, settled: Instant = EPOCH
 ) -> TimelineOutcome:
-    """Return the outcome at `until` from earlier states, which are left as they are.
+    """Return the outcome at `until` from earlier states, which are not changed.
 
-    They are of one instant, but for budgets that begin later. All records that differ from those `states` were made of
-    must begin after their instant. Anchors are taken after each `every` boundaries (0: none) that lie before `settled`,
-    of the budgets that have begun.
+    The states have the same instant, except for budgets that begin later. All records that differ from those used for
+    `states` must begin after that instant. Anchors of the budgets that have begun are taken after each `every`
+    boundaries (0: none) before `settled`.
     """
     run = _Run(states, forest)
     anchors: list[dict[AccountId, BudgetState]] = []
@@ -108,13 +108,13 @@ def advance(
 _FORECAST_PERIODS = {"none": 1, "hour": 2, "day": 2, "week": 2, "month": 12, "year": 2}
 _FORECAST_DAYS = 400
 _FORECAST_STEPS = 20_000
-"""The most that a forecast computes: boundaries times budgets."""
+"""The maximum effort of a forecast: boundaries times budgets."""
 
 
 def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[AccountId, Instant]:
-    """Return when budgets that have time left, above too, will have none if open claims go on for ever.
+    """Return when budgets that have time left, above too, will have none if open claims continue.
 
-    One that is not in the answer has none already, or none of its pods runs, or it is not foreseeable.
+    A budget that is not in the answer has none already, has no running pods, or cannot be predicted.
     """
     going_on = {
         key: replace(records, claims=[c for c in records.claims if c.goes_on(states[key].at)], debts=())
@@ -153,7 +153,7 @@ def run_outs(states: Mapping[AccountId, BudgetState], forest: Forest) -> dict[Ac
 
 
 def next_turn(states: Mapping[AccountId, BudgetState], forest: Forest, key: AccountId) -> Instant | None:
-    """Return the next instant at which an allowance of a budget, or of one above it, comes or goes by itself."""
+    """Return the next instant at which an allowance of a budget, or of one above it, begins or ends by itself."""
     instants: list[Instant] = []
     at = states[key].at
     for one in chain(forest.links, key, at):
@@ -209,7 +209,7 @@ class _Run:
                     self._turns.setdefault(turn, []).append((line, claim))
 
     def _sort(self) -> None:
-        """Sort the budgets for the question whether a millisecond is too much: lower ones are asked first."""
+        """Sort the budgets for the check whether a millisecond is too much: lower ones are checked first."""
         self._order = sorted(self.lines.values(), key=lambda line: (-len(line.chain), line.key))
 
     def postings(self) -> dict[AccountId, list[Posting]]:
@@ -245,13 +245,13 @@ class _Run:
         return found if found is not None and found <= until else None
 
     def move(self, to: Instant) -> None:
-        """Go on to an instant before which nothing changes by itself but balances."""
+        """Advance to an instant before which only balances change by themselves."""
         while to > self.at:
             crossings = [at for line in self._order if (at := line.crossing(to)) is not None]
             if not crossings:
                 break
             self._go(min(crossings))
-            # All that are used up change state now: each takes its time out of those above, which then do not show it.
+            # All that are used up change state now: each removes its time from those above, which then do not show it.
             for line in [line for line in self._order if line.used_up()]:
                 self._turn_over(line, exhausted=True)
             for line in self._order if self.at < to else ():
@@ -265,9 +265,9 @@ class _Run:
         self.at = to
 
     def complete(self) -> None:
-        """Make the states those of this instant: balances drawn, and over at once what the next millisecond exceeds.
+        """Bring the states to this instant: draw balances, mark budgets as over if the next millisecond exceeds them.
 
-        So what is settled from them on lies after it.
+        So everything that is settled later is after this instant.
         """
         for line in self._order:
             line.close_window()
@@ -310,7 +310,7 @@ class _Run:
         self._post_charge(line, claim)
 
     def _turn(self, at: Instant) -> None:
-        """Apply new rates from now on; what ran before is posted at the old ones."""
+        """Apply new rates from now on; earlier time is posted at the old rates."""
         turned = [(line, claim) for line, claim in self._turns.get(at, ()) if claim.key in line.active]
         for line in {line.key: line for line, _ in turned}.values():
             self._cut(line)
@@ -319,7 +319,7 @@ class _Run:
                 one.change_rate(claim)
 
     def _allow(self, at: Instant) -> None:
-        """Let allowances come and go, all those of this instant before anything is judged."""
+        """Start and end allowances, all those of this instant before anything is evaluated."""
         due = {line.key: line for line in self._order if self._has_turn(line, at)}
         for line in list(due.values()):
             if any(grant.kind == "refund" for grant in line.grants.get(at, ())):
@@ -345,7 +345,7 @@ class _Run:
         return any(bucket.expires == at for bucket in line.state.grants)
 
     def _renew(self, line: BudgetLine, at: Instant) -> bool:
-        """Expire what ends now, begin a new period or rule; return whether there is more to spend than before."""
+        """Expire what ends now, begin a new period or rule; return whether more may be spent than before."""
         line.close_window()
         line.expire_grants()
         over, rule = line.state.period.expires == at, line.rules.get(at)
@@ -359,7 +359,7 @@ class _Run:
     # Whose time counts where
 
     def _below(self, line: BudgetLine) -> list[BudgetLine]:
-        """Return a line and all under it."""
+        """Return a line and all below it."""
         return [one for one in self._order if line in one.chain] if self._linked else [line]
 
     def _counting(self, line: BudgetLine) -> tuple[BudgetLine, ...]:
@@ -369,7 +369,7 @@ class _Run:
         return found if stop is None else (line,) if stop is line else (line, stop)
 
     def _turn_over(self, line: BudgetLine, *, exhausted: bool) -> None:
-        """Mark a budget as exhausted, or as not exhausted any more; that concerns all below it."""
+        """Mark a budget as exhausted or as no longer exhausted; that affects all below it."""
         self._cut(line)
 
         def change() -> None:
@@ -378,7 +378,7 @@ class _Run:
         self._change(line, change)
 
     def _relink(self, link: Link) -> None:
-        """Put a budget under another one from now on; what was before stays where it was."""
+        """Put a budget below another one from now on; earlier charges stay where they are."""
         line = self.lines[link.child]
         self._cut(line)
 
@@ -393,7 +393,7 @@ class _Run:
         self._sort()
 
     def _change(self, line: BudgetLine, change: Callable[[], None]) -> None:
-        """Change what decides where the pods' time counts, of a line and all under it, and count it there."""
+        """Change where the pods' time of a line and all below it counts, and count it there."""
         below = self._below(line)
         before = [one.state.over_budget for one in below]
         for one in below:
@@ -419,7 +419,7 @@ class _Run:
     # Postings
 
     def _cut(self, line: BudgetLine) -> None:
-        """Post what ran up to now, in a line and all under it."""
+        """Post the time up to now, in a line and all below it."""
         for one in self._below(line):
             for claim in one.active.values():
                 self._post_charge(one, claim)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage counters that sidecars report: which report counts, and what was used in each hour. Pure.
+"""Evaluate the usage counters that sidecars report: which report counts, and the usage of each hour. Pure.
 
 Counters are cumulative within an epoch (one run of a sidecar), so loss, repeat and reorder change nothing. What was
 used is the sum over epochs. Reports never open, close or change a charge: a refused one costs nothing.
@@ -32,7 +32,7 @@ BAD_EPOCH: Final = "epoch-implausible"
 TOO_MANY_EPOCHS: Final = "too-many-epochs"
 
 MAX_EPOCHS: Final = 256
-"""A sidecar that restarts each minute for four hours; more is a fault, and each would cost a row."""
+"""Enough for a sidecar that restarts each minute for four hours; more is a fault, and each would cost a row."""
 
 SLACK_MS: Final = 60_000
 """Clocks of nodes differ, and counters are read a moment before they are sent."""
@@ -41,7 +41,7 @@ _LARGEST: Final = 2**62
 
 
 class Watermark(NamedTuple):
-    """The furthest that one epoch of one container has reported. `used_ms` None: unknown."""
+    """The latest position that one epoch of a container has reported. `used_ms` is None if unknown."""
 
     epoch: int
     seq: int
@@ -51,15 +51,15 @@ class Watermark(NamedTuple):
     hour: Instant = EPOCH
     """The hour in which the counter was last read, by its first instant."""
     hour_base: int = 0
-    """What had been used when that hour began."""
+    """Usage at the start of that hour."""
     observed_ms: int = 0
-    """How much of that hour reports cover."""
+    """How much of that hour is covered by reports."""
     peak_memory_mib: int | None = None
-    """The most GPU memory reported; None: no report had it."""
+    """Peak of the reported GPU memory; None if no report had it."""
 
 
 class Bounds(NamedTuple):
-    """What a container can have used: GPUs held, since when, as of now."""
+    """The most that a container can have used: the GPUs that it holds, since when, as of now."""
 
     gpus: int
     start: Instant
@@ -100,14 +100,14 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
         return "refused", refusal, None
     peak = max((value for value in (mark.peak_memory_mib, report.memory_mib) if value is not None), default=None)
     if report.used_ms is None and mark.used_ms is not None:
-        # The counter may have gone on: its next value covers all the time since it was last read.
+        # The counter may have continued: its next value covers all the time since it was last read.
         return "accepted", "", mark._replace(seq=report.seq, peak_memory_mib=peak)
     mark = Watermark(report.epoch, report.seq, report.used_ms, report.monotonic_ns, peak_memory_mib=peak)
     return "accepted", "", mark
 
 
 def _late(report: UsageReport, mark: Watermark) -> tuple[Outcome, str, None]:
-    """Judge a report at or behind the watermark: it may only say what is known, or less."""
+    """Evaluate a report at or behind the watermark: it may only repeat what is known, or less."""
     if report.used_ms is not None and mark.used_ms is not None and report.used_ms > mark.used_ms:
         return "refused", RAN_BACKWARDS, None
     return "duplicate", "", None
@@ -131,28 +131,28 @@ def _impossible(report: UsageReport, mark: Watermark, marks: Mapping[int, Waterm
 
 
 def used(marks: Mapping[int, Watermark]) -> int | None:
-    """Return what a container used, None if no epoch ever knew."""
+    """Return a container's usage; None if no epoch has ever known it."""
     return total(mark.used_ms for mark in marks.values())
 
 
 def total(values: Iterable[int | None]) -> int | None:
-    """Return the sum of what is known, None if nothing is."""
+    """Return the sum of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def peak_memory(marks: Mapping[int, Watermark]) -> int | None:
-    """Return the most GPU memory that a container held, in MiB, None if no epoch ever knew."""
+    """Return the peak GPU memory of a container in MiB; None if no epoch has ever known it."""
     return max((mark.peak_memory_mib for mark in marks.values() if mark.peak_memory_mib is not None), default=None)
 
 
 SILENCE_MS: Final = 120_000
-"""Twelve of the sidecar's usual intervals. What it could not send it spools, so the sidecar was away for longer."""
+"""Twelve of the sidecar's usual intervals. A sidecar spools what it could not send, so it was gone for longer."""
 
 
 @dataclass(frozen=True)
 class HourUsed:
-    """What one epoch of one container used in a past hour; `used_ms` None: unknown."""
+    """The usage of one epoch of a container in a past hour; `used_ms` is None if unknown."""
 
     epoch: int
     hour: Instant
@@ -161,7 +161,7 @@ class HourUsed:
 
 
 def in_this_hour(mark: Watermark) -> HourUsed:
-    """Return what was used so far in the hour of the newest report."""
+    """Return the usage so far in the hour of the newest report."""
     used = None if mark.used_ms is None else mark.used_ms - mark.hour_base
     return HourUsed(mark.epoch, mark.hour, used, mark.observed_ms)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes the ledger and what reads it: records appended, settled and checked in one transaction."""
+"""Operations on the ledger: records are appended, settled and checked in one transaction."""

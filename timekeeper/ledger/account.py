@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens accounts: a namespace gets one with its first record."""
+"""Open accounts: a namespace gets one with its first record."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from timekeeper.store.accounts import BudgetAccount
 
 
 def ensure(books: Books, session: Session, uid: str, name: str, policy: NamespacePolicy, now: Instant) -> BudgetAccount:
-    """Return a namespace's account, made if there is none; or a team's or an organisation's.
+    """Return a namespace's account, which is created if there is none, or a team's or an organisation's.
 
-    Raises Unknown if those are not there: they are made on purpose.
+    Raises Unknown if one of the latter does not exist: these are created explicitly.
     """
     found = accounts.find(session, books.cluster, uid)
     if found is None and uid == accounts.parent_uid(name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From which anchor to go on, and what still matters after it."""
+"""Choose the anchor to continue from, and the records that still matter after it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from timekeeper.store import memberships, timelines
 
 
 def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree, dict[AccountId, BudgetState]]:
-    """Return from which anchor before an instant (None: the latest) to go on, and what depends on a tree since.
+    """Return the anchor before an instant (None: the latest) to continue from, and what has depended on a tree since.
 
-    What is not in the anchor has not begun there.
+    A budget that is not in the anchor has not begun there.
     """
     while True:
         anchor = timelines.anchor_before(session, tree.keys, before)
@@ -29,12 +29,12 @@ def anchored(session: Session, tree: Tree, before: Instant | None) -> tuple[Tree
 
 
 def instant_of(states: Mapping[AccountId, BudgetState]) -> Instant | None:
-    """Return of which instant states are, None if there are none."""
+    """Return the instant of the states; None if there are none."""
     return next((state.at for state in states.values()), None)
 
 
 def rest_of(records: Records, at: Instant) -> Records:
-    """Return what of a budget's records still matters after an instant."""
+    """Return the records of a budget that still matter after an instant."""
     return replace(
         records,
         claims=[c for c in records.claims if c.goes_on(at)],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The books of all namespaces of a cluster: their database, their audit log, and where each account is.
+"""The books of all namespaces of a cluster: their database, their audit log, and the state of each account.
 
-What changes them has a file of its own beside this one, and ends in `timekeeper.ledger.settlement`.
+Each operation that changes them has a file of its own beside this one, and ends in `timekeeper.ledger.settlement`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from timekeeper.store.db.database import Database
 class Books:
     """The ledger of one cluster. Safe to use from several threads.
 
-    `carry` is what `timekeeper.debt` says: it holds while the ledger has no word of it, and from `follow_debt` on.
+    `carry` is the setting `timekeeper.debt`: it applies until the ledger has recorded one, and from `follow_debt` on.
     """
 
     def __init__(self, database: Database, cluster: str, *, carry: bool) -> None:
@@ -55,9 +55,9 @@ class Books:
         detail: Mapping[str, Any],
         now: Instant,
     ) -> None:
-        """Put into the audit log what is done in this transaction; `about` None: it concerns all."""
+        """Write to the audit log what this transaction does; `about` is None if it concerns all accounts."""
         if about is not None and about.kind == "namespace":
-            detail = {**detail, audit.UID: about.uid}  # a name may be used again, the UID never
+            detail = {**detail, audit.UID: about.uid}  # a name may be reused, the UID never
         title = "" if about is None else about.title
         audit.append(session, cluster=self.cluster, actor=actor, action=action, namespace=title, detail=detail, now=now)
 
@@ -76,7 +76,7 @@ class Books:
             return None if account is None else self._positions_of(session, [account])[0]
 
     def all_positions(self, after: tuple[str, int], limit: int) -> list[Position]:
-        """Return the standings of all that ever had an account, by name and age, after a place (name and id)."""
+        """Return the standings of all accounts of namespaces, past ones too, by name and age, after a name and id."""
         with self.database.reading() as session:
             return self._positions_of(session, accounts.accounts(session, self.cluster, after, limit))
 
@@ -100,7 +100,7 @@ class Books:
             return self._positions_of(session, accounts.parents(session, self.cluster, after, limit))
 
     def children(self, position: Position) -> list[Position]:
-        """Return the standings of those that are directly under a team or an organisation, in the order of names."""
+        """Return the standings of the budgets directly below a team or an organisation, in the order of names."""
         with self.database.reading() as session:
             above = memberships.current(session, self.cluster)
             below = accounts.named(session, [c for c, parent in above.items() if parent == position.account.id])
@@ -126,7 +126,7 @@ class Books:
         together = self._together(session, root)
         with self._lock:
             cached = self._positions.get(place.id)
-        # Its own version counts what concerns nobody above it: its object.
+        # Its own version counts changes that do not concern the budgets above it: those of its object.
         if cached is not None and cached.together is together and cached.account.version == place.version:
             return cached
         last_object = budget_objects.last(session, [place.id]).get(place.id)

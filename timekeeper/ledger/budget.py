@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes budgets: another rule, another status, what the policy says."""
+"""Change budgets: set a rule or a status, or apply the policy's."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def set_budget(
     actor: str,
     if_match: frozenset[str] | None,
 ) -> None:
-    """Give a namespace a budget of its own from now on; whether it is suspended stays as it is.
+    """Give a namespace a budget of its own from now on; a suspended budget stays suspended.
 
-    `change` is the rule, from `since` on, or makes it of the one in force. It is never earlier than that one, so
-    of two writers whose clocks differ the later one has its way. Raises LedgerError if `if_match` has not the
-    budget's version and the budget is another, it is closed, or an object keeps it.
+    `change` is the rule, from `since` on, or makes it of the one in force. It never begins before the one in force, so
+    of two writers whose clocks differ the later one takes effect. Raises LedgerError if `if_match` has not the budget's
+    version and the budget is another, it is closed, or an object keeps it.
     """
 
     def work(session: Session) -> None:
@@ -48,9 +48,9 @@ def set_budget(
 
 
 def refuse_kept(session: Session, place: BudgetAccount, *, what: str = "budget") -> None:
-    """Refuse to change by request what an object says.
+    """Refuse a request that changes what an object defines.
 
-    Raises BudgetKept if one keeps the budget; its `parent` is what an object need not say.
+    Raises BudgetKept if an object keeps the budget; an object may leave out only the `parent`.
     """
     found = budget_objects.last(session, [place.id]).get(place.id)
     if found is None or found.released is not None or (what == "parent" and found.parent is None):
@@ -66,7 +66,7 @@ def refuse_kept(session: Session, place: BudgetAccount, *, what: str = "budget")
 def change_budget(
     books: Books, session: Session, place: BudgetAccount, change: Change, *, actor: str, if_match: frozenset[str] | None
 ) -> None:
-    """Give an account another rule, as `set_budget` does."""
+    """Set the rule of an account, as `set_budget` does."""
     row = budget_rules.rules(session, place.id)[-1]
     rule = change if isinstance(change, Rule) else change(row.rule)
     rule = replace(rule, open=row.rule.open, since=not_before(row.rule, rule.since))
@@ -85,7 +85,7 @@ def set_status(
 ) -> None:
     """Suspend a budget, close it, or reactivate it. While it is not active its pods are charged over budget.
 
-    Raises Conflicting if it is closed: that is for good.
+    Raises Conflicting if it is closed, which is permanent.
     """
 
     def change(session: Session) -> None:
@@ -122,7 +122,7 @@ def unset_budget(
     books: Books, uid: str, name: str, policy: NamespacePolicy, *, reason: str, actor: str,
     if_match: frozenset[str] | None, now: Instant,
 ) -> None:  # fmt: skip
-    """Give a namespace the policy's budget again; what the running period has used counts on.
+    """Give a namespace the policy's budget again; what the current period has used still counts.
 
     Raises LedgerError if `if_match` has not the budget's version, the budget is closed, or an object keeps it.
     """
@@ -156,7 +156,7 @@ def fall_back(
 ) -> Rule | None:
     """Give a namespace the policy's budget again, as if it had never had one of its own, and return that.
 
-    None if it has that already, or its budget is closed: that is for good. An `actor` has it noted in the audit log.
+    None if it has that already, or its budget is closed, which is permanent. An `actor` has it noted in the audit log.
     """
     row = budget_rules.rules(session, place.id)[-1]
     if row.source != "own" or row.status == "closed":
@@ -174,7 +174,7 @@ def follow_policy(
 ) -> None:
     """Give namespaces without a budget of their own the policy's, from now on, if it has changed.
 
-    The audit log tells by which GpuPolicy (`origin_of`), and who wrote that.
+    The audit log names the GpuPolicy (`origin_of`) and its author.
     """
 
     def change(session: Session) -> None:
@@ -194,5 +194,5 @@ def follow_policy(
 
 
 def _origin_detail(origin: Origin | None) -> dict[str, str]:
-    """Return the origin of a policy as the audit log has it; nothing for the policy file."""
+    """Return the origin of a policy for the audit log; empty for the policy file."""
     return {} if origin is None else {"gpuPolicy": origin.name, "changedBy": origin.writer or "not known"}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets that Kubernetes objects keep: what an object says is taken once per generation, and never an older one.
+"""Budgets that Kubernetes objects define: each generation of an object is accepted once, and never an older one.
 
-An operator may be late, ask twice, run twice, or die between any two lines. So each request names the state that the
-ledger had before the object was read: it is taken only if nothing was taken since. The times at which objects were made
-do not order them: they are in whole seconds, and each API server's own.
+An operator may be late, send a request twice, run twice, or die between any two lines. So each request names the state
+that the ledger had before the object was read: it is accepted only if nothing was accepted since. The times at which
+objects were made do not order them: they are in whole seconds, and each API server's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from timekeeper.store.budget_objects import Kept
 
 @dataclass(frozen=True)
 class Desired:
-    """The budget that an object asks for. `kept.parent` None: it leaves the parent to others.
+    """The budget that an object defines. `kept.parent` None: the object does not set the parent.
 
     `seen` is the version (`version_of`) that the ledger had before the object was read.
     """
@@ -36,14 +36,14 @@ class Desired:
     seen: str
     rule: Rule
     writer: str
-    """Who wrote this generation, as the API server knows them; empty if it is not known."""
+    """The author of this generation, as known to the API server; empty if unknown."""
     reporter: str
-    """Who reported it: the operator."""
+    """The sender of the report: the operator."""
     now: Instant
 
     @property
     def actor(self) -> str:
-        """Who the records name for what follows from this generation."""
+        """The user that records name for the changes of this generation."""
         return self.writer or self.reporter
 
 

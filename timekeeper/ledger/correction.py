@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a pod's interval right by hand, because its records were wrong: a clock, a node, an API server restored.
+"""Correct a pod's interval by hand because its records were wrong: a clock, a node, a restored API server.
 
-Start and end are records like those that the pod gave; what they come to is reversed and booked again, over budget and
-what is owed for it included, in sealed periods by corrections in the open one. Nothing that the pod's records say later
-moves a corrected start or end.
+Start and end are records like those from the pod; the resulting charge is reversed and booked again, including time
+over budget and debt, and in sealed periods by corrections in the open one. Later records of the pod do not move a
+corrected start or end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLAG: Final = "corrected"
 
 @dataclass(frozen=True)
 class RequestedInterval:
-    """How a pod's interval should be; None keeps the start or end that the ledger has."""
+    """The correct interval of a pod; None keeps the start or end in the ledger."""
 
     pod_uid: str
     start: Instant | None
@@ -42,7 +42,7 @@ class RequestedInterval:
 
 
 def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: RequestedInterval) -> bool:
-    """Put a pod's interval right; return False if the ledger has it so already, or did so under the same key.
+    """Correct a pod's interval; return False if the ledger has this interval already, or did this under the same key.
 
     `find` gives whose pod it is. Raises Unknown if the namespace had no such pod; Conflicting if an end is given of a
     pod that runs, the interval lies outside the pod's life, or the key was already used for another request.
@@ -86,7 +86,7 @@ def correct(books: Books, find: Callable[[Session], BudgetAccount], wanted: Requ
 
 
 def _check(session: Session, pod: WorkloadRow, start: Instant, end: Instant | None, wanted: RequestedInterval) -> None:
-    """Refuse an interval that the pod cannot have had: it lies within what is known of the pod's life."""
+    """Refuse an interval that is not within the known life of the pod."""
     if wanted.end is not None and pod.ended_at is None:
         raise PodRunning(
             f"end: pod {pod.pod_uid} is still running; delete it, and correct its end once that is known; "
@@ -97,7 +97,7 @@ def _check(session: Session, pod: WorkloadRow, start: Instant, end: Instant | No
     first = min(begun) if pod.created_at is None else pod.created_at
     last = wanted.now if pod.closed_at is None else min(Instant(pod.closed_at + CLOCK_SKEW_MS), wanted.now)
     refunds = movements.refunds(session, [pod.namespace_id]).get(pod.pod_uid, [])
-    last = min([last, *(row.valid_from for row in refunds)])  # what was refunded had ended then
+    last = min([last, *(row.valid_from for row in refunds)])  # the refunded interval had ended by then
     if start < first and wanted.start is not None:
         what = "began" if pod.created_at is None else "was created"
         raise _implausible("start", start, f"the pod {what} at {format_instant(first)}; use that or a later instant")

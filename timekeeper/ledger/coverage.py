@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what `timekeeper.core.reservation.gap` needs: whether what is set aside stays covered until its end."""
+"""Read what `timekeeper.core.reservation.gap` needs to check whether reservations stay covered until their end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the setting that says what becomes of time over budget."""
+"""Follow the setting that says how time over budget is treated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from timekeeper.store import accounts, debts, timelines
 
 
 def follow_debt(books: Books, now: Instant) -> None:
-    """Make time over budget owed, or forgiven, as the setting says, from now on if that has changed.
+    """Make time over budget owed or forgiven, as the setting says, from now on if the setting has changed.
 
-    The first word of it that a ledger gets holds from the start of time. One that lies further ahead than clocks
-    may differ was written by a clock that was wrong: it never comes to hold.
+    A ledger's first setting applies from the start of time. One that is further ahead than clocks may differ was
+    written by a wrong clock: it never takes effect.
     """
 
     def change(session: Session) -> None:

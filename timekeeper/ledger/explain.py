@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains a budget's balance: every booking that moved it, the sum so far, and the record that caused it.
+"""Explain a budget's balance: every booking that changed it, the sum so far, and the record that caused it.
 
 What is sealed comes first, as one sum, so that an explanation does not grow with the years. Bookings after it come
 where they fall due, corrections among those of the period that they correct. Then comes what is not booked yet: what is
@@ -110,7 +110,7 @@ def _summed(lines: Iterable[BalanceStep]) -> Iterator[BalanceStep]:
 
 
 class _Causes:
-    """The records of a namespace, for telling which of them caused a booking."""
+    """The records of a namespace, to find which of them caused a booking."""
 
     def __init__(self, session: Session, namespace: AccountId) -> None:
         self._session = session
@@ -146,7 +146,7 @@ class _Causes:
         return BalanceStep(format_instant(posting.at), None, posting.kind, amount, 0, f"{cause}; due")
 
     def pod(self, uid: str) -> str:
-        """Return how a person knows a pod."""
+        """Return a pod's name for people."""
         pod = self._find(uid)
         return _named(uid, pod.pod_name if pod else "")
 

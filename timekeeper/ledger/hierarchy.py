@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teams and organisations: budgets above namespaces, and which is under which, from when on.
+"""Teams and organisations: budgets above namespaces, and the hierarchy of budgets over time.
 
-What a pod is charged is charged to its namespace and to every budget above it, or to none of them. A budget is put
-under another one from now on; what was charged before stays where it was.
+A pod is charged to its namespace and to every budget above it, or to none of them. A budget is moved below another one
+from now on; earlier charges stay where they are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_LEVELS: Final = 4
 def put_parent(
     books: Books, name: str, kind: HolderKind, rule: Rule, *, actor: str, if_match: frozenset[str] | None
 ) -> bool:
-    """Make a team or an organisation, or give it another budget; return whether it was made.
+    """Create a team or an organisation, or change its budget; return whether it was created.
 
     Raises LedgerError if the name is another kind's, `if_match` has not the budget's version, it is closed, or an
     object keeps it.
@@ -58,7 +58,7 @@ def change_parent(
     actor: str,
     if_match: frozenset[str] | None,
 ) -> tuple[BudgetAccount, bool]:
-    """Make a team or an organisation, or give it another budget, as `put_parent` does."""
+    """Create a team or an organisation, or change its budget, as `put_parent` does."""
     uid = accounts.parent_uid(name)
     account = accounts.find(session, books.cluster, uid)
     if account is None:
@@ -97,7 +97,7 @@ def _same_kind(account: BudgetAccount, kind: str) -> None:
 
 
 def put_under(books: Books, place: NamespaceRef, above: str | None, *, reason: str, actor: str, now: Instant) -> bool:
-    """Put a namespace, or a team, under another budget from now on, or under none; return False if it is already.
+    """Move a namespace or a team below another budget from now on, or below none; return False if it is there already.
 
     Raises Unknown if there is no such parent, Conflicting if it is an organisation, would be above itself, the chain
     would be too long, or an object names its parent.
@@ -114,7 +114,7 @@ def put_under(books: Books, place: NamespaceRef, above: str | None, *, reason: s
 def change_place(
     books: Books, session: Session, child: BudgetAccount, above: str | None, *, reason: str, actor: str, now: Instant
 ) -> bool:
-    """Put an account under another budget, or under none, as `put_under` does."""
+    """Move an account below another budget, or below none, as `put_under` does."""
     tree = memberships.tree(session, [child.id], IN_FORCE)
     target = None if above is None else accounts.require_parent(session, books.cluster, above)
     other = memberships.tree(session, [] if target is None else [target.id], IN_FORCE)
@@ -128,10 +128,10 @@ def change_place(
     for account in (child, target):
         if account is not None:
             settlement.pin(books, session, account.id, Instant(now - ANCHOR_LAG_MS), now)
-    # Not before what is in force, by any clock that may be right: so no ring comes to exist between the two.
+    # Not before the link in force, by any clock that may be right, so that no cycle can exist in between.
     since = max([now, *(link.since for link in links.values() if link.child not in ahead)])
-    # A clock that is wrong wrote what lies further ahead. It was meant for at once, and what is put under it now, or
-    # what it left, counts on it: so it holds from now on too, first what is further up.
+    # A wrong clock wrote the links that are further ahead. They were meant to take effect immediately, and later links
+    # rely on them: so they apply from now on too, those further up first.
     parents = parents_at(links.values(), IN_FORCE) | {child.id: wanted}
     moved = Tree(frozenset(parents), tuple(Link(one, parent, since) for one, parent in parents.items()))
     for one in sorted(ahead | {child.id}, key=lambda one: (len(moved.chain(one)), one)):

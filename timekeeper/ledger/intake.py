@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes in what pods' records say: that a pod holds GPUs, and that it has let them go."""
+"""Record what pods' records say: that a pod holds GPUs, and that it has released them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORPHAN: Final = "last-confirmed"
 
 @dataclass(frozen=True)
 class Opening:
-    """A pod that holds GPUs, as it is when first seen."""
+    """A pod that holds GPUs, in the state in which it is first seen."""
 
     pod_uid: str
     pod_name: str
@@ -45,7 +45,7 @@ class Opening:
     start: Instant
     flags: tuple[str, ...]
     created: Instant | None = None
-    """When the API server made the pod; None: its record does not say."""
+    """When the API server created the pod; None if its record does not say."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def apply(
 
 
 Changes = list[tuple[AccountId, Instant]]
-"""Accounts that change, each with the instant from which on it does."""
+"""Accounts that change, each with the instant of its first change."""
 
 
 def _open(
@@ -133,7 +133,7 @@ def _close(books: Books, session: Session, closings: Collection[Closing], now: I
             continue
         end = max(closing.end, workload.started_at)
         flags = sorted({*filter(None, workload.flags.split(",")), *closing.flags})
-        seen = max(now, end - CLOCK_SKEW_MS)  # the clock of whoever recorded the end showed at least that
+        seen = max(now, end - CLOCK_SKEW_MS)  # the clock of the program that recorded the end showed at least that
         ends.append(
             {"uid": closing.pod_uid, "end": end, "source": closing.source, "flags": ",".join(flags), "seen": seen}
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU time moved by hand: grants, refunds, adjustments, transfers. All of it is in the audit log.
 
-A movement is a record like a pod's interval: it is appended and its namespace settled in one transaction. What takes
-time out is refused if less is left. If late knowledge finds afterwards that less was left, the balance is
-below zero until the next allowance: a movement that was acknowledged stays.
+A movement is a record like a pod's interval: it is appended and its namespace settled in one transaction. A movement
+that withdraws time is refused if less is left. If a late record shows afterwards that less was left, the balance is
+below zero until the next allowance: an acknowledged movement stays.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NamespaceRef:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be moved. `key` and `body` tell a repeated request from another one."""
+    """A requested movement. `key` and `body` distinguish a repeated request from another one."""
 
     amount: GpuMilliseconds
     reason: str
@@ -62,7 +62,7 @@ class Order:
     now: Instant
 
     def digest(self, kind: MovementKind) -> str:
-        """Return what tells this request from another under the same key."""
+        """Return the digest that distinguishes this request from another under the same key."""
         return hashlib.sha256((b"" if kind == "grant" else kind.encode() + b"\0") + self.body).hexdigest()
 
 
@@ -103,7 +103,8 @@ def withdraw(
             raise GrantUnknown(f"{account.title} has no grant {key}")
         if row.withdrawn_at is not None:
             return
-        # Settled first: the row of the root moves, so that no other transaction sets aside or books at the same time.
+        # Settled first: the row of the root is updated, so that no other transaction reserves or books at the same
+        # time.
         if row.valid_from <= settlement.settle_in(books, session, account.id, None, now).at:
             raise GrantBegun(
                 f"grant {key} began at {format_instant(row.valid_from)}; take back what is left with an adjustment"
@@ -120,7 +121,7 @@ def withdraw(
 
 
 def refund(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> bool:
-    """Give back what an ended pod was charged, or part of it; it must be used before the period ends.
+    """Refund the charge of an ended pod, or a part of it; the refund must be used before the period ends.
 
     Raises Unknown if the namespace had no such pod, Conflicting if more than its charge would be refunded.
     """
@@ -150,9 +151,9 @@ def refund(books: Books, place: NamespaceRef, order: Order, *, pod_uid: str) -> 
 
 
 def adjust(books: Books, place: NamespaceRef, order: Order) -> bool:
-    """Correct a balance by hand: a negative amount takes GPU time away.
+    """Adjust a balance by hand: a negative amount deducts GPU time.
 
-    Raises Conflicting if more would be taken than is left.
+    Raises Conflicting if more would be deducted than is left.
     """
 
     def change(session: Session) -> bool:
@@ -174,8 +175,8 @@ def transfer(
 ) -> bool:
     """Move GPU time from one budget to another, both or neither.
 
-    Raises Conflicting if less is left (credit cannot be handed on), or one is under the other: what the lower one
-    spends is taken from the upper one too, so there the time would be paid twice.
+    Raises Conflicting if less is left (credit cannot be transferred), or if one is below the other: what the lower one
+    spends is charged to the upper one too, so the time would be paid for twice.
     """
 
     def change(session: Session) -> bool:
@@ -217,7 +218,7 @@ def _need(books: Books, session: Session, account: BudgetAccount, amount: GpuMil
 
 
 def _still_covered(books: Books, session: Session, account: BudgetAccount, now: Instant) -> None:
-    """Refuse to take out what is needed later, when what would be left has expired."""
+    """Refuse to withdraw time that is needed later, when the rest has expired."""
     gap = coverage.gap_of_withdrawal(books, session, account.id, now)
     if gap is not None:
         raise BalanceInsufficient(
@@ -227,7 +228,7 @@ def _still_covered(books: Books, session: Session, account: BudgetAccount, now: 
 
 
 def _apart(session: Session, giver: BudgetAccount, taker: BudgetAccount) -> None:
-    """Refuse a transfer between a budget and one that it is under."""
+    """Refuse a transfer between a budget and one of its ancestors."""
     tree = memberships.tree(session, [giver.id], IN_FORCE)
     for lower, upper in ((giver, taker), (taker, giver)):
         if upper.id in tree.keys and lower.id in tree.keys and upper.id in tree.chain(lower.id):

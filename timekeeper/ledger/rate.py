@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets the rates of GPU models: pods that run then are split there, exactly."""
+"""Set the rates of GPU models: the intervals of pods that run at that instant are split there, exactly."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from timekeeper.store import rates, timelines
 def set_rate(
     books: Books, model: str, rate: Fraction, *, since: Instant | None, reason: str, actor: str, now: Instant
 ) -> tuple[Instant, bool]:
-    """Set a GPU model's rate from an instant on; pods that run then are split there, exactly.
+    """Set a GPU model's rate from an instant on; intervals of running pods are split there, exactly.
 
-    `since` None: from now on, and the one that is set later holds, whatever the clocks say. Returns from when
-    it holds, and False if it did so already. Raises Conflicting if another does from the instant that was named.
+    `since` None: from now on, and the rate that is set later applies, whatever the clocks show. Returns from when it
+    applies, and False if it already did. Raises Conflicting if another rate applies from the given instant on.
     """
 
     def change(session: Session) -> tuple[Instant, bool]:

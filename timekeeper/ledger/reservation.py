@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens and releases reservations: GPU time of a namespace that is set aside and that no one else can have.
+"""Open and release reservations: GPU time of a namespace that is set aside, so that nothing else can use it.
 
 What is free is what is left, credit included, less what is set aside. A reservation is opened only if that much is
 free, in the transaction that says so; so what is set aside never exceeds what there is. Movements that take time out
@@ -38,7 +38,7 @@ CONTROLLER: Final = "controller"
 
 @dataclass(frozen=True)
 class Free:
-    """What a namespace may set aside at an instant, what it has set aside, and which budget has the least free."""
+    """What a namespace may reserve at an instant, what it has reserved, and which budget has the least free."""
 
     amount: GpuMilliseconds
     held: GpuMilliseconds
@@ -47,7 +47,7 @@ class Free:
 
 
 def free_of(session: Session, position: Position, now: Instant) -> Free:
-    """Return what is free as far as this process knows; `open_for_pod` decides whether it really is."""
+    """Return what is free according to this process; `open_for_pod` decides whether it really is."""
     together, states = position.together, position.together.at(now)
     tree = Tree(frozenset(states), tuple(together.forest.links))
     rules = {key: together.forest.records[key].rules[-1] for key in tree.chain(position.account.id)}
@@ -58,7 +58,7 @@ def free_of(session: Session, position: Position, now: Instant) -> Free:
 
 
 def gap_of(position: Position, free: Free, need: Need, now: Instant, *, alone: bool = False) -> Gap | None:
-    """Return the gap in covering a need until its end, beside all that is set aside or `alone`; None: it is covered."""
+    """Return the gap in the cover of a need until its end, beside all reservations or `alone`; None if covered."""
     more = planned("new", position.account.id, need.amount, need.span, now)
     together = position.together
     asides = [*([] if alone else free.asides), more]
@@ -67,7 +67,7 @@ def gap_of(position: Position, free: Free, need: Need, now: Instant, *, alone: b
 
 
 def most_of(position: Position, now: Instant) -> GpuMilliseconds:
-    """Return what could be set aside with nothing else set aside, now or in the next period; the least of the chain."""
+    """Return what could be reserved without other reservations, now or in the next period; the least of the chain."""
     states, records = position.together.at(now), position.together.forest.records
     most = []
     for account in (position.account, *position.above):
@@ -79,13 +79,13 @@ def most_of(position: Position, now: Instant) -> GpuMilliseconds:
 
 
 def held(books: Books, now: Instant, namespace: AccountId | None = None) -> defaultdict[AccountId, GpuMilliseconds]:
-    """Return what is set aside, by namespace; of one alone if it is named."""
+    """Return what is reserved, by namespace; only that of one namespace if it is given."""
     with books.database.reading() as session:
         return store.held_by_namespace(session, now, namespace)
 
 
 def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dict[AccountId, GpuMilliseconds]:
-    """Return what is set aside in budgets and all that are under them."""
+    """Return what is reserved in budgets and in all below them."""
     everywhere = held(books, now)
     found = {}
     for position in positions:
@@ -95,7 +95,10 @@ def held_below(books: Books, positions: Iterable[Position], now: Instant) -> dic
 
 
 def open_for_pod(books: Books, place: NamespaceRef, uid: str, name: str, need: Need, now: Instant) -> bool:
-    """Set GPU time aside for a pod; return whether it is. A pod has one reservation, however often this is asked."""
+    """Reserve GPU time for a pod; return whether it is reserved.
+
+    A pod has one reservation, however often this is called.
+    """
 
     def change(session: Session) -> bool:
         account = ensure(books, session, place.uid, place.name, place.policy, now)
@@ -114,7 +117,7 @@ def open_for_pod(books: Books, place: NamespaceRef, uid: str, name: str, need: N
 
 
 def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: Instant) -> None:
-    """End the reservations of pods (namespace and name by UID); who paid more than was set aside is audited."""
+    """End the reservations of pods (namespace and name by UID); those charged more than was reserved are audited."""
 
     def change(session: Session) -> None:
         for row, paid in store.exceeded(session, pods):
@@ -130,7 +133,7 @@ def end_pods(books: Books, pods: Mapping[str, tuple[str, str]], now: Instant) ->
 def open_by_hand(
     books: Books, place: NamespaceRef, order: Order, *, expires_at: Instant
 ) -> tuple[ReservationRow, bool]:
-    """Set GPU time aside until an instant; return the reservation, and False if it was made before under its key.
+    """Reserve GPU time until an instant; return the reservation, and False if it was opened before under its key.
 
     Raises Conflicting if less is free, the budget may not be spent, or the key was already used for another request.
     """
@@ -173,14 +176,14 @@ def open_by_hand(
 
 
 def key_of(idempotency_key: str) -> str:
-    """Return the key under which a request's reservation is kept: apart from those of pods, and never too long."""
+    """Return the key under which a request's reservation is stored: distinct from those of pods, and never too long."""
     return "key:" + hashlib.sha256(idempotency_key.encode()).hexdigest()
 
 
 def release(
     books: Books, find: Callable[[Session], BudgetAccount | None], name: str, key: int, *, actor: str, now: Instant
 ) -> ReservationRow:
-    """Give back what was set aside by hand; again is harmless. `find` gives whose it is.
+    """Release a reservation that was opened by hand; a second call changes nothing. `find` returns its owner.
 
     Raises Unknown if the namespace has no such reservation, Conflicting if it is a pod's.
     """
@@ -214,9 +217,9 @@ def outcome_of(row: ReservationRow, now: Instant) -> str:
 
 
 def _check(books: Books, session: Session, more: Aside, now: Instant) -> tuple[int, Gap | None]:
-    """Settle a budget, and return what it may set aside, and the gap in covering `more` until its end.
+    """Settle a budget, and return what it may reserve, and the gap in the cover of `more` until its end.
 
-    The row of its root moves, so two cannot both have the same.
+    The row of its root is updated, so two transactions cannot reserve the same time.
     """
     states = settlement.settle_all(books, session, {more.budget: None}, now)
     tree = memberships.tree(session, [more.budget], IN_FORCE)
@@ -236,7 +239,7 @@ def _least(
     rules: Mapping[AccountId, Rule],
     now: Instant,
 ) -> tuple[GpuMilliseconds, AccountId]:
-    """Return what is free in the tightest of some budgets, and which that is: what is set aside below counts."""
+    """Return what is free in the tightest of some budgets, and which one that is; reservations below count."""
     free = []
     for key, rule in rules.items():
         state = states[key]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is deleted, and when: never the ledger, nor a record that it follows from.
+"""Delete old data: never the ledger, nor a record that it follows from.
 
 Watermarks are raw: they go some days after their pod has ended and its period is sealed; from then on reports of the
-pod are refused, so that none can count twice. Hours of usage are kept longer. Little is done in one transaction, so
-that reports and charges never wait for it.
+pod are refused, so that none can count twice. Hours of usage are kept longer. Each transaction is small, so that
+reports and charges never wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AT_ONCE: Final = 500
 
 
 def sweep(database: Database, cluster: str, *, raw_days: int, usage_days: int, now: Instant) -> tuple[int, int]:
-    """Throw away what is old enough; return how many pods were archived, and how many hours deleted one by one."""
+    """Delete what is old enough; return how many pods were archived, and how many hours were deleted one by one."""
     usage_before = Instant(now - usage_days * DAY_MS)
     database.write(lambda session: usage.turn_partitions(session, now, usage_before))
 

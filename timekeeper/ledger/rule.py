@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A budget's rule: the policy's, from when on another holds, its version, and how the audit log has it."""
+"""A budget's rule: the policy's, the instant from which another applies, its version, and its form in the audit log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from timekeeper.core.record import Rule
 from timekeeper.store.budget_rules import RuleRow
 
 ANY_VERSION: Final = "*"
-"""Among the versions of which a budget must have one: it may have any, but must be there."""
+"""One of the versions that a budget may have: any version, but the budget must exist."""
 
 
 def policy_rule(budget: BudgetPolicy, since: Instant) -> Rule:
@@ -25,11 +25,11 @@ def policy_rule(budget: BudgetPolicy, since: Instant) -> Rule:
 
 
 Change = Rule | Callable[[Rule], Rule]
-"""Another rule for a budget, or what makes it of the one in force."""
+"""A new rule for a budget, or a function that makes it from the one in force."""
 
 
 def rule_detail(rule: Rule) -> dict[str, str | int]:
-    """Return a rule as the audit log has it."""
+    """Return a rule for the audit log."""
     fields: dict[str, str | int] = {
         "amountMs": rule.amount,
         "period": rule.period,
@@ -45,9 +45,9 @@ def rule_detail(rule: Rule) -> dict[str, str | int]:
 
 
 def not_before(rule: Rule, now: Instant) -> Instant:
-    """Return from when on another rule holds than one that another replica's clock may have written ahead of ours.
+    """Return from when a new rule applies, after one that another replica's clock may have written ahead of ours.
 
-    One that lies further ahead was written by a clock that was wrong: it never comes to hold.
+    One that is further ahead was written by a wrong clock: it never takes effect.
     """
     return max(now, rule.since) if rule.since <= now + CLOCK_SKEW_MS else now
 

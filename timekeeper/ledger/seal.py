@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closing periods: after a grace, or when an operator says so, what is effective in them never changes again.
+"""Seal periods: after a grace period, or when an operator requests it, what is effective in them never changes again.
 
-What becomes known later is booked as a correction that is effective in the period which is open then, and names the
-instant at which it would have been effective. A correction moves the same accounts by the same amounts as the booking
-(or the reversal) that it represents. So for each account: what the sealed period holds, and the corrections of it,
-come to what the period would hold had everything been known in time; and the balance now is what it would be then.
+Late records are booked as corrections that are effective in the period that is open then, and name the instant at which
+they would have been effective. A correction moves the same accounts by the same amounts as the booking (or the
+reversal) that it represents. So for each account: what the sealed period holds, and the corrections of it, come to what
+the period would hold had everything been known in time; and the balance now is what it would be then.
 
 Without periods (`none`) the calendar months of the budget's time zone are sealed.
 """
@@ -25,11 +25,11 @@ from timekeeper.store import accounts, budget_rules, seals
 from timekeeper.store.accounts import BudgetAccount
 
 _TOGETHER = 50
-"""Namespaces in one transaction: others that write wait for it."""
+"""Namespaces in one transaction: other writers wait for it."""
 
 
 def seal_due(books: Books, grace_ms: int, now: Instant) -> None:
-    """Seal the periods that ended `grace_ms` ago or earlier, of all namespaces that ever were."""
+    """Seal the periods that ended `grace_ms` ago or earlier, of all namespaces that have ever existed."""
     with books.database.reading() as session:
         places = accounts.of_cluster(session, books.cluster)
         rules = budget_rules.all_rules(session, books.cluster)
@@ -67,6 +67,6 @@ def seal(books: Books, place: BudgetAccount, until: Instant, *, reason: str, act
 
 
 def _seal(books: Books, session: Session, namespace: AccountId, until: Instant, *, actor: str, now: Instant) -> None:
-    """Book what is due, then close."""
+    """Book what is due, then seal."""
     settlement.settle_in(books, session, namespace, None, now)
     seals.put(session, namespace, until, actor=actor, now=now)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the ledger equal to what follows from the records.
+"""Make the ledger equal to what follows from the records.
 
 The one way to change the ledger is to append a record (a pod's interval, a budget rule, a grant) and to settle its
 account in the same transaction: compute the time line from the last anchor before the change, compare with what is
@@ -42,7 +42,7 @@ def settle_in(books: Books, session: Session, namespace: AccountId, since: Insta
 def settle_all(
     books: Books, session: Session, dirty: Mapping[AccountId, Instant | None], now: Instant
 ) -> dict[AccountId, BudgetState]:
-    """Settle some namespaces, each with all that depend on it; what is under the same root, once."""
+    """Settle some namespaces, each with all that depend on it; those below the same root only once."""
     trees: dict[frozenset[AccountId], tuple[Tree, list[Instant]]] = {}
     for namespace in sorted(dirty):
         known = next((keys for keys in trees if namespace in keys), None)
@@ -59,18 +59,18 @@ def _settle(
     books: Books, session: Session, tree: Tree, since: Instant | None, now: Instant
 ) -> dict[AccountId, BudgetState]:
     if since is not None:
-        # A link that ends just then is among what changed: what it left behind has anchors that count on it.
+        # A link that ends at that instant has changed too: budgets that it affected have anchors that rely on it.
         tree = memberships.tree(session, tree.keys, Instant(since - 1))
         timelines.drop_anchors(session, tree.keys, since)
     tree, anchor = anchored(session, tree, since)
     until = max(now, accounts.settled_until(session, tree.keys))
     if until > now + CLOCK_SKEW_MS:
-        # No replica's clock is so far ahead. What lies ahead of now is not due yet: it is taken back.
+        # No replica's clock is so far ahead. What is ahead of now is not due yet: it is reversed.
         until, ahead = now, Instant(now + 1)
         timelines.drop_anchors(session, tree.keys, ahead)
         accounts.settled_at_most(session, tree.keys, now)
         tree, anchor = anchored(session, tree, ahead if since is None else min(since, ahead))
-    # Rows are taken from the top and in one order, so that two that write wait for each other and never in a ring.
+    # Rows are locked from the top and in one order, so that two writers wait for each other without a deadlock.
     for root in tree.roots:
         accounts.touch(session, root)
     after = instant_of(anchor)
@@ -92,10 +92,10 @@ def _settle(
 
 
 def _limit_refunds(session: Session, keys: Collection[AccountId], since: Instant) -> Instant | None:
-    """Have refunds bring no more than what their pods are charged to the budget, by what is known now.
+    """Limit refunds to what their pods are charged to the budget according to the current records.
 
-    Of several, the first ones count. Only those are looked at that a change at `since` can concern. Returns the
-    earliest instant at which a refund changed; None if none did.
+    Of several, the first ones count. Only those that a change at `since` can affect are examined. Returns the earliest
+    instant at which a refund changed; None if none did.
     """
     changed: list[Instant] = []
     found = movements.refunds(session, keys, since)
@@ -114,8 +114,8 @@ def _limit_refunds(session: Session, keys: Collection[AccountId], since: Instant
 def pin(books: Books, session: Session, namespace: AccountId, at: Instant, now: Instant) -> None:
     """Settle a namespace, and keep its state at a past instant and those of all that depend on it.
 
-    Settling can go on from there. What is due up to that instant must be booked first: nothing looks before an
-    anchor again.
+    Settling can continue from there. What is due up to that instant must be booked first, because nothing before an
+    anchor is examined again.
     """
     settle_in(books, session, namespace, None, now)
     tree, anchor = anchored(session, memberships.tree(session, [namespace], at), at)
@@ -137,9 +137,9 @@ def settle(books: Books, ids: Iterable[AccountId], now: Instant) -> None:
 
 
 def come_back(books: Books, now: Instant) -> None:
-    """Take back what lies further ahead of now than clocks may differ: ends of pods, and what is settled.
+    """Reverse what is further ahead of now than clocks may differ: ends of pods, and settlements.
 
-    A ledger of an older release, or one that was kept while a clock was wrong, may have such.
+    A ledger of an older release, or one that was written while a clock was wrong, may contain such.
     """
     latest = Instant(now + CLOCK_SKEW_MS)
     with books.database.reading() as session:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standing of budgets at an instant, by what is settled and what follows from it."""
+"""The standing of budgets at an instant, computed from what is settled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from timekeeper.store.budget_rules import RuleRow
 
 
 class Together:
-    """The standings of budgets that depend on each other, good until their records change."""
+    """The standings of budgets that depend on each other, valid until their records change."""
 
     def __init__(self, states: dict[AccountId, BudgetState], forest: Forest) -> None:
         self.forest = forest
@@ -25,11 +25,11 @@ class Together:
         self._states = states
         self._due: Counter[tuple[str, str]] = Counter()
         self._due_above: list[tuple[AccountId, Posting]] = []
-        """What is due of it in parents: the sums of what was posted below, with whose they are."""
+        """The part due in parents: the sums of what was posted below, and from which budget."""
         self.running = {c.key: c for one in forest.records.values() for c in one.claims}
-        """The claims that go on, by UID: of pods that run, and of those whose end is still to come."""
+        """The open claims, by UID: of running pods, and of those whose end is still ahead."""
         self.next_end = min((c.end for c in self.running.values() if c.end is not None), default=None)
-        """When the first claim ends by itself: clocks differ, so an end may lie ahead of ours."""
+        """When the first claim ends by itself: clocks differ, so an end may be ahead of ours."""
         self._run_outs: dict[AccountId, Instant] = {}
         self._forecast_for: list[Instant] = []
 
@@ -40,7 +40,7 @@ class Together:
             return self._states
 
     def charges_due(self, now: Instant) -> tuple[dict[AccountId, BudgetState], Counter[tuple[str, str]]]:
-        """Return the states, and what is due but not booked yet, by pod and kind of posting."""
+        """Return the states, and the postings that are due but not booked yet, by pod and kind."""
         with self._lock:
             self._advance(now)
             return self._states, self._due.copy()
@@ -65,7 +65,7 @@ class Together:
                 self._due_above += [(key, posting) for posting in postings if posting.key.startswith(CHILD)]
 
     def run_outs(self, now: Instant) -> dict[AccountId, Instant]:
-        """Return when budgets will have nothing left, their own or above, if the pods that run now go on."""
+        """Return when nothing will be left in budgets, or above them, if the pods that run now continue."""
         states = self.at(now)
         cuts = [state.cut for state in states.values()]
         with self._lock:
@@ -82,24 +82,24 @@ class Position:
     ) -> None:
         self.account = chain[0]
         self.above = chain[1:]
-        """What it is under, nearest first."""
+        """Its ancestors, nearest first."""
         self.together = together
         self.rule = rules[-1]
         self.last_object = last_object
-        """The object of the cluster that was the last to keep it, whether it still does or not."""
+        """The object of the cluster that kept it last, whether it still does or not."""
 
     def at(self, now: Instant) -> BudgetState:
         """Return the state at an instant, at least that at which the namespace was settled."""
         return self.together.at(now)[self.account.id]
 
     def run_out(self, now: Instant) -> Instant | None:
-        """Return when the namespace will be over budget if the pods that run now go on, in others too."""
+        """Return when the namespace will be over budget if the pods that run now continue, in others too."""
         return self.together.run_outs(now).get(self.account.id)
 
     def binding(self, now: Instant) -> tuple[BudgetAccount, BudgetState]:
-        """Return the budget that binds, its own or one above: the nearest of which nothing, or of which least is left.
+        """Return the limiting budget, its own or one above: the nearest with nothing left, or with the least.
 
-        What may be spent on credit counts as left.
+        Credit counts as left.
         """
         states, chain = self.together.at(now), [self.account, *self.above]
         state = states[self.account.id]
@@ -115,7 +115,7 @@ class Position:
         return tightest, states[tightest.id]
 
     def counts_since(self, now: Instant) -> Instant | None:
-        """Return since when the state's sums count; None: ever."""
+        """Return since when the state's sums count; None: always."""
         return self.at(now).counts_since
 
     def running_below(self, now: Instant) -> Counter[AccountId]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes which thresholds of budgets were announced, each once per period."""
+"""Record which thresholds of budgets were announced, each once per period."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def note_thresholds(
     used: GpuMilliseconds,
     limit: GpuMilliseconds,
 ) -> None:
-    """Note which thresholds of a budget were announced in a period, and put them into the audit log, once.
+    """Record which thresholds of a budget were announced in a period, and write them to the audit log, once.
 
     `used` and `limit` are GPU-milliseconds.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes in sidecars' reports: each is judged against watermarks, in one transaction with their change.
+"""Process sidecars' reports: each is compared with watermarks, in the transaction that changes these.
 
-Requests that wait at the same time are judged together, so a thousand sidecars cost about as much as a batch.
+Requests that wait at the same time are processed together, so a thousand sidecars cost about as much as a batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from timekeeper.store.workloads import holders_of
 
 
 class Heard(NamedTuple):
-    """One request: who speaks, what, and when that came in."""
+    """One request: its sender, its reports, and when it arrived."""
 
     caller: Caller
     reports: Sequence[UsageReport]
@@ -59,7 +59,7 @@ def _take(session: Session, requests: Sequence[Heard]) -> list[list[ReportOutcom
 
 
 def _newest(reports: Sequence[UsageReport]) -> dict[MarkKey, int]:
-    """Return the monotonic instant of each counter's last report, which was read just now: oldest come first."""
+    """Return the monotonic instant of each counter's last report, which was read just now; the oldest come first."""
     return {(one.pod_uid, one.container, one.epoch): one.monotonic_ns for one in reports}
 
 

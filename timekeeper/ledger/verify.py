@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a ledger against itself and against the records: every projection is rebuilt and compared."""
+"""Check a ledger against itself and against the records: every projection is rebuilt and compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from timekeeper.store.db.models import Account, Entry, Transaction
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found; no differences: the ledger is right."""
+    """The result; if there are no differences, the ledger is right."""
 
     namespaces: int
     transactions: int
@@ -43,7 +43,7 @@ class Verification:
 
     @property
     def summary(self) -> str:
-        """One line for a person."""
+        """One line for people."""
         verdict = f"{len(self.differences)} differences" if self.differences else "no difference"
         return f"{self.namespaces} namespaces, {self.transactions} transactions, {self.entries} entries: {verdict}"
 
@@ -51,7 +51,7 @@ class Verification:
 def verify(engine: Engine, *, carry: bool) -> Verification:
     """Compare a database's projections with what its records and entries say. Reads one snapshot, writes nothing.
 
-    `carry` is what `timekeeper.debt` says: it holds while the ledger has no word of it.
+    `carry` is the setting `timekeeper.debt`: it applies until the ledger has recorded one.
     """
     with Session(engine) as session, session.begin():
         places = accounts.everyone(session)
@@ -106,7 +106,7 @@ def _bad_reversals(session: Session) -> Iterator[str]:
 
 
 def _transfers(session: Session) -> Iterator[str]:
-    """Yield the transfers of which one side lacks, or is not the opposite of the other."""
+    """Yield the transfers of which one side is missing, or is not the opposite of the other."""
     rows = movements.transfers(session)
     given = {movements.other_side(r.namespace_id, r.idempotency_key): r for r in rows if r.amount_ms < 0}
     for row in rows:
@@ -119,7 +119,7 @@ def _transfers(session: Session) -> Iterator[str]:
 
 
 def _refunds(session: Session, place: BudgetAccount) -> Iterator[str]:
-    """Yield the pods that were refunded more than what the ledger charges them, reversals and corrections taken off."""
+    """Yield the pods that were refunded more than their charge in the ledger, less reversals and corrections."""
     found = movements.refunds(session, [place.id])
     charged = bookings.booked_by_pod(session, sorted(found))
     for uid, rows in found.items():
@@ -144,7 +144,7 @@ def _balances(session: Session, place: BudgetAccount) -> Iterator[str]:
 
 
 def _bookings(session: Session, tree: Tree, places: Mapping[AccountId, BudgetAccount], *, carry: bool) -> Iterator[str]:
-    """Yield each booking and anchor that does not follow from the records of what was ever settled together."""
+    """Yield each booking and anchor that does not follow from the records of the budgets that were settled together."""
     settled = {key: places[tree.chain(key)[-1]].settled_at for key in tree.keys}
     kept = _anchors(session, tree)
     booked = _InOrder(bookings.standing_in_order(session, tree.keys))
@@ -184,7 +184,7 @@ def _anchors(session: Session, tree: Tree) -> dict[Instant, list[tuple[AccountId
 
 
 class _InOrder:
-    """Hands out what is booked, by budget, as far as a time."""
+    """Return what is booked, by budget, up to an instant."""
 
     def __init__(self, booked: Iterator[tuple[AccountId, Booked]]) -> None:
         self._booked = booked

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the database holds: one table, or what is asked of several, a file."""
+"""Access to the database: one file per table, or per query over several tables."""

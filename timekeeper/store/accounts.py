@@ -34,7 +34,7 @@ class BudgetAccount:
 
     @property
     def title(self) -> str:
-        """What people call it; no two of a cluster have the same."""
+        """The name for people, unique in a cluster."""
         return self.name if self.kind == "namespace" else f"{self.kind} {self.name}"
 
 
@@ -50,7 +50,7 @@ _COLUMNS = (
 
 
 def parent_uid(name: str) -> str:
-    """Return what takes the place of the UID of a team or an organisation; no namespace has the like."""
+    """Return the substitute for a UID of a team or an organisation; it differs from every namespace's UID."""
     return f":{name}"
 
 
@@ -131,7 +131,7 @@ def open_account(
     session: Session, cluster: str, uid: str, name: str, rule: Rule, now: Instant,
     *, kind: HolderKind = "namespace", actor: str = "policy",
 ) -> BudgetAccount:  # fmt: skip
-    """Make a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
+    """Create a namespace's accounts, with the policy's rule from the start of time; or a parent's, with its own."""
     values = {"cluster": cluster, "uid": uid, "name": name, "opened_at": now, "settled_at": now, "version": 1}
     values["kind"] = kind
     key = session.execute(insert(Namespace).values(values).returning(Namespace.id)).scalar_one()
@@ -141,27 +141,27 @@ def open_account(
 
 
 def settled_until(session: Session, keys: Collection[AccountId]) -> Instant:
-    """Return up to when what is settled together is settled."""
+    """Return the instant up to which budgets that are settled together are settled."""
     return session.execute(select(func.max(Namespace.settled_at)).where(Namespace.id.in_(keys))).scalar_one()
 
 
 def settled_after(session: Session, cluster: str, at: Instant) -> list[AccountId]:
-    """Return what is settled further than an instant."""
+    """Return the accounts that are settled beyond an instant."""
     query = select(Namespace.id).where(Namespace.cluster == cluster, Namespace.settled_at > at)
     return list(session.scalars(query.order_by(Namespace.id)))
 
 
 def touch(session: Session, key: AccountId) -> None:
-    """Record that what other processes know of it is old; from here on any other writer waits, or has lost."""
+    """Invalidate what other processes know of it; from here on any other writer waits, or fails."""
     session.execute(update(Namespace).where(Namespace.id == key).values(version=Namespace.version + 1))
 
 
 def settled(session: Session, key: AccountId, at: Instant) -> None:
-    """Note up to when what hangs on a root is settled."""
+    """Record up to when the accounts below a root are settled."""
     session.execute(update(Namespace).where(Namespace.id == key).values(settled_at=at))
 
 
 def settled_at_most(session: Session, keys: Collection[AccountId], at: Instant) -> None:
-    """Note that nothing is settled further than an instant, of roots and of what is under them now."""
+    """Record that roots and the accounts now below them are settled up to an instant at most."""
     ahead = update(Namespace).where(Namespace.id.in_(keys), Namespace.settled_at > at)
     session.execute(ahead.values(settled_at=at))

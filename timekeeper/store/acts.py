@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people did, by the records and by the audit log: each must agree with the other.
+"""Actions of people, in the records and in the audit log: the two must agree.
 
 The log's chain shows what was changed or taken out of its middle. It cannot show that its end was cut off, nor that
 a person who can compute hashes wrote another end: the records do.
@@ -36,7 +36,7 @@ _KEPT: Final = (*_MOVEMENTS, *_RULES, "rate", "withdraw", "interval")
 
 
 def differences(session: Session) -> Iterator[str]:
-    """Yield the records that the audit log lacks, and what it names that is not there."""
+    """Yield the records that are missing in the audit log, and its entries without a record."""
     recorded = _recorded(session)
     missing = set(recorded)
     for what, key in _done(session):
@@ -55,7 +55,7 @@ def _digest(key: tuple[Any, ...]) -> bytes:
 
 
 def _recorded(session: Session) -> dict[bytes, tuple[int, str]]:
-    """Return id and action of audit records by what they tell of."""
+    """Return ID and action of audit records by their subject."""
     recorded: dict[bytes, tuple[int, str]] = {}
     for record in session.scalars(select(AuditRecord).order_by(AuditRecord.id).execution_options(yield_per=1000)):
         detail = msgspec.json.decode(record.detail, type=dict[str, Any])
@@ -90,7 +90,7 @@ _Act = tuple[str, tuple[Any, ...]]
 
 
 def _done(session: Session) -> Iterator[_Act]:
-    """Yield what people did by the records: in words, and what the audit log must tell."""
+    """Yield people's actions from the records: a description, and what the audit log must contain."""
     of = (Namespace.cluster, Namespace.kind, Namespace.name)
     steps: tuple[tuple[Any, Callable[[Any, tuple[str, str]], _Act]], ...] = (
         (
@@ -142,5 +142,5 @@ def _done(session: Session) -> Iterator[_Act]:
 
 
 def _place(row: Row[Any]) -> tuple[str, str]:
-    """Return the cluster, and what people call the account that has the record."""
+    """Return the cluster and the display name of the account that has the record."""
     return row.cluster, row.name if row.kind == "namespace" else f"{row.kind} {row.name}"

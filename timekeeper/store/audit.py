@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who did what and why, as a chain: each record's hash covers its content and the hash before it.
+"""The audit log, as a chain: each record's hash covers its content and the previous hash.
 
-A record is appended in the transaction that it records. Of two processes that append at once one loses, by the
-unique key on the hash before, and runs again.
+A record is appended in the transaction that it records. If two processes append at once, one fails because of the
+unique key on the previous hash, and retries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from timekeeper.store.db.models import AuditRecord
 FIRST: Final = "0" * 64
 
 UID: Final = "namespaceUid"
-"""Where the detail of a record has the UID of the namespace that it is about."""
+"""The key in a record's detail for the UID of the namespace that it is about."""
 
 
 def append(

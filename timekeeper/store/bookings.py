@@ -27,7 +27,7 @@ def due_at(table: type[Transaction] = Transaction) -> ColumnElement[Instant]:
 
 
 def _effect(due: Instant, floor: Instant, now: Instant) -> dict[str, Instant | None]:
-    """Return when something that falls due at an instant is effective: never in what is sealed."""
+    """Return when something that falls due at an instant is effective: never in a sealed period."""
     if due > floor:
         return {"effective_at": due, "corrects_at": None}
     return {"effective_at": max(now, Instant(floor + 1)), "corrects_at": due}
@@ -182,7 +182,7 @@ def balances(session: Session, namespace: AccountId) -> dict[AccountKind, int]:
 
 
 def booked_by_pod(session: Session, uids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return what is in the ledger for pods: charged to the budget, and over budget."""
+    """Return the ledger's amounts for pods: charged to the budget, and over budget."""
     query = (
         select(
             Transaction.subject,
@@ -230,7 +230,7 @@ def lines(session: Session, namespace: AccountId, after: int, limit: int) -> lis
 
 
 def charged_below(session: Session, key: AccountId, since: Instant | None) -> Counter[AccountId]:
-    """Return what those below a budget were charged of it, as booked, since its period began (None: ever)."""
+    """Return the booked charges of the budgets below one, since its period began (None: always)."""
     undone = aliased(Transaction)
     kind, due = func.coalesce(undone.kind, Transaction.kind), func.coalesce(due_at(undone), due_at())
     query = (

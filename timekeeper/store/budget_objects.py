@@ -16,7 +16,7 @@ from timekeeper.store.db.models import BudgetObject
 
 @dataclass(frozen=True)
 class Kept:
-    """The newest state of an object that was taken for a budget."""
+    """The newest accepted state of an object that defines a budget."""
 
     uid: str
     created: Instant
@@ -36,7 +36,7 @@ def last(session: Session, keys: Collection[AccountId]) -> dict[AccountId, Kept]
 
 
 def put(session: Session, key: AccountId, kept: Kept) -> None:
-    """Note the state of an object that was taken for a budget."""
+    """Record the accepted state of an object that defines a budget."""
     values = {
         "uid": kept.uid,
         "created_at": kept.created,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods' intervals that were put right: what they were before, by whose hand and why."""
+"""Corrected intervals of pods: the values before, the author and the reason."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
     annotations = annotations_of(pod)
     reading.ignores(annotations, _IGNORED)
     for _, name, _ in gpu_containers(pod, (_PRIORITY,)):
-        reading.notes.append(f"{name}: {_PRIORITY} is ignored: the namespace's budget decides on the class")
+        reading.notes.append(f"{name}: {_PRIORITY} is ignored: the namespace's budget determines the class")
     if _USE_TYPE in annotations:
         reading.annotations[names.GPU_MODEL] = str(annotations[_USE_TYPE])
     if _USE_UUID in annotations:

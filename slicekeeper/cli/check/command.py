@@ -133,9 +133,7 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
     homes = _homes(client)
     left = [] if homes else leftovers.left_behind(client, settings)
     if adopt and not homes:
-        raise SettingsError(
-            "--adopt: no timekeeper is installed, so nobody would charge the pods and let them go again"
-        )
+        raise SettingsError("--adopt: no timekeeper is installed that would charge the pods and release them")
     workloads = _workloads(client, namespace)
     own, differing = installed.settings_of(client, namespace, workloads, settings, context.loaded.origin)
     policy = msgspec.structs.replace(settings.policy, exempt_namespaces=own.policy.exempt_namespaces)
@@ -186,7 +184,7 @@ def _uncharged(client: KubeClient, namespace: str) -> Iterator[Finding]:
         metadata = found["metadata"]
         pods = (metadata.get("annotations") or {}).get(released.LABEL, "some")
         yield Finding(
-            f"{pods} pods were let go by --break-glass and are not charged yet (configmap {metadata['name']})",
+            f"{pods} pods were released by --break-glass and are not charged yet (configmap {metadata['name']})",
             f"the timekeeper does that when it starts: kubectl logs -n {namespace} deployment/timekeeper",
         )
 
@@ -238,7 +236,7 @@ def _missing(
         if _get(client, resource, name) is not None:
             kind = resource.plural.removesuffix("s")
             yield Finding(
-                f"{kind} {name} is left from an older release, and gives more rights than are needed now",
+                f"{kind} {name} is left from an older release, and gives more rights than needed",
                 f"kubectl delete {kind} {name}",
             )
     for overlap in other_plugins.overlaps(nodes, settings.resources):
@@ -264,8 +262,8 @@ def _cluster(
         classes, _ = client.list(_STORAGE_CLASSES)
         if not any(as_map(one["metadata"].get("annotations")).get(_DEFAULT_CLASS) == "true" for one in classes):
             yield (
-                "no StorageClass is the default: the timekeeper's volume would wait for one",
-                f"kubectl annotate storageclass NAME {_DEFAULT_CLASS}=true; or have it on PostgreSQL: docs/install.md",
+                "no StorageClass is the default: the timekeeper's volume needs one",
+                f"kubectl annotate storageclass NAME {_DEFAULT_CLASS}=true; or use PostgreSQL: docs/install.md",
             )
 
 
@@ -297,7 +295,7 @@ def _api(service: Object | None) -> Iterator[Finding]:
         if condition.get("type") == "Available" and condition.get("status") != "True":
             why = condition.get("message") or condition.get("reason")
             yield Finding(
-                f"{what} is not available, and no namespace of the cluster can be deleted: {why}",
+                f"{what} is not available, so no namespace in the cluster can be deleted: {why}",
                 f"kubectl get apiservice {names.API_SERVICE} -o yaml; docs/troubleshooting.md",
             )
 
@@ -359,7 +357,9 @@ def _adopt(client: KubeClient, settings: Settings) -> Iterator[Finding]:
         try:
             client.patch(PODS, metadata["name"], {"metadata": marks}, metadata["namespace"])
         except (Conflict, NotFound):
-            yield Finding(f"pod {name_of(pod)} changed meanwhile and was not adopted", "slicekeeper check --adopt")
+            yield Finding(
+                f"pod {name_of(pod)} has changed in the meantime and was not adopted", "slicekeeper check --adopt"
+            )
         else:
             click.echo(f"pod {name_of(pod)} is charged from now on", err=True)
 

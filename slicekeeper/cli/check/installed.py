@@ -190,7 +190,8 @@ def _skew(client: KubeClient, workloads: Mapping[str, Object]) -> Iterator[Diffe
             (major, minor), (theirs_major, theirs_minor) = (tuple(map(int, m.groups())) for m in (ours, theirs))
             if major != theirs_major or not 0 <= theirs_minor - minor <= 1:
                 yield (
-                    f"kube-scheduler is {ours[0]}, the API server {theirs[0]}: it may be as new or one version older",
+                    f"kube-scheduler is {ours[0]}, the API server {theirs[0]}: "
+                    "it must have the same version or be one minor version older",
                     KUBE_SCHEDULER,
                 )
 

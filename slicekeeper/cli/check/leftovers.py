@@ -27,7 +27,7 @@ class LeftBehind:
     @property
     def finding(self) -> tuple[str, str]:
         """The problem, and its remedy."""
-        return f"{self.what}, and nobody will remove it", "slicekeeper check --repair"
+        return f"{self.what}, and nothing will remove it", "slicekeeper check --repair"
 
     def strip(self) -> bool:
         """Take it away; return False if it changed meanwhile, so that another look is needed."""
@@ -55,11 +55,11 @@ def left_behind(client: KubeClient, settings: Settings) -> list[LeftBehind]:
     for pod in client.list(PODS)[0]:
         if has_finalizer(pod):
             found.append(
-                LeftBehind(f"pod {name_of(pod)} keeps our finalizer", client, PODS, pod, without_finalizer(pod))
+                LeftBehind(f"pod {name_of(pod)} still has our finalizer", client, PODS, pod, without_finalizer(pod))
             )
         if gate_index(pod) is not None:
             found.append(
-                LeftBehind(f"pod {name_of(pod)} keeps our scheduling gate", client, PODS, pod, without_gate(pod))
+                LeftBehind(f"pod {name_of(pod)} still has our scheduling gate", client, PODS, pod, without_gate(pod))
             )
     gone = {resources.core: None, resources.memory: None}
     for node in client.list(NODES)[0]:

@@ -47,7 +47,7 @@ def overlaps(nodes: Iterable[Object], resources: Resources) -> Iterator[tuple[st
         elif there.isdecimal() and ours + theirs > int(there):
             yield (
                 f"{where} has {there} GPUs: Slicekeeper offers {ours} of them, and {listed} offers {_text(theirs)}",
-                "take the GPUs that nodeAgent.gpus names from the other plugin",
+                "remove the GPUs that nodeAgent.gpus names from the other plugin",
             )
 
 

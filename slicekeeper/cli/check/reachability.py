@@ -29,13 +29,13 @@ def unreached(client: KubeClient, namespace: str, resources: Resources) -> Itera
     why = _webhook(client, resources)
     if why:
         yield (
-            f"the API server does not get an answer of the webhook, and refuses GPU pods: {why}",
+            f"the API server gets no answer from the webhook, and refuses GPU pods: {why}",
             _remedy(namespace, "webhook", 8443),
         )
     why = _timekeeper(client)
     if why:
         yield (
-            f"the API server does not get an answer of the timekeeper: {why}",
+            f"the API server gets no answer from the timekeeper: {why}",
             _remedy(namespace, "timekeeper", 8444),
         )
 

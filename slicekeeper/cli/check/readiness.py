@@ -29,7 +29,10 @@ def not_ready(
     pods, _ = client.list(PODS, namespace=namespace, label_selector=f"app.kubernetes.io/name={name.partition(' ')[2]}")
     held = sorted(filter(None, (_held(pod) for pod in pods if pod["metadata"].get("deletionTimestamp") is None)))
     if refused:
-        yield f"{short}: none can be made: {refused}", "docs/install.md#platforms names what platforms ask for"
+        yield (
+            f"{short}: no pod can be created: {refused}",
+            "docs/install.md#platforms lists the requirements of platforms",
+        )
     elif held:
         pod, why, image = held[0]
         remedy = f"kubectl describe pod -n {namespace} {pod}"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 Receive = Callable[[], Awaitable[Any]]
 
-_NO_ROOM: Final = "too many large requests are under way; try again"
+_NO_ROOM: Final = "too many large requests are in progress; try again"
 
 _DIGITS: Final = 18
 """A length of more digits is too large, whatever they are."""
@@ -107,7 +107,7 @@ class Bodies:
     async def _gather(self, held: _Held, body: bytearray, receive: Receive, message: Any) -> None:
         while True:
             if message["type"] != "http.request":
-                raise BodyLate("the body did not come in time")
+                raise BodyLate("the body did not arrive in time")
             if held not in self._held:
                 raise NoRoom(_NO_ROOM)
             body += message.get("body", b"")

@@ -191,7 +191,7 @@ class Connection(Protocol):
         if self.transport is None:
             self.give_way()
         elif not self.in_body:
-            self.refuse(408, "the request did not come in time")
+            self.refuse(408, "the request did not arrive in time")
         else:  # the application answers, and that closes
             self.expire_body()
             self._clock = self._loop.call_later(LINGER_SECONDS, self.give_way)

@@ -54,7 +54,7 @@ def seen(gpus: NvmlGpus, number: int = 1) -> Gpu:
 def test_slices_are_told_with_what_they_have(gpus: NvmlGpus) -> None:
     gpu = gpus.gpus()[1]
     assert not gpu.healthy, "nothing but its slices is given out"
-    assert "MIG mode: its slices" in gpu.trouble
+    assert "MIG mode: only its slices" in gpu.trouble
     found = [(one.profile, one.compute, one.of, one.core, one.memory_mib, one.healthy) for one in gpu.mig]
     assert found == [("3g.20gb", 3, 7, 42, 19968, True), ("1g.5gb", 1, 7, 14, 4608, True)]
     assert all(is_slice(one.uuid) for one in gpu.mig)

@@ -16,8 +16,8 @@ from slicekeeper.config.settings import Resources
 from slicekeeper.gpu import inventory
 
 AFFINITY, ANTI, EXCLUSION = "gpu-affinity", "gpu-anti-affinity", "gpu-exclusion"
-WITH_OTHERS = "not with the company allowed"
-FULL = "too little is free"
+WITH_OTHERS = "affinity or sharing rules exclude them"
+FULL = "not enough is free"
 TOO_LARGE = "even if they were idle"
 
 

@@ -80,7 +80,7 @@ def test_reasons_are_counted_by_nodes_and_what_fits_now_is_told(cluster):
     cluster.pod("w", 50)
     told = cluster.told("w")
     assert [n for _, n in told.reasons] == [2, 1]
-    assert told.reasons[0][0].startswith("too little is free for 50 percent of a GPU with 1024 MiB")
+    assert told.reasons[0][0].startswith("not enough is free for 50 percent of a GPU with 1024 MiB")
     assert told.reasons[1][0].startswith("a cordon")
     assert told.expected is None
     assert told.helps == ("30 percent of a GPU with the same memory would fit now (50 are asked for)",)
@@ -325,7 +325,7 @@ def test_the_command_tells_how_a_gang_stands(real):
     for name in ("a", "b"):
         real.pod(name, annotations=gang)
     assert (
-        "Gang bert: 3 pods get their places together or not at all; 0 have one, 2 wait, of which 2 would fit now "
+        "Gang bert: 3 pods are placed together or not at all; 0 have one, 2 wait, of which 2 would fit now "
         "together, and 1 must still come" in explain("a", "-n", NAMESPACE)
     )
     assert json.loads(explain("a", "-n", NAMESPACE, "-o", "json"))["expected"] is None

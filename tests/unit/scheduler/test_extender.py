@@ -266,7 +266,7 @@ def test_an_answer_lost_before_the_binding_keeps_the_place_for_the_second_try(cl
     assert "no answer" in extender.bind(pod, "n0")
     del cluster.api.faults["binding"]
     assert counts(extender) == {"binding": 1}
-    assert "too little is free" in extender.bind(rival, "n0")
+    assert "not enough is free" in extender.bind(rival, "n0")
     assert extender.bind(pod, "n0") == ""
     assert cluster.taken() == {"n0-0": 60}
 
@@ -364,7 +364,7 @@ def test_a_pod_waits_for_the_nodes_agent_and_holds_nothing_meanwhile(cluster, ex
     assert counts(extender) == {}
     assert extender.bind(rival, "n0") == "", "it has no seat, so nobody needs to be asked"
     agent.clear()
-    assert "too little is free" in extender.bind(pod, "n0")
+    assert "not enough is free" in extender.bind(pod, "n0")
     assert extender.bind(pod, "n1") == "", "its agent has published no address"
     assert 'slicekeeper_scheduler_agent_answers_total{answer="not-ready"} 1.0' in extender.metrics()
 

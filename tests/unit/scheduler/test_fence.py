@@ -97,7 +97,7 @@ def test_two_leaders_do_not_give_one_gpu_twice(cluster, two, time):
     assert one.bind(first, "n0") == ""
     assert "127.0.0.1:1, who has the lease slicekeeper-binder, may bind now" in other.bind(second, "n0")
     time.after(LEASE_SECONDS + 1)
-    assert "too little is free" in other.bind(second, "n0"), "its watch has not shown the first, the list has"
+    assert "not enough is free" in other.bind(second, "n0"), "its watch has not shown the first, the list has"
     assert holder(cluster) == "127.0.0.1:2"
     assert other.bind(second, "n1") == ""
     assert "who has the lease" in one.bind(cluster.pod("third"), "n1")
@@ -268,7 +268,7 @@ def test_an_older_list_that_the_watch_takes_late_does_not_undo_a_newer_one(clust
         late = callers.submit(other.bind, cluster.pod("b"), "n0")
         go_on.set()
         listing.result()
-        assert "too little is free" in late.result()
+        assert "not enough is free" in late.result()
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -113,7 +113,7 @@ def test_an_over_budget_pod_gives_way_and_the_place_is_kept(story):
     story.cluster.end("victim")
     wait_for(lambda: story.fits(waiting, "n0") == ["n0"], "the place is there for whom it was made")
     assert story.fits(rival, "n0") == []
-    assert "too little is free" in story.scheduler.binder.bind(binding(rival, "n0"))
+    assert "not enough is free" in story.scheduler.binder.bind(binding(rival, "n0"))
     assert story.scheduler.binder.bind(binding(waiting, "n0")) == ""
     story.settle()
     assert story.state.counts() == {HoldKind.BOUND: 1}

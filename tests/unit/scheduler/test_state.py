@@ -172,7 +172,7 @@ def test_a_tentative_hold_ends_with_time_and_bind_is_checked_anew(state, clock):
     clock.advance(HOLD * 1000 + 1)
     assert fitting(state, pod("b"), "n0") == ["n0"]
     state.choose(read(pod("b")), "n0")
-    with pytest.raises(NoPlace, match="too little is free for 60 percent"):
+    with pytest.raises(NoPlace, match="not enough is free for 60 percent"):
         state.choose(read(pod("a")), "n0")
 
 

@@ -35,7 +35,7 @@ def test_documents_and_lists_come_in_the_files_order() -> None:
     [
         ("a: [", "not valid YAML"),
         ("a: 2026-13-01", "not valid YAML"),
-        ("just text", "no object"),
+        ("just text", "not an object"),
         ("apiVersion: v1\nkind: Secret\n", "kind is 'Secret' of 'v1'"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_namespace_is_named_by_argument_by_option_or_by_the_context(run: Run, 
     ):  # fmt: skip
         assert json.loads(run(*args, "-o", "json", kubeconfig=str(file)))["namespace"] == name, args
     assert [b["namespace"] for b in json.loads(run("get", "team", "other", "-o", "json"))] == ["team", "other"]
-    assert "name a NAMESPACE" in run("statement", code=2)
+    assert "give a NAMESPACE" in run("statement", code=2)
 
 
 def test_plain_dates_are_days_of_the_budgets_time_zone(run: Run) -> None:
@@ -150,8 +150,8 @@ def test_plain_dates_are_days_of_the_budgets_time_zone(run: Run) -> None:
     run("grant", "other", "1h", "--until", f"{year + 1}-02-01")
     grant, *_ = json.loads(run("grants", "other", "-o", "json"))
     assert grant["validTo"] == f"{year + 1}-02-01T05:00:00.000Z"
-    assert "is no instant" in run("statement", "other", "--from", f"{year}-13-01", code=2)
-    assert "is no instant" in run("statement", "other", "--from", "last week", code=2)
+    assert "is not an instant" in run("statement", "other", "--from", f"{year}-13-01", code=2)
+    assert "is not an instant" in run("statement", "other", "--from", "last week", code=2)
 
 
 def test_words_for_days_and_days_without_a_midnight() -> None:
@@ -178,11 +178,11 @@ def test_budgets_in_files_are_set_where_they_differ(run: Run, tmp_path: Path) ->
         ("{namespace: team, amont: 30h}", "unknown key amont"),
         ("{namespace: team, amount: 30}", "for example 25h"),
         ("{amount: 30h}", "names its namespace"),
-        ("{namespace: team}", "nothing is said"),
-        ("[{namespace: x, amount: 1h}, {namespace: x, amount: 2h}]", "say once"),
+        ("{namespace: team}", "nothing is set for namespace"),
+        ("[{namespace: x, amount: 1h}, {namespace: x, amount: 2h}]", "keep one of the two"),
         ("{", "cannot be read"),
-        ("", "no budget is there"),
-        ("{apiVersion: slicekeeper.io/v1alpha1, kind: GpuBudget, spec: {amount: 1h}}", "kubectl apply -f takes it"),
+        ("", "no budget found"),
+        ("{apiVersion: slicekeeper.io/v1alpha1, kind: GpuBudget, spec: {amount: 1h}}", "use kubectl apply -f"),
     ):
         assert told in run("set", "-f", "-", stdin=text, code=1), text
     run("set", "team", "-f", str(folder), code=2)

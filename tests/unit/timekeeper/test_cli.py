@@ -95,7 +95,7 @@ def test_options_that_are_not_named_keep_their_value(run: Run, world: Service) -
         assert run(group, "set", name, "--credit", "0s").items() >= {**rest, "creditMs": 0}.items()
         assert run(group, "set", name, "--anchor", "none").get("anchor") is None
         assert run(group, "set", name, "--time-zone", "UTC")["amountMs"] == 90_000_000
-        assert "name what is to change" in run(group, "set", name, code=1)
+        assert "say what to change" in run(group, "set", name, code=1)
     assert "not an organisation" in run("parent", "set", "physics", "1h", "--kind", "organisation", code=1)
     assert run("parent", "set", "physics", "1h", "--kind", "team")["period"] == "week"
     assert "name its AMOUNT" in run("parent", "set", "chemistry", "--credit", "1h", code=1)

@@ -74,7 +74,7 @@ def test_a_dump_of_one_engine_is_restored_into_the_other_and_back(databases: Dat
         tell(books, "runs", T0 + 26 * HOUR, T0 + 27 * HOUR, T0 + 27 * HOUR)
         books.database.close()
         assert "no difference" in ok(target, "verify")
-        assert "restore into an empty one" in str(run(target, "restore", str(first)).exception)
+        assert "restore into an empty database" in str(run(target, "restore", str(first)).exception)
 
 
 def test_a_dump_that_fails_leaves_the_one_before_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

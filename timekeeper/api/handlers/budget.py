@@ -57,7 +57,7 @@ def put(namespace: str) -> Response:
 
 
 def patch(namespace: str) -> Response:
-    """Give a namespace a budget of its own that differs from its budget in what the body names."""
+    """Give a namespace a budget of its own that differs from its current one in the fields of the body."""
     it = service()
     whose = NamespaceHolder(it, requests.namespace(namespace))
     caller = whose.allow("update")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What objects of the cluster say of budgets, as the operator reports it."""
+"""Budgets that objects of the cluster define, as reported by the operator."""
 
 from __future__ import annotations
 

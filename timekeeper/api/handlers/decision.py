@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions: what namespaces may do now, all in one answer that pollers get as 304 while nothing changes.
+"""Decisions: the current state of all namespaces in one answer, which is a 304 for pollers while nothing changes.
 
-A deleted namespace keeps its account, and has no decision: one that is made again under its name begins afresh.
+A deleted namespace keeps its account, but has no decision: a new namespace of the same name gets a new account.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery, which the API server asks of each API that it serves for others. It needs no identity.
+"""Discovery, which the API server requests from each aggregated API. It needs no identity.
 
-One resource is listed: client-go takes an empty list for an error, and every kubectl would show it.
+One resource is listed: client-go treats an empty list as an error, and every kubectl would show it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def live() -> Response:
 
 
 def ready() -> Response:
-    """Return whether the server may be asked."""
+    """Return whether the server is ready for requests."""
     it = service()
     try:
         migrate.check(it.books.database.engine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods' intervals that are put right by hand, once per Idempotency-Key."""
+"""Correct pods' intervals by hand, once per Idempotency-Key."""
 
 from __future__ import annotations
 

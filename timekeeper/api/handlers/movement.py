@@ -128,7 +128,7 @@ def withdraw(grant: str, **path: str) -> Response:
 
 
 def refund(namespace: str) -> Response:
-    """Give an ended pod's charge back, or part of it."""
+    """Refund an ended pod's charge, or a part of it."""
     it = service()
     whose = holder(it, namespace)
     caller = whose.allow("create", "refunds")
@@ -138,7 +138,7 @@ def refund(namespace: str) -> Response:
 
 
 def adjust(**path: str) -> Response:
-    """Put GPU time right by hand."""
+    """Adjust GPU time by hand."""
     it = service()
     whose = holder(it, **path)
     caller = whose.allow("create", "adjustments")
@@ -160,7 +160,7 @@ def transfer(**path: str) -> Response:
     target = _target(whose, given)
     target.allow("create", "transfers")
     if target == whose:
-        raise Problem(422, "body-invalid", "to: it must be a different budget from the giver", "to")
+        raise Problem(422, "body-invalid", "to: it must be a different budget from the source", "to")
     order = order_of(it, caller, given.amount_ms, given.reason)
     end = None if given.valid_to is None else requests.instant(given.valid_to, "validTo")
     if end is not None and end <= order.now and not _booked(whose, order.key):
@@ -173,7 +173,7 @@ def transfer(**path: str) -> Response:
 
 
 def _target(whose: Holder, given: TransferBody) -> Holder:
-    """Return who is to get a transfer: without `toKind` one like the giver.
+    """Return the target of a transfer: without `toKind`, of the same kind as the source.
 
     Raises Problem if it cannot be a name.
     """

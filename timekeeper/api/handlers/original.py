@@ -37,7 +37,7 @@ def _answer(it: Service, name: str) -> Response:
 
 
 def report(namespace: str) -> Response:
-    """Take a sign of life; it charges nothing."""
+    """Accept a sign of life; it charges nothing."""
     it, name = service(), requests.namespace(namespace)
     caller = reporter.reporter(it)
     given = requests.body(SignOfLife)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teams and organisations: what they are, and what is under them. All else is served as for namespaces."""
+"""Teams and organisations, and the budgets below them. Everything else is served as for namespaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def listed() -> Response:
 
 
 def put(parent: str) -> Response:
-    """Make a team or an organisation, or give it another budget."""
+    """Create a team or an organisation, or set its budget."""
     it = service()
     whose = holder(it, parent=parent)
     caller = whose.allow("update")
@@ -45,7 +45,7 @@ def put(parent: str) -> Response:
 
 
 def patch(parent: str) -> Response:
-    """Change what the body names of a team's or an organisation's budget."""
+    """Change the fields in the body of a team's or an organisation's budget."""
     it = service()
     whose = ParentHolder(it, requests.parent(parent))
     caller = whose.allow("update")
@@ -68,13 +68,13 @@ def put_under(**path: str) -> Response:
 
 
 def children(parent: str) -> Response:
-    """Return what is directly under a team or an organisation, and what each has consumed of its budget."""
+    """Return the budgets directly below a team or an organisation, and how much of its budget each has consumed."""
     it = service()
     whose = ParentHolder(it, requests.parent(parent))
     whose.allow("get")
     position, now = whose.position(), it.clock.now_ms()
     state, below = position.at(now), it.books.children(position)
-    for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
+    for _ in range(TRIES):  # a posting that is settled between the two reads would be counted as booked and as due
         with it.books.database.reading() as session:
             booked = bookings.charged_below(session, position.account.id, position.counts_since(now))
         before, position = position, whose.position()

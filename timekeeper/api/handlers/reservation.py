@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reservations: GPU time that is set aside. The controller makes those of pods; by hand they are made here."""
+"""Reservations of GPU time. The controller opens those of pods; reservations by hand are opened here."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _unknown(name: str) -> Problem:
 
 
 def released(namespace: str, reservation: str) -> Response:
-    """Give back what was set aside by hand."""
+    """Release a reservation that was opened by hand."""
     it, name = service(), requests.namespace(namespace)
     caller = it.allow("delete", name, "reservations")
     key = _key(name, reservation)

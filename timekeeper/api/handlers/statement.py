@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periods, their seals, and statements of what is booked."""
+"""Periods, their seals, and statements of bookings."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _names(rules: Sequence[Rule], start: Instant, end: Instant) -> Iterator[str]
 
 
 def _rolled_over(rules: Sequence[Rule], begun: Sequence[tuple[Instant, int]]) -> int:
-    """Return what a period began with beyond the budget's amount, as that was when the first pod drew on it."""
+    """Return the rollover of a period, relative to the budget's amount when the first pod drew on it."""
     return max(sum(amount - rule_at(rules, at).amount for at, amount in begun), 0)
 
 
@@ -119,7 +119,7 @@ def _sum(totals: Sequence[Total], kinds: Sequence[str]) -> int:
 
 
 def statement(**path: str) -> Response:
-    """Return what is booked in an interval; without one, in the current period."""
+    """Return the bookings of an interval; by default, of the current period."""
     it = service()
     whose = holder(it, **path)
     whose.allow("get", "statement")
@@ -162,7 +162,7 @@ def statement(**path: str) -> Response:
 
 
 def _children(session: Session, account: BudgetAccount, rows: Sequence[Charged]) -> list[StatementChild]:
-    """Return what budgets directly below were charged: a parent's ledger has their sums, and no pods."""
+    """Return the charges of budgets directly below: a parent's ledger has their sums, and no pods."""
     if account.kind == "namespace":
         return []
     keys = [AccountId(int(row.pod_uid.removeprefix(CHILD))) for row in rows]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was held, used and not observed, by time; and what a namespace has come to in this period."""
+"""GPU time held, used and not observed, by time; and the totals of a namespace in this period."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _spans(start: Instant, end: Instant, bucket: PeriodName, zone: str) -> list[
 
 
 def of_namespace(namespace: str) -> Response:
-    """Return what a namespace was charged in this period, and what its pods used."""
+    """Return a namespace's charges in this period, and its pods' usage."""
     it, name = service(), requests.namespace(namespace)
     it.allow("get", name)
     now = it.clock.now_ms()

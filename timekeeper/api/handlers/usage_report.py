@@ -16,7 +16,7 @@ MOST_AT_ONCE = 1_000
 
 
 def taken() -> Response:
-    """Take in one pod's reports."""
+    """Accept one pod's reports."""
     it = service()
     caller = reporter(it)
     given = requests.body(ReportBatch)

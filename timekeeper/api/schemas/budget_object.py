@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an object of the cluster says of a budget: bodies."""
+"""Bodies: the budget that an object of the cluster defines."""
 
 from __future__ import annotations
 

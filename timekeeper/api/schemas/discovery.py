@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes' discovery asks of an API (`metav1.APIResourceList`)."""
+"""The answer to Kubernetes' discovery (`metav1.APIResourceList`)."""
 
 from __future__ import annotations
 

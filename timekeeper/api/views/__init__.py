@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the books hold, as the wire shows it."""
+"""Views: data of the books in the form of the wire."""

@@ -27,7 +27,7 @@ def budget(
     uid: str,
     gone: bool,
 ) -> Budget:
-    """Return a namespace's budget as it is; `reserved` is what it has set aside, `gone` whether it was deleted."""
+    """Return a namespace's current budget; `reserved` is its reserved GPU time, `gone` whether it was deleted."""
     return Budget(
         uid=uid,
         gone=gone,
@@ -39,7 +39,7 @@ def budget(
 
 
 def parent(position: Position, now: Instant, reserved: GpuMilliseconds) -> Parent:
-    """Return a team's or an organisation's budget as it is; `reserved` is what is set aside below it."""
+    """Return a team's or an organisation's current budget; `reserved` is the GPU time reserved below it."""
     account = position.account
     return Parent(
         name=account.name,

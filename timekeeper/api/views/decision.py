@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a namespace may do now, as the wire shows it."""
+"""Decisions about namespaces, in the form of the wire."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STALE_MS = 60_000
 def decision(
     position: Position, policy: NamespacePolicy, settings: Settings, now: Instant, reserved: GpuMilliseconds
 ) -> Decision:
-    """Return what a namespace may do now; `reserved` is what it has set aside."""
+    """Return the decision about a namespace; `reserved` is its reserved GPU time."""
     state = position.at(now)
     run_out = position.run_out(now)
     name = state_name(position, state, policy)

@@ -13,7 +13,7 @@ from timekeeper.ledger.rule import policy_rule
 from timekeeper.ledger.standing import Position
 
 TRIES = 5
-"""Looks at pods and their namespaces until nothing was settled meanwhile."""
+"""Read pods and their namespaces consistently: repeat until nothing was settled in between."""
 
 
 def standing(position: Position | None, policy: NamespacePolicy, now: Instant) -> BudgetState:

@@ -19,11 +19,11 @@ from timekeeper.store.workloads import holders_of
 
 
 def workload_views(books: Books, rows: Sequence[tuple[WorkloadRow, str]], now: Instant) -> list[Workload]:
-    """Return pods as the ledger has them; running ones with what they have come to by now."""
+    """Return pods from the ledger; running ones with their totals up to now."""
     uids = [row.pod_uid for row, _ in rows]
     running = {name for row, name in rows if row.ended_at is None or row.ended_at > now - CLOCK_SKEW_MS}
     positions = {name: books.position(name) for name in running}
-    for _ in range(TRIES):  # what is settled between the two looks would be counted as booked and as due
+    for _ in range(TRIES):  # a posting that is settled between the two reads would be counted as booked and as due
         with books.database.reading() as session:
             booked = bookings.booked_by_pod(session, uids)
             marks = watermarks.read(session, uids).marks

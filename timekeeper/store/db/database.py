@@ -42,8 +42,8 @@ class Database:
     def write(self, change: Callable[[Session], T]) -> T:
         """Run `change` in a transaction and return its result once that is committed.
 
-        An error that `change` raises undoes what it did and nothing else. It may be run more than once: only what it
-        did last counts.
+        If `change` raises an error, only its own changes are undone. It may be run more than once: only the last run
+        counts.
         """
         return self._hand_in(self._work, lambda session, _items: [change(session)], None)
 
@@ -67,7 +67,7 @@ class Database:
         return all(writer.alive for writer in self._writers)
 
     def close(self) -> None:
-        """Write what has been handed in, and stop."""
+        """Write what has been submitted, and stop."""
         for writer in self._writers:
             writer.stop()
         for writer in self._writers:

@@ -75,7 +75,7 @@ def restore(engine: Engine, source: BinaryIO) -> int:
         tables = {table.name: table for table in _tables(connection)}
         for table in tables.values():
             if connection.execute(select(func.count()).select_from(table)).scalar_one():
-                raise SettingsError(f"timekeeper.database has rows in {table.name}: restore into an empty one")
+                raise SettingsError(f"timekeeper.database has rows in {table.name}: restore into an empty database")
         digest, count, waiting = hashlib.sha256(), 0, _WaitingRows(connection)
         columns: dict[str, list[str]] = {}
         for line in source:

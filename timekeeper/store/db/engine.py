@@ -32,7 +32,7 @@ def make_engine(url: str) -> Engine:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
         if backend == "sqlite":
-            # Readers must not starve: each server thread may hold a connection beside the writer's.
+            # Readers must not starve: each server thread may hold a connection in addition to the writer's.
             engine = create_engine(parsed, pool_size=32, max_overflow=32)
         elif backend == "postgresql":
             engine = create_engine(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an error of a database means for its caller: lost against another transaction, no server, no room."""
+"""Classify database errors for the caller: a conflict with another transaction, no server, no space."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several processes on one database runs the controller of a cluster.
+"""Elect which of several processes on one database runs the controller of a cluster.
 
 On PostgreSQL it is who holds an advisory lock, which belongs to a session: it is free as soon as the holder's
 connection is gone. That two processes believe for a moment that they hold it does no harm to the ledger, because
@@ -19,7 +19,7 @@ from timekeeper.store.db.engine import is_sqlite
 log = logging.getLogger(__name__)
 
 _CLASS = 0x51CE
-"""Sets our locks apart from others of the same database; the second key tells clusters apart."""
+"""Distinguishes our locks from others in the same database; the second key distinguishes clusters."""
 
 
 class Leadership:

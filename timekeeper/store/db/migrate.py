@@ -55,7 +55,7 @@ def _walk(engine: Engine, revision: str, *, up: bool) -> str:
 
 @contextmanager
 def _without_foreign_keys(connection: Connection) -> Iterator[None]:
-    """Bear with references that lead nowhere meanwhile: SQLite changes a table by making it again."""
+    """Suspend foreign keys: SQLite changes a table by creating it again."""
     driver = connection.connection.driver_connection
     if driver is None or connection.dialect.name != "sqlite":
         yield
@@ -68,7 +68,7 @@ def _without_foreign_keys(connection: Connection) -> Iterator[None]:
 
 
 def _check_foreign_keys(connection: Connection) -> None:
-    """Raise an error if a migration left a reference that leads nowhere."""
+    """Raise an error if a migration left a dangling reference."""
     if connection.dialect.name == "sqlite":
         broken = connection.execute(text("PRAGMA foreign_key_check")).all()
         if broken:
@@ -77,7 +77,7 @@ def _check_foreign_keys(connection: Connection) -> None:
 
 @contextmanager
 def _alone(engine: Engine) -> Iterator[None]:
-    """Let no other process migrate meanwhile; SQLite's BEGIN IMMEDIATE does that by itself.
+    """Lock out other migrating processes; for SQLite, BEGIN IMMEDIATE does that.
 
     On a connection of its own: within the transaction, the statement that waits would already have taken the snapshot,
     and who has waited would migrate once more what the other one has just migrated.

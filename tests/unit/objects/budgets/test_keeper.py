@@ -44,7 +44,7 @@ def test_an_object_becomes_a_budget_and_its_status_tells_how_it_stands(world: Ob
     }
     [ready] = status["conditions"]
     assert ready == {
-        "type": "Ready", "status": "True", "reason": "Synced", "message": "the timekeeper goes by this spec",
+        "type": "Ready", "status": "True", "reason": "Synced", "message": "the timekeeper uses this spec",
         "observedGeneration": 1, "lastTransitionTime": format_seconds(T0),
     }  # fmt: skip
     assert (status["observedGeneration"], status["asOf"]) == (1, format_seconds(T0))

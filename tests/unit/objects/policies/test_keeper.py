@@ -94,7 +94,7 @@ def test_each_object_is_told_whether_it_holds_and_for_how_many(world: World) -> 
     assert world.told("teams") == ("True", "InForce", 2)  # team-a goes by the file's exact name
     assert world.told("team-b") == ("True", "InForce", 1)
     assert world.told("younger") == ("False", "Taken", 0)
-    assert world.message("younger") == "GpuPolicy teams has team-*, GpuPolicy teams has guest: the older one holds"
+    assert world.message("younger") == "GpuPolicy teams has team-*, GpuPolicy teams has guest: the older one applies"
     assert world.told("partly") == ("True", "PartlyTaken", 1)  # and kube-system is exempt
     assert world.told("wrong") == ("False", "SpecInvalid", 0)
     assert "Mars/Olympus" in world.message("wrong")

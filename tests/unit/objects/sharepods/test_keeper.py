@@ -40,7 +40,7 @@ def test_its_pod_is_made_and_what_becomes_of_it_is_told(world: SharePodWorld) ->
     assert world.status()["PodObjectMeta"] == {
         key: pod["metadata"][key] for key in ("name", "namespace", "uid", "creationTimestamp")
     }
-    assert world.condition("Ready") == ("False", "PodPending", "its pod has no place yet")
+    assert world.condition("Ready") == ("False", "PodPending", "its pod is not scheduled yet")
     assert world.condition("UpToDate")[:2] == ("True", "SpecUnchanged")
     world.clock.advance(1_000)
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}

@@ -137,7 +137,7 @@ def test_company_is_the_schedulers_affinity_anti_affinity_and_exclusion(
         (share(sched_affinity="a/b"), "kubeshare/sched_affinity", '"a/b"', "up to 63 letters"),
         (share(sched_exclusion="é"), "kubeshare/sched_exclusion", '"\\u00e9"', "up to 63 letters"),
         (share(GPUID="xyz", sched_affinity="red"), "kubeshare/sched_affinity", '"red"', "leave one of the two out"),
-        (share("1.0", GPUID="xyz"), "kubeshare/gpu_request", '"1.0"', "shared with nobody"),
+        (share("1.0", GPUID="xyz"), "kubeshare/gpu_request", '"1.0"', "is not shared"),
         (share(gpu_memory="1"), "kubeshare/gpu_memory", '"1"', "gpu_mem, GPUID"),
         (share(gpuid="xyz"), "kubeshare/gpuid", '"xyz"', "gpu_mem, GPUID"),
         ({**share(), "gemini/gpu_request": "0.6"}, "gemini/gpu_request", '"0.6"', "leave one of them out"),
@@ -158,7 +158,7 @@ def test_a_mistake_is_told_with_field_value_and_remedy(
     ("annotations", "labels", "field", "rule"),
     [
         (SHARE, {"gpu_request": "0.5"}, "gpu_request", "leave the label out"),
-        ({}, {"gpu_request": "0.5"}, "gpu_mem", "names its memory in bytes"),
+        ({}, {"gpu_request": "0.5"}, "gpu_mem", "must state its memory in bytes"),
         ({}, {"gpu_request": "x", "gpu_mem": "1"}, "gpu_request", "a part of one GPU"),
         ({}, {"gpu_request": "0.5", "gpu_mem": "x"}, "gpu_mem", "bytes"),
     ],

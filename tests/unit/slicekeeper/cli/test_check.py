@@ -221,7 +221,7 @@ def test_an_api_that_is_not_available_is_named_for_what_it_holds_up(server: Serv
     server.objects[API_SERVICE] = {"status": {"conditions": [condition]}}
     done = check(server)
     assert done.exit_code == 1
-    assert "is not available, and no namespace of the cluster can be deleted: no endpoints" in done.output
+    assert "is not available, so no namespace in the cluster can be deleted: no endpoints" in done.output
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_a_pod_that_changed_meanwhile_is_told_and_left(server: Server) -> None:
     server.patch_status = 409
     done = check(server, "--adopt")
     assert done.exit_code == 1
-    assert "team/share changed meanwhile" in done.output
+    assert "team/share has changed in the meantime" in done.output
 
 
 def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
@@ -324,8 +324,8 @@ def test_what_is_left_behind_is_named_and_taken_away(server: Server) -> None:
     server.uninstall()
     server.pod("held", FRACTION, **MARKS)
     told = check(server).output
-    assert "pod team/held keeps our finalizer, and nobody will remove it" in told
-    assert "node n shows GPUs, and nobody will remove it" in told
+    assert "pod team/held still has our finalizer, and nothing will remove it" in told
+    assert "node n shows GPUs, and nothing will remove it" in told
     assert server.patches == []
     done = check(server, "--repair")
     assert done.exit_code == 0
@@ -379,7 +379,7 @@ def test_what_changed_while_it_was_repaired_is_told(server: Server) -> None:
     done = check(server, "--repair")
     assert done.exit_code == 1
     assert "0 things taken away" in done.output
-    assert "pod team/held keeps our finalizer, and nobody will remove it" in done.output
+    assert "pod team/held still has our finalizer, and nothing will remove it" in done.output
 
 
 def test_nothing_is_adopted_without_a_timekeeper(server: Server) -> None:
@@ -558,7 +558,7 @@ def test_records_that_wait_for_the_timekeeper_are_named(server: Server) -> None:
     server.objects["/api/v1/namespaces/slicekeeper-system/configmaps"] = [record]
     [told] = problems(check(server, "-o", "json"))
     name = record["metadata"]["name"]
-    assert told == f"1 pods were let go by --break-glass and are not charged yet (configmap {name})"
+    assert told == f"1 pods were released by --break-glass and are not charged yet (configmap {name})"
 
 
 def test_breaking_glass_with_nothing_to_let_go_writes_nothing(server: Server) -> None:
@@ -566,7 +566,7 @@ def test_breaking_glass_with_nothing_to_let_go_writes_nothing(server: Server) ->
     server.pod("runs", FRACTION, **MARKS)
     done = check(server, "--break-glass")
     assert (done.exit_code, server.patches) == (0, [])
-    assert "0 pods let go" in done.output
+    assert "0 pods released" in done.output
 
 
 @pytest.mark.parametrize(
@@ -866,7 +866,7 @@ def test_a_timekeeper_that_the_api_server_does_not_reach_is_told_in_its_words(se
         "error trying to reach service: x509: certificate signed by unknown authority",
     )
     [found] = json.loads(check(server, "-o", "json").stdout)
-    assert "the API server does not get an answer of the timekeeper" in found["problem"]
+    assert "the API server gets no answer from the timekeeper" in found["problem"]
     assert "unknown authority" in found["problem"]
     assert "let the control plane reach port 8444" in found["remedy"]
     server.errors[TIMEKEEPERS_API] = (503, "service unavailable")
@@ -906,8 +906,8 @@ def waiting_pod(name: str, **status: Any) -> dict[str, Any]:
         (
             [],
             {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "insufficient quota to match"}]},
-            ": none can be made: insufficient quota to match",
-            "docs/install.md#platforms names what platforms ask for",
+            ": no pod can be created: insufficient quota to match",
+            "docs/install.md#platforms lists the requirements of platforms",
         ),
     ],
 )  # fmt: skip

@@ -61,7 +61,7 @@ def test_without_an_address_the_setting_is_named(tmp_path: Path) -> None:
     environ = {"SLICEKEEPER_HOME": str(tmp_path), "HOME": str(tmp_path), "KUBECONFIG": ""}
     done = CliRunner().invoke(cli, ["budget", "list"], env=environ)
     assert isinstance(done.exception, SettingsError)
-    assert "neither a timekeeper nor a cluster is named: set timekeeperClient.url" in str(done.exception)
+    assert "neither a timekeeper nor a cluster is configured: set timekeeperClient.url" in str(done.exception)
     assert "--kubeconfig" in str(done.exception)
 
 

@@ -115,7 +115,7 @@ def test_an_agent_that_is_away_leaves_its_gpus_unknown_and_is_named(site: Site) 
     for value in ("stopping", "10.9.9.9:8446", "10.0.0.2:8447"):
         site.address(2, value)
         done = site.run("top", "--once", "-o", "wide")
-        assert "node node-2: its agent tells nothing: " in done.stderr
+        assert "node node-2: its agent does not answer: " in done.stderr
         lines = [line.split() for line in done.stdout.splitlines()]
         assert lines[3] == ["node-2", "node-2-0", "A100", "-", "-", "-", "-", "8192Mi"]
         assert "1%" in lines[1]

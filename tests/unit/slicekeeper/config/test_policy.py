@@ -161,7 +161,7 @@ def test_a_bare_off_is_the_mode_and_not_yaml_false(tmp_path: Path) -> None:
         ),
         (
             "default: {sharing: [adaptive, remote]}",
-            "sharing: remote is planned and not there yet; choose of adaptive, exclu",
+            "sharing: remote is planned but not available yet; choose one of adaptive, exclu",
         ),
         ("- a", "must contain a mapping, not a list"),
         ("{", "not valid YAML"),
