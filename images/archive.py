@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes Slicekeeper's images from a checkout, without an engine and without a registry.
+"""Build Slicekeeper's images from a checkout, without a container engine and without a registry.
 
 The images are for machines with the same architecture and the same or a newer kernel; a Containerfile is beside this
 file for those who have an engine.
@@ -33,7 +33,7 @@ def recipes() -> dict[str, dict[str, Any]]:
 
 
 def cache() -> Path:
-    """Return where layers are kept."""
+    """Return the folder of cached layers."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "slicekeeper" / "images"
 
@@ -52,7 +52,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def images(wheel: Path, parts: list[str], named: Images) -> list[Image]:
-    """Return the images of the named parts, their layers made if they are not kept yet."""
+    """Return the images of the named parts; layers that are not cached are built."""
     known = recipes()
     every = {package for recipe in known.values() for package in recipe["packages"]} | {"simulator"}
     runtime = layers.runtime(cache())

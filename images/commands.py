@@ -90,7 +90,7 @@ def _copy(command: list[str], file: Path, name: str) -> None:
 
 
 def _settings(registry: str, found: dict[str, str]) -> str:
-    """Return what goes into the settings file, or into the chart's values."""
+    """Return the section for the settings file, or for the chart's values."""
     by_part = {_part_of(name): digest for name, digest in found.items()}
     return yaml.safe_dump({"images": {"registry": registry, "digests": by_part}}, sort_keys=False)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of an image: the interpreter of this machine, one part's dependencies, its C programs, its code.
 
-Each is kept under a name that its inputs decide, so that a change of the code makes only the last layer again.
-Files lie where `python:3.11-slim` has them too; bytecode is written in, because the root is read-only.
+Each is cached under a name derived from its inputs, so that a change of the code rebuilds only the last layer. Files
+lie where `python:3.11-slim` has them too; bytecode is written in, because the root is read-only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOT_LOADED: Final = re.compile(r"(config-.*|_tkinter.*|_test.*|_ctypes_test.*|x
 
 KEPT_LAYERS: Final = 3
 IN_USE_SECONDS: Final = 3600
-"""A layer that was used this long ago at most may be wanted by another run at this moment."""
+"""Another run may still need a layer that was used within this time."""
 
 COMMAND: Final = f"""#!/usr/local/bin/{VERSION}
 import sys
@@ -80,7 +80,7 @@ def runtime(cache: Path) -> Path:
 
 
 def dependencies(cache: Path, wheel: Path, extras: list[str], constraints: Path) -> Path:
-    """Return the layer with what extras of the wheel need, pinned by `constraints`."""
+    """Return the layer with the dependencies of the wheel's extras, pinned by `constraints`."""
     wanted = sorted(requirements(wheel, extras))
     key = _key("deps-" + "-".join(extras), sys.version, Path(__file__).read_text(), constraints.read_text(), *wanted)
 
@@ -131,7 +131,7 @@ def part(cache: Path, wheel: Path, packages: list[str], every: set[str]) -> Path
 
 
 def requirements(wheel: Path, extras: list[str]) -> set[str]:
-    """Return what the wheel needs with some extras, as pip takes it."""
+    """Return the wheel's dependencies with some extras, in pip's form."""
     with zipfile.ZipFile(wheel) as content:
         name = next(n for n in content.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = HeaderParser().parsestr(content.read(name).decode())
@@ -185,7 +185,7 @@ def _copy_libraries(tree: Path, programs: Iterable[Path], *, missing_from_runtim
 
 
 def _copy_stubs(tree: Path) -> None:
-    """Copy the parts of glibc that wheels name though this machine's Python does not."""
+    """Copy the parts of glibc that wheels need although this machine's Python does not."""
     folder = tree / "lib" / _multiarch()
     for name in ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libm.so.6"):
         source = Path("/lib") / _multiarch() / name

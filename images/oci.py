@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes images as OCI archives, without an engine and without a registry.
+"""Write images as OCI archives, without a container engine and without a registry.
 
-A layer is a tar file whose content alone decides its bytes, so an unchanged layer keeps its digest and a node that
+A layer is a tar file whose bytes depend only on its content, so an unchanged layer keeps its digest, and a node that
 has it does not unpack it again.
 """
 
@@ -26,7 +26,7 @@ _NAME: Final = "org.opencontainers.image.ref.name"
 
 @dataclass(frozen=True)
 class Image:
-    """What an image is, beside its layers' bytes."""
+    """The metadata of an image."""
 
     name: str
     """Full name with registry, for example registry.example/gpus/webhook:0.1.0."""
@@ -57,7 +57,7 @@ def write_layer(file: Path, tree: Path, *, links: Mapping[str, str] | None = Non
 
 
 class Archive:
-    """An OCI archive that is being written; what several images have is in it once."""
+    """An OCI archive that is being written; shared layers are in it once."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
@@ -66,7 +66,7 @@ class Archive:
         self._add("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
 
     def blob(self, data: bytes, media_type: str) -> dict[str, Any]:
-        """Take in some bytes, and return what a manifest says of them."""
+        """Add some bytes, and return their descriptor."""
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._written:
             self._written.add(digest)
@@ -74,7 +74,7 @@ class Archive:
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
     def layer(self, file: Path) -> dict[str, Any]:
-        """Take in a layer, and return what a manifest says of it."""
+        """Add a layer, and return its descriptor."""
         digest = _digest(file)
         if digest not in self._written:
             self._written.add(digest)
@@ -83,7 +83,7 @@ class Archive:
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": file.stat().st_size}
 
     def image(self, name: str, layers: Sequence[dict[str, Any]], **config: object) -> None:
-        """Take in an image of layers that are in the archive; `config` is what its configuration says beside them."""
+        """Add an image of layers that are in the archive; `config` is the rest of its configuration."""
         config["rootfs"] = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
         manifest = {
             "schemaVersion": 2,
@@ -108,7 +108,7 @@ class Archive:
 
 @contextmanager
 def writing(file: Path) -> Iterator[Archive]:
-    """Write an archive, which takes the place of `file` once it is whole."""
+    """Write an archive, which replaces `file` once it is complete."""
     fresh = file.with_suffix(f".{os.getpid()}.new")
     with tarfile.open(fresh, "w") as tar:
         archive = Archive(tar)
@@ -118,7 +118,7 @@ def writing(file: Path) -> Iterator[Archive]:
 
 
 def write_archive(file: Path, images: Iterable[Image]) -> None:
-    """Write images as one OCI archive; a layer that several of them have is in it once."""
+    """Write images as one OCI archive; shared layers are in it once."""
     with writing(file) as archive:
         for image in images:
             archive.image(
@@ -138,7 +138,7 @@ def write_archive(file: Path, images: Iterable[Image]) -> None:
 def digests(file: Path) -> dict[str, str]:
     """Return the digest of each image in an archive, by its name.
 
-    Raises ValueError if it is no archive of ours.
+    Raises ValueError if it is not an archive of ours.
     """
     try:
         with tarfile.open(file) as tar:

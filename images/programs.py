@@ -18,7 +18,7 @@ FOLDER: Final = "usr/local/slicekeeper/lib"
 
 
 def copy(programs: list[str], tree: Path) -> None:
-    """Build some of vcuda's programs, and put them where an image has them."""
+    """Build some of vcuda's programs, and put them in their place in an image."""
     command = ["make", "-C", str(ROOT / "vcuda"), f"PYTHON={sys.executable}", *(f"build/{name}" for name in programs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

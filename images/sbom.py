@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists what is in an image, as CycloneDX has it: Python, its packages, and the libraries of this machine that it has.
+"""List the contents of an image in CycloneDX format: Python, its packages, and the libraries of this machine in it.
 
 What is in the layers is listed, and not what was asked for. The same image gives the same list, but for the libraries:
 their packages and versions are those that this machine has now.
@@ -60,7 +60,7 @@ def _distributions(layers: Iterable[Path]) -> Iterator[Component]:
 
 
 def _debian(layers: Iterable[Path]) -> Iterator[Component]:
-    """Yield the Debian packages that the libraries in layers are from; nothing on another system."""
+    """Yield the Debian packages of the libraries in layers; nothing on another system."""
     names: set[str] = set()
     for layer in layers:
         with tarfile.open(layer) as tar:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures of images as cosign writes them, made without it: an artifact beside each image, in the same registry.
+"""Sign images as cosign does, but without it: an artifact beside each image, in the same registry.
 
 The payload is containers/image's "simple signing" document, signed with ECDSA P-256 over SHA-256; it is the one layer
 of an OCI manifest whose tag is made of the image's digest (sigstore/cosign, specs/SIGNATURE_SPEC.md). No transparency

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small cluster in memory, and local mode on it."""
+"""A small in-memory cluster, and local mode on it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a new object goes through before it is stored, in the API server's own order.
+"""Admission of a new object before it is stored, in the API server's own order.
 
 Defaults and in-tree plugins, our webhook's `/mutate` (failurePolicy Ignore) with the plugins run again after it and
 one reinvocation if they changed something, then `/validate` (failurePolicy Fail). Reviews are real ones, sent over
@@ -33,7 +33,7 @@ WEBHOOK: Final = "pods.slicekeeper.io"
 
 @dataclass
 class Attributes:
-    """Who asks for what, as every plugin and webhook sees it."""
+    """The attributes of a request, as every plugin and webhook sees them."""
 
     resource: Resource
     namespace: str
@@ -48,7 +48,7 @@ class Attributes:
 
 
 class SimulatedAdmission:
-    """Admits objects; `webhook` speaks to the webhook, None if the cluster has none."""
+    """Admits objects; `webhook` is the webhook's client, None if the cluster has none."""
 
     def __init__(self, store: Store, webhook: JsonClient | None = None) -> None:
         self._store = store

@@ -54,7 +54,7 @@ _SUCCESS: Final = {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
 @dataclass(frozen=True)
 class Call:
-    """One request, taken apart."""
+    """One parsed request."""
 
     kind: ObjectKind
     namespace: str
@@ -66,7 +66,7 @@ class Call:
 
     @property
     def resource(self) -> Resource:
-        """The resource that is meant."""
+        """The requested resource."""
         return self.kind.resource
 
     def selector(self) -> Selector:
@@ -84,14 +84,14 @@ class Call:
 
 
 class Api:
-    """Answers requests on a cluster, whatever carries them."""
+    """Answers requests on a cluster, independently of the transport."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.store = cluster.store
         self._next = 0
         self._rests: dict[str, tuple[list[Object], int]] = {}
-        """What lists that are read page by page have left, by the next page's name."""
+        """The remaining pages of lists that are read page by page, by the next page's name."""
         self._methods: dict[str, Callable[[Call], tuple[int, Any, list[str]]]] = {
             "GET": self._get, "POST": self._post, "PUT": self._put, "PATCH": self._patch, "DELETE": self._delete,
         }  # fmt: skip
@@ -120,7 +120,7 @@ class Api:
         }, []  # fmt: skip
 
     def _listed(self, call: Call) -> tuple[list[Object], int]:
-        """Return what is selected, or what an earlier page left, and the version that it is of."""
+        """Return the selected objects, or the rest after an earlier page, and their version."""
         if "continue" in call.query:
             rest = self._rests.get(call.query["continue"])
             if rest is None:
@@ -343,7 +343,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def start(self) -> None:
@@ -365,6 +365,6 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what went wrong with a connection; a client that was killed is nobody's error."""
+        """Log an error of a connection; a client that was killed is not an error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)

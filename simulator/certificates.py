@@ -15,7 +15,7 @@ LIFETIME: Final = datetime.timedelta(days=30)
 
 @dataclass(frozen=True)
 class Certificates:
-    """Where the files lie."""
+    """The paths of the files."""
 
     ca: Path
     certificate: Path
@@ -23,7 +23,7 @@ class Certificates:
 
 
 def make(folder: Path, now_ms: int) -> Certificates:
-    """Make a new CA and a server certificate for loopback; the CA's key is not kept."""
+    """Create a new CA and a server certificate for loopback; the CA's key is not kept."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = datetime.datetime.fromtimestamp(now_ms // 1000, datetime.UTC)
     ca = make_ca(now, LIFETIME)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster as its own components see it: the store behind admission, bindings, evictions and identities."""
+"""The cluster for its own components: the store behind admission, bindings, evictions and identities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USER: Final = "kubernetes-admin"
 
 
 class Cluster:
-    """All state of the simulated cluster, and the writes that are more than a write."""
+    """All state of the simulated cluster, and its compound writes."""
 
     def __init__(self, clock: Clock, webhook: JsonClient | None = None) -> None:
         self.clock = clock
@@ -61,7 +61,7 @@ class Cluster:
         return self.store.create(resource, obj, namespace), attributes.warnings
 
     def check_update(self, resource: Resource, new: Object, old: Object) -> None:
-        """Let the webhook judge a changed workload; raises ApiError."""
+        """Let the webhook review a changed workload; raises ApiError."""
         namespace = old["metadata"].get("namespace", "")
         self._admission.admit(clone(new), Attributes(resource, namespace, USER, old=old))
 
@@ -136,7 +136,7 @@ def set_condition(pod: Object, kind: str, status: str, now_ms: int, reason: str 
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What a projected token says of its bearer."""
+    """The identity in a projected token."""
 
     audience: str
     namespace: str
@@ -148,7 +148,7 @@ class Claims(msgspec.Struct, frozen=True):
 
 @dataclass
 class TokenBook:
-    """Projected tokens. They are good as long as their pod's object exists."""
+    """Projected tokens. They are valid as long as their pod's object exists."""
 
     store: Store
 

@@ -71,7 +71,7 @@ def local(
                 _on_signals(_pass_over)
                 printer.line("", "stop", "all parts")
     except KeyboardInterrupt:
-        sys.exit(EXIT_FAILED if once else 0)  # to be stopped is how a cluster that stays up ends
+        sys.exit(EXIT_FAILED if once else 0)  # a cluster that stays up ends by being stopped
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:
@@ -80,7 +80,7 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 
 
 def _pass_over(_number: int, _frame: object) -> None:
-    """Do nothing: what has begun to stop is not to be stopped half-way."""
+    """Do nothing: a stop that has begun must not be interrupted."""
 
 
 def _on_signals(handler: Callable[[int, object], None]) -> None:
@@ -200,7 +200,7 @@ def _decision(outcome: submitting.SubmitOutcome) -> str:
 
 
 class Progress:
-    """Says every two seconds on standard error how far a command is."""
+    """Report the progress of a command on standard error, every two seconds."""
 
     def __init__(self, total: int) -> None:
         self.total = total

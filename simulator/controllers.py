@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two controllers that local mode has: Deployment → pods and Job → pods.
 
-Level-triggered, as Kubernetes' own are: each look compares what is there with what is wanted. A Deployment's pods are
-made without a ReplicaSet between. Quota, rollouts and the rest are Kubernetes' work, and the
-cluster suite has the real one.
+Level-triggered, like Kubernetes' own: each pass compares the current state with the desired one. A Deployment's pods
+are created without a ReplicaSet. Quota, rollouts and the rest are Kubernetes' work, and the cluster suite has the real
+one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Controllers:
         """By the owner's UID: when creating may be tried again after a refusal."""
 
     def reconcile(self) -> None:
-        """Look at every workload once, and delete pods whose owner is gone."""
+        """Process every workload once, and delete pods whose owner is gone."""
         owned: dict[str, list[Object]] = {}
         owners: set[str] = set()
         with self._store.changed:
@@ -157,7 +157,7 @@ class Controllers:
         return True
 
     def _untrack(self, pod: Object) -> None:
-        """Take the Job controller's finalizer from a pod that has been counted."""
+        """Remove the Job controller's finalizer from a pod that has been counted."""
 
         def change(old: Object) -> Object:
             old["metadata"]["finalizers"] = [f for f in old["metadata"].get("finalizers", ()) if f != JOB_TRACKING]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a new cluster begins with: nodes with GPUs as their agents would publish them, and the two PriorityClasses."""
+"""The initial objects of a cluster: nodes with GPUs as agents would publish them, and the two PriorityClasses."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MODELS: Final = {
     "H100": 81_920,
     "H200": 143_872,
 }
-"""GPU models that nodes can be made of, and their memory in MiB."""
+"""GPU models of nodes, and their memory in MiB."""
 
 SEATS_PER_GPU: Final = 128
 
 _PROFILE: Final = re.compile(r"([1-7])g\.([1-9][0-9]{0,2})gb")
 _COMPUTE_SLICES: Final = 7
 _KEPT_MIB: Final = 512
-"""What the driver keeps of a slice's memory, about."""
+"""The approximate part of a slice's memory that the driver keeps."""
 
 _UUIDS: Final = uuid.UUID("6b9d4a3c-6a5e-4a55-9c1b-1d5f3a6e2c10")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds that the cluster takes: where each lives and what it is called."""
+"""The kinds that the cluster supports: their paths and names."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ _BY_MANIFEST: Final = {(kind.api_version, kind.name): kind for kind in KINDS}
 
 
 def of_manifest(obj: Object) -> ObjectKind | None:
-    """Return the kind of a manifest, None for one that the cluster does not take."""
+    """Return the kind of a manifest, None for one that the cluster does not support."""
     return _BY_MANIFEST.get((str(obj.get("apiVersion")), str(obj.get("kind"))))

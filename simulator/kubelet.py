@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 USAGE_SECONDS: Final = 0.2
 SIDECAR_GRACE_SECONDS: Final = 4.0
-"""Real seconds that a sidecar gets at least: it speaks real HTTP, whatever the clock's speed."""
+"""The minimum of real seconds for a sidecar: it uses real HTTP at any speed of the clock."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class _Pod:
 
 
 class Kubelet:
-    """Runs all bound pods, in one daemon thread. `folder` is where their volumes lie."""
+    """Runs all bound pods, in one daemon thread. `folder` contains their volumes."""
 
     def __init__(self, cluster: Cluster, settings: Settings, spawner: Spawner, folder: Path, logs: Path) -> None:
         self._cluster = cluster
@@ -80,7 +80,7 @@ class Kubelet:
         return {uid: pid for uid, pid in found.items() if pid is not None}
 
     def sync(self) -> None:
-        """Look at every bound pod once."""
+        """Process every bound pod once."""
         bound = {p["metadata"]["uid"]: p for p in self._store.collection(PODS)[0] if p["spec"].get("nodeName")}
         for uid in self._pods.keys() - bound.keys():
             self._drop(uid)
@@ -157,7 +157,7 @@ class Kubelet:
         )  # fmt: skip
 
     def _write_usage(self, held: _Pod, now_ms: int) -> None:
-        """Count what simulated programs use: just what they asked for, as long as they run."""
+        """Count the usage of simulated programs: exactly their requests, as long as they run."""
         used = {
             c.name: c.ran_ms(now_ms) * held.cores[c.name] // CORES_PER_GPU
             for c in held.run.containers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kube-scheduler's loop as our extender meets it.
+"""The kube-scheduler's loop, as seen by our extender.
 
 Pending pods by priority and age; the in-tree check of each node's totals; then, for pods that name our scheduler, the
 extender's `filter`, `prioritize` and `bind` over HTTP. Other pods are bound to the first node that fits.
@@ -30,7 +30,7 @@ ResourceAmounts = dict[str, Fraction]
 
 FIRST_BACKOFF_SECONDS: Final = 0.1
 LONGEST_BACKOFF_SECONDS: Final = 1.0
-"""Real seconds: what they pace is real HTTP, whatever the clock's speed."""
+"""Real seconds, because they pace real HTTP at any speed of the clock."""
 
 
 BIND_SECONDS: Final = 0.25
@@ -44,7 +44,7 @@ def amounts(listed: Object | None) -> ResourceAmounts:
 
 
 def effective_request(pod: Object) -> ResourceAmounts:
-    """Return what a pod takes from its node: native sidecars beside the apps, or with the largest init container."""
+    """Return a pod's use of its node: native sidecars beside the apps, or with the largest init container."""
     sidecars: ResourceAmounts = {}
     peak: ResourceAmounts = {}
     for container in pod["spec"].get("initContainers") or []:
@@ -68,7 +68,7 @@ def _largest(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
 
 @dataclass
 class _WaitingPod:
-    """A pod that found no place: when to try again."""
+    """A pod that was not scheduled: when to retry."""
 
     tries: int = 0
     not_before: float = 0.0
@@ -77,7 +77,7 @@ class _WaitingPod:
 
 @dataclass
 class _Binding:
-    """A bind under way: its pod counts as being on the node."""
+    """A bind in progress: its pod counts as being on the node."""
 
     outcome: Future[str]
     node: str
@@ -194,7 +194,7 @@ class KubeScheduler:
         return str(bound.get("Error") or "")
 
     def _fits_in_tree(self, pod: Object, nodes: list[Object]) -> tuple[list[str], str]:
-        """Return the nodes whose totals suffice, and what the others lack."""
+        """Return the nodes whose totals suffice, and what is missing on the others."""
         wanted = effective_request(pod)
         taken: dict[str, ResourceAmounts] = {}
         for other in self._store.collection(PODS)[0]:

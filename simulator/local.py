@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local mode: the simulated cluster in this process, and the real parts around it as child processes.
 
-All state lies in one home folder, of which a file lock makes this process the owner. Every start begins afresh: the
-cluster is in memory, so a ledger of an earlier one would be about pods that no longer exist.
+All state is in one home folder, which this process owns by a file lock. Every start begins afresh: the cluster is in
+memory, so a ledger of an earlier one would be about pods that no longer exist.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from slicekeeper.units import format_instant
 
 STATE: Final = ("config.yaml", "policy.yaml", "operator.token", "certificates", "logs", "pods", "timekeeper.sqlite",
                 "timekeeper.sqlite-wal", "timekeeper.sqlite-shm")  # fmt: skip
-"""What local mode keeps in its home, and removes when it starts."""
+"""The files that local mode keeps in its home, and removes when it starts."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Options:
 
 
 class Component(Protocol):
-    """What runs beside others until it is stopped."""
+    """A component that runs until it is stopped."""
 
     def start(self) -> None:
         """Start; returns when it is ready."""
@@ -66,7 +66,7 @@ class Component(Protocol):
 
 
 class LocalCluster:
-    """A whole cluster on one machine, from `start` to `stop`. `tell` gets lines for a person."""
+    """A whole cluster on one machine, from `start` to `stop`. `tell` gets lines for people."""
 
     def __init__(self, home: Path, options: Options, tell: Callable[[str], None]) -> None:
         self.home = home.absolute()
@@ -98,7 +98,7 @@ class LocalCluster:
             raise
 
     def stop(self) -> None:
-        """Stop everything that was started, the last first, and give the home back."""
+        """Stop everything that was started, the last first, and release the home."""
         while self._started:
             self._started.pop().stop()
         self._spawner.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon thread that does the same work again and again, and outlives its errors."""
+"""A daemon thread that repeats the same work, and survives its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOP_SECONDS: Final = 10.0
 
 
 class Loop:
-    """Does `work` every tick; with a `store` only when that changed, and at least every `at_least` real seconds."""
+    """Runs `work` every tick; with a `store`, only if that has changed, or after `at_least` real seconds."""
 
     def __init__(
         self, name: str, work: Callable[[], object], store: Store | None = None, at_least: float = TICK_SECONDS
@@ -31,7 +31,7 @@ class Loop:
 
     @property
     def stopping(self) -> bool:
-        """Whether the loop is to end: long work looks at it between its steps."""
+        """Whether the loop should end: long work checks it between its steps."""
         return self._stop.is_set()
 
     def start(self) -> None:
@@ -39,7 +39,7 @@ class Loop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop when the work at hand is done, and wait for it."""
+        """Stop after the current work, and wait for it."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(STOP_SECONDS)

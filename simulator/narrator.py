@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a person what happens in the cluster, line by line, from the objects alone: nothing here decides anything."""
+"""Show people what happens in the cluster, line by line, only from the objects: nothing here decides anything."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Narrator:
             thread.start()
 
     def stop(self) -> None:
-        """Stop, once all that has happened was shown."""
+        """Stop, once everything that has happened was shown."""
         deadline = time.monotonic() + TELL_SECONDS
         while self._last_version < self._store.version and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -103,7 +103,7 @@ class Narrator:
             self._tell("charged", f"{name}  {format_duration(found.charged_ms)} of GPU time{over}")
 
     def _event(self, event: Object) -> None:
-        """Show what our parts say in events of their own; what Kubernetes does is seen from the pods."""
+        """Show our parts' own events; what Kubernetes does is seen from the pods."""
         about = event["involvedObject"]
         who = (event.get("source") or {}).get("component", "")
         if who.startswith("slicekeeper") or who.endswith("controller"):
@@ -116,7 +116,7 @@ class Narrator:
             try:
                 decisions, etag = self._client.decisions(etag)
             except ServiceError:
-                continue  # the timekeeper is away; parts says so
+                continue  # the timekeeper is down; `parts` reports it
             for decision in decisions.items if decisions is not None else ():
                 before = states.get(decision.namespace, "ok")
                 states[decision.namespace] = decision.state

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Webhook, timekeeper and scheduler as child processes, started again when they die."""
+"""Webhook, timekeeper and scheduler as child processes, which are restarted when they die."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Part:
 
 
 class Parts:
-    """All parts of one local mode. `tell` gets lines for a person."""
+    """All parts of one local mode. `tell` gets lines for people."""
 
     def __init__(
         self, parts: list[Part], config: Path, logs: Path, spawner: Spawner, tell: Callable[[str], None]
@@ -61,7 +61,7 @@ class Parts:
     def start(self) -> None:
         """Start all parts and wait until each is ready.
 
-        Raises SlicekeeperError naming the part that does not get ready, and its log.
+        Raises SlicekeeperError naming the part that does not become ready, and its log.
         """
         for part in self.parts:
             with part.listener:  # the part's alone from now on: while it is dead, connections are refused

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-apiserver itself does to a pod on its way in: defaults, and the plugins ServiceAccount and Priority.
+"""kube-apiserver's own changes of a new pod: defaults, and the plugins ServiceAccount and Priority.
 
 Only what our parts can see. Each function works on a pod in place and may be run again after a webhook has changed it.
 """
@@ -48,7 +48,7 @@ def set_defaults(pod: Object) -> None:
 
 
 def check_pod(pod: Object, where: str = "spec") -> None:
-    """Refuse what the API's validation refuses of a pod that a user could plausibly write.
+    """Refuse invalid pods like the API's validation, as far as users may plausibly write them.
 
     Raises Invalid.
     """

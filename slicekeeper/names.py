@@ -19,7 +19,7 @@ MANAGED_SELECTOR: Final = MANAGED_LABEL
 """Selects managed pods whatever the value is: a Binding may have overwritten it (Kubernetes 1.35)."""
 FINALIZER: Final = "slicekeeper.io/charge"
 GATE: Final = "slicekeeper.io/reservation"
-"""The schedulingGate of a pod whose GPU time is not set aside yet; the timekeeper alone lifts it."""
+"""The schedulingGate of a pod whose GPU time is not reserved yet; only the timekeeper removes it."""
 
 SIDECAR: Final = "gpu-sidecar"
 ENV_PREFIX: Final = "SLICEKEEPER_"
@@ -48,15 +48,15 @@ RULE: Final = "slicekeeper.io/rule"
 # Written by the node agent.
 NODE_GPUS: Final = "slicekeeper.io/gpus"
 NODE_AGENT: Final = "slicekeeper.io/agent"
-"""Where the agent tells whether it is ready, see `slicekeeper.kube.agent_address`."""
+"""The address at which the agent reports whether it is ready, see `slicekeeper.kube.agent_address`."""
 NODE_MACHINE: Final = "slicekeeper.io/machine"
-"""What the agent finds of driver and container runtime, see `slicekeeper.gpu.machine`."""
+"""The agent's findings about driver and container runtime, see `slicekeeper.gpu.machine`."""
 
 # Written by the certificates part, into every namespace.
 CA_CONFIG_MAP: Final = "slicekeeper-ca.crt"
 CA_KEY: Final = "ca.crt"
 
-# Written by `slicekeeper check --adopt` on a pod that was there before the installation.
+# Written by `slicekeeper check --adopt` to a pod that is older than the installation.
 ADOPTED_AT: Final = "slicekeeper.io/adopted-at"
 
 # Written by users.
@@ -72,7 +72,7 @@ SHARING: Final = "slicekeeper.io/sharing"
 GANG: Final = "slicekeeper.io/gang"
 """The pods of a namespace with the same value are placed together; without it, those of one controller are."""
 GANG_SIZE: Final = "slicekeeper.io/gang-size"
-"""How many of a gang's pods must be there before any of them gets a place."""
+"""How many of a gang's pods must exist before any of them gets a place."""
 
 USER_ANNOTATIONS: Final = (
     CORE_LIMIT, GPU_CLASS, GPU_AFFINITY, GPU_ANTI_AFFINITY, GPU_EXCLUSION, GPU_UUID, GPU_MODEL, SHARING,
@@ -89,17 +89,17 @@ MIG: Final = "mig"
 ADAPTIVE: Final = "adaptive"
 SHARING_MODES: Final = (ADAPTIVE, EXCLUSIVE, SHARED, MIG)
 PLANNED_SHARING_MODES: Final = ("remote",)
-"""Refused by name until they exist."""
+"""Planned modes, which are refused until then."""
 
-# Annotations that are written on pods that are there: a new pod may not bring them.
+# Annotations that are written to existing pods: a new pod may not have them.
 NEVER_ON_NEW_PODS: Final = (BOUND_AT, SHARING_MODE, ADOPTED_AT)
 
 
 def gpu_annotation(container: str) -> str:
-    """Return the pod annotation that carries the GPUs chosen for `container`."""
+    """Return the pod annotation for the GPUs chosen for `container`."""
     return GPU_PREFIX + container
 
 
 def limit_annotation(container: str) -> str:
-    """Return the pod annotation that carries the elastic ceiling of `container`."""
+    """Return the pod annotation for the elastic ceiling of `container`."""
     return CONTAINER_LIMIT_PREFIX + container

@@ -37,10 +37,10 @@ _Argument = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> None:
-    """Add the commands to a group: `kind` is whose budgets it shows, `columns` how."""
+    """Add the commands to a group: `kind` is the kind of budgets that it shows, `columns` how."""
     name_argument = click.argument("name", metavar="NAMESPACE" if kind is Budget else "NAME")
     alone = namespace_argument if kind is Budget else name_argument
-    # Names of teams and organisations are never used again.
+    # Names of teams and organisations are never reused.
     account = _and_uid(name_argument) if kind is Budget else name_argument
     _add_reading(group, kind, columns, _and_uid(alone) if kind is Budget else alone)
     _add_changing(group, kind, columns, name_argument)
@@ -49,7 +49,7 @@ def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> Non
 
 
 def uid_option(command: F) -> F:
-    """Add the option that tells namespaces apart which had one name, one after the other."""
+    """Add the option that distinguishes namespaces that had the same name, one after the other."""
     told = "UID of the namespace, if the name was used before; `list -o wide` shows it. Default: the existing one."
     return click.option("--uid", default="", help=told)(command)
 
@@ -213,7 +213,7 @@ def _name_of(budget: Budget | Parent) -> str:
 
 
 def zone_of(client: TimekeeperClient, kind: type[B], name: str, uid: str = "") -> Callable[[], str]:
-    """Return what asks for a budget's time zone: only plain dates need it."""
+    """Return a function that requests a budget's time zone: only plain dates need it."""
     return lambda: client.budget(kind, name, uid).time_zone
 
 

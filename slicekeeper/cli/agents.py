@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node agents say of their seats, asked by way of the API server: its rights, `get` on `pods/proxy`, hold.
+"""The node agents' data about their seats, read through the API server: this needs `get` on `pods/proxy`.
 
-An agent that is away, or may not be asked, leaves its node's figures unknown; nothing else depends on it.
+If an agent is down, or the user has no such right, its node's figures are unknown; nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slicekeeper.wire.node import PATH, NodeSeats, SeatUse
 
 ANSWER_SECONDS: Final = 3.0
 AT_ONCE: Final = 64
-"""Agents asked at the same time: as many may keep silent before the others wait for `ANSWER_SECONDS` more."""
+"""Number of concurrent requests to agents: if as many do not answer, the others wait for `ANSWER_SECONDS` more."""
 
 _UUID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[-0-9a-f]+")
 _SELECTOR: Final = "app.kubernetes.io/name=nodeagent"
@@ -37,7 +37,7 @@ class Agents:
     def __init__(self, context: Context) -> None:
         self._client = cluster(context, ANSWER_SECONDS)
         self.silent: dict[str, str] = {}
-        """By node, why its agent did not answer when it was last asked."""
+        """By node, why its agent did not answer the last request."""
 
     def ask(self, nodes: Sequence[Object]) -> dict[str, list[SeatUse]]:
         """Return the seats of each node whose agent answers."""
@@ -71,7 +71,7 @@ class Agents:
 
 
 def figures(seats: Iterable[SeatUse] | None) -> dict[str, Any]:
-    """Return what some seats together are given and use, as it is shown; None: not known of all of them."""
+    """Return the given and used time of some seats together, for display; None if it is not known of all of them."""
     known = None if seats is None else list(seats)
     return {
         "givenPercent": _sum(None if known is None else [seat.given_percent for seat in known]),
@@ -111,12 +111,12 @@ def figure_columns() -> tuple[Column[dict[str, Any]], ...]:
 
 
 def short(uuids: str) -> str:
-    """Return a text with the UUIDs of GPUs and MIG slices in it cut to what tells them apart for people."""
+    """Return a text with the UUIDs of GPUs and MIG slices in it shortened for people."""
     return _UUID.sub(r"\1", uuids)
 
 
 def percent(value: float | None) -> str:
-    """Return a share as people read it."""
+    """Return a share in a form for people."""
     return "-" if value is None else f"{value:g}%"
 
 

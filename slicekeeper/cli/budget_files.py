@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets in files: what `slicekeeper budget get -o yaml` shows, in one document, several, or a list."""
+"""Budgets in files: in the format of `slicekeeper budget get -o yaml`, in one document, several, or a list."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _AMOUNTS: Final = {"amount": "amountMs", "credit": "creditMs", "rollover": "roll
 """Shorter for people: `amount: 25h`."""
 
 _SHOWN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Budget)) - {*_RULE, "namespace"}
-"""What `get` shows beside the rule; it says how things were, and is not read."""
+"""Fields of `get` other than the rule: they describe a past state, and are not read."""
 
 
 def changes(client: TimekeeperClient, files: Iterable[Path]) -> list[tuple[str, dict[str, object]]]:
-    """Return by namespace what of the budgets in files is not so yet; everything is read before anything is changed.
+    """Return by namespace the differences from the budgets in files; everything is read before anything is changed.
 
     Raises SettingsError if a file does not hold budgets.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper pods` and `slicekeeper nodes`: who holds which GPU, what it costs, what is free."""
+"""`slicekeeper pods` and `slicekeeper nodes`: holders of GPUs, charges, and free capacity."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def pods(context: Context, namespace: str, uid: str, output: str) -> None:
     client = cluster(context)
     objects, _ = client.list(PODS, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
     known = {w.pod_uid: w for w in timekeeper(context).workloads(namespace, uid)}
-    if uid:  # the pods that are there belong to the namespace that is there
+    if uid:  # existing pods belong to the existing namespace
         objects = [pod for pod in objects if pod["metadata"]["uid"] in known]
     used = _used(objects, client, context)
     rows = [_pod_row(pod, known.pop(pod["metadata"]["uid"], None), used, settings) for pod in objects]
@@ -88,14 +88,14 @@ def _time(ms: int | None) -> str:
 
 
 def _used(pods: list[Object], client: KubeClient, context: Context) -> dict[str, list[SeatUse]]:
-    """Return the seats of pods by UID, as far as the agents of their nodes tell."""
+    """Return the seats of pods by UID, as far as the agents of their nodes answer."""
     names_of_nodes = {pod["spec"].get("nodeName") for pod in pods if not has_ended(pod)}
     if not names_of_nodes:
         return {}
     try:
         all_nodes, _ = client.list(NODES)
     except ServiceError:
-        return {}  # who may read the pods of a namespace need not be allowed to read nodes
+        return {}  # a user who may read the pods of a namespace may not be allowed to read nodes
     found: dict[str, list[SeatUse]] = {}
     by_node = Agents(context).ask([node for node in all_nodes if node["metadata"]["name"] in names_of_nodes])
     for seat in chain.from_iterable(by_node.values()):
@@ -179,7 +179,7 @@ def nodes(context: Context, output: str) -> None:
 
 
 def _allocated(part: inventory.Part, holders: Sequence[tuple[str, int]]) -> int:
-    """Return what of a GPU's compute is given out, in percent: of a MIG slice all that it has, or nothing."""
+    """Return the allocated compute of a GPU, in percent; for a MIG slice, all of it or nothing."""
     if inventory.is_slice(part.uuid):
         return part.core if holders else 0
     return sum(core for _, core in holders)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command reaches the cluster and its timekeeper: where kubectl would, unless the settings name a server."""
+"""How a command reaches the cluster and its timekeeper: as kubectl would, unless the settings name a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slicekeeper.net.timekeeper_client import TimekeeperClient
 
 
 def cluster_options(command: Any) -> Any:
-    """Give a command --kubeconfig and --context; what they say is kept in its `Context`."""
+    """Give a command --kubeconfig and --context; their values are stored in its `Context`."""
     for name, text in (
         ("context", "Context of the kubeconfig. Default: its current one."),
         ("kubeconfig", "Kubeconfig file. Default: kubernetes.server of the settings, $KUBECONFIG, ~/.kube/config."),
@@ -41,7 +41,7 @@ def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> Non
 
 
 def cluster(context: Context, timeout_seconds: float = 0) -> KubeClient:
-    """Return a client for the cluster that is meant. `timeout_seconds` is another wait than the settings'."""
+    """Return a client for the selected cluster. `timeout_seconds` overrides the settings."""
     return KubeClient(_connection(context, timeout_seconds))
 
 
@@ -73,8 +73,8 @@ def _is_named(context: Context) -> bool:
 def _connection(context: Context, timeout_seconds: float) -> JsonClient:
     """Connect to the API server.
 
-    What the command line names comes first, then the server of the settings, then kubectl's own file, and last, in a
-    pod, its service account.
+    The command line takes precedence, then the server of the settings, then kubectl's own file, and last, in a pod, its
+    service account.
     """
     settings = context.loaded.settings.kubernetes
     timeout = timeout_seconds or settings.timeout_seconds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`-f` as kubectl has it: files, folders with all that is below them, `-` for standard input; it may be repeated."""
+"""`-f` like kubectl's: files, folders and everything below them, `-` for standard input; it may be repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def files_option(*names: str, required: bool = False, help: str) -> Callable[[An
 
 
 def texts(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each file; of a folder, of what ends in .yaml, .yml or .json below it, in order.
+    """Yield name and text of each file; in a folder, of all .yaml, .yml and .json files below it, in order.
 
     Raises SettingsError if one cannot be read.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one command. Parts add sub-commands by entry point; an image shows what it carries."""
+"""The one command. Parts add subcommands by entry points; an image offers those that it contains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slicekeeper.errors import SlicekeeperError
 GROUP = "slicekeeper.commands"
 
 EXIT_FAILED = 1
-"""What was asked for did not come about: refused, not found, no answer."""
+"""The request failed: refused, not found, no answer."""
 
 EXIT_USAGE = 2
 """The command line or a setting is wrong."""
@@ -42,7 +42,7 @@ def config_file(given: Path | None) -> Path | None:
 
 
 class Context:
-    """What every sub-command gets: the settings, read when first asked for."""
+    """The context of every subcommand: the settings, which are read on first use."""
 
     def __init__(self, config: Path | None) -> None:
         self.config = config
@@ -60,7 +60,7 @@ class PartGroup(click.Group):
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:
-        # An image carries one part: a command whose package is not installed is not there.
+        # An image contains one part: a command whose package is not installed does not exist.
         return {
             point.name: point
             for point in entry_points(group=GROUP)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which namespace's budget a command is about: its first argument, `-n`, or that of the kubeconfig's context."""
+"""The namespace of a command: its first argument, `-n`, or that of the kubeconfig's context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOLD = "The namespace, instead of the argument NAMESPACE."
 
 
 class NamespaceCommand(click.Command):
-    """A command whose first argument is a namespace; `-n` takes its place."""
+    """A command whose first argument is a namespace, which `-n` can replace."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -28,7 +28,7 @@ class NamespaceCommand(click.Command):
             self.params.append(click.Option(["-n", "--namespace", "named"], expose_value=False, help=_TOLD))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put what `-n` names first, where the argument would be."""
+        """Insert the namespace of `-n` as the first argument."""
         if self._namespace() is not None:
             args = _first(args)
         return super().parse_args(ctx, args)

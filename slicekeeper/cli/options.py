@@ -79,7 +79,7 @@ def rule_of(
     anchor: str | None,
     new_period: bool,
 ) -> dict[str, object]:
-    """Return what of a budget's rule was named, as it goes over the wire.
+    """Return the given fields of a budget's rule, in the form of the wire.
 
     Raises UsageError if nothing was.
     """

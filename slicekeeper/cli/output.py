@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How results are shown: a table of 80 columns for people, `-o json`, `yaml`, `csv` and `name` for programs.
+"""Output formats: a table of 80 columns for people, `-o json`, `yaml`, `csv` and `name` for programs.
 
-A table rounds amounts and leaves columns out; `-o wide` has all, and amounts to the millisecond.
+A table rounds amounts and omits columns; `-o wide` has all, and amounts to the millisecond.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AT_ONCE = 1000
 _SHOWN_EACH: Final = 100
 WIDTH: Final = 80
 LISTS: Final = ("table", "wide", "json", "yaml", "csv", "name")
-"""Formats of what has rows."""
+"""Formats for rows."""
 
 _COLOURS: Final = {
     "ok": "green",
@@ -64,7 +64,7 @@ def output_option(*formats: str) -> Callable[[Any], Any]:
 
 
 def show(data: Any, output: str, table: Callable[[], str]) -> None:
-    """Print `data` (anything that msgspec encodes) in the format asked for."""
+    """Print `data` (anything that msgspec encodes) in the requested format."""
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
     elif output == "yaml":
@@ -74,7 +74,7 @@ def show(data: Any, output: str, table: Callable[[], str]) -> None:
 
 
 def show_list(items: Sequence[T], output: str, columns: Sequence[Column[T]], name: Callable[[T], str]) -> None:
-    """Print rows in the format asked for; `name` is what `-o name` prints of one."""
+    """Print rows in the requested format; `name` returns what `-o name` prints for one."""
     if output == "name":
         click.echo("".join(f"{name(item)}\n" for item in items), nl=False)
     elif output == "csv":
@@ -113,7 +113,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _flat(value: object) -> object:
-    """Return a cell of a CSV file: what has parts is JSON there."""
+    """Return a cell of a CSV file; structured values become JSON."""
     return json.dumps(value) if isinstance(value, dict | list | bool) else value
 
 
@@ -137,7 +137,7 @@ def brief(instant: str | None) -> str:
 
 
 def gathered(found: Iterable[T], what: str) -> list[T]:
-    """Return all of them, and tell a terminal how many there are so far: what comes over the network takes a while."""
+    """Return all of them, and show on a terminal how many there are so far: reading from the network takes a while."""
     items: list[T] = []
     counted = False
     for item in found:
@@ -151,7 +151,7 @@ def gathered(found: Iterable[T], what: str) -> list[T]:
 
 
 def instant_columns(head: str, instant: Callable[[T], str | None]) -> list[Column[T]]:
-    """Return the columns of an instant: brief, and as it is."""
+    """Return the columns of an instant: brief, and exact."""
     return [
         Column(head, lambda item: brief(instant(item)), narrow=True),
         Column(head, lambda item: instant(item) or "-", wide=True),
@@ -159,7 +159,7 @@ def instant_columns(head: str, instant: Callable[[T], str | None]) -> list[Colum
 
 
 def show_each(items: Iterable[T], output: str, head: Sequence[str], row: Callable[[T], Sequence[object]]) -> None:
-    """Print items as they come: they need not be in memory together. A table has its head every thousand rows."""
+    """Print items as they arrive: they need not be in memory together. A table repeats its head every thousand rows."""
     each = iter(items)
     chunk = list(islice(each, _AT_ONCE))
     if output == "json":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kubectl gpubudget`: the commands of `slicekeeper budget` as a plugin of kubectl, and what completes them.
+"""`kubectl gpubudget`: the commands of `slicekeeper budget` as a kubectl plugin, and their completion.
 
 kubectl finds both programs on PATH: `kubectl-gpubudget`, and `kubectl_complete-gpubudget` when a shell completes.
 """
@@ -17,7 +17,7 @@ from slicekeeper.cli.main import Context, run
 
 NAME: Final = "kubectl gpubudget"
 _NO_FILES: Final = ":4"
-"""What cobra, kubectl's library, takes as: offer no files beside."""
+"""Tells cobra, kubectl's library, to offer no files as well."""
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def complete() -> None:
-    """Print what may follow the words of the command line; the last of them is being typed."""
+    """Print possible completions of the command line, whose last word is being typed."""
     *words, incomplete = sys.argv[1:] or [""]
     found = ShellComplete(budget, {"obj": Context(None)}, NAME, "").get_completions(words, incomplete)
     for item in found:

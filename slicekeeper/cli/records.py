@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the timekeeper keeps of namespaces' budgets, read: one or all, live, by use, booking by booking; and rates."""
+"""Read namespaces' budgets in the timekeeper: one or all, live, by use, booking by booking; and rates."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def _name(budget: Budget) -> str:
 def _there(client: TimekeeperClient, name: str, uid: str = "") -> Budget:
     """Return the budget of a namespace that there is, or was.
 
-    Raises NotFound, with names that are near, if there is none: the policy would have a default for it.
+    Raises NotFound, with similar names, if it does not exist: the policy would have a default for it.
     """
     found = client.budget(Budget, name, uid)
     if found.uid:
         return found
     near: list[str] = []
-    with suppress(ServiceError):  # who may read one budget need not be allowed to list all
+    with suppress(ServiceError):  # a user who may read one budget may not be allowed to list all
         near = difflib.get_close_matches(name, {one.namespace for one in client.budgets(Budget)})
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise NotFound(f"namespace {name} is not found{hint}", 404)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper reservation`: GPU time that is set aside in a `safe` namespace, for pods and by hand."""
+"""`slicekeeper reservation`: GPU time that is reserved in a `safe` namespace, for pods and by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper top`: every GPU and who shares it, live."""
+"""`slicekeeper top`: every GPU and the pods that share it, live."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _seat(seat: SeatUse, part: Part) -> dict[str, Any]:
 _HEAD = ("NODE", "GPU", "POD", "CONTAINER", "CLASS", "ASKED", "LIMIT", *FIGURES, "OF")
 _NARROW = ("NODE", "GPU", "CLASS", "GIVEN", "USED", "MEMORY-USED", "POD")
 _WIDE = 132
-"""Columns of a terminal in which everything is shown."""
+"""Width of a terminal for which everything is shown."""
 
 
 def _table(gpus: list[dict[str, Any]], *, wide: bool) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP: how every part serves it, and the clients that all parts share."""
+"""HTTP: the servers of all parts, and the clients that all parts share."""

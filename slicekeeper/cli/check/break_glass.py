@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slicekeeper check --break-glass`: let pods go that wait for a broken timekeeper, and record what they owe.
+"""`slicekeeper check --break-glass`: release pods that wait for a broken timekeeper, and record what they owe.
 
 First the record, then the finalizer, and that only from a pod which has not changed since: so each pod that goes is
 recorded in its last state, whatever is killed in between. Only pods go whose record will say no more: that have ended,
@@ -25,11 +25,12 @@ _AGAIN: Final = "slicekeeper check --break-glass"
 _AT_ONCE: Final = 8
 
 KUBELET_MS: Final = 300_000
-"""How long after a deletion's grace kubelet may still tell when the containers ended: the timekeeper waits as long."""
+"""How long after a deletion's grace period kubelet may still report when the containers ended; the timekeeper waits as
+long."""
 
 
 def let_go(client: KubeClient, namespace: str, now: int) -> Iterator[tuple[str, str]]:
-    """Let all pods go that nothing but us holds; yield those that stay, each with what to do.
+    """Release all pods that only our finalizer holds; yield those that stay, each with a remedy.
 
     The record lies in `namespace`.
     """
@@ -40,7 +41,7 @@ def let_go(client: KubeClient, namespace: str, now: int) -> Iterator[tuple[str, 
     gone = 0
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for config_map, pods in released.records(due, uids, nodes):
-            with suppress(Conflict):  # the same record, of a run that was cut short
+            with suppress(Conflict):  # the same record, from an interrupted run
                 client.create(CONFIG_MAPS, config_map, namespace)
             for pod, left in zip(pods, pool.map(lambda pod: _release(client, pod), pods), strict=True):
                 gone += not left
@@ -66,7 +67,7 @@ def _until(pod: Object) -> Instant:
 
 
 def _release(client: KubeClient, pod: Object) -> str:
-    """Take our finalizer off a pod in its recorded state; return why that was not done, empty if it is gone."""
+    """Remove our finalizer from a pod in its recorded state; return why that failed, empty if it is removed."""
     metadata = pod["metadata"]
     unchanged = {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}
     patch = [unchanged, *without_finalizer(pod)]

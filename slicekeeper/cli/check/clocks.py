@@ -19,11 +19,11 @@ from slicekeeper.untyped import as_list, as_map
 
 NAMESPACE: Final = "kube-node-lease"
 MOST_SECONDS: Final = 10
-"""What a slow write alone does not bring about."""
+"""More than a slow write can cause."""
 
 
 def wrong(leases: Iterable[Object]) -> Iterator[tuple[str, Remedy | str]]:
-    """Yield the nodes whose clock is not the API server's."""
+    """Yield the nodes whose clock differs from the API server's."""
     for lease in leases:
         ahead_ms = _ahead_ms(lease)
         if ahead_ms is not None and abs(ahead_ms) > MOST_SECONDS * 1000:
@@ -37,7 +37,7 @@ def wrong(leases: Iterable[Object]) -> Iterator[tuple[str, Remedy | str]]:
 
 
 def _ahead_ms(lease: Object) -> int | None:
-    """Return by how many milliseconds the node's clock was ahead at its last renewal; None: that cannot be told."""
+    """Return by how many milliseconds the node's clock was ahead at its last renewal; None if unknown."""
     for entry in as_list(as_map(lease.get("metadata")).get("managedFields")):
         fields = as_map(as_map(as_map(entry).get("fieldsV1")).get("f:spec"))
         if "f:renewTime" in fields:

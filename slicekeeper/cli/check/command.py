@@ -88,7 +88,7 @@ _FORMER: Final = tuple(
         ("clusterroles", "slicekeeper-certificate-authority"),
     )
 )
-"""What earlier manifests had and `kubectl apply` of the present ones leaves there."""
+"""Objects of earlier manifests that `kubectl apply` of the current ones does not remove."""
 
 _ON_NODES: Final = ("nodeagent", "arbiter")
 _PARTS: Final = ("certificates", "timekeeper", "webhook", "scheduler")
@@ -99,7 +99,7 @@ _OURS: Final = "app.kubernetes.io/part-of=slicekeeper"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One finding."""
 
     problem: str
     remedy: remedies.Remedy | str
@@ -129,7 +129,7 @@ def check(context: Context, namespace: str, repair: bool, adopt: bool, open_glas
     """
     settings = context.loaded.settings
     client = cluster(context)
-    # Wherever it is: what is taken away below would be sorely missed by an installation in another namespace.
+    # In any namespace: an installation in another one still needs what is removed below.
     homes = _homes(client)
     left = [] if homes else leftovers.left_behind(client, settings)
     if adopt and not homes:
@@ -175,7 +175,7 @@ def _homes(client: KubeClient) -> list[str]:
 
 
 def _uncharged(client: KubeClient, namespace: str) -> Iterator[Finding]:
-    """Yield the records of pods that were let go and are not charged yet."""
+    """Yield the records of released pods that are not charged yet."""
     try:
         records, _ = client.list(CONFIG_MAPS, namespace=namespace, label_selector=f"{released.LABEL}=true")
     except NotFound:
@@ -244,14 +244,14 @@ def _missing(
 
 
 def _servers(workloads: dict[str, Object | None]) -> Iterator[Object | None]:
-    """Yield what the API server asks; what is not ready is no news to tell of it twice."""
+    """Yield problems of what the API server calls; a part that is not ready is not reported twice."""
     return (workloads[f"deployment {part}"] for part in ("webhook", "timekeeper"))
 
 
 def _cluster(
     client: KubeClient, settings: Settings, nodes: list[Object], workloads: dict[str, Object | None], *, installed: bool
 ) -> Iterator[tuple[str, remedies.Remedy | str]]:
-    """Yield what the cluster itself lacks, installed or not."""
+    """Yield what is missing in the cluster itself, before or after the installation."""
     server = client.server_version()
     if (machines.version(server) or machines.OLDEST_KUBERNETES) < machines.OLDEST_KUBERNETES:
         yield f"the API server is {server}: it must be v1.30 or newer", "upgrade the cluster first"
@@ -301,7 +301,7 @@ def _api(service: Object | None) -> Iterator[Finding]:
 
 
 def _unmetered(client: KubeClient, settings: Settings) -> Iterator[Object]:
-    """Yield running pods that ask for GPUs past us: made before the installation, or while the webhook was off."""
+    """Yield running pods that use GPUs unmetered: created before the installation, or while the webhook was off."""
     try:
         policies, _ = client.list(GPU_POLICIES)
     except NotFound:  # the component `objects` is not installed
@@ -327,7 +327,7 @@ def _findings(pods: Iterable[Object], settings: Settings) -> Iterator[Finding]:
 
 
 def _not_adoptable(pod: Object, resources: Resources) -> str:
-    """Return why what the pod owes cannot be told or kept, empty if it can."""
+    """Return why the pod cannot be charged; empty if it can."""
     if pod["metadata"].get("deletionTimestamp"):
         return "it is being deleted"
     try:
@@ -338,9 +338,9 @@ def _not_adoptable(pod: Object, resources: Resources) -> str:
 
 
 def _adopt(client: KubeClient, settings: Settings) -> Iterator[Finding]:
-    """Put the marks of an admitted pod on old ones, so that the timekeeper's watch sees them; yield what is left.
+    """Write the marks of an admitted pod to old ones, so that the timekeeper's watch sees them; yield the rest.
 
-    The guards leave that to those who may override them by RBAC: administrators.
+    The guards allow this only to users who may override them by RBAC: administrators.
     """
     now = format_instant(clock.from_settings(settings.clock).now_ms())
     for pod in _unmetered(client, settings):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed, compared with the settings: for `slicekeeper check`. Names each difference; writes nothing."""
+"""Compare the installed objects with the settings, for `slicekeeper check`. Reports each difference; writes nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def differences(
                     (manifests.ANNOTATIONS, manifests.annotations_of(resources)),
                     (manifests.LABELS, manifests.labels_of(resources)),
                 ):
-                    if shape.search(text):  # workloads are asked about by their resources alone
+                    if shape.search(text):  # for workloads only their resources count
                         yield from _compared(what, manifests.found(shape, text), wanted)
                 what = f"{plural} slicekeeper, webhook {hook.get('name')}, leaves out"
                 yield from _compared(what, [_left_out(hook)], spared)
@@ -108,7 +108,7 @@ def class_differences(installed: Object, settings: PriorityClassSettings) -> Ite
 
 
 def _left_out(hook: Object) -> tuple[str, ...]:
-    """Return the namespaces that a webhook is not asked about."""
+    """Return the namespaces for which a webhook is not called."""
     expressions = (hook.get("namespaceSelector") or {}).get("matchExpressions") or []
     return tuple(
         name
@@ -123,7 +123,7 @@ def _text_of(guards: Mapping[str, Object], name: str) -> str:
 
 
 def _tokens(workloads: Mapping[str, Object], settings: Settings) -> Iterator[Difference]:
-    """Yield parts whose tokens are for another audience than the timekeeper takes them for."""
+    """Yield parts whose tokens have another audience than the timekeeper's."""
     for name, workload in workloads.items():
         for volume in _pod_of(workload).get("volumes") or []:
             for source in (volume.get("projected") or {}).get("sources") or []:
@@ -197,7 +197,7 @@ def _skew(client: KubeClient, workloads: Mapping[str, Object]) -> Iterator[Diffe
 
 
 def _compared(what: str, places: Iterable[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Difference]:
-    """Yield how places that name resources differ from what is wanted; alike places once."""
+    """Yield how places that name resources differ from the settings; equal places once."""
     listed = list(places)
     if not listed:
         yield f"{what} no resource that could be found in it: the settings say {', '.join(wanted)}", RENDER

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an uninstalled Slicekeeper leaves in a cluster, for `slicekeeper check`: finalizers, gates, nodes' GPUs."""
+"""Leftovers of an uninstalled Slicekeeper, for `slicekeeper check`: finalizers, gates, GPUs of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slicekeeper.kube.pod import gate_index, has_finalizer, without_finalizer, w
 
 @dataclass(frozen=True)
 class LeftBehind:
-    """Something left behind, and the patch that takes it away."""
+    """Something left behind, and the patch that removes it."""
 
     what: str
     client: KubeClient
@@ -30,7 +30,7 @@ class LeftBehind:
         return f"{self.what}, and nothing will remove it", "slicekeeper check --repair"
 
     def strip(self) -> bool:
-        """Take it away; return False if it changed meanwhile, so that another look is needed."""
+        """Remove it; return False if it has changed in the meantime, so that another pass is needed."""
         metadata = self.obj["metadata"]
         kind = JSON_PATCH if isinstance(self.patch, list) else MERGE_PATCH
         part = "status" if self.resource == NODES else ""
@@ -49,7 +49,7 @@ class LeftBehind:
 
 
 def left_behind(client: KubeClient, settings: Settings) -> list[LeftBehind]:
-    """Return what only our own parts would remove, in a cluster that no longer has them."""
+    """Return leftovers that only our own parts would remove, in a cluster that no longer has them."""
     resources = settings.resources
     found = []
     for pod in client.list(PODS)[0]:
@@ -73,7 +73,7 @@ def left_behind(client: KubeClient, settings: Settings) -> list[LeftBehind]:
 
 
 def stranded(client: KubeClient, settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield pods that wait for our scheduler, which is gone: no one can give a pod another one."""
+    """Yield pods that wait for our scheduler, which is gone: a pod's scheduler cannot be changed."""
     for pod in client.list(PODS)[0]:
         spec, ends = pod["spec"], pod["metadata"].get("deletionTimestamp")
         if spec.get("schedulerName") == settings.webhook.scheduler_name and not spec.get("nodeName") and not ends:
@@ -83,5 +83,5 @@ def stranded(client: KubeClient, settings: Settings) -> Iterator[tuple[str, str]
 
 
 def name_of(pod: Object) -> str:
-    """Return a pod's namespace and name, as people write them."""
+    """Return a pod's namespace and name in the usual form."""
     return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU nodes that lack something, for `slicekeeper check`: versions, NVIDIA's driver, CDI."""
+"""Problems of GPU nodes, for `slicekeeper check`: versions, NVIDIA's driver, CDI."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from slicekeeper.kube.client import Object
 from slicekeeper.untyped import as_map
 
 LABEL: Final = "slicekeeper.io/gpus"
-"""By which nodes get an agent."""
+"""The label for which nodes get an agent."""
 SIGNS: Final = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
-"""Labels of NVIDIA's and the cluster's feature discovery that tell of a GPU."""
+"""Labels of NVIDIA's and the cluster's feature discovery that indicate a GPU."""
 
 OLDEST_KUBERNETES: Final = (1, 30)
 OLDEST_CONTAINERD: Final = (1, 7)
@@ -37,7 +37,7 @@ def version(text: str) -> tuple[int, int] | None:
 
 
 def wanting(nodes: Iterable[Object], cdi_dir: str, runtime_class: str) -> Iterator[Difference]:
-    """Yield what GPU nodes lack. `runtime_class` is that of the node agent's pods, empty if they have the default."""
+    """Yield problems of GPU nodes. `runtime_class` is that of the node agent's pods, empty if they have the default."""
     listed = list(nodes)
     if not any(inventory.readable_of(node) for node in listed):
         yield _no_gpus(listed)
@@ -107,7 +107,7 @@ def _driver(where: str, found: Machine, runtime_class: str) -> Iterator[Differen
 
 
 def _mended(found: Machine, runtime_class: str) -> Remedy | str:
-    """Return what mends a driver that does not answer, by NVML's own words."""
+    """Return the remedy for a driver that does not answer, by NVML's message."""
     install = "install NVIDIA's driver on the node, until nvidia-smi works there"
     trouble = found.driver_trouble.lower()
     if "mismatch" in trouble:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes whose GPUs another plugin gives out too, for `slicekeeper check`."""
+"""Nodes whose GPUs another plugin allocates too, for `slicekeeper check`."""
 
 from __future__ import annotations
 

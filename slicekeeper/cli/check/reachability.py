@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the API server reaches webhook and timekeeper and trusts their certificates, tried for `slicekeeper check`.
 
-Both are asked by way of the API server, so addresses, firewalls, CAs and certificates are all tried at once. The pod by
+Both are called through the API server, so addresses, firewalls, CAs and certificates are all tested at once. The pod by
 which the webhook is asked is a dry run: it is never made.
 """
 
@@ -17,15 +17,15 @@ from slicekeeper.kube.client import PODS, KubeClient, Object
 
 NAMESPACE: Final = "default"
 _FAILED: Final = 'failed calling webhook "pods.validate.slicekeeper.io"'
-"""How the API server begins to tell that it got no answer; of another webhook it says so too."""
+"""The beginning of the API server's message that it got no answer; it has the same for other webhooks."""
 
 
 _UNAVAILABLE: Final = "service unavailable"
-"""What it says of an APIService that is not available, which is told with its reason elsewhere."""
+"""Its message about an APIService that is not available, which is reported with its reason elsewhere."""
 
 
 def unreached(client: KubeClient, namespace: str, resources: Resources) -> Iterator[tuple[str, str]]:
-    """Yield which of the two the API server does not reach, in its own words."""
+    """Yield which of the two the API server does not reach, with its message."""
     why = _webhook(client, resources)
     if why:
         yield (
@@ -46,7 +46,7 @@ def _remedy(namespace: str, part: str, port: int) -> str:
 
 
 def _webhook(client: KubeClient, resources: Resources) -> str:
-    """Return why the webhook was not asked about a pod, empty if it was, or if that could not be tried."""
+    """Return why the webhook was not called for a pod; empty if it was, or if that could not be tested."""
     try:
         client.create(PODS, _pod(resources), NAMESPACE, dry_run=True)
     except ServiceError as error:
@@ -63,7 +63,7 @@ def _timekeeper(client: KubeClient) -> str:
     try:
         client.discover(names.API)
     except NotFound:
-        return ""  # not installed, which is told elsewhere
+        return ""  # not installed, which is reported elsewhere
     except ServiceError as error:
         reported = _UNAVAILABLE in str(error) or error.status not in (0, 502, 503, 504)
         return "" if reported else str(error)
@@ -71,7 +71,7 @@ def _timekeeper(client: KubeClient) -> str:
 
 
 def _pod(resources: Resources) -> Object:
-    """Return a pod that asks for a whole GPU, and that Pod Security lets pass at every level."""
+    """Return a pod that requests a whole GPU, and that Pod Security admits at every level."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a workload of ours has too few ready pods, for `slicekeeper check`: the message of what keeps them from it."""
+"""Reasons why a workload of ours has too few ready pods, for `slicekeeper check`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def not_ready(
 
 
 def _held(pod: Object) -> tuple[str, str, bool] | None:
-    """Return name, why the pod does not run, and whether that is its image; None if its logs tell more."""
+    """Return name, why the pod does not run, and whether its image is the reason; None if its logs say more."""
     name, status = str(pod["metadata"]["name"]), as_map(pod.get("status"))
     unplaced = _condition(status, "PodScheduled", "False")
     if unplaced:

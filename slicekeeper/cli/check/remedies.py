@@ -26,7 +26,7 @@ class Remedy:
 
 
 Difference = tuple[str, Remedy | str]
-"""What is not as it should be, and what mends it."""
+"""A problem, and its remedy."""
 
 APPLY: Final = Remedy("apply your overlay again: kubectl apply -k OVERLAY", _UPGRADE)
 RENDER: Final = Remedy(
@@ -52,7 +52,7 @@ def component(name: str) -> Remedy:
 
 
 def upgrade_of(workloads: Iterable[dict[str, Any] | None], namespace: str) -> str:
-    """Return the command that applies the chart again, empty if it is not Helm that installed."""
+    """Return the command that applies the chart again; empty if it was not installed by Helm."""
     for workload in filter(None, workloads):
         metadata = workload.get("metadata") or {}
         release = (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rights that our accounts lack, for `slicekeeper check`: of what they always need, one right of each rule."""
+"""Missing rights of our service accounts, for `slicekeeper check`: one right of each rule that they always need."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _allowed(client: KubeClient, namespace: str, right: Right) -> bool:
 
 
 def _policies(text: str) -> list[dict[str, Any]]:
-    """Return the entries of a policy file; the parts themselves tell of one that they cannot read."""
+    """Return the entries of a policy file; the parts themselves report one that they cannot read."""
     try:
         tree = yaml.safe_load(text) or {}
         entries = [tree.get("default") or {}, *(tree.get("namespaces") or [])]
