@@ -32,7 +32,8 @@ static int64_t least_excess(const struct ar_share *s) {
  * other work has a smaller allowance of its own. */
 static bool may_start(const struct ar_view *v, const struct ar_share *s) {
   if (v->interference > 0) return true;
-  return v->allowance > 0 && (!v->in_budget_busy || s->residual <= AR_SHORT_NS || s->fits);
+  bool is_short = s->residual <= AR_SHORT_NS && !v->back_known;
+  return v->allowance > 0 && (!v->in_budget_busy || is_short || s->fits);
 }
 
 /*

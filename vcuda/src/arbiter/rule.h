@@ -27,13 +27,14 @@ struct ar_share {
 };
 
 #define AR_WINDOW_NS 10000000000ull
-/* Background work that leaves the GPU within this time may use any gap. */
+/* Background work that leaves the GPU within this time may use any gap whose end is not known. */
 #define AR_SHORT_NS 600000ull
 
 struct ar_view {
   const struct ar_share *share;
   int count;
   bool in_budget_busy;    /* an in-budget seat was active a moment ago */
+  bool back_known;        /* and it is known when one will be again */
   int64_t interference;   /* time that long background work may still cost in-budget seats */
   int64_t allowance;      /* and that any may, in-budget seats having paused or not */
   bool background_hungry; /* and it has not run for a while */

@@ -262,17 +262,26 @@ static bool others_want(const struct ar_sched *s, int me) {
   return false;
 }
 
-/* When a background seat has to stop to be gone before in-budget work comes back; 0: not known. */
+/* What may be in flight in a pause, so that little is left of it when the pause ends: a part of the pause. */
+static uint64_t depth_in_pause(const struct ar_pauses *p, uint64_t now) {
+  uint64_t end = ar_pauses_end(p, now), part = end ? (end - p->since) / 4 : DEPTH_BEHIND_NS;
+  return part < DEPTH_LEAST_NS ? DEPTH_LEAST_NS : part > DEPTH_BEHIND_NS ? DEPTH_BEHIND_NS : part;
+}
+
+/* When a background seat has to stop to be gone before in-budget work comes back; 0: not known. It may be a little
+ * late as long as that was seldom so. */
 static uint64_t latest(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
-  uint64_t end = ar_pauses_end(&s->in_budget, now), needs = DEPTH_BEHIND_NS;
+  uint64_t end = ar_pauses_end(&s->in_budget, now), needs = depth_in_pause(&s->in_budget, now);
+  uint64_t late = s->allowance > (int64_t)ALLOWANCE_MAX_NS / 2 && end ? (end - s->in_budget.since) / 8 : 0;
+  if (late > AR_SHORT_NS) late = AR_SHORT_NS;
   if (m->share.residual > needs) needs = m->share.residual;
   if (m->seen.unit > needs) needs = m->seen.unit;
-  return end > needs ? end + AR_SHORT_NS - needs : 0;
+  return end > needs ? end + late - needs : 0;
 }
 
 static struct ar_view view(const struct ar_sched *s, struct ar_share *copy, uint64_t now) {
   struct ar_view v = {copy, s->count, s->in_budget.since && now - s->in_budget.since < RECENT_NS,
-                      s->interference, s->allowance, false};
+                      ar_pauses_end(&s->in_budget, now) != 0, s->interference, s->allowance, false};
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *m = s->member[i];
     copy[i] = m->share;
@@ -314,9 +323,7 @@ static uint64_t depth_before_late(const struct ar_sched *s, const struct ar_memb
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *o = s->member[i];
     if (!is_late(o, m) || !is_back_soon(o, DEPTH_QUIET_NS, now)) continue;
-    uint64_t end = ar_pauses_end(&o->pauses, now), part = end ? (end - o->pauses.since) / 4 : DEPTH_BEHIND_NS;
-    if (part < DEPTH_LEAST_NS) part = DEPTH_LEAST_NS;
-    if (part > DEPTH_BEHIND_NS) part = DEPTH_BEHIND_NS;
+    uint64_t part = depth_in_pause(&o->pauses, now);
     if (part < depth) depth = part;
   }
   return depth;
@@ -438,7 +445,7 @@ static void publish(struct ar_sched *s, uint64_t now) {
     struct ar_member *m = s->member[i];
     m->contended = others_want(s, i);
     uint64_t before = depth_before_late(s, m, now);
-    m->depth = m->share.vclass == VC_BACKGROUND && in_budget ? DEPTH_BEHIND_NS
+    m->depth = m->share.vclass == VC_BACKGROUND && in_budget ? depth_in_pause(&s->in_budget, now)
                : before < DEPTH_SHARED_NS                    ? before
                : m->contended                                ? DEPTH_SHARED_NS
                : connected > 1 || limited(m)                 ? DEPTH_QUIET_NS

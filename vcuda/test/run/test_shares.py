@@ -222,6 +222,26 @@ def pair() -> None:
     check(left >= 0.20, f"background keeps {left:.3f} of its own")
 
 
+# The work of the in-budget seat, its part of the time, and what background has at least.
+GAPS = {
+    "0.45 ms, kernels of 0.1 ms": (k(23, "--batch", "10", "--host-us", "450"), 23 / 68, k(100), 50),
+    "0.45 ms, kernels of 0.03 ms": (k(23, "--batch", "10", "--host-us", "450"), 23 / 68, k(30), 50),
+    "1 ms, kernels of 0.3 ms": (k(200, "--batch", "10", "--host-us", "1000"), 2 / 3, k(300), 28),
+}
+
+
+def gaps(work: list[str], part: float, loop: list[str], least: float) -> str:
+    first, second = together([Seat(50, args=work), Seat(10, vclass="background", args=loop)], 3.0)
+    kept = first["share"] / 100 / part
+    note = f"in-budget keeps {kept:.3f}, background has {second['share']:.1f} %"
+    check(kept > 0.95 and second["share"] >= least, note)
+    return note
+
+
+for name, gap in GAPS.items():
+    case(f"shares: background uses pauses of {name}", lambda gap=gap: gaps(*gap))
+
+
 @case("shares: background beside an in-budget seat that never pauses is not starved")
 def floor() -> None:
     first, second = together([Seat(50, args=k(500)), Seat(10, vclass="background", args=k(20000))], SECONDS)
