@@ -329,6 +329,12 @@ static uint64_t depth_before_late(const struct ar_sched *s, const struct ar_memb
   return depth;
 }
 
+/* Work that keeps the GPU for so long in its pause would cost it more of the GPU than there is idle without. */
+static bool costs_more(const struct ar_member *o, uint64_t keeps, uint64_t now) {
+  uint64_t end = ar_pauses_end(&o->pauses, now), pause = (end ? end : now) - o->pauses.since;
+  return (double)keeps * (2 * o->demand - 1) > 2 * o->demand * (double)pause;
+}
+
 /* Work that keeps the GPU past its gate takes, beyond its request, no short pause of a seat that is owed and wants
  * what it is owed: each would cost that seat more than its window pays back. Shorter work does so only if that seat
  * is far behind: the GPU idles meanwhile. */
@@ -338,8 +344,8 @@ static bool crowds_out(const struct ar_sched *s, const struct ar_member *m, uint
   int64_t least = keeps < CROWD_NS ? (int64_t)FAR_NS : 0;
   for (int i = 0; i < s->count; i++) {
     const struct ar_member *o = s->member[i];
-    if (o->share.vclass == VC_IN_BUDGET && o->demands && behind_by(o) > least && is_back_soon(o, keeps, now))
-      return true;
+    if (o->share.vclass != VC_IN_BUDGET || behind_by(o) <= least || !is_back_soon(o, keeps, now)) continue;
+    if (o->demands || costs_more(o, keeps, now)) return true;
   }
   return false;
 }

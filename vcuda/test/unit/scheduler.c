@@ -163,18 +163,21 @@ static void crowd(void) {
     int64_t owed;
     double demand;
     bool opens;
+    uint32_t request;
   } list[] = {
-      {160, 40, 100, 0.5, false},
-      {160, 40, 100, 0.2, true},  /* it uses less than half of its request */
-      {160, 100, 100, 0.5, true}, /* no short pause */
-      {30, 40, 100, 0.5, true},   /* gone before it is over */
-      {30, 20, 1, 0.5, false},
-      {10, 5, 100, 0.5, false}, /* nor shorter work, if a gets less than its request */
-      {10, 5, 10, 0.5, true},
+      {160, 40, 100, 0.5, false, 500},
+      {160, 40, 100, 0.2, true, 500},  /* it uses less than half of its request */
+      {160, 100, 100, 0.5, true, 500}, /* no short pause */
+      {30, 40, 100, 0.5, true, 500},   /* gone before it is over */
+      {30, 20, 1, 0.5, false, 500},
+      {10, 5, 100, 0.5, false, 500}, /* nor shorter work, if a gets less than its request */
+      {10, 5, 10, 0.5, true, 500},
+      {50, 5, 250, 0.6, false, 900}, /* it wants less, but would lose more than there is idle */
+      {20, 5, 250, 0.6, true, 900},
   };
   for (unsigned i = 0; i < sizeof list / sizeof *list; i++) {
     struct ar_sched s;
-    struct ar_member a = member(500, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
+    struct ar_member a = member(list[i].request, VC_IN_BUDGET), b = member(300, VC_IN_BUDGET);
     uint64_t now = 1000 * MS;
     ar_sched_init(&s, ar_rule_slicekeeper, now);
     CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
