@@ -47,7 +47,7 @@ def serve(context: Context) -> None:
     timekeeper = TimekeeperClient(settings.timekeeper_client)
     now = clock.from_settings(settings.clock)
     budgets = Keeper(client, timekeeper, now, lambda: leader.is_leader)
-    # A file that is broken keeps no budget from its object.
+    # A broken file does not keep budgets from following their objects.
     file = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
     policies = PolicyKeeper(client, file, now, lambda: leader.is_leader)
     with _looking(settings, InTurn(budgets, policies), leader) as looks:
@@ -82,7 +82,7 @@ def _candidate(settings: Settings, lease: str) -> tuple[KubeClient, LeaderElecti
 
 @contextmanager
 def _looking(settings: Settings, keeper: Looker, leader: LeaderElection) -> Iterator[Looks]:
-    """Look for as long as this process leads, with probes that say how it goes."""
+    """Run passes as long as this process leads, with probes that report their state."""
     looks = Looks(keeper, lambda: leader.is_leader)
     server = None
     if settings.objects.probes_bind:

@@ -15,7 +15,7 @@ _LONGEST_MESSAGE: Final = 1024
 
 
 def condition(obj: Object, kind: str, status: str, reason: str, message: str, now: Instant) -> Object:
-    """Return a condition of `obj` as it is now; its time of transition moves only with its status."""
+    """Return the current condition for `obj`; its transition time changes only with its status."""
     before = find(obj, kind)
     kept = before.get("lastTransitionTime") if before.get("status") == status else None
     return {
@@ -29,6 +29,6 @@ def condition(obj: Object, kind: str, status: str, reason: str, message: str, no
 
 
 def find(obj: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return the condition of a type that an object's status has, empty if there is none."""
+    """Return the condition of a type in an object's status; empty if there is none."""
     conditions = map(as_map, as_list(as_map(obj.get("status")).get("conditions")))
     return next((one for one in conditions if one.get("type") == kind), {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks again and again: what every operator here does, whatever it looks at."""
+"""The loop of every operator here: repeated passes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from slicekeeper.errors import ServiceError
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 10.0
-"""Between two looks if nothing changes: what an operator follows without a watch changes meanwhile."""
+"""Interval between two passes if nothing changes: data that an operator reads without a watch may change."""
 PAUSE_SECONDS: Final = 1.0
-"""At least, between two looks: many objects are applied at once."""
+"""Minimum interval between two passes: many objects are applied at once."""
 STUCK_SECONDS: Final = 600.0
-"""Longer than a look at thousands of objects takes. One that gets no answer ends by itself."""
+"""Longer than a pass over thousands of objects. A pass that gets no answer ends by itself."""
 
 
 class Looker(Protocol):
-    """What looks once."""
+    """One pass."""
 
     def keep(self) -> None:
-        """Bring everything into step. Raises ServiceError if that must be tried again."""
+        """Bring everything into step. Raises ServiceError if that must be retried."""
 
 
 class InTurn:
-    """Lets several look, one after the other: what keeps one from looking keeps no other."""
+    """Runs several passes, one after the other: an error of one does not affect the others."""
 
     def __init__(self, *lookers: Looker) -> None:
         self._lookers = lookers
 
     def keep(self) -> None:
-        """Have each look once. Raises ServiceError if one of them did."""
+        """Run each once. Raises ServiceError if one of them did."""
         failed = []
         for looker in self._lookers:
             try:
@@ -48,11 +48,11 @@ class InTurn:
 
 
 class Looks:
-    """Looks again and again, in a thread, for as long as this process leads."""
+    """Runs passes in a thread, as long as this process leads."""
 
     def __init__(self, keeper: Looker, leads: Callable[[], bool]) -> None:
         self.wake = threading.Event()
-        """Set: look now."""
+        """Set: run a pass now."""
         self._keeper = keeper
         self._leads = leads
         self._stop = threading.Event()
@@ -65,18 +65,18 @@ class Looks:
         self._thread = threads.keep("looks", self._run, self._stop.is_set)
 
     def stop(self) -> None:
-        """End, after the look that is under way."""
+        """End, after the current pass."""
         self._stop.set()
         self.wake.set()
         if self._thread is not None:
             self._thread.join(timeout=30)
 
     def ready(self) -> str:
-        """Return why the last look failed, empty if it did not or another replica looks."""
+        """Return why the last pass failed; empty if it did not, or if another replica is active."""
         return self._wrong
 
     def alive(self) -> str:
-        """Return for how long there was no look, empty if it is not too long."""
+        """Return for how long there was no pass; empty if it is not too long."""
         silent = time.monotonic() - self._went_round
         return f"no look for {silent:.0f} s" if silent > STUCK_SECONDS else ""
 

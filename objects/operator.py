@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator: kopf watches budgets and policies and reports which have changed; their keepers do the rest.
 
-Of kopf's handlers these are the plainest, which write nothing: no finalizer, no annotation, no event. Its own record of
-what was handled would be a field on users' objects that no manifest has.
+These are kopf's simplest handlers, which write nothing: no finalizer, no annotation, no event. Its own record of what
+was handled would be a field on users' objects that no manifest has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slicekeeper.kube.policy_objects import GPU_POLICIES
 
 
 def registry_of(server: KubernetesSettings, changed: Callable[[], None]) -> kopf.OperatorRegistry:
-    """Return the handlers: `changed` is called for each object that is new, gone, or of another spec."""
+    """Return the handlers: `changed` is called for each object that is new, deleted, or has another spec."""
     registry = kopf.OperatorRegistry()
     server = server if server.server else in_cluster()
 
@@ -43,9 +43,9 @@ def registry_of(server: KubernetesSettings, changed: Callable[[], None]) -> kopf
 
 
 def tame_logs() -> None:
-    """Have kopf log what goes wrong with objects, in records that can be JSON.
+    """Have kopf log errors with objects, in records that can be JSON.
 
-    Its records carry its settings, which no JSON formatter takes, and there is one for each event that it handled.
+    Its records contain its settings, which JSON formatters cannot encode, and there is one for each handled event.
     """
     logger = logging.getLogger("kopf.objects")
     logger.setLevel(logging.WARNING)
@@ -58,7 +58,7 @@ def _without_settings(record: logging.LogRecord) -> bool:
 
 
 def settings_of() -> kopf.OperatorSettings:
-    """Return kopf's settings: what waits for the API server ends by itself, and nothing is posted."""
+    """Return kopf's settings: requests to the API server have a timeout, and nothing is posted."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.networking.request_timeout = 30

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statuses as they are written: one that is refused holds up no other, and each says when that was."""
+"""Writes of statuses: a refused one does not delay the others, and each contains its time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def write_status(client: KubeClient, resource: Resource, obj: Object, status: Object) -> None:
-    """Write a status, as a merge patch has it, if the object is still the one that was read.
+    """Write a status, given as a merge patch, if the object is still the one that was read.
 
     Raises Unavailable if the API server does not answer.
     """
@@ -31,7 +31,7 @@ def write_status(client: KubeClient, resource: Resource, obj: Object, status: Ob
 
 
 def written_at(obj: Object) -> Instant:
-    """Return when an object's status was written, by its `asOf`; the epoch if it does not say."""
+    """Return when an object's status was written, from its `asOf`; the epoch if it has none."""
     try:
         return parse_instant(str(as_map(obj.get("status")).get("asOf")))
     except ValueError:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GpuPolicies: tells in their status which of them hold, and for how many namespaces."""
+"""GpuPolicies: report in their status whether they are in force, and for how many namespaces."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges all GpuPolicies as the parts do that go by them, and writes what became of each into its status.
+"""Evaluate all GpuPolicies as the other parts do, and write the result into the status of each.
 
-Nothing waits for that: a GpuPolicy holds as soon as webhook, timekeeper and node agents have seen it. Nothing is
+Nothing waits for that: a GpuPolicy applies as soon as webhook, timekeeper and node agents have seen it. Nothing is
 remembered from one look to the next.
 """
 
@@ -20,23 +20,23 @@ from slicekeeper.kube.policy_objects import GPU_POLICIES
 
 
 class PolicyKeeper:
-    """Looks. `acts` returns whether this process holds the lease; it is asked before each write."""
+    """Runs the passes. `acts` returns whether this process holds the lease; it is called before each write."""
 
     def __init__(self, client: KubeClient, policy: PolicyFile, clock: Clock, acts: Callable[[], bool]) -> None:
-        """`policy` is the file alone, to be looked at with each look."""
+        """`policy` is only the file, which is checked in each pass."""
         self._client = client
         self._policy = policy
         self._clock = clock
         self._acts = acts
 
     def keep(self) -> None:
-        """Look once. Raises ServiceError if the API server does not serve us; look again then."""
+        """Run one pass. Raises ServiceError if the API server does not serve us; then retry."""
         objects, _ = self._client.list(GPU_POLICIES)
         if not objects:
             return
         namespaces, _ = self._client.list(NAMESPACES, metadata_only=True)
         self._policy.refresh()
-        if self._policy.unread:  # nobody knows what the file is meant to say
+        if self._policy.unread:  # the intended content of the file is unknown
             return
         laid = lay(self._policy.book, map(read, objects))
         matched = (laid.book.match_of(namespace["metadata"]["name"]) for namespace in namespaces)

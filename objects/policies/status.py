@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GpuPolicy's status says: whether it holds, for how many namespaces, and which other one comes before it."""
+"""The status of a GpuPolicy: whether it is in force, for how many namespaces, and which other one overrides it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slicekeeper.units import Instant, format_seconds
 from slicekeeper.untyped import as_map
 
 COUNT_MS: Final = 30_000
-"""The shortest time between two writes of the number of namespaces alone: every part watches the object."""
+"""Minimum interval between two writes of only the number of namespaces: every part watches the object."""
 
 
 def status_of(obj: Object, laid: Laid, namespaces: int, now: Instant) -> Object | None:
-    """Return the status to write, as a merge patch has it; None: the one that is there may stay.
+    """Return the status as a merge patch; None if the current one may stay.
 
-    `namespaces` is the number of namespaces that go by the object.
+    `namespaces` is the number of namespaces that follow the object.
     """
     old = as_map(obj.get("status"))
     status, reason, message = _judged(obj, laid)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KubeShare's SharePods: makes a pod of each, and mirrors what becomes of it."""
+"""KubeShare's SharePods: create a pod for each, and mirror its status."""

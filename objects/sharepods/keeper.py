@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps one pod for each SharePod, as a ReplicaSet would, and mirrors the pod in the SharePod's status.
+"""Keep one pod for each SharePod, as a ReplicaSet would, and mirror the pod in the SharePod's status.
 
 A SharePod's pod has the SharePod's name, so there are never two, whenever this process is killed and even if another
 acts at the same time. The watches may be behind: before a pod is made or adopted, the SharePod is read again, because
@@ -28,16 +28,16 @@ from slicekeeper.untyped import as_list, as_map
 log = logging.getLogger(__name__)
 
 REPLACED_MS: Final = 30_000
-"""The least age of a pod that has failed and is replaced: one that always fails at once is not made all the time."""
+"""Minimum age at which a failed pod is replaced, so that one that always fails is not created continuously."""
 FIRST_PAUSE_MS: Final = 5_000
 LONGEST_PAUSE_MS: Final = 80_000
-"""Between two tries to make a pod that is refused; it doubles from try to try."""
+"""Pause after the refusal of a pod; it doubles with each attempt."""
 
 _Problem = tuple[str, str]
 
 
 class SharePodKeeper:
-    """Looks. `acts` returns whether this process holds the lease; it is asked before each write."""
+    """Runs the passes. `acts` returns whether this process holds the lease; it is called before each write."""
 
     def __init__(self, client: KubeClient, resources: Resources, clock: Clock, acts: Callable[[], bool]) -> None:
         self._client = client
@@ -53,18 +53,18 @@ class SharePodKeeper:
         self._pauses = _Pauses()
 
     def follow(self, changed: Callable[[], None]) -> None:
-        """Follow SharePods and their pods; `changed` is called whenever there is something to look at."""
+        """Watch SharePods and their pods; `changed` is called whenever there is something to do."""
         self._sharepods.changed = self._pods.changed = changed
         for watch in self._watches:
             watch.start()
 
     def stop(self) -> None:
-        """Stop following."""
+        """Stop watching."""
         for watch in self._watches:
             watch.stop()
 
     def keep(self) -> None:
-        """Look once. Raises Unavailable if there is no list yet, or no answer; look again then."""
+        """Run one pass. Raises Unavailable if there is no list yet, or no answer; then retry."""
         if not all(watch.synced.is_set() for watch in self._watches):
             raise Unavailable("SharePods and their pods have not been listed yet")
         there = self._sharepods.all()
@@ -79,7 +79,7 @@ class SharePodKeeper:
             except ServiceError as error:
                 if not error.status:
                     raise
-                log.info("%s: %s", _said(obj), error)  # no other SharePod waits for this one
+                log.info("%s: %s", _said(obj), error)  # other SharePods do not wait for this one
 
     def _keep(self, obj: Object) -> None:
         metadata, now = obj["metadata"], self._clock.now_ms()
@@ -95,7 +95,7 @@ class SharePodKeeper:
             )
 
     def _pod_of(self, obj: Object, template: Template, now: Instant) -> tuple[Object | None, _Problem | None]:
-        """Return its pod, or why it has none; neither: the status stays, and a later look knows more."""
+        """Return its pod, or why it has none. If neither is known, the status stays, and a later pass decides."""
         metadata = obj["metadata"]
         pod = seen = self._pods.find(metadata["namespace"], metadata["name"])
         if pod is not None and _is_of(pod, obj):
@@ -106,7 +106,7 @@ class SharePodKeeper:
         if pod is None:
             if self._pauses.holds(obj, template, now):
                 return None, None
-            pod = self._read_pod(obj)  # a watch may be late, and somebody may have taken the label away
+            pod = self._read_pod(obj)  # a watch may be late, and a user may have removed the label
             if pod is not None and _is_of(pod, obj):
                 return pod, None
         if template.violations:
@@ -116,7 +116,7 @@ class SharePodKeeper:
             return self._make(obj, template, now)
         if _is_orphan(pod):
             return self._adopt(obj, template, pod), None
-        if seen is None:  # no watch tells when it has gone
+        if seen is None:  # no watch shows when it is gone
             self._pauses.begin(obj, template, now)
         owner = controller_of(pod)
         whose = f"{owner.get('kind')} {owner.get('name')}'s" if owner else "not a SharePod's"
@@ -139,7 +139,7 @@ class SharePodKeeper:
         except ServiceError as error:
             if not error.status:
                 raise
-            if isinstance(error, Conflict):  # somebody else made one; the next look finds whose it is
+            if isinstance(error, Conflict):  # another process created one; the next pass finds out which
                 return None, None
             self._pauses.begin(obj, template, now)
             return None, ("PodRefused", str(error).partition(": ")[2] or str(error))
@@ -158,7 +158,7 @@ class SharePodKeeper:
         return adopted
 
     def _replace(self, pod: Object, now: Instant) -> None:
-        """Delete a pod that has ended and that another one is to follow: kubelet evicted it, or its node was shut."""
+        """Delete an ended pod that must be replaced: kubelet evicted it, or its node was shut down."""
         metadata = pod["metadata"]
         young = now - parse_instant(metadata["creationTimestamp"]) < REPLACED_MS
         if not has_ended(pod) or outcome_of(pod) or metadata.get("deletionTimestamp") or young or not self._acts():
@@ -170,7 +170,7 @@ class SharePodKeeper:
         log.info("pod %s/%s has failed: it is replaced", metadata["namespace"], metadata["name"])
 
     def _is_still(self, obj: Object, template: Template) -> bool:
-        """Whether the SharePod, read again, is still there and still wants this pod."""
+        """Whether the SharePod, read again, still exists and still requires this pod."""
         metadata = obj["metadata"]
         try:
             now = self._client.get(SHAREPODS, metadata["name"], metadata["namespace"])
@@ -186,11 +186,11 @@ class SharePodKeeper:
 
 
 class _Pauses:
-    """Until when no pod is tried for a SharePod of which one was refused. Another template is tried at once."""
+    """Until when no pod is created for a SharePod after a refusal. Another template is tried at once."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, int, int]] = {}
-        """By the SharePod's UID: what was refused, the pause in milliseconds, and until when it is."""
+        """By the SharePod's UID: the refused template, the pause in milliseconds, and its end."""
 
     def holds(self, obj: Object, template: Template, now: Instant) -> bool:
         digest, _, until = self._of.get(obj["metadata"]["uid"], ("", 0, 0))
@@ -213,14 +213,14 @@ def _is_of(pod: Object, obj: Object) -> bool:
 
 
 def _is_orphan(pod: Object) -> bool:
-    """Whether a pod that was made of a SharePod has lost it, and may be had by one of the same name."""
+    """Whether a SharePod's pod is an orphan that a SharePod of the same name may adopt."""
     metadata = pod["metadata"]
     made = MADE in as_map(metadata.get("labels"))
     return made and controller_of(pod) is None and not metadata.get("deletionTimestamp")
 
 
 def _unless_changed(obj: Object, operation: Object) -> list[Object]:
-    """Return a patch that the API server refuses if the object is not as it was seen."""
+    """Return a patch that the API server refuses if the object has changed since it was seen."""
     version = {"op": "test", "path": "/metadata/resourceVersion", "value": obj["metadata"]["resourceVersion"]}
     return guarded(obj, version, operation)
 

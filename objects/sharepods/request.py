@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a SharePod asks for: KubeShare 1.0's annotations (`kubeshare/…`; `gemini/…` says the same), and 2.0's labels.
+"""A SharePod's request: KubeShare 1.0's annotations (`kubeshare/…`; `gemini/…` means the same), and 2.0's labels.
 
 A SharePod has one share of one GPU, which its first container gets. A GPUID is a label that pods have in common, so
 the scheduler's rule about affinity carries it: the first pod with it gets an idle GPU, others come to that one, and
@@ -25,7 +25,7 @@ GPUID_PREFIX: Final = "gpuid."
 
 _REQUEST, _LIMIT, _MEMORY, _GPUID = "gpu_request", "gpu_limit", "gpu_mem", "GPUID"
 _SHARE: Final = {_REQUEST: "0.5", _LIMIT: "1.0", _MEMORY: "1073741824"}
-"""What every GPU SharePod says, each with an example."""
+"""The required annotations of every GPU SharePod, each with an example."""
 _COMPANY: Final = {
     "sched_affinity": names.GPU_AFFINITY,
     "sched_anti-affinity": names.GPU_ANTI_AFFINITY,
@@ -60,15 +60,15 @@ class _Words:
         return bool(self._found)
 
     def get(self, word: str) -> str:
-        """Return what is said, empty if nothing is."""
+        """Return a value; empty if there is none."""
         return self._found.get(word, ("", ""))[1]
 
     def path(self, word: str) -> str:
-        """Return the field that a word was read from, or should be in."""
+        """Return the field that a value was read from, or should be in."""
         return f"metadata.annotations[{self._key(word)}]"
 
     def refuse(self, word: str, rule: str, example: str) -> None:
-        """Record what is wrong with a word."""
+        """Record an error of a value."""
         self._refuse(self._key(word), self.get(word), rule, f"{self._key(word)}: {example}")
 
     def _key(self, word: str) -> str:
@@ -80,7 +80,7 @@ class _Words:
 
 
 def read(sharepod: Mapping[str, Any], container: str) -> Reading:
-    """Return what a SharePod asks for its first container, whose name is given."""
+    """Return a SharePod's request for its first container, whose name is given."""
     reading = Reading()
     metadata = as_map(sharepod.get("metadata"))
     annotations, labels = as_map(metadata.get("annotations")), as_map(metadata.get("labels"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest of each object that a watch has brought."""
+"""The newest version of each object that a watch has shown."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Seen:
         self._objects: dict[tuple[str, str], Object] = {}
 
     def on_list(self, objects: Iterable[Object]) -> None:
-        """Take all that there are."""
+        """Replace all objects."""
         there = {_key(obj): obj for obj in objects}
         with self._lock:
             self._objects = there
         self.changed()
 
     def on_event(self, kind: str, obj: Object) -> None:
-        """Take one, or forget it."""
+        """Store an object, or remove it."""
         with self._lock:
             if kind == "DELETED":
                 self._objects.pop(_key(obj), None)

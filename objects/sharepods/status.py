@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a SharePod's status says: its pod, under the names that KubeShare gave its fields, and what keeps one from it.
+"""The status of a SharePod: its pod, in fields named as in KubeShare, and the reason if it has none.
 
-All of it is what the pod says, so nothing in it moves by itself.
+All of it mirrors the pod, so nothing in it changes by itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def status_of(
 
 
 def has_outcome(sharepod: Object) -> bool:
-    """Whether its pod has ended for good, so that no other is made even if that one is gone."""
+    """Whether its pod has finally ended, so that no other is created even if that one is gone."""
     return find(sharepod, ENDED).get("status") == "True"
 
 
@@ -94,7 +94,7 @@ def _mirror(pod: Object) -> Object:
 
 
 def _readiness(pod: Object) -> tuple[str, str, str]:
-    """Return status, reason and message of the condition Ready: the pod's own, or why it has no place yet."""
+    """Return status, reason and message of the condition Ready: the pod's own, or why it is not scheduled yet."""
     phase = as_map(pod.get("status")).get("phase")
     if has_ended(pod):
         return "False", f"Pod{phase}", str(as_map(pod.get("status")).get("message") or f"its pod is {phase}")

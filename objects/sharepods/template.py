@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pod that is made of a SharePod: its labels, annotations and spec, with its GPU request in our terms.
+"""The pod of a SharePod: its labels, annotations and spec, with its GPU request in our terms.
 
-A node is wished for and never set: a pod with `spec.nodeName` would pass the scheduler by, and its GPU would be in
-nobody's books.
+A node is a constraint and never set: a pod with `spec.nodeName` would bypass the scheduler, and its GPU would be
+counted nowhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHAREPODS: Final = Resource("/apis/kubeshare.nthu/v1", "sharepods")
 MADE: Final = "kubeshare.nthu/sharepod"
 """The label, `true`, by which pods that were made of SharePods are watched and, as orphans, known again."""
 DIGEST: Final = "kubeshare.nthu/template-hash"
-"""The annotation by which a pod is known to be made of what the SharePod says now."""
+"""The annotation that shows whether a pod has the SharePod's current template."""
 
 _NOT_THE_PODS: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -35,7 +35,7 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 @dataclass(frozen=True)
 class Template:
-    """The pod to make, what was rounded on the way, and why none may be made."""
+    """The pod to create, what was rounded, and why none may be created."""
 
     pod: Object
     notes: tuple[str, ...] = ()
@@ -43,12 +43,12 @@ class Template:
 
     @property
     def digest(self) -> str:
-        """What tells this pod from one that was made of another spec."""
+        """The digest that distinguishes this pod from one with another spec."""
         return str(self.pod["metadata"]["annotations"][DIGEST])
 
 
 def template_of(sharepod: Object, resources: Resources) -> Template:
-    """Return what is made of a SharePod."""
+    """Return the pod for a SharePod."""
     metadata = sharepod["metadata"]
     spec = deepcopy(dict(as_map(sharepod.get("spec"))))
     annotations = {k: v for k, v in as_map(metadata.get("annotations")).items() if k != _NOT_THE_PODS}
@@ -95,7 +95,7 @@ def template_of(sharepod: Object, resources: Resources) -> Template:
 
 
 def owner_reference(sharepod: Object) -> Object:
-    """Return what makes a SharePod a pod's controller."""
+    """Return the owner reference that makes a SharePod a pod's controller."""
     return {
         "apiVersion": "kubeshare.nthu/v1",
         "kind": "SharePod",

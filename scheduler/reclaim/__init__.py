@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How pods over budget give way to waiting pods in budget: choosing, evicting, keeping the place, asking again."""
+"""Evict pods over budget for waiting pods in budget: choose, evict, reserve the place, trigger a retry."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fewest of some things that together are enough: exact search, within a budget of steps.
+"""Find the fewest of some things that together are enough: exact search, within a budget of steps.
 
 Each thing gives an amount in each of a few dimensions (compute and memory of some GPUs); the sums must reach a need.
 """

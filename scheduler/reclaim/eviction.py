@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evicts pods for others: through `pods/eviction`, so that disruption budgets hold, and says so on both.
+"""Evict pods for others, through `pods/eviction`, so that disruption budgets apply, and write events on both.
 
 Each victim is read right before: only a pod that is over budget (or volunteered) at that very version is evicted,
 because the Eviction carries its UID and resource version. A grant in between keeps the pod.
@@ -26,7 +26,7 @@ EvictionOutcome = Literal["evicted", "gone", "spared", "protected", "failed"]
 
 
 class Evictor:
-    """Evicts pods, and remembers which are on the way out and which a disruption budget protects for now."""
+    """Evicts pods, and remembers which are terminating and which a disruption budget protects for now."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Evictor:
         self._blocked: dict[str, int] = {}
 
     def leaving(self) -> set[str]:
-        """Return the pods evicted recently, which the watch may not have shown on their way out yet."""
+        """Return the recently evicted pods, which the watch may not have shown as terminating yet."""
         return _current(self._leaving, self._clock.monotonic_ns())
 
     def blocked(self) -> set[str]:
@@ -56,7 +56,7 @@ class Evictor:
         return _current(self._blocked, self._clock.monotonic_ns())
 
     def evict(self, victims: Sequence[Pod], waiting: Pod) -> bool:
-        """Evict `victims` so that `waiting` finds a place; return False at the first that does not go."""
+        """Evict `victims` so that `waiting` finds a place; return False at the first refused eviction."""
         if not victims:
             return True
         asking = self._read(waiting)
@@ -89,7 +89,7 @@ class Evictor:
         return True
 
     def may_evict(self, victims: Sequence[Pod]) -> bool:
-        """Whether each of `victims` would go now, by a dry run; the first that would not is not tried for a while."""
+        """Whether each of `victims` could be evicted now, by a dry run; the first that could not is skipped a while."""
         for victim in victims:
             outcome = self._evict(victim, dry_run=True)
             if outcome not in ("evicted", "gone"):
@@ -121,7 +121,7 @@ class Evictor:
         except NotFound:
             return "gone"
         except Conflict:
-            return "spared"  # it has changed since it was read; the next look sees how
+            return "spared"  # it has changed since it was read; the next pass sees how
         except ServiceError as error:
             log.info("pod %s was not evicted: %s", victim.key, error)
             return "protected" if error.status == TOO_MANY_REQUESTS else "failed"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has kube-scheduler try a pod again for which there is room.
+"""Trigger kube-scheduler to retry a pod for which there is room.
 
 kube-scheduler tries a refused pod again when it sees a pod end, and its watch may be ahead of ours: then we refuse the
 pod once more. Kubernetes 1.36 tries again at the next event of any kind; 1.30 knows fewer kinds, and on a quiet cluster
@@ -25,7 +25,7 @@ from slicekeeper.untyped import as_list, as_map
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE: Final = 128
-"""A pod that does not come (it may wait for CPU) is nudged at most once in as many first pauses."""
+"""A pod that is not retried (it may wait for CPU) is nudged at most once in as many first pauses."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Nudged:
 
 
 class Nudger:
-    """Nudges each pod after `pause_seconds`, so that most come by themselves, and then ever more seldom."""
+    """Nudges each pod after `pause_seconds`, so that most are retried without it, and then less and less often."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, pause_seconds: float) -> None:
         self._client = client

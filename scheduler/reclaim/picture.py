@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster as the reclaimer sees it at one instant, and its questions about it, asked for one waiting pod at a time.
+"""The reclaimer's snapshot of the cluster at one instant, and its queries, for one waiting pod at a time.
 
 The arrays are kept from look to look, and what pods of one shape would find in them: making all of them for 5,000 nodes
 takes seconds, the few nodes that have changed a millisecond.
@@ -49,7 +49,7 @@ class _Layer:
         self.stale: set[str] = set()
 
     def fleet(self, nodes: Mapping[str, NodeView]) -> Fleet:
-        """Return the arrays as `nodes` are now."""
+        """Return the arrays for the current `nodes`."""
         for name in self.stale:
             node = nodes.get(name)
             if node is None:
@@ -86,7 +86,7 @@ class Picture:
         self._admitted: dict[str, frozenset[str]] = {}
         """Nodes that admit a pod, by the parts of its manifest that decide."""
         self._parting: set[str] = set()
-        """Nodes with a pod that is on its way out."""
+        """Nodes with a terminating pod."""
         self._expecting: set[str] = set()
         """Nodes with a TENTATIVE place."""
         # With all that is held for certain; with what stays; with what others are about to take, too; with what would
@@ -126,7 +126,7 @@ class Picture:
         pod = place.pod
         return None if place.kind is not HoldKind.BOUND or pod.uid in self._blocked else rank_of(pod, priority)
 
-    # The questions.
+    # Queries.
 
     def fits(self, pod: Pod) -> bool:
         """Whether the pod fits as things are: then kube-scheduler sees to it, or something but GPUs keeps it."""
@@ -187,7 +187,7 @@ class Picture:
         return [there[uid] for uid in choice.victims]
 
     def leaving_for(self, hold: Hold) -> frozenset[str]:
-        """Return the pods on the node of `hold` that are on their way out."""
+        """Return the terminating pods on the node of `hold`."""
         return frozenset(p.pod.uid for p in self._nodes[hold.node].places if not self._stays(p))
 
     def _node(self, name: str, priority: int) -> NodeGpus:
