@@ -27,24 +27,24 @@ from slicekeeper.names import MIG
 from slicekeeper.untyped import as_list, as_map
 
 SEARCH_STEPS: Final = (6_000, 100)
-"""Steps of a search for unequal pods, and more for each pod: 15 ms for a few pods."""
+"""Steps of a search for unequal pods, with more for each pod: 15 ms for a few pods."""
 
 SEARCH_NODES: Final = 64
 """How many nodes are searched for each demand, those with the most free."""
 
 SEARCH_DEMANDS: Final = 32
-"""Pods of more kinds are not searched for."""
+"""Gangs with more kinds of pods are not searched for."""
 
 
 @dataclass(frozen=True)
 class Muster:
-    """Which pods of a gang are there."""
+    """The existing pods of a gang."""
 
     gang: Gang
     placed: int
-    """Pods that run, are being bound, or have done their part."""
+    """Pods that run, are being bound, or have succeeded."""
     waiting: tuple[Pod, ...]
-    """Pods that kube-scheduler may place, those that ask for the most first."""
+    """Pods that kube-scheduler may place, those with the largest requests first."""
     held_back: int = 0
     """Pods that wait for something else first: a scheduling gate."""
 
@@ -55,15 +55,15 @@ class Muster:
 
     @property
     def is_complete(self) -> bool:
-        """Whether as many pods are there as the gang needs."""
+        """Whether enough pods of the gang exist."""
         return len(self.waiting) >= self.needed
 
 
 def muster(pods: Iterable[Pod], is_given: Callable[[Pod], bool]) -> Muster | None:
-    """Return which pods of one gang are there, None for no pods; `is_given` tells whether a pod is being bound.
+    """Return the existing pods of one gang, None if there are none; `is_given` returns whether a pod is being bound.
 
-    A pod that succeeded counts while the gang lives: while another runs, or its controller makes more. A gang of the
-    same name that comes later begins with no pods.
+    A pod that succeeded counts while the gang exists: while another runs, or its controller creates more. A later gang
+    of the same name begins with no pods.
     """
     there = list(pods)
     gangs = [pod.gang for pod in there if pod.gang is not None]
@@ -98,7 +98,7 @@ class Near:
 
 
 class Trial:
-    """The fleet at one instant. What is placed here counts here, and nowhere else."""
+    """The fleet at one instant. Places found here count only here."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Trial:
         version: int = 0,
         avoided: Iterable[str] = (),
     ) -> None:
-        """`holds_of` tells what is held on a node without the trial; nodes of `avoided` come last."""
+        """`holds_of` returns what is held on a node without the trial; nodes of `avoided` come last."""
         self._fleet = fleet
         self.version = version
         """The version of the fleet that was copied."""
@@ -160,7 +160,7 @@ class Trial:
         return sorted(pods, key=places)
 
     def place_together(self, pods: Sequence[Pod], near: Mapping[str, Near], policy: Policy) -> list[tuple[Pod, Hold]]:
-        """Search for places for all of some pods, whatever they cost; return them, or nothing if none were found.
+        """Search for places for all of some pods at any price; return them, or nothing if none were found.
 
         For pods of which some found no place one after the other. Pods with an affinity or with different exclusions
         are not searched for, nor are MIG slices.
@@ -170,7 +170,7 @@ class Trial:
             return []
         fleet = self._fleet.publish()
         bits: dict[tuple[Demand, int, str], int] = {}
-        """A bit for each kind of pods: those that ask for the same and may be on the same nodes."""
+        """A bit for each kind of pods: those with equal requests that may be on the same nodes."""
         open_to: dict[int, Ints] = {}
         """For each GPU of a row, the bits of the pods that may be there."""
         asked: list[tuple[int, Demand]] = []

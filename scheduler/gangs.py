@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gangs: pods that get their places together, or not at all.
+"""Gangs: pods that are placed together, or not at all.
 
 When as many pods wait as the gang needs, `filter` looks for places for all of them on one picture, and keeps them all
 (RESERVED) or none; then kube-scheduler is made to try the others again. Each is offered its own node alone. Its bind
@@ -33,10 +33,10 @@ BARRIER_SECONDS: Final = 12.0
 """How long a bind waits for the others: kube-scheduler leaves a pod that it could not place alone for at most 10 s."""
 
 WAITERS: Final = 96
-"""How many binds wait at a time; one more counts as arrived, and must come again."""
+"""How many binds wait at a time; another one counts as arrived, and is retried."""
 
 LONGEST_PAUSE: Final = 8
-"""A gang whose places are not taken is left alone for at most this many holds."""
+"""A gang whose places are not used is skipped for at most this many hold times."""
 
 FORGET_SECONDS: Final = 600.0
 """kube-scheduler tries every pod again within 5 minutes; a gang of which it asks no more is another process's."""
@@ -49,37 +49,37 @@ LOOK_SECONDS: Final = (0.1, 1.0)
 
 @dataclass
 class _Plan:
-    """Places that are kept for a gang, by the pods' UIDs."""
+    """Places reserved for a gang, by the pods' UIDs."""
 
     holds: dict[str, Hold]
     until_ns: int
     come: set[str] = field(default_factory=set)
-    """Pods whose bind has come."""
+    """Pods whose bind has arrived."""
     is_open: bool = False
 
 
 @dataclass
 class _KnownGang:
-    """What is remembered of one gang."""
+    """The state of one gang."""
 
     near: dict[str, Near] = field(default_factory=dict)
     """The nodes that kube-scheduler last offered for each pod."""
     latest: Near | None = None
-    """Those of the last pod that asked: most pods of a gang are offered the same, which is kept once."""
+    """Those of the last call: most pods of a gang are offered the same nodes, which are stored once."""
     plan: _Plan | None = None
     failed: tuple[int, frozenset[str]] | None = None
     """The fleet's version at which, and the pods for which, no places were found."""
     said: str = ""
     """Why it has no places."""
     most: tuple[float, int] | None = None
-    """When it was asked how many of the pods idle GPUs would hold, and the answer."""
+    """When the number of pods that idle GPUs would hold was computed, and the result."""
     times: int = 0
     not_before_ns: int = 0
     asked_at: float = 0.0
 
 
 class Gangs:
-    """The gangs that kube-scheduler has asked for. Safe from any thread."""
+    """The gangs for which kube-scheduler has called. Thread-safe."""
 
     def __init__(
         self,
@@ -98,20 +98,20 @@ class Gangs:
         self._known: dict[str, _KnownGang] = {}
         self._turns = Turns(clock)
         self._changed = threading.Condition()
-        """Guards all above, and tells binds that wait that a plan has changed."""
+        """Protects everything above, and notifies waiting binds that a plan has changed."""
         self._waiters = 0
         self._stopped = False
         self._news = threading.Event()
 
-    # What the extender asks.
+    # Calls of the extender.
 
     def has_started(self, pod: Pod) -> bool:
-        """Whether as many pods have their place as the gang needs; then every other is placed by itself."""
+        """Whether enough pods of the gang have their place; then every other is placed separately."""
         there = self._muster(pod)
         return there is None or not there.needed
 
     def place(self, pod: Pod, names: bytes) -> tuple[str, str]:
-        """Return the node that is kept for a pod, or nothing and why not yet; `names` is the JSON list it may use.
+        """Return the node reserved for a pod, or nothing and the reason; `names` is the JSON list of nodes it may use.
 
         Raises BadRequest.
         """
@@ -131,7 +131,7 @@ class Gangs:
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
             if plan is not None and hold is not None and not plan.is_open and not _is_near(near, hold):
-                self._let_go(known)  # kube-scheduler has something against that node: all look again
+                self._let_go(known)  # kube-scheduler rejects that node: all search again
             reason = self._find(known, there)
             plan = known.plan
             hold = plan.holds.get(pod.uid) if plan else None
@@ -140,7 +140,7 @@ class Gangs:
             return "", reason or f"{_named(there)} has its places, and this pod comes when it has started"
 
     def come(self, pod: Pod, node: str) -> None:
-        """Wait until a pod may be bound: until as many have come as its gang needs. Raises NoPlace."""
+        """Wait until a pod may be bound: until enough binds of its gang have arrived. Raises NoPlace."""
         give_up = time.monotonic() + self._barrier
         with self._changed:
             there = self._muster(pod)
@@ -176,10 +176,10 @@ class Gangs:
                 finally:
                     self._waiters -= 1
 
-    # What goes on beside the calls.
+    # Background work.
 
     def run(self, stopped: threading.Event) -> None:
-        """Look at all gangs every second, when one has got its places and when a rest is over, until `stopped`."""
+        """Process all gangs every second, when one has got its places and when a pause is over, until `stopped`."""
         least, most = LOOK_SECONDS
         pause = most
         while not stopped.is_set():
@@ -196,17 +196,17 @@ class Gangs:
             pause = most if left is None else min(max(left, least, REST * took), most)
 
     def look(self) -> None:
-        """Let go of places that were not taken, look for places again, and call the pods that have one."""
+        """Release unused places, search for places again, and trigger retries of the pods that have one."""
         with self._changed:
             keys = dict.fromkeys([*self._turns.line(), *self._known])
-        # The lock is let go of after each: kube-scheduler waits while one of their pods is asked for.
+        # The lock is released after each: kube-scheduler waits during calls for one of their pods.
         called = [pod for key in keys for pod in self._look_at(key)]
         self._nudger.keep({pod.uid for pod in called})
         for pod in called:
             self._nudger.nudge(pod, at_once=True)
 
     def _look_at(self, key: str) -> list[Pod]:
-        """Look at one gang; return those of its pods that have a place and must be tried again."""
+        """Process one gang; return those of its pods that have a place and must be retried."""
         with self._changed:
             known = self._known.get(key)
             if known is None:
@@ -227,7 +227,7 @@ class Gangs:
             return [pod for pod in there.waiting if pod.uid in plan.holds and pod.uid not in plan.come]
 
     def stop(self) -> None:
-        """Let no bind wait any longer."""
+        """Release all waiting binds."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -267,7 +267,7 @@ class Gangs:
             self._let_go(known)
 
     def _find(self, known: _KnownGang, there: Muster) -> str:
-        """Look for places for all that wait if they have none and it is their turn; return why they get none."""
+        """Search for places for all waiting pods if they have none and it is their turn; return why they get none."""
         key = there.gang.key
         if known.plan is not None:
             return ""
@@ -287,7 +287,7 @@ class Gangs:
         return reason
 
     def _search(self, known: _KnownGang, there: Muster, uids: frozenset[str]) -> str:
-        """Look for places for all that wait, and keep them; return why there are none."""
+        """Search for places for all waiting pods, and reserve them; return why there are none."""
         for _ in range(TRIES):
             version, seats = places_for(partial(self._state.trial, uids), there, known.near, self._state.policy)
             if len(seats) < there.needed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The managed pods that the watch has shown, and which of them wait, may have to give way, or belong to a gang."""
+"""The managed pods that the watch has shown, and which of them wait, may be evicted, or belong to a gang."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from slicekeeper import names as marks
 
 
 class KnownPods:
-    """All managed pods. One thread at a time may change them; `get` may be asked at any time."""
+    """All managed pods. One thread at a time may change them; `get` may be called at any time."""
 
     def __init__(self) -> None:
         self._pods: dict[str, Pod] = {}
         self._waiting: dict[str, Pod] = {}
-        """Pods without a node: all that the reclaimer has to care for."""
+        """Pods without a node: all that concern the reclaimer."""
         self._yielding: set[str] = set()
-        """Pods on nodes that may have to give way, or are on their way out: without any, no eviction makes room."""
+        """Pods on nodes that may be evicted, or are terminating: without any, no eviction makes room."""
         self._gangs: dict[str, dict[str, None]] = {}
         """Each gang's pods."""
         self._musters: dict[str, Muster] = {}
-        """What `muster` found, while none of the gang's pods and places has changed."""
+        """The last result of `muster`, as long as none of the gang's pods and places has changed."""
 
     def get(self, uid: str) -> Pod | None:
         """Return a pod, None if it is not known."""
@@ -41,11 +41,11 @@ class KnownPods:
         return list(self._waiting.values())
 
     def may_yield(self) -> bool:
-        """Whether any pod could give way, or is on its way out."""
+        """Whether any pod could be evicted, or is terminating."""
         return bool(self._yielding)
 
     def put(self, pod: Pod) -> None:
-        """Take a pod as it is now."""
+        """Update a pod."""
         self.forget(pod.uid)
         self._pods[pod.uid] = pod
         if pod.gang is not None:
@@ -71,7 +71,7 @@ class KnownPods:
         self._yielding.discard(uid)
 
     def place_changed(self, uid: str) -> None:
-        """Take note that a pod has another place, or none."""
+        """Record that a pod has another place, or none."""
         known = self._pods.get(uid)
         if known is not None and known.gang is not None:
             self._musters.pop(known.gang.key, None)

@@ -16,7 +16,7 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class Metrics:
-    """Counters and histograms that the scheduler moves, and gauges read from its state at each scrape."""
+    """Counters and histograms that the scheduler updates, and gauges read from its state at each scrape."""
 
     def __init__(self, state: SchedulerState) -> None:
         self.registry = CollectorRegistry()

@@ -23,11 +23,11 @@ Letters = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 _LONGEST: Final = 256
-"""No node's name has more letters."""
+"""The maximum length of a node's name."""
 
 _WORD: Final = 8
 _MASKS: Final = np.array([(1 << 8 * letters) - 1 for letters in range(_WORD + 1)], np.uint64)
-"""Masks of a word, by how many of its letters belong to the name."""
+"""Masks of a word, by how many of its characters belong to the name."""
 
 _DIGITS: Final = np.array(
     [[ord(letter) for letter in f"{number:2}".replace(" ", "\0")] for number in range(100)], np.uint8
@@ -37,7 +37,7 @@ _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Roster:
-    """The nodes of a fleet by row, and how their names are written. Any number of threads may ask it."""
+    """The nodes of a fleet by row, and the spelling of their names. Thread-safe."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """`names` are the nodes' by row, empty if the row is no node's."""
@@ -58,7 +58,7 @@ class Roster:
         self._order: Ints = np.argsort(self._hashes)
         self._sorted = self._hashes[self._order]
         self._latest: tuple[bytes, Ints] = b"[]", np.zeros(0, np.int64)
-        """What `prioritize` is asked is what `filter` has answered."""
+        """`prioritize` gets the list that `filter` has answered."""
 
     def row(self, name: str) -> int:
         """Return a node's row, −1 if it is not here."""
@@ -67,7 +67,7 @@ class Roster:
     def rows(self, text: bytes) -> tuple[Ints, list[str]]:
         """Return the rows of a JSON list of names in its order, and the names that are not here.
 
-        Raises BadRequest if it is no such list.
+        Raises BadRequest if it is not such a list.
         """
         latest, rows = self._latest
         if text == latest:
@@ -84,7 +84,7 @@ class Roster:
         )
 
     def _guess(self, text: bytes) -> Ints:
-        """Return the rows that names between quotes seem to be."""
+        """Return the probable rows of names between quotes."""
         hashes = _hashes(text)
         rows: Ints = self._slots[hashes >> self._shift].astype(np.int64)
         wrong = np.flatnonzero(self._hashes[rows] != hashes)
@@ -93,11 +93,11 @@ class Roster:
         return rows
 
     def write(self, rows: Ints, after: bytes = b",") -> bytes:
-        """Return the names of rows as JSON, each with `after` behind it."""
+        """Return the names of rows as JSON, each followed by `after`."""
         return _packed(self._pieces(rows, b"", after))
 
     def write_list(self, rows: Ints) -> bytes:
-        """Return the names of rows as a JSON list, and know it should it come back at once."""
+        """Return the names of rows as a JSON list, and remember it in case it comes back at once."""
         text = b"[%b]" % self.write(rows)[:-1]
         self._latest = text, rows
         return text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether kube-scheduler would let a pod on a node at all, as far as the node's own fields say so.
+"""Check whether kube-scheduler would allow a pod on a node, as far as the node's own fields show.
 
 For what acts without kube-scheduler's filters: places for a whole gang, evictions, and what a waiting pod is told. The
 extender itself never asks, because it is called after those filters. CPU and memory are not judged here: pods that are
@@ -20,18 +20,18 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What of a node decides which pods it takes."""
+    """The fields of a node that decide which pods it accepts."""
 
     name: str
     labels: Mapping[str, Any]
     taints: tuple[Mapping[str, Any], ...]
     unschedulable: bool
     agent: str = ""
-    """Where its agent is asked whether it is ready, as the annotation has it."""
+    """The address of its agent, in the annotation's form."""
 
 
 def read_node(obj: Mapping[str, Any]) -> NodeFacts:
-    """Return what a Node object says."""
+    """Return the facts of a Node object."""
     metadata, spec = as_map(obj.get("metadata")), as_map(obj.get("spec"))
     return NodeFacts(
         str(metadata.get("name", "")),
@@ -43,7 +43,7 @@ def read_node(obj: Mapping[str, Any]) -> NodeFacts:
 
 
 def admits(node: NodeFacts, pod: Mapping[str, Any]) -> bool:
-    """Whether the node takes the pod: cordon, taints, nodeSelector and required node affinity."""
+    """Whether the node accepts the pod: cordon, taints, nodeSelector and required node affinity."""
     spec = as_map(pod.get("spec"))
     if node.unschedulable:
         return False
@@ -60,7 +60,7 @@ def admits(node: NodeFacts, pod: Mapping[str, Any]) -> bool:
 
 
 def fields_judged(pod: Mapping[str, Any]) -> str:
-    """Return what `admits` reads of a pod: of two pods with the same, a node takes both or neither."""
+    """Return the fields of a pod that `admits` reads: of two pods with equal ones, a node accepts both or neither."""
     spec = as_map(pod.get("spec"))
     return repr([spec.get(key) for key in ("nodeSelector", "affinity", "tolerations")])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes: what their objects say, whose GPUs cannot be read, and which are avoided for a moment."""
+"""The nodes: their objects, which ones have unreadable GPUs, and which are avoided for a moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AVOID_NS: Final = 5_000_000_000
 
 @dataclass(frozen=True)
 class Node:
-    """What is kept of a Node object; `damage` says why its GPUs cannot be read, empty if they can."""
+    """The stored fields of a Node object; `damage` says why its GPUs cannot be read, empty if they can."""
 
     facts: NodeFacts
     gpus: list[inventory.Gpu]
@@ -28,7 +28,7 @@ class Node:
 
 
 def read(obj: Mapping[str, Any]) -> Node:
-    """Return what matters of a Node object."""
+    """Return the relevant fields of a Node object."""
     gpus: list[inventory.Gpu] = []
     damage = ""
     try:
@@ -39,17 +39,17 @@ def read(obj: Mapping[str, Any]) -> Node:
 
 
 class Nodes:
-    """All nodes. One thread at a time may change them; single questions may be asked at any time."""
+    """All nodes. One thread at a time may change them; single queries are allowed at any time."""
 
     def __init__(self) -> None:
         self.gpus: dict[str, list[inventory.Gpu]] = {}
         self.facts: dict[str, NodeFacts] = {}
         self.damaged: set[str] = set()
         self.avoided: dict[str, int] = {}
-        """Nodes that could not take a pod just now, and until when others are preferred."""
+        """Nodes that could not accept a pod just now, and until when others are preferred."""
 
     def put(self, node: Node) -> bool:
-        """Take a node as it is now; return whether its GPUs are others than before."""
+        """Update a node; return whether its GPUs have changed."""
         name = node.facts.name
         self.facts[name] = node.facts
         if node.damage:
@@ -78,6 +78,6 @@ class Nodes:
         self.avoided[name] = now_ns + AVOID_NS
 
     def end_avoiding(self, now_ns: int) -> None:
-        """Take nodes again whose while is over."""
+        """Stop avoiding nodes whose time is over."""
         for name in [name for name, until_ns in self.avoided.items() if until_ns <= now_ns]:
             del self.avoided[name]

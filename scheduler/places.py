@@ -39,10 +39,10 @@ class HoldKind(Enum):
 
 
 TIMED: Final = (HoldKind.TENTATIVE, HoldKind.RESERVED)
-"""What ends by time alone."""
+"""Kinds that end only by time."""
 
 FIRM: Final = (HoldKind.BOUND, HoldKind.BINDING)
-"""With such a place a pod is not waiting any more."""
+"""With such a place a pod is no longer waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class Place:
     hold: Hold
     until_ns: int | None = None
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NO_GPUS)
-    """Each container's GPUs, where the scheduler chose them."""
+    """Each container's GPUs, if the scheduler chose them."""
     among: int = 0
     """Of TENTATIVE: how many nodes had room."""
     why: str = ""
-    """Of BINDING: why the pod goes there, in words."""
+    """Of BINDING: a description of why the pod is placed there."""
 
     def has_ended(self, now_ns: int) -> bool:
-        """Whether time has ended it."""
+        """Whether it has expired."""
         return self.kind in TIMED and self.until_ns is not None and self.until_ns <= now_ns
 
     def is_due(self, now_ns: int) -> bool:
@@ -73,13 +73,13 @@ class Place:
 
 
 class Places:
-    """All places. One thread at a time may change them; `of` may be asked at any time."""
+    """All places. One thread at a time may change them; `of` may be called at any time."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[Place, ...]] = {}
         self._on: dict[str, dict[str, None]] = {}
         self._passing: dict[str, None] = {}
-        """Pods with a place that is not BOUND: few, looked through at every call."""
+        """Pods with a place that is not BOUND: few, so every call searches them."""
         self.next_end_ns = NEVER
         """No place ends by time before."""
 
@@ -114,7 +114,7 @@ class Places:
         return tuple(place for place in self.of(uid) if not unwanted(place))
 
     def put(self, uid: str, places: Sequence[Place]) -> set[str]:
-        """Make `places` all that is held for a pod; return the nodes on which something else is held now."""
+        """Set `places` as everything that is held for a pod; return the nodes whose held places have changed."""
         before = self.of(uid)
         if places:
             self._of[uid] = tuple(places)
@@ -139,7 +139,7 @@ class Places:
         return gone | come
 
     def end(self, now_ns: int) -> set[str]:
-        """End what time has ended; return the nodes on which something else is held now."""
+        """Remove expired places; return the nodes whose held places have changed."""
         changed: set[str] = set()
         for uid in list(self._passing):
             if any(place.has_ended(now_ns) for place in self._of[uid]):

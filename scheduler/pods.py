@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler keeps of a pod, and what a bound pod holds, read from its manifest and annotations.
+"""The scheduler's data about a pod, and the holds of a bound pod, read from its manifest and annotations.
 
 Nothing here raises on a damaged pod. What cannot be read must not free a GPU that may be in use: a manifest that breaks
 a rule after the pod was bound (a user may edit an annotation) is read without the user's annotations.
@@ -29,7 +29,7 @@ from slicekeeper.untyped import as_map
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a pod holds of one GPU; a whole GPU with all its memory."""
+    """The part of one GPU that a pod holds; a whole GPU with all its memory."""
 
     uuid: str
     core: int
@@ -39,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """GPUs of one node that are taken by, or kept for, one pod."""
+    """GPUs of one node that are held by, or reserved for, one pod."""
 
     node: str
     shares: tuple[Share, ...]
@@ -63,12 +63,12 @@ class Gang:
     name: str
     """As shown to people."""
     size: int
-    """How many of its pods must be there."""
+    """How many of its pods must exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, as far as placing it or taking its place goes."""
+    """A pod, with the data for placing or evicting it."""
 
     uid: str
     namespace: str
@@ -90,7 +90,7 @@ class Pod:
     bound_ms: int = 0
     gang: Gang | None = None
     controller: str = ""
-    """The UID of what made the pod; of a gang's pods only."""
+    """The UID of the pod's controller; only for pods of a gang."""
     succeeded: bool = False
     ends_ms: int = 0
     """When it ends at the latest by its own deadline, 0 if it has none or has not started."""
@@ -99,7 +99,7 @@ class Pod:
 
     @property
     def scheduler(self) -> str:
-        """Whose turn it is to place it, empty if it is bound."""
+        """The scheduler that places it; empty if it is bound."""
         return _text(as_map(as_map(self.waiting).get("spec")).get("schedulerName"))
 
     @property
@@ -109,7 +109,7 @@ class Pod:
 
 
 def read_pod(obj: Mapping[str, Any], resources: Resources) -> Pod | None:
-    """Return what matters of a Pod object, None if it has no UID: nothing can be held for it."""
+    """Return the relevant fields of a Pod object; None if it has no UID, because nothing can be held for it."""
     metadata, spec = (as_map(obj.get(key)) for key in ("metadata", "spec"))
     uid = metadata.get("uid")
     if not isinstance(uid, str) or not uid:
@@ -162,7 +162,7 @@ def end_of(obj: Mapping[str, Any]) -> int | None:
 
 
 def _gang_of(obj: Mapping[str, Any], namespace: str, request: PodRequest) -> tuple[Gang | None, str, str]:
-    """Return a pod's gang, its controller, and why it can belong to none although it says that it does."""
+    """Return a pod's gang, its controller, and why it cannot belong to the gang that it names."""
     if not request.gang_size:
         return None, "", ""
     owner = controller_of(obj) or {}

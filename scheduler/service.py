@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of the scheduler that lives as long as its process: client, state, watches, threads, metrics."""
+"""The scheduler's objects that live as long as its process: client, state, watches, threads, metrics."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ LEARN_SECONDS: Final = 1.0
 
 
 class NotSynced(SlicekeeperError):
-    """A call came before both lists were read."""
+    """A call arrived before both lists were read."""
 
     code = "not-synced"
 
 
 class Scheduler:
-    """The parts of a scheduler, made from its settings and started together."""
+    """The parts of a scheduler, created from its settings and started together."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings = settings
@@ -130,7 +130,7 @@ class Scheduler:
         threads.keep("learner", self._learn, self.stopped.is_set)
 
     def check_synced(self) -> None:
-        """Raise NotSynced if the state is not whole yet."""
+        """Raise NotSynced if the state is not complete yet."""
         if not self.watches.synced:
             raise NotSynced("the scheduler has not read the cluster's state yet; try again")
 

@@ -50,7 +50,7 @@ TRIES: Final = 3
 
 
 class NoPlace(SlicekeeperError):
-    """The pod cannot be bound to this node now; the message says why."""
+    """The pod cannot be bound to this node now; the message gives the reason."""
 
     code = "no-place"
 
@@ -81,7 +81,7 @@ class SchedulerState:
         """Pods of which a bind has not ended."""
         self._changes = 0
 
-    # What the watches bring.
+    # Updates from the watches.
 
     def set_nodes(self, objects: Iterable[ReadObject]) -> None:
         """Replace all nodes by a list."""
@@ -93,7 +93,7 @@ class SchedulerState:
                 self._take_node(node)
 
     def set_node(self, obj: ReadObject) -> None:
-        """Put in one node as it is now."""
+        """Update one node."""
         node = node_objects.read(obj)
         with self._held.writing():
             self._take_node(node)
@@ -117,7 +117,7 @@ class SchedulerState:
                 self._held.let_go(uid, lambda place: place.kind is not HoldKind.BINDING)
 
     def set_pod(self, obj: ReadObject) -> None:
-        """Put in one pod as it is now."""
+        """Update one pod."""
         pod, hold = _read_pod(obj, self.resources)
         with self._held.writing():
             self._take(pod, hold)
@@ -129,7 +129,7 @@ class SchedulerState:
             self._held.put(uid, ())
 
     def set_bound(self, objects: Iterable[ReadObject]) -> None:
-        """Replace all bound pods by a list, managed or not, for the CPU and memory that they take."""
+        """Replace all bound pods by a list, managed or not, for the CPU and memory that they use."""
         # The slow part, before anybody waits.
         entries = {_uid(obj): (entry_of(obj), self._wants_cores_alone(obj)) for obj in objects}
         with self._held.writing():
@@ -139,7 +139,7 @@ class SchedulerState:
                 self._held.recount(node)
 
     def set_bound_pod(self, obj: ReadObject) -> None:
-        """Put in one bound pod as it is now."""
+        """Update one bound pod."""
         entry, cores_alone = entry_of(obj), self._wants_cores_alone(obj)
         with self._held.writing():
             for node in self._put_beside(_uid(obj), entry, cores_alone):
@@ -158,7 +158,7 @@ class SchedulerState:
         return self._pods.get(uid)
 
     def agent(self, node: str) -> str:
-        """Return where the node's agent is asked whether it is ready, empty if nothing is known of that."""
+        """Return the address of the node's agent; empty if unknown."""
         facts = self._nodes.facts.get(node)
         return facts.agent if facts else ""
 
@@ -202,7 +202,7 @@ class SchedulerState:
         return judged, version
 
     def _judge_own(self, pod: Pod, judged: Survey, policy: Policy) -> Survey:
-        """Judge again the nodes on which something is held for the pod itself."""
+        """Evaluate again the nodes on which something is held for the pod itself."""
         with self._held.writing():
             mine = nodes_of(self._places.of(pod.uid)) & self._nodes.gpus.keys()
             fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid).publish()
@@ -247,7 +247,7 @@ class SchedulerState:
             return True
 
     def is_reserved(self, uid: str) -> bool:
-        """Whether the reclaimer keeps a place for a pod."""
+        """Whether the reclaimer has reserved a place for a pod."""
         self._held.end_due()
         return any(place.kind is HoldKind.RESERVED for place in self._places.of(uid))
 
@@ -261,7 +261,7 @@ class SchedulerState:
             )
         return bool(survey(fleet.view([node], pod.demand), pod.demand, self._learner.policy).fits[0])
 
-    # What the binder does.
+    # Calls of the binder.
 
     def choose(self, pod: Pod, node: str) -> Place:
         """Choose GPUs on `node` for a binding and hold them; the same again if an earlier try's fate is unknown.
@@ -302,7 +302,7 @@ class SchedulerState:
         return replace(self._place(HoldKind.BINDING, pod, node, result, 0), why=f"{why}; {free}")
 
     def _why_there(self, pod: Pod, node: str) -> str:
-        """Return in words what led a pod to a node."""
+        """Return a description of why a pod is placed on a node."""
         policy = self._learner.name
         for place in self._places.of(pod.uid):
             if place.kind is HoldKind.RESERVED and place.hold.node == node:
@@ -362,7 +362,7 @@ class SchedulerState:
                 hold = held_by(pod, obj or {})
                 self._held.put(uid, [Place(HoldKind.BINDING, pod, hold, now + self._hold_ns)] if hold else [])
 
-    # What gangs need.
+    # Calls for gangs.
 
     @property
     def policy(self) -> Policy:
@@ -379,7 +379,7 @@ class SchedulerState:
             return self._pods.muster(key, asking, is_binding)
 
     def version(self) -> int:
-        """Return a number that rises with every change of what is held, or free."""
+        """Return a number that increases with every change of what is held, or free."""
         self._held.end_due()
         return self._held.published.version
 
@@ -444,7 +444,7 @@ class SchedulerState:
             return True
 
     def keep_reserved(self, uids: Iterable[str], until_ns: int) -> None:
-        """Keep the places of some pods longer."""
+        """Extend the reservations of some pods."""
         with self._held.writing():
             for uid in uids:
                 places = self._places.of(uid)
@@ -459,7 +459,7 @@ class SchedulerState:
             for uid, hold in holds.items()
         )
 
-    # What the reclaimer does.
+    # Calls of the reclaimer.
 
     def waiting(self) -> list[Pod]:
         """Return the pods without a node."""
@@ -470,7 +470,7 @@ class SchedulerState:
         return self._pods.may_yield()
 
     def changes(self) -> int:
-        """Return a number that rises with every change of nodes, pods or places."""
+        """Return a number that increases with every change of nodes, pods or places."""
         return self._changes + self._held.published.version
 
     def fits_now(self, pod: Pod) -> bool:
@@ -499,7 +499,7 @@ class SchedulerState:
         return [place for uid in uids for place in self._places.of(uid)]
 
     def snapshot(self) -> Snapshot:
-        """Return nodes with GPUs, pods and places as they are."""
+        """Return the current nodes with GPUs, pods and places."""
         with self._held.writing():
             return Snapshot(self._nodes.with_gpus(), self._pods.every(), self._places.every())
 
@@ -514,7 +514,7 @@ class SchedulerState:
             return True
 
     def release(self, uid: str) -> None:
-        """Give up the place kept for a waiting pod."""
+        """Release the place reserved for a waiting pod."""
         with self._held.writing():
             self._held.let_go(uid, lambda place: place.kind is HoldKind.RESERVED)
 
@@ -620,7 +620,7 @@ class SchedulerState:
 
 
 def _free_before(fleet: FleetVersion, node: str, demand: Demand, result: Survey) -> str:
-    """Return in words what was free of the GPUs that a pod gets on a node."""
+    """Return a description of what was free on the GPUs that a pod gets on a node."""
     view, uuids = fleet.view([node], demand), fleet.uuids(node)
     columns = dict.fromkeys(result.gpus[0].tolist())
     if any(is_slice(uuids[column]) for column in columns):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a state up to date: watches on nodes, on managed pods, and on all pods that take CPU and memory of nodes."""
+"""Keep a state up to date: watches on nodes, on managed pods, and on all pods that use CPU and memory of nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slicekeeper.kube.client import NODES, PODS, KubeClient, Object
 from slicekeeper.kube.watch import Watch
 
 NEEDED: Final = ("nodes", "pods")
-"""The lists without which nothing can be answered."""
+"""The lists that are required for answers."""
 
 BOUND: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
@@ -80,16 +80,16 @@ class Watches:
 
     @property
     def missing(self) -> list[str]:
-        """What has not been listed yet."""
+        """The resources that have not been listed yet."""
         return [name for name in NEEDED if not self._watches[name].synced.is_set()]
 
     @property
     def synced(self) -> bool:
-        """Whether the state is whole: both lists have been read."""
+        """Whether the state is complete: both lists have been read."""
         return not self.missing
 
     def wait(self, stopped: threading.Event) -> None:
-        """Wait until the state is whole, or `stopped`."""
+        """Wait until the state is complete, or `stopped`."""
         for name in NEEDED:
             watch = self._watches[name]
             while not stopped.is_set() and not watch.synced.wait(0.2):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes and encodes what kube-scheduler's extender client sends and takes.
+"""Decode requests of kube-scheduler's extender client, and encode the answers.
 
-Go decodes field names without regard to case and writes unset pointers as null; so do we. What is wrong is reported in
-words.
+Go decodes field names without regard to case and writes unset pointers as null; so do we. Errors are reported as text.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from slicekeeper.wire.extender import BindingArgs, BindingResult, MetaPod, MetaV
 
 
 class BadRequest(SlicekeeperError):
-    """The body is not what kube-scheduler sends; the message says what is wrong with it."""
+    """The body is not one of kube-scheduler; the message names the error."""
 
     code = "extender-request-invalid"
 
@@ -34,7 +33,7 @@ def _fields(body: bytes | bytearray) -> Mapping[str, Any]:
 
 
 class _Args(msgspec.Struct):
-    """What Go sends, letter by letter."""
+    """The exact spelling of what Go sends."""
 
     Pod: dict[str, Any]
     NodeNames: msgspec.Raw
@@ -63,7 +62,7 @@ def decode_names(text: bytes) -> list[str]:
 
 
 def _decode_any_args(body: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
-    """Return the same of a body that is spelled otherwise, or say what is wrong with it."""
+    """Return the same for a body with another spelling, or raise an error."""
     fields = _fields(body)
     pod, names = fields.get("pod"), fields.get("nodenames")
     if not isinstance(pod, dict):
