@@ -33,7 +33,7 @@ def policy_of(base: Mapping[str, Any], own: Any, where: Callable[[tuple[str, ...
         if mode in as_list(own.get("sharing")):
             allowed = ", ".join(names.SHARING_MODES)
             raise SettingsError(
-                f"{where(('sharing',))}: sharing: {mode} is planned and not there yet; choose of {allowed}"
+                f"{where(('sharing',))}: sharing: {mode} is planned but not available yet; choose one of {allowed}"
             )
     policy = convert(_merge(base, own), NamespacePolicy, where)
     checks: tuple[tuple[str, str, Callable[[], object]], ...] = (
