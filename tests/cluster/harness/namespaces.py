@@ -7,7 +7,6 @@ namespaces and is gone when their first process ends, however it ends. Nothing o
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -36,16 +35,13 @@ def prepare(folder: Path) -> None:
 
 def lose_memory() -> None:
     """Take away what lies in a node's memory and not on its disk: volumes of pods, and all of /run."""
+    _run("umount", "--lazy", "/run")  # and all that is mounted in it
+    _run_folder()
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     places = [line.split()[4].encode().decode("unicode_escape") for line in lines]
     for place in reversed(places):
-        if place.startswith(("/run/", "/var/lib/kubelet/pods/")):
+        if place.startswith("/var/lib/kubelet/pods/"):
             _run("umount", "--lazy", place)
-    for left in Path("/run").iterdir():
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
-        else:
-            left.unlink()
 
 
 def _mounts(folder: Path) -> None:
@@ -55,8 +51,7 @@ def _mounts(folder: Path) -> None:
         upper.mkdir()
         work.mkdir()
         _run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={upper},workdir={work}", place)
-    _run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
-    _run("mount", "--make-rshared", "/run")
+    _run_folder()
     for target in ("/var/lib/kubelet", "/var/lib/slicekeeper", "/var/log/pods"):
         source = folder / target.strip("/").replace("/", "-")
         source.mkdir()
@@ -69,6 +64,11 @@ def _mounts(folder: Path) -> None:
             stand_in = folder / f"sysctl-{name.replace('/', '-')}"
             stand_in.write_text(f"{value}\n")
             _run("mount", "--bind", str(stand_in), str(real))
+
+
+def _run_folder() -> None:
+    _run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+    _run("mount", "--make-rshared", "/run")
 
 
 def _network() -> None:
