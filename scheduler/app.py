@@ -25,6 +25,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.extender import filter_nodes, gpu_pod, preempt, prioritize_nodes
 from scheduler.gangs import WAITERS
@@ -70,7 +71,7 @@ class Verb:
     always_200: bool
 
 
-def make_app(scheduler: Scheduler) -> Starlette:
+def make_app(scheduler: Scheduler) -> ASGIApp:
     """Return the application of a scheduler that has been started."""
     state, gangs, watches = scheduler.state, scheduler.gangs, scheduler.watches
     slow = ThreadPoolExecutor(scheduler.settings.scheduler.threads, thread_name_prefix="request")
@@ -99,8 +100,12 @@ def make_app(scheduler: Scheduler) -> Starlette:
 
         return bind, binds
 
+    def no_nodes(error: str) -> bytes:
+        return filter_result(b"[]", error=error)
+
     verbs = (
-        Verb("filter", nodes(filter_nodes), lambda error: filter_result(b"[]", error=error), always_200=True),
+        Verb("filter", nodes(filter_nodes), no_nodes, always_200=True),
+        Verb("place", nodes(partial(filter_nodes, best_alone=True)), no_nodes, always_200=True),
         Verb("prioritize", nodes(prioritize_nodes), _error, always_200=False),
         Verb("preempt", begin_preempt, _error, always_200=False),
         Verb("bind", begin_bind, lambda error: orjson.dumps(binding_result(error)), always_200=True),
@@ -117,14 +122,13 @@ def make_app(scheduler: Scheduler) -> Starlette:
             f"the list of {missing} has not been read\n" if missing else "ok\n", 503 if missing else 200
         )
 
-    app = Starlette(
-        routes=[
-            *(Route(f"/{verb.name}", _endpoint(scheduler, bodies, verb), methods=["POST"]) for verb in verbs),
-            Route("/healthz", healthz),
-            Route("/readyz", readyz),
-        ]
-    )
-    app.router.redirect_slashes = False
+    probes = Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz)])
+    probes.router.redirect_slashes = False
+    calls: dict[Any, ASGIApp] = {("POST", f"/{verb.name}"): _endpoint(scheduler, bodies, verb) for verb in verbs}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await calls.get((scope.get("method"), scope.get("path")), probes)(scope, receive, send)
+
     return app
 
 
@@ -133,14 +137,14 @@ def _is_quick(pod: Pod) -> bool:
     return pod.gang is None and len(set(pod.demand.slices)) <= 1
 
 
-def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> Callable[[Request], Any]:
+def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> ASGIApp:
     ok, failed = (scheduler.metrics.calls.labels(verb.name, outcome) for outcome in ("ok", "error"))
     seconds = scheduler.metrics.seconds.labels(verb.name)
 
-    async def view(request: Request) -> Response:
+    async def view(scope: Scope, receive: Receive, send: Send) -> None:
         start, status = time.perf_counter(), 200
         try:
-            async with bodies.received(request.scope, request.receive) as body:
+            async with bodies.received(scope, receive) as body:
                 scheduler.check_synced()
                 work, pool = verb.begin(body)
                 answer = work() if pool is None else await asyncio.get_running_loop().run_in_executor(pool, work)
@@ -150,7 +154,9 @@ def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> Callable[[Req
             answer, status = verb.failed(reason), 200 if verb.always_200 else status
             failed.inc()
         seconds.observe(time.perf_counter() - start)
-        return Response(answer, status, media_type="application/json")
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
 
     return view
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 import click
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from scheduler.app import make_app
 from scheduler.explain import ROOM, Outlook, deadlines, outlook
@@ -54,7 +54,7 @@ def serve(context: Context) -> None:
     mine = settings.scheduler
     made: list[Scheduler] = []
 
-    def start() -> Starlette:
+    def start() -> ASGIApp:
         sys.setswitchinterval(SWITCH_SECONDS)
         running = Scheduler(settings, from_settings(settings.clock))
         made.append(running)

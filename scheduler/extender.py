@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from scheduler.gangs import Gangs
+from scheduler.nodefit import has_preferences
 from scheduler.placement.ranking import scores
 from scheduler.placement.reasons import Why, explain
 from scheduler.pods import Pod, read_pod
@@ -18,6 +19,7 @@ from scheduler.state import SchedulerState
 from scheduler.wire import BadRequest, decode_names, filter_result
 from slicekeeper.gpu.pod_manifest import asks_for
 from slicekeeper.names import IN_BUDGET
+from slicekeeper.untyped import as_map
 from slicekeeper.wire.extender import MetaVictims, PreemptionResult
 
 UNMANAGED: Final = (
@@ -26,10 +28,14 @@ UNMANAGED: Final = (
 )
 
 
-def filter_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes) -> bytes:
+def filter_nodes(
+    state: SchedulerState, gangs: Gangs, pod: Pod | None, names: bytes, *, best_alone: bool = False
+) -> bytes:
     """Return the answer to a filter call: the nodes on which the pod fits, and the reasons for the others.
 
-    `pod` is None if it is not ours to place. `names` and the answer are JSON.
+    With `best_alone` it has only the best of those on which the pod fits, so that kube-scheduler has nothing to score;
+    of a pod with preferences that kube-scheduler scores, all that are as good as the best. `pod` is None if it is not
+    ours to place. `names` and the answer are JSON.
     """
     if pod is None:
         return filter_result(orjson.dumps(decode_names(names)))
@@ -42,6 +48,9 @@ def filter_nodes(state: SchedulerState, gangs: Gangs, pod: Pod | None, names: by
         said = reason or f"gang {pod.gang.name} keeps a place elsewhere for this pod"
         return filter_result(orjson.dumps([node] if node else []), orjson.dumps(dict.fromkeys(others, said)))
     found = state.find(pod, names)
+    if best_alone and found.best is not None:
+        left = found.equals if has_preferences(pod.waiting or {}) else [found.best]
+        return filter_result(found.roster.write_list(found.rows[left]))
     why = found.judged.why[found.rows]
     failed = b""
     unresolvable = orjson.dumps({name: explain(why, pod.demand) for name, why in found.others.items()})[1:-1]
@@ -98,6 +107,10 @@ def gpu_pod(state: SchedulerState, obj: Mapping[str, Any]) -> Pod | None:
     resources = state.resources
     if not asks_for(obj, (resources.core, resources.memory)):
         return None
+    metadata = as_map(obj.get("metadata"))
+    seen, version = state.pod(str(metadata.get("uid"))), metadata.get("resourceVersion")
+    if version and seen is not None and as_map((seen.waiting or {}).get("metadata")).get("resourceVersion") == version:
+        return seen  # as the watch has shown it
     pod = read_pod(obj, resources)
     if pod is None:
         raise BadRequest("Pod.metadata.uid is missing")

@@ -35,9 +35,18 @@ class Found:
     judged: Survey
     fits: Bools
     price: Ints
+    usable: Bools
+    """Those that fit, without those to be avoided unless there are no others."""
     best: int | None
-    """An index into `rows`, `fits` and `price`, which are in the requested order."""
+    """An index into `rows`, `fits`, `price` and `usable`, which are in the requested order."""
     others: dict[str, Why]
+
+    @property
+    def equals(self) -> Ints:
+        """The indices of the nodes that are as good as the best, itself among them."""
+        if self.best is None:
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(self.usable & (self.price == self.price[self.best]))
 
 
 class Finder:
@@ -80,7 +89,7 @@ class Finder:
             rows = rows[here]
         fits, price, rank = judged.fits[rows], judged.price[rows], roster.rank[rows]
         avoided = [row for row in map(roster.row, list(self._nodes.avoided)) if row >= 0]
-        best = best_of(fits & ~np.isin(rows, avoided), price, rank) if avoided else None
-        if best is None:
-            best = best_of(fits, price, rank)
-        return Found(roster, rows, judged, fits, price, best, others)
+        usable = fits & ~np.isin(rows, avoided) if avoided else fits
+        if not usable.any():
+            usable = fits
+        return Found(roster, rows, judged, fits, price, usable, best_of(usable, price, rank), others)

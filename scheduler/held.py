@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from scheduler.cpu_memory import Beside
+from scheduler.cpu_memory import Beside, Entry
 from scheduler.known_pods import KnownPods
 from scheduler.nodes import Nodes
 from scheduler.placement.fleet import Fleet
@@ -78,6 +78,11 @@ class Held:
         for node in nodes:
             self.stirred.add(node)
             self._fill(self.fleet, node, None)
+
+    def put_beside(self, uid: str, entry: Entry | None) -> None:
+        """Record what a bound pod takes beside GPUs, None if nothing any more."""
+        for node in self.beside.put(uid, entry):
+            self.recount(node)
 
     def recount(self, node: str) -> None:
         """Work out again what CPU and memory a node has free."""

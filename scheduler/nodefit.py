@@ -74,6 +74,16 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return key == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
 
 
+def has_preferences(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod prefers some of the nodes that it may use: by affinity, anti-affinity or a soft spread."""
+    spec = as_map(pod.get("spec"))
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    spread = map(as_map, as_list(spec.get("topologySpreadConstraints")))
+    return any(as_map(kind).get(preferred) for kind in as_map(spec.get("affinity")).values()) or any(
+        constraint.get("whenUnsatisfiable") == "ScheduleAnyway" for constraint in spread
+    )
+
+
 def _term(term: Mapping[str, Any], node: NodeFacts) -> bool:
     """Whether one selector term holds; an empty one never does."""
     labels, fields = as_list(term.get("matchExpressions")), as_list(term.get("matchFields"))

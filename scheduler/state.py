@@ -11,7 +11,7 @@ another's RESERVED holds, and records BINDING before the API server hears of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from scheduler.held import Held
 from scheduler.nodefit import admits
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import Demand
-from scheduler.placement.fleet_version import FleetVersion, Ints
+from scheduler.placement.fleet_version import FleetVersion, Ints, View
 from scheduler.placement.learner import Learner
 from scheduler.placement.links import relinked
 from scheduler.placement.policy import Policy
@@ -128,28 +128,25 @@ class SchedulerState:
             self._lose(uid)
             self._held.put(uid, ())
 
-    def set_bound(self, objects: Iterable[ReadObject]) -> None:
-        """Replace all bound pods by a list, managed or not, for the CPU and memory that they use."""
+    def set_others(self, objects: Iterable[ReadObject]) -> None:
+        """Replace all bound pods that are not managed by a list, for the CPU and memory that they use."""
         # The slow part, before anybody waits.
         entries = {_uid(obj): (entry_of(obj), self._wants_cores_alone(obj)) for obj in objects}
         with self._held.writing():
-            gone = dict.fromkeys(self._held.beside.uids() - entries.keys(), (None, False))
-            changed = {node for uid, entry in (entries | gone).items() for node in self._put_beside(uid, *entry)}
-            for node in changed:
-                self._held.recount(node)
+            gone = self._held.beside.uids() - entries.keys() - self._pods.uids()
+            for uid, (entry, cores_alone) in (entries | dict.fromkeys(gone, (None, False))).items():
+                self._take_other(uid, entry, cores_alone)
 
-    def set_bound_pod(self, obj: ReadObject) -> None:
-        """Update one bound pod."""
+    def set_other(self, obj: ReadObject) -> None:
+        """Update one bound pod that is not managed."""
         entry, cores_alone = entry_of(obj), self._wants_cores_alone(obj)
         with self._held.writing():
-            for node in self._put_beside(_uid(obj), entry, cores_alone):
-                self._held.recount(node)
+            self._take_other(_uid(obj), entry, cores_alone)
 
-    def drop_bound_pod(self, uid: str) -> None:
-        """Record that a bound pod is gone, or has ended."""
+    def drop_other(self, uid: str) -> None:
+        """Record that a bound pod that is not managed is gone, or has ended."""
         with self._held.writing():
-            for node in self._held.beside.put(uid, None):
-                self._held.recount(node)
+            self._held.put_beside(uid, None)
 
     # What the extender asks.
 
@@ -287,18 +284,18 @@ class SchedulerState:
         why = self._why_there(pod, node)
         mine = nodes_of(self._places.of(pod.uid))
         fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid).publish()
-        result = self._linked(fleet, node, pod.demand)
+        result, view = self._linked(fleet, node, pod.demand)
         if not result.fits[0]:
             expected = nodes_of(filter(_is_tentative, self._places.passing()))
             fleet = self._held.fleet_without(
                 mine | expected, lambda place: place.pod.uid == pod.uid or _is_tentative(place)
             ).publish()
-            result = self._linked(fleet, node, pod.demand)
+            result, view = self._linked(fleet, node, pod.demand)
             if not result.fits[0]:
                 raise NoPlace(explain(int(result.why[0]), pod.demand))
             for uid in {place.pod.uid for place in self._places.on(node)}:
                 self._held.let_go(uid, _is_tentative)
-        free = _free_before(fleet, node, pod.demand, result)
+        free = _free_before(view, fleet.uuids(node), result)
         return replace(self._place(HoldKind.BINDING, pod, node, result, 0), why=f"{why}; {free}")
 
     def _why_there(self, pod: Pod, node: str) -> str:
@@ -574,6 +571,8 @@ class SchedulerState:
             self._end(known)
         self._change(pod.uid)
         self._pods.put(pod)
+        taken = (pod.node, pod.demand.cpu_milli, pod.demand.ram_mib)
+        self._held.put_beside(pod.uid, taken if pod.node and not pod.finished else None)
         if pod.finished:
             self._held.put(pod.uid, ())
         elif pod.node:
@@ -585,6 +584,7 @@ class SchedulerState:
             self._end(known)
         self._change(uid)
         self._pods.forget(uid)
+        self._held.put_beside(uid, None)
 
     def _end(self, known: Pod) -> None:
         if known.node and not known.finished and known.demand.mode != MIG:
@@ -598,19 +598,18 @@ class SchedulerState:
         """Whether a pod that arrives takes cores beside GPUs and no GPU; needs nothing but the pod."""
         return not asks_for(obj, (self.resources.core, self.resources.memory)) and not comes_with_its_node(obj)
 
-    def _put_beside(self, uid: str, entry: Entry | None, cores_alone: bool) -> Iterator[str]:
-        """Record what a bound pod takes beside GPUs; yield the nodes whose sums change."""
+    def _take_other(self, uid: str, entry: Entry | None, cores_alone: bool) -> None:
         if cores_alone and entry is not None and uid not in self._held.beside and entry[0] in self._held.fleet:
             self._learner.arrivals.add_without_gpus()
-        return self._held.beside.put(uid, entry)
+        self._held.put_beside(uid, entry)
 
-    def _linked(self, fleet: FleetVersion, node: str, demand: Demand) -> Survey:
-        """Return the answer for one node, with the whole GPUs that are linked best."""
+    def _linked(self, fleet: FleetVersion, node: str, demand: Demand) -> tuple[Survey, View]:
+        """Return the answer for one node, with the whole GPUs that are linked best, and the view it is of."""
         view = fleet.view([node], demand)
         result = survey(view, demand, self._learner.policy)
         if result.fits[0]:
             result.gpus[0] = relinked(self._nodes.gpus[node], view, 0, demand, result.gpus[0].tolist())
-        return result
+        return result, view
 
     def _place(self, kind: HoldKind, pod: Pod, node: str, result: Survey, row: int) -> Place:
         uuids = self._held.fleet.publish().uuids(node)
@@ -619,9 +618,8 @@ class SchedulerState:
         return Place(kind, pod, hold, until, gpus)
 
 
-def _free_before(fleet: FleetVersion, node: str, demand: Demand, result: Survey) -> str:
-    """Return a description of what was free on the GPUs that a pod gets on a node."""
-    view, uuids = fleet.view([node], demand), fleet.uuids(node)
+def _free_before(view: View, uuids: Sequence[str], result: Survey) -> str:
+    """Return a description of what was free on the GPUs that a pod gets on the node of `view`."""
     columns = dict.fromkeys(result.gpus[0].tolist())
     if any(is_slice(uuids[column]) for column in columns):
         return "the smallest slices that fit" if len(columns) > 1 else "the smallest slice that fits"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a state up to date: watches on nodes, on managed pods, and on all pods that use CPU and memory of nodes."""
+"""Keep a state up to date: watches on nodes, on managed pods, and on other pods that use CPU and memory of nodes."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Watches:
         """Follow the nodes of a label selector, and the pods of all."""
         self._client = client
         nodes = _StateUpdater(state.set_nodes, state.set_node, state.drop_node, "name")
-        # What all pods on nodes take beside GPUs: only prices depend on it, so nothing waits for this list.
-        bound = _StateUpdater(state.set_bound, state.set_bound_pod, state.drop_bound_pod)
+        # What other pods on nodes take of CPU and memory: only prices depend on it, so nothing waits for this list.
+        others = _StateUpdater(state.set_others, state.set_other, state.drop_other)
         self._pods = _StateUpdater(state.set_pods, state.set_pod, state.drop_pod)
         self._watches = {
             name: Watch(
@@ -74,7 +74,7 @@ class Watches:
             for name, resource, handler, labels, fields in (
                 ("nodes", NODES, nodes, node_selector, ""),
                 ("pods", PODS, self._pods, names.MANAGED_SELECTOR, ""),
-                ("bound-pods", PODS, bound, "", BOUND),
+                ("other-pods", PODS, others, f"!{names.MANAGED_LABEL}", BOUND),
             )
         }
 

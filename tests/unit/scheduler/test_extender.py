@@ -106,6 +106,63 @@ def test_the_binding_says_whether_a_pod_is_on_a_mig_slice_and_why(cluster, exten
     )
 
 
+def test_place_leaves_the_node_that_alone_would_get_ten_points(cluster, extender):
+    cluster.node("n2")
+    first, second = cluster.pod("a"), cluster.pod("b", core=60)
+    wait_for(lambda: extender.filter(first, "n2")["NodeNames"] == ["n2"], "the node is seen")
+    assert extender.bind(first, "n1") == ""
+    for among in (["n0", "n1", "n2"], ["n2", "n0"], ["n1"]):
+        args = {"Pod": second, "NodeNames": among}
+        fitting = extender.filter(second, *among)["NodeNames"]
+        scores = extender.call("prioritize", {"Pod": second, "NodeNames": fitting})[1]
+        best = [score["Host"] for score in scores if score["Score"] == 10]
+        assert len(best) == (among != ["n1"])
+        status, answer = extender.call("place", args)
+        assert (status, answer["NodeNames"]) == (200, best)
+        assert bool(answer["FailedNodes"]) == (among == ["n1"])
+        if not best:
+            assert answer == extender.filter(second, *among), "with the reasons"
+    assert extender.call("place", {"Pod": second, "NodeNames": ["n0", "n2"]})[1]["NodeNames"] == ["n0"]
+    assert extender.bind(second, "n0") == ""
+    assert cluster.get("b")["metadata"]["annotations"][names.gpu_annotation("c")] == "n0-0"
+
+
+def test_place_leaves_kube_scheduler_all_nodes_as_good_as_the_best_if_the_pod_has_preferences(cluster, extender):
+    for name in ("n2", "n3"):
+        cluster.node(name)
+    used = cluster.pod("used")
+    wait_for(lambda: extender.filter(used, "n2", "n3")["NodeNames"] == ["n2", "n3"], "the nodes are seen")
+    assert extender.bind(used, "n1") == ""
+    every = ["n3", "n2", "n1", "n0"]
+    term = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}}
+    spread = {"maxSkew": 1, "topologyKey": "zone", "labelSelector": {}}
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    for number, (spec, left) in enumerate((
+        ({"affinity": {"nodeAffinity": {preferred: [term]}}}, ["n3", "n2", "n0"]),
+        ({"affinity": {"podAntiAffinity": {preferred: [{"weight": 1, "podAffinityTerm": {}}]}}}, ["n3", "n2", "n0"]),
+        ({"topologySpreadConstraints": [{**spread, "whenUnsatisfiable": "ScheduleAnyway"}]}, ["n3", "n2", "n0"]),
+        ({"topologySpreadConstraints": [{**spread, "whenUnsatisfiable": "DoNotSchedule"}]}, ["n0"]),
+        ({"affinity": {"nodeAffinity": {preferred: []}, "podAffinity": None}}, ["n0"]),
+    )):  # fmt: skip
+        asks = cluster.pod(f"whole-{number}", core=100, blocks=0, **spec)
+        assert extender.call("place", {"Pod": asks, "NodeNames": every})[1]["NodeNames"] == left
+        extender.state.drop_pod(asks["metadata"]["uid"])
+    small = cluster.pod("small", core=40, affinity={"nodeAffinity": {preferred: [term]}})
+    assert extender.call("place", {"Pod": small, "NodeNames": every})[1]["NodeNames"] == ["n1"], (
+        "the policy comes first"
+    )
+    assert extender.bind(small, "n1") == ""
+    extender.state.avoid("n3")
+    asks = cluster.pod("whole", core=100, blocks=0, affinity={"nodeAffinity": {preferred: [term]}})
+    assert extender.call("place", {"Pod": asks, "NodeNames": every})[1]["NodeNames"] == ["n2", "n0"]
+
+
+def test_place_passes_pods_without_gpus_and_says_what_is_wrong_with_others(cluster, extender):
+    plain, unmanaged = cluster.pod("plain", core=0, managed=False), cluster.pod("unmanaged", managed=False)
+    for pod in (plain, unmanaged):
+        assert extender.call("place", {"Pod": pod, "NodeNames": ["n0", "n1"]})[1] == extender.filter(pod, "n0", "n1")
+
+
 def test_several_containers_and_whole_gpus(cluster, extender):
     cluster.node("big", gpus=4)
     limits = {"tencent.com/vcuda-core": "200"}
@@ -184,7 +241,7 @@ def test_unknown_and_damaged_nodes(cluster, extender):
     b'{"Pod":{"spec":7},"NodeNames":{}}', b'{"Pod":{},"NodeNames":[1]}', b'{"Pod":{},"NodeNames":"n0"}',
     b"[" * 100_000, b'{"a":' * 100_000, b'{"Pod":' + b'{"a":' * 900 + b"1" + b"}" * 901,
 ])  # fmt: skip
-@pytest.mark.parametrize("verb", ["filter", "prioritize", "preempt", "bind"])
+@pytest.mark.parametrize("verb", ["filter", "place", "prioritize", "preempt", "bind"])
 def test_garbage_is_answered_in_words(extender, verb, body):
     status, answer = extender.call(verb, body)
     if verb in ("prioritize", "preempt"):
@@ -223,7 +280,7 @@ def shared():
 
 
 @settings(max_examples=300, deadline=None)
-@given(verb=st.sampled_from(["filter", "prioritize", "preempt", "bind"]), body=JSON)
+@given(verb=st.sampled_from(["filter", "place", "prioritize", "preempt", "bind"]), body=JSON)
 def test_no_json_whatever_is_an_internal_error(shared, verb, body):
     if isinstance(body, dict):
         body = {"NodeNames": ["n0"], **body}

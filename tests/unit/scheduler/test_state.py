@@ -511,21 +511,32 @@ def test_cpu_and_memory_of_nodes_follow_bound_pods_and_those_about_to_be_there(c
     }
     assert beside() == (8.0, 8192.0)
     for _ in range(2):
-        state.set_bound_pod(other)
+        state.set_other(other)
         assert beside() == (6.0, 7168.0)
     mine = pod("a")
     mine["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "3"}
     state.choose(read(mine), "n0")
     assert beside() == (3.0, 7168.0), "it counts from its binding"
     mine["spec"]["nodeName"] = "n0"
-    state.set_bound_pod(mine)
+    state.set_pod(mine)
     assert beside() == (3.0, 7168.0), "and once only"
-    state.set_bound([mine])
-    assert beside() == (5.0, 8192.0)
+    state.set_others([])
+    assert beside() == (5.0, 8192.0), "the list of the others says nothing of managed pods"
+    mine["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+    state.set_pod(mine)
+    assert beside() == (7.0, 8192.0), "resized while it runs"
     state.drop_node("n0")
-    state.drop_bound_pod("uid-a")
     state.set_node({**node("n0", gpus=2), "status": offers})
-    assert beside()[0] == 5.0, "the binding is still held"
+    assert beside() == (7.0, 8192.0)
+    state.set_others([other])
+    state.set_pod({**mine, "status": {"phase": "Succeeded"}})
+    assert beside() == (6.0, 7168.0), "it has ended"
+    state.set_pod({**mine, "metadata": {**mine["metadata"], "uid": "uid-b"}})
+    assert beside()[0] == 5.0
+    state.set_pods([])
+    assert beside()[0] == 6.0, "it is gone"
+    state.drop_other("other")
+    assert beside() == (8.0, 8192.0)
 
 
 def test_pods_that_take_cores_beside_gpus_and_no_gpu_are_counted_once_as_arrivals(clock):
@@ -539,6 +550,6 @@ def test_pods_that_take_cores_beside_gpus_and_no_gpu_are_counted_once_as_arrival
     mine = pod("a", on="n0", gpus="n0-0", phase="Running")
     state.set_pod(mine)
     for _ in range(2):
-        state.set_bound([plain, of_the_node, elsewhere, mine])
-        state.set_bound_pod(plain)
+        state.set_others([plain, of_the_node, elsewhere])
+        state.set_other(plain)
     assert learner.arrivals.mix().without_gpus == 1 / 2, "one of two pods"
