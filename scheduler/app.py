@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The extender over HTTP: a thin layer that decodes, calls, encodes and measures.
 
-Starlette on the event loop, and not Flask as other servers: a Flask view that does nothing takes longer than all that
+Plain ASGI on the event loop, and not Flask as other servers: a Flask view that does nothing takes longer than all that
 is worked out here (`benchmarks/scheduler/README.md`). What is answered in moments is worked out on the loop itself;
 what may take longer, or waits for others, has threads.
 
