@@ -38,3 +38,22 @@ def test_a_gang_of_eight_starts_whole_or_not(site: Site) -> None:
     pods = _bound(site, team, "eight")
     gpus = [p["metadata"]["annotations"][names.gpu_annotation("train")] for p in pods]
     assert sorted(map(gpus.count, set(gpus))) == [2, 2, 2, 2]
+
+
+def test_unequal_pods_that_fill_the_free_gpus_exactly_start_together(site: Site) -> None:
+    team = site.namespace()
+    site.kubectl.create(pod("in-the-way", gpu_container(core=20, blocks=1)), namespace=team)
+    wait_for("it has its place", lambda: names.BOUND_AT in site.pod(team, "in-the-way")["metadata"]["annotations"])
+    # Four GPUs: 80 and three times 100 percent are free. One after the other, the last of them would find no place.
+    sizes = (60, 60, 60, 55, 40, 40, 40, 25)
+    gang = {names.GANG: "unequal", names.GANG_SIZE: str(len(sizes))}
+    for index, core in enumerate(sizes):
+        made = pod(f"p{index}", gpu_container(core=core, blocks=1), annotations=gang)
+        site.kubectl.create(made, namespace=team)
+
+    def have_places() -> bool:
+        return all(names.BOUND_AT in p["metadata"].get("annotations", {}) for p in site.pods(team))
+
+    wait_for("all bound", have_places, pause=0.1)
+    gpus = [p["metadata"]["annotations"][names.gpu_annotation("train")] for p in site.pods(team)]
+    assert len(set(gpus)) == 4
