@@ -24,7 +24,7 @@ from nodeagent.offered_gpus import OwnGpus, gpu_of
 from nodeagent.plugin import PodResources, SeatPlugin
 from nodeagent.publisher import GpuPublisher
 from nodeagent.seat_store import SeatStore
-from nodeagent.seats import Seats
+from nodeagent.seats import Seats, seat_ids
 from nodeagent.shares import Shares
 from nodeagent.shipped import limiter
 from nodeagent.usage import UsageFiles
@@ -81,8 +81,7 @@ class Agent:
         self._seats = Seats(
             self._store, files, self._pods, source, settings.resources, kubelet.owners, self._refused, self._shares
         )
-        ids = [f"seat-{number:04}" for number in range(mine.seats)]
-        self._plugin = SeatPlugin(Path(mine.plugin_dir), settings.resources.seat, ids, self._seats)
+        self._plugin = SeatPlugin(Path(mine.plugin_dir), settings.resources.seat, seat_ids(mine.seats), self._seats)
         port = int(mine.metrics_bind.rpartition(":")[2] or 0)
         address = agent_address.encode(mine.pod_ip, port) if mine.pod_ip and port else ""
         self._publisher = GpuPublisher(

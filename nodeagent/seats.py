@@ -49,6 +49,11 @@ NO_CDI: Final = (
 )
 
 
+def seat_ids(number: int) -> list[str]:
+    """Return the ids of the seats that are offered to kubelet."""
+    return [f"seat-{index:04}" for index in range(number)]
+
+
 class Seats:
     """All seats of the node."""
 

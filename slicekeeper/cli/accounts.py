@@ -50,8 +50,8 @@ def add_commands(group: click.Group, kind: type[B], columns: _Columns[B]) -> Non
 
 def uid_option(command: F) -> F:
     """Add the option that distinguishes namespaces that had the same name, one after the other."""
-    told = "UID of the namespace, if the name was used before; `list -o wide` shows it. Default: the existing one."
-    return click.option("--uid", default="", help=told)(command)
+    text = "UID of the namespace, if the name was used before; `list -o wide` shows it. Default: the existing one."
+    return click.option("--uid", default="", help=text)(command)
 
 
 def _and_uid(name_argument: _Argument) -> _Argument:

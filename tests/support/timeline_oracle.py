@@ -11,7 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from timekeeper.core.record import Claim, Debt, Forest, GrantRecord, Link, Records, Rule, Withdrawal
+from timekeeper.core.charge import Claim
+from timekeeper.core.record import Debt, Forest, GrantRecord, Link, Records, Rule, Withdrawal
 
 SHORT = {"hour": 40, "day": 100, "week": 150, "month": 230}
 

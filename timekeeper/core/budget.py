@@ -13,8 +13,9 @@ from typing import Final
 import msgspec
 
 from slicekeeper.units import GpuMilliseconds, Instant
+from timekeeper.core.charge import Claim
 from timekeeper.core.period import bounds
-from timekeeper.core.record import AccountId, Claim, Debt, GrantRecord, Posting, PostingKind, Records, Rule, Withdrawal
+from timekeeper.core.record import AccountId, Debt, GrantRecord, Posting, PostingKind, Records, Rule, Withdrawal
 
 _SCALE: Final = 2**40
 """Parts of a GPU-millisecond in which estimates are kept: integers are far cheaper than fractions."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Literal, NewType
 
 from slicekeeper.units import EPOCH, NO_TIME, GpuMilliseconds, Instant
+from timekeeper.core.charge import Claim
 from timekeeper.core.period import PeriodName
 
 PostingKind = Literal[
@@ -25,54 +25,6 @@ AccountId = NewType("AccountId", int)
 
 Revision = NewType("Revision", int)
 """The number of changes of an account: data read at an older revision is read again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One pod: its interval, and GPU-milliseconds per millisecond as `num / den`. `end` None: it goes on.
-
-    `turns` are the instants after `start` at which a rate changes, each with the `num` and `den` from then on.
-    """
-
-    key: str
-    start: Instant
-    end: Instant | None
-    num: int
-    den: int
-    turns: tuple[tuple[Instant, int, int], ...] = ()
-
-    def goes_on(self, at: Instant) -> bool:
-        """Return whether it has not ended at an instant."""
-        return self.end is None or self.end > at
-
-    def gross(self, at: Instant) -> int:
-        """Return the cumulative charge at an instant, rounded half up."""
-        last = at if self.end is None or at < self.end else self.end
-        if last <= self.start:
-            return 0
-        if not self.turns:
-            return (2 * self.num * (last - self.start) + self.den) // (2 * self.den)
-        exact = self.exact(last)
-        return (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
-
-    def exact(self, at: Instant) -> Fraction:
-        """Return the cumulative charge at an instant, unrounded."""
-        last = at if self.end is None or at < self.end else self.end
-        total, since, rate = Fraction(0), self.start, Fraction(self.num, self.den)
-        for turn, num, den in self.turns:
-            if turn >= last:
-                break
-            total += rate * (turn - since)
-            since, rate = turn, Fraction(num, den)
-        return total + rate * max(last - since, 0)
-
-    def rate(self, at: Instant) -> tuple[int, int]:
-        """Return the rate in force from an instant on, as numerator and denominator."""
-        found = self.num, self.den
-        for turn, num, den in self.turns:
-            if turn <= at:
-                found = num, den
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,9 @@ from slicekeeper.units import MS_PER_SECOND, GpuMilliseconds, Instant
 from slicekeeper.untyped import as_map
 from timekeeper.core import hierarchy, metering, timeline
 from timekeeper.core.budget import BudgetState, rule_at
+from timekeeper.core.charge import Claim
 from timekeeper.core.rate import RateBook
-from timekeeper.core.record import AccountId, Aside, Claim, Forest
+from timekeeper.core.record import AccountId, Aside, Forest
 
 DEFAULT_GRACE_SECONDS: Final = 30
 _ANY_MODEL: Final = "*"

@@ -24,8 +24,9 @@ from dataclasses import dataclass, replace
 
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.budget import BudgetLine, BudgetState, period_bucket
+from timekeeper.core.charge import Claim
 from timekeeper.core.hierarchy import chain, parents_at
-from timekeeper.core.record import AccountId, Claim, Forest, Link, Posting, PostingKind, Records
+from timekeeper.core.record import AccountId, Forest, Link, Posting, PostingKind, Records
 
 CHILD = "child:"
 """Prefix of the key of the budget below, in the subject of a posting that sums up its charges."""

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session, aliased
 from slicekeeper.units import EPOCH, Instant
 from timekeeper.core import timeline
 from timekeeper.core.budget import BudgetState
+from timekeeper.core.charge import Claim
 from timekeeper.core.hierarchy import Tree
 from timekeeper.core.posting import Booked, difference
-from timekeeper.core.record import AccountId, Claim, Forest, Posting
+from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.store import (
     accounts,
     acts,

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.units import EPOCH, GpuMilliseconds, Instant
 from timekeeper.core.budget import BudgetState
-from timekeeper.core.record import AccountId, Claim, Debt, GrantRecord, PostingKind, Records, Withdrawal
+from timekeeper.core.charge import Claim
+from timekeeper.core.record import AccountId, Debt, GrantRecord, PostingKind, Records, Withdrawal
 from timekeeper.store import debts, memberships, rates
 from timekeeper.store.budget_rules import ruling_of_each
 from timekeeper.store.db.models import Anchor, BudgetGrant, BudgetRule, Membership, Namespace, WorkloadRow

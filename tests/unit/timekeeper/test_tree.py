@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.timeline_oracle import ForestOracle, forests, short_bounds
 
 from timekeeper.core import budget as budget_core
+from timekeeper.core.charge import Claim
 from timekeeper.core.hierarchy import chain
-from timekeeper.core.record import Claim, Debt, Forest, Link, Posting, Records, Rule
+from timekeeper.core.record import Debt, Forest, Link, Posting, Records, Rule
 from timekeeper.core.timeline import TimelineOutcome, advance, begin_all, run_outs
 
 
