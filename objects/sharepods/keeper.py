@@ -126,10 +126,7 @@ class SharePodKeeper:
         )
 
     def _read_pod(self, obj: Object) -> Object | None:
-        try:
-            return self._client.get(PODS, obj["metadata"]["name"], obj["metadata"]["namespace"])
-        except NotFound:
-            return None
+        return self._client.find(PODS, obj["metadata"]["name"], obj["metadata"]["namespace"])
 
     def _make(self, obj: Object, template: Template, now: Instant) -> tuple[Object | None, _Problem | None]:
         if not self._is_still(obj, template):

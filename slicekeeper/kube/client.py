@@ -17,7 +17,7 @@ from typing import Any, Final, TypedDict, Unpack
 import msgspec
 
 from slicekeeper.config.settings import KubernetesSettings
-from slicekeeper.errors import Gone, SettingsError, Unavailable, service_error
+from slicekeeper.errors import Gone, NotFound, SettingsError, Unavailable, service_error
 from slicekeeper.net.http import JsonClient, path
 
 Object = dict[str, Any]
@@ -110,6 +110,14 @@ class KubeClient:
     def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
         """Return one object."""
         return self._object("GET", resource.url(namespace, name))
+
+    def find(self, resource: Resource, name: str, namespace: str = "", *, uid: str = "") -> Object | None:
+        """Return one object, None if there is none, or if it has another UID than `uid`."""
+        try:
+            found = self.get(resource, name, namespace)
+        except NotFound:
+            return None
+        return found if not uid or found["metadata"]["uid"] == uid else None
 
     def create(
         self, resource: Resource, body: Object, namespace: str = "", *, name: str = "", subresource: str = "",

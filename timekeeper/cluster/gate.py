@@ -15,7 +15,7 @@ from typing import Final
 
 from slicekeeper.clock import Clock
 from slicekeeper.config.policy import NamespacePolicy
-from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.kube.pod import gate_index
 from slicekeeper.units import Instant, format_duration, format_instant
@@ -128,13 +128,7 @@ class Gates:
         """End the reservations of pods that vanished unseen."""
         gone = []
         for uid, (namespace, name) in self._known().items():
-            if self._pods.find(uid) is not None:
-                continue
-            try:
-                pod = self._client.get(PODS, name, namespace)
-            except NotFound:
-                pod = None
-            if pod is None or pod["metadata"]["uid"] != uid:
+            if self._pods.find(uid) is None and self._client.find(PODS, name, namespace, uid=uid) is None:
                 gone.append(uid)
         self._end(gone, now)
 

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from slicekeeper import names
-from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.errors import ServiceError
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.client import PODS, KubeClient, Object
 from slicekeeper.untyped import as_list, as_map
@@ -89,13 +89,11 @@ class Strays:
 
     def _visit(self, uid: str, last: Object) -> None:
         try:
-            pod: Object | None = self._client.get(PODS, last["metadata"]["name"], last["metadata"]["namespace"])
-        except NotFound:
-            pod = None
+            pod = self._client.find(PODS, last["metadata"]["name"], last["metadata"]["namespace"], uid=uid)
         except ServiceError as error:
             log.info("pod %s is asked for again later: %s", _shown(last), error)
             return
-        if pod is None or pod["metadata"]["uid"] != uid:
+        if pod is None:
             self._drop(uid)
             self._pods.on_event("DELETED", {**last, "metadata": {**last["metadata"], "finalizers": []}})
             return

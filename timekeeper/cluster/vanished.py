@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slicekeeper.errors import NotFound, ServiceError
+from slicekeeper.errors import ServiceError
 from slicekeeper.kube.client import PODS, KubeClient
 from slicekeeper.units import Instant
 from timekeeper.cluster.interval import Intervals, last_confirmed
@@ -60,14 +60,12 @@ class Vanished:
             if self._pods.find(uid) is not None:
                 continue
             try:
-                pod = self._client.get(PODS, name, namespace)
-            except NotFound:
-                pod = None
+                pod = self._client.find(PODS, name, namespace, uid=uid)
             except ServiceError as error:
                 self._fail(f"pod {namespace}/{name}", error)
                 all_seen = False
                 continue
-            if pod is not None and pod["metadata"]["uid"] == uid:
+            if pod is not None:
                 self._strays.add(pod)
                 continue
             closings[uid] = Closing(uid, last_confirmed(self._books, now), ORPHAN, (f"end-{ORPHAN}",))

@@ -191,10 +191,8 @@ def _uncharged(client: KubeClient, namespace: str) -> Iterator[Finding]:
 
 def _workloads(client: KubeClient, namespace: str) -> dict[str, Object | None]:
     """Return our Deployments and DaemonSets by their names; None for one that is missing."""
-    found = {f"deployment {part}": _get(client, DEPLOYMENTS, part, namespace) for part in _PARTS}
-    return found | {
-        f"daemonset {part}": _get(client, DAEMON_SETS, part, namespace) for part in ("nodeagent", "arbiter")
-    }
+    found = {f"deployment {part}": client.find(DEPLOYMENTS, part, namespace) for part in _PARTS}
+    return found | {f"daemonset {part}": client.find(DAEMON_SETS, part, namespace) for part in ("nodeagent", "arbiter")}
 
 
 def _missing(
@@ -213,18 +211,18 @@ def _missing(
             "--set images.registry=REGISTRY; docs/install.md",
         )
         return
-    operators = {f"deployment {part}": _get(client, DEPLOYMENTS, part, namespace) for part in _BY_COMPONENTS}
+    operators = {f"deployment {part}": client.find(DEPLOYMENTS, part, namespace) for part in _BY_COMPONENTS}
     for name, found in (*workloads.items(), *(one for one in operators.items() if one[1])):
         yield from itertools.starmap(Finding, readiness.not_ready(client, name, found, namespace))
     for known in (settings.classes.in_budget, settings.classes.over_budget):
-        made = _get(client, PRIORITY_CLASSES, known.name)
+        made = client.find(PRIORITY_CLASSES, known.name)
         if made is None:
             yield Finding(f"PriorityClass {known.name} is missing", remedies.APPLY)
         else:
             yield from (Finding(*difference) for difference in installed.class_differences(made, known))
     yield from _admission(client, namespace)
-    webhooks = {kind.plural: found for kind in _CONFIGURATIONS if (found := _get(client, kind, "slicekeeper"))}
-    guards = {name: guard for name in _GUARD_NAMES if (guard := _get(client, _GUARDS[0], name))}
+    webhooks = {kind.plural: found for kind in _CONFIGURATIONS if (found := client.find(kind, "slicekeeper"))}
+    guards = {name: guard for name in _GUARD_NAMES if (guard := client.find(_GUARDS[0], name))}
     running = {name: workload for name, workload in workloads.items() if workload is not None}
     for difference in installed.differences(client, namespace, settings, running, webhooks, guards):
         yield Finding(*difference)
@@ -233,7 +231,7 @@ def _missing(
     if all(as_map(as_map(found).get("status")).get("readyReplicas") for found in _servers(workloads)):
         yield from itertools.starmap(Finding, reachability.unreached(client, namespace, settings.resources))
     for resource, name in _FORMER:
-        if _get(client, resource, name) is not None:
+        if client.find(resource, name) is not None:
             kind = resource.plural.removesuffix("s")
             yield Finding(
                 f"{kind} {name} is left from an older release, and gives more rights than needed",
@@ -270,16 +268,16 @@ def _cluster(
 def _admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     look = f"kubectl logs -n {namespace} deployment/certificates"
     for resource in _CONFIGURATIONS:
-        hooks = (_get(client, resource, "slicekeeper") or {}).get("webhooks") or []
+        hooks = (client.find(resource, "slicekeeper") or {}).get("webhooks") or []
         if not hooks:
             yield Finding(f"{resource.plural} slicekeeper is missing", remedies.APPLY)
         elif not all((hook.get("clientConfig") or {}).get("caBundle") for hook in hooks):
             yield Finding(f"{resource.plural} slicekeeper trusts no CA", look)
-    if _get(client, CONFIG_MAPS, names.CA_CONFIG_MAP, namespace) is None:
+    if client.find(CONFIG_MAPS, names.CA_CONFIG_MAP, namespace) is None:
         yield Finding(f"configmap {names.CA_CONFIG_MAP} is missing: sidecars cannot start", look)
-    yield from _api(_get(client, _API_SERVICES, names.API_SERVICE))
+    yield from _api(client.find(_API_SERVICES, names.API_SERVICE))
     for guard in _GUARD_NAMES:
-        policy, binding = (_get(client, resource, guard) for resource in _GUARDS)
+        policy, binding = (client.find(resource, guard) for resource in _GUARDS)
         denies = "Deny" in ((binding or {}).get("spec") or {}).get("validationActions", [])
         if policy is None or not denies:
             what = "is missing" if policy is None or binding is None else "denies nothing"
@@ -362,10 +360,3 @@ def _adopt(client: KubeClient, settings: Settings) -> Iterator[Finding]:
             )
         else:
             click.echo(f"pod {name_of(pod)} is charged from now on", err=True)
-
-
-def _get(client: KubeClient, resource: Resource, name: str, namespace: str = "") -> Object | None:
-    try:
-        return client.get(resource, name, namespace)
-    except NotFound:
-        return None

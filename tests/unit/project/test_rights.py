@@ -44,7 +44,7 @@ from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
 from slicekeeper.gpu.inventory import Gpu
 from slicekeeper.kube import released
-from slicekeeper.kube.client import Object, Resource
+from slicekeeper.kube.client import KubeClient, Object, Resource
 from slicekeeper.kube.events import tell
 from slicekeeper.kube.eviction import evict
 from slicekeeper.kube.leader import LeaderElection
@@ -147,6 +147,9 @@ class Server:
         if found is None:
             raise NotFound("not there", 404)
         return deepcopy(found)
+
+    def find(self, resource: Resource, name: str, namespace: str = "", *, uid: str = "") -> Object | None:
+        return KubeClient.find(self, resource, name, namespace, uid=uid)  # type: ignore[arg-type]
 
     def list(
         self, resource: Resource, *, namespace: str = "", label_selector: str = "", field_selector: str = "", **_: Any

@@ -97,6 +97,16 @@ def pod(name: str, version: str) -> Object:
     return {"metadata": {"name": name, "resourceVersion": version}}
 
 
+def test_find_returns_the_object_of_a_uid_and_none_if_there_is_none(script: Script, client: KubeClient) -> None:
+    script.answers["/api/v1/namespaces/team/pods/a"] = [(200, {"metadata": {"uid": "one"}})]
+    assert client.find(PODS, "a", "team") == client.find(PODS, "a", "team", uid="one") == {"metadata": {"uid": "one"}}
+    assert client.find(PODS, "a", "team", uid="other") is None
+    assert client.find(PODS, "b", "team") is None
+    script.answers["/api/v1/namespaces/team/pods/b"] = [(403, {"message": "no"})]
+    with pytest.raises(Forbidden):
+        client.find(PODS, "b", "team")
+
+
 def test_list_follows_pages(script: Script, client: KubeClient) -> None:
     script.answers["/api/v1/pods"] = [
         (200, {"items": [pod("a", "1")], "metadata": {"resourceVersion": "5", "continue": "x"}}),
