@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -34,10 +34,7 @@ class Tree:
 
     def chain(self, key: AccountId) -> list[AccountId]:
         """Return a budget and its ancestors, nearest first."""
-        found, parents = [key], self.parents
-        while found[-1] in parents:
-            found.append(parents[found[-1]])
-        return found
+        return _up(self.parents, key)
 
     def below(self, key: AccountId) -> list[AccountId]:
         """Return a budget and its descendants."""
@@ -55,7 +52,10 @@ def parents_at(links: Iterable[Link], at: Instant) -> dict[AccountId, AccountId]
 
 def chain(links: Iterable[Link], key: AccountId, at: Instant) -> list[AccountId]:
     """Return a budget and its ancestors at an instant, nearest first."""
-    parents = parents_at(links, at)
+    return _up(parents_at(links, at), key)
+
+
+def _up(parents: Mapping[AccountId, AccountId], key: AccountId) -> list[AccountId]:
     found = [key]
     while found[-1] in parents:
         found.append(parents[found[-1]])
