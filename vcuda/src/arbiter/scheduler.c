@@ -11,7 +11,8 @@
 #define BEAT_NS (20 * MS)
 #define WAKE_NS (10 * MS) /* a granted seat may take this long to wake up */
 #define DRAIN_MARGIN_NS (5 * MS)
-#define UNIT_MAX_NS (1000 * MS) /* longer claims are not believed */
+/* Nobody is waited for longer, whatever is claimed: what a lie costs its neighbours is paid back within the window. */
+#define DRAIN_MOST_NS (150 * MS)
 #define ALIVE_NS (50 * MS)      /* a process that gave no sign for so long is stopped */
 #define WINDOW_NS (1000 * MS)   /* within it a seat gets its request, however it pauses */
 #define DEBT_MAX_NS (100 * MS)  /* what it used while nobody else was owed is held against it */
@@ -376,9 +377,9 @@ static void drained(struct ar_sched *s, uint64_t now) {
  * may run a kernel longer than any before. It is charged for all of that time. */
 static bool overdue(const struct ar_member *m, uint64_t now) {
   uint64_t unit = m->seen.unit > m->share.residual ? m->seen.unit : m->share.residual;
-  if (unit > UNIT_MAX_NS) unit = UNIT_MAX_NS;
-  uint64_t patience = now - m->beat_at < ALIVE_NS ? UNIT_MAX_NS : DRAIN_MARGIN_NS;
-  return now - m->closed_at > 2 * unit + patience;
+  bool alive = now - m->beat_at < ALIVE_NS;
+  uint64_t patience = alive || unit > DRAIN_MOST_NS / 2 ? DRAIN_MOST_NS : 2 * unit + DRAIN_MARGIN_NS;
+  return now - m->closed_at > patience;
 }
 
 static bool idle(const struct ar_member *m, uint64_t now) {

@@ -132,6 +132,14 @@ static void write_policy(void) {
   in_child(write_policy_now);
 }
 
+/* By the GPU's clock, virtual or not: a lie comes as often whatever the machine's load is. */
+static void lie_again_later(void) {
+  if (fake_sleep)
+    fake_sleep(100000);
+  else
+    usleep(100);
+}
+
 static void *lie(void *what) {
   const char *kind = what;
   while (!over) {
@@ -157,10 +165,13 @@ static void *lie(void *what) {
         atomic_store(&s->let_go, UINT64_MAX);
       } else {
         atomic_store(&s->inflight, 1000);
+        if (strcmp(kind, "stuck")) continue;
+        atomic_store(&s->unit_ns, UINT64_MAX);
+        atomic_store(&s->waiting, 1);
       }
     }
     atomic_store(&usage->high, 0xffffffffu);
-    usleep(20);
+    lie_again_later();
   }
   return NULL;
 }
@@ -183,6 +194,11 @@ static void lie_huge(void) {
 }
 static void lie_busy(void) {
   aside(lie, "busy");
+}
+/* Nothing is launched, and what is in flight never ends. */
+static void lie_stuck(void) {
+  idles = 1;
+  aside(lie, "stuck");
 }
 
 /* A process of the seat, without the limiter, that says it wants the GPU, and never takes it; the other one
@@ -372,6 +388,7 @@ static const struct {
     KIND(lie_wanting),
     KIND(lie_huge),
     KIND(lie_busy),
+    KIND(lie_stuck),
     KIND(wants_for_nothing),
     KIND(requeue_bell),
     KIND(ring_without_end),

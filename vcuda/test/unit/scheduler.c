@@ -84,6 +84,40 @@ static void stopped_holder(void) {
   ar_sched_free(&s);
 }
 
+/* Steps of a millisecond in which a seat's work keeps the GPU past its gate; it is not passed by. */
+static uint64_t kept_by(struct ar_sched *s, struct ar_member *b, int steps, uint64_t now) {
+  for (int i = 0; i < steps; i++) {
+    b->seen.beat++;
+    b->closed_at = now;
+    ar_sched_step(s, now += MS);
+  }
+  return now;
+}
+
+/* A process that claims endless launches, and that one never ends, costs the others what they are paid back. */
+static void endless_claims(void) {
+  struct ar_sched s;
+  struct ar_member a = member(400, VC_IN_BUDGET), b = member(600, VC_IN_BUDGET);
+  uint64_t now = 1000 * MS, longest = 0, waited = 0;
+  ar_sched_init(&s, ar_rule_slicekeeper, now);
+  CHECK(ar_sched_add(&s, &a, now) && ar_sched_add(&s, &b, now));
+  a.seen.unit = UINT64_MAX;
+  a.seen.active = a.seen.waiting = true;
+  for (int i = 0; i < 10000; i++) {
+    a.seen.beat++;
+    b.seen.beat++;
+    b.seen.active = b.open;
+    b.seen.waiting = !b.open;
+    b.seen.idle_since = b.open ? 0 : now;
+    waited = b.open ? 0 : waited + MS;
+    if (waited > longest) longest = waited;
+    ar_sched_step(&s, now += MS);
+  }
+  CHECK(longest < 200 * MS);
+  CHECK(b.used > 5900 * MS);
+  ar_sched_free(&s);
+}
+
 /* What others keep a seat from counts on below its ceiling, for a second; what it rests does not. */
 static void below_its_ceiling(void) {
   struct ar_sched s;
@@ -101,13 +135,13 @@ static void below_its_ceiling(void) {
   ar_sched_step(&s, now += MS);
   CHECK(b.open);
   a.seen.waiting = true;
-  for (int i = 0; i < 500; i++) b.seen.beat++, ar_sched_step(&s, now += MS);
+  now = kept_by(&s, &b, 500, now);
   CHECK(a.ceiling == (40 + 500 * 400 / 1000) * MS);
   a.seen.waiting = false; /* saved up is saved up */
   ar_sched_step(&s, now += MS);
   CHECK(a.ceiling == (40 + 500 * 400 / 1000) * MS);
   a.seen.waiting = true;
-  for (int i = 0; i < 1000; i++) b.seen.beat++, ar_sched_step(&s, now += MS);
+  now = kept_by(&s, &b, 1000, now);
   CHECK(a.ceiling <= (int64_t)(400 * MS) && a.ceiling > (int64_t)(390 * MS));
   ar_sched_free(&s);
 }
@@ -315,6 +349,7 @@ int main(void) {
   hand_over();
   background_gives_way();
   stopped_holder();
+  endless_claims();
   below_its_ceiling();
   within_pauses();
   crowd();
