@@ -204,6 +204,12 @@ static bool is_long(const struct vc_duration *d, uint64_t depth) {
   return depth && depth < ALONE_NS && expected(d, depth) > room;
 }
 
+/* What it shows the others of its seat: none of them launches just before the end of what was never seen. */
+static uint64_t turn_of(const struct vc_duration *d, uint64_t depth) {
+  uint64_t each = expected(d, depth);
+  return vc_duration_known(d) || each > PAIR_NS ? each : PAIR_NS;
+}
+
 enum room { FULL, STUCK, NOT_YET, ROOM };
 
 static enum room has_room(struct vc_stream *s, struct vc_duration *d, struct wait *w) {
@@ -220,7 +226,7 @@ static enum room has_room(struct vc_stream *s, struct vc_duration *d, struct wai
   if (room && !stuck && is_long(d, depth)) {
     uint64_t now = vc_now();
     if (!w->since) w->since = now;
-    w->turn = vc_turn_take(w->since, expected(d, depth), load.ns, now);
+    w->turn = vc_turn_take(w->since, turn_of(d, depth), load.ns, now);
     return w->turn ? ROOM : NOT_YET;
   }
   vc_turn_leave();
@@ -244,7 +250,7 @@ static bool wait_room(struct vc_stream *s, struct vc_duration *d, struct wait *w
   if (w->full_since && now - w->full_since > patience) {
     uint64_t depth = vc_flight_depth();
     w->turn = room == FULL && is_long(d, depth);
-    if (w->turn) vc_turn_force(expected(d, depth), in_flight().ns, now);
+    if (w->turn) vc_turn_force(turn_of(d, depth), in_flight().ns, now);
     return true;
   }
   _Atomic uint32_t *gate = atomic_load(&vc_gate);
