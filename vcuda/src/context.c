@@ -10,15 +10,18 @@
 
 /* A seat is for one GPU. A context on another one, which a program can see when it changes its
  * environment, would be outside every limit. */
-static CUresult admit(CUdevice device) {
+static bool is_mine(const CUuuid *gpu) {
   static const uint8_t any[16];
+  const uint8_t *mine = vc_seat.policy->uuid;
+  return !memcmp(mine, any, sizeof any) || !memcmp(mine, gpu->bytes, sizeof any);
+}
+
+static CUresult admit(CUdevice device) {
   CUuuid uuid;
   if (!vc_seat_ready()) return CUDA_ERROR_SYSTEM_NOT_READY;
-  if (!memcmp(vc_seat.policy->uuid, any, sizeof any)) return CUDA_SUCCESS;
   CUresult r = VC_CALL(cuDeviceGetUuid_v2)(&uuid, device);
   if (r != CUDA_SUCCESS) return r;
-  return memcmp(uuid.bytes, vc_seat.policy->uuid, sizeof uuid.bytes) ? CUDA_ERROR_INVALID_DEVICE
-                                                                     : CUDA_SUCCESS;
+  return is_mine(&uuid) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
 /* Another context is current: the default stream is another stream. */
@@ -64,10 +67,27 @@ VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
   CREATE(device, VC_CALL(cuDevicePrimaryCtxRetain)(out, device), out);
 }
 
+static CUcontext primary_of(CUdevice device) {
+  CUcontext context = NULL;
+  if (active(device) && VC_CALL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
+    VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
+  return context;
+}
+
+static _Atomic CUdevice green_device; /* of all green contexts: a seat has one GPU */
+
+/* It retains the primary context, and makes it if there is none. */
 VC_HOOK(cuGreenCtxCreate,
         (CUgreenCtx * out, CUdevResourceDesc resources, CUdevice device, unsigned flags)) {
   CUresult r = admit(device);
-  return r == CUDA_SUCCESS ? VC_CALL(cuGreenCtxCreate)(out, resources, device, flags) : r;
+  if (r != CUDA_SUCCESS) return r;
+  uint64_t bytes = 0;
+  bool makes = !active(device);
+  if (makes && !vc_context_begin(&bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  r = VC_CALL(cuGreenCtxCreate)(out, resources, device, flags);
+  if (makes) vc_context_end(r, primary_of(device), bytes);
+  if (r == CUDA_SUCCESS) atomic_store(&green_device, device);
+  return r;
 }
 
 static void forget(CUcontext context) {
@@ -94,6 +114,33 @@ VC_HOOK(cuCtxDestroy, (CUcontext context)) {
   return destroy(context, VC_REAL(cuCtxDestroy));
 }
 
+/* How often a context was attached to, and not detached from since. */
+static bool detaches(CUcontext context) {
+  struct vc_item item;
+  uint64_t key = (uint64_t)(uintptr_t)context;
+  if (!vc_table_take(VC_ATTACHED, key, &item)) return false;
+  if (--item.extra) vc_table_put(item);
+  return true;
+}
+
+VC_HOOK(cuCtxAttach, (CUcontext * out, unsigned flags)) {
+  struct vc_item item;
+  CUresult r = VC_CALL(cuCtxAttach)(out, flags);
+  if (r != CUDA_SUCCESS) return r;
+  uint64_t key = (uint64_t)(uintptr_t)*out;
+  if (!vc_table_take(VC_ATTACHED, key, &item))
+    item = (struct vc_item){.key = key, .owner = *out, .kind = VC_ATTACHED};
+  item.extra++;
+  vc_table_put(item);
+  return r;
+}
+
+/* The last one destroys the context. */
+VC_HOOK(cuCtxDetach, (CUcontext context)) {
+  if (!detaches(context)) return destroy(context, VC_REAL(cuCtxDetach));
+  return switched(VC_CALL(cuCtxDetach)(context));
+}
+
 VC_HOOK(cuCtxSetCurrent, (CUcontext context)) {
   return switched(VC_CALL(cuCtxSetCurrent)(context));
 }
@@ -112,16 +159,14 @@ VC_HOOK(cuCtxPopCurrent, (CUcontext * context)) {
 
 /* A primary context ends with its last release; only the driver counts those. A reset one that is
  * still retained is made again. */
-static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset) {
-  CUcontext context = NULL;
-  bool known = active(device) &&
-               VC_CALL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS;
-  if (known) {
-    VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
-    vc_stream_freeze(context, true);
-  }
-  CUresult r = real(device);
-  if (!known) return r;
+static CUcontext may_end(CUdevice device) {
+  CUcontext context = primary_of(device);
+  if (context) vc_stream_freeze(context, true);
+  return context;
+}
+
+static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context, bool reset) {
+  if (!context) return r;
   bool again = active(device), over = r == CUDA_SUCCESS && (reset || !again);
   if (over) {
     vc_stream_uncache();
@@ -131,6 +176,11 @@ static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset)
   }
   if (over && again) vc_context_again(context);
   return r;
+}
+
+static CUresult release(CUdevice device, CUresult (*real)(CUdevice), bool reset) {
+  CUcontext context = may_end(device);
+  return may_have_ended(real(device), device, context, reset);
 }
 
 VC_HOOK(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
@@ -144,6 +194,30 @@ VC_HOOK(cuDevicePrimaryCtxReset_v2, (CUdevice device)) {
 }
 VC_HOOK(cuDevicePrimaryCtxReset, (CUdevice device)) {
   return release(device, VC_REAL(cuDevicePrimaryCtxReset), true);
+}
+
+/* The memory is the primary context's; the streams go with the green one. */
+VC_HOOK(cuGreenCtxDestroy, (CUgreenCtx green)) {
+  CUdevice device = atomic_load(&green_device);
+  CUcontext own = NULL, context = may_end(device);
+  VC_CALL(cuCtxFromGreenCtx)(&own, green);
+  if (own) vc_stream_freeze(own, true);
+  CUresult r = switched(VC_CALL(cuGreenCtxDestroy)(green));
+  if (own && own != context) {
+    if (r == CUDA_SUCCESS) vc_stream_forget(own);
+    vc_stream_freeze(own, false);
+  }
+  return may_have_ended(r, device, context, false);
+}
+
+/* A process that was checkpointed keeps what it was charged for. Restored on another GPU, it would be outside
+ * every limit. */
+VC_HOOK(cuCheckpointProcessRestore, (int pid, CUcheckpointRestoreArgs *arguments)) {
+#if CUDA_VERSION >= 13000
+  for (unsigned i = 0; arguments && i < arguments->gpuPairsCount; i++)
+    if (!vc_seat_ready() || !is_mine(&arguments->gpuPairs[i].newUuid)) return CUDA_ERROR_INVALID_DEVICE;
+#endif
+  return VC_CALL(cuCheckpointProcessRestore)(pid, arguments);
 }
 
 /* ---- synchronising calls: what was launched is complete, and pools have shrunk ---- */

@@ -185,6 +185,34 @@ VC_HOOK(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
   return found(r, local);
 }
 
+/* Handles that come by the dozen: one of these functions will be launched, maybe that with the deepest stack. */
+VC_HOOK(cuModuleEnumerateFunctions, (CUfunction * out, unsigned room, CUmodule module)) {
+  unsigned count = 0;
+  int deepest = 0;
+  CUresult r = VC_CALL(cuModuleEnumerateFunctions)(out, room, module);
+  if (r == CUDA_SUCCESS) VC_CALL(cuModuleGetFunctionCount)(&count, module);
+  for (unsigned i = 0; i < count && i < room; i++) {
+    int local = 0;
+    VC_CALL(cuFuncGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, out[i]);
+    if (local > deepest) deepest = local;
+  }
+  return found(r, deepest);
+}
+
+VC_HOOK(cuLibraryEnumerateKernels, (CUkernel * out, unsigned room, CUlibrary library)) {
+  unsigned count = 0;
+  CUdevice device = 0;
+  CUresult r = VC_CALL(cuLibraryEnumerateKernels)(out, room, library);
+  if (r == CUDA_SUCCESS) VC_CALL(cuLibraryGetKernelCount)(&count, library);
+  VC_CALL(cuCtxGetDevice)(&device);
+  for (unsigned i = 0; i < count && i < room; i++) {
+    int local = 0;
+    VC_CALL(cuKernelGetAttribute)(&local, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, out[i], device);
+    remember(out[i], library, local);
+  }
+  return r;
+}
+
 /* ---- modules ---- */
 
 static CUresult module_end(CUresult r, void *handle, uint64_t bytes) {

@@ -45,6 +45,7 @@
 struct CUctx_st {
   int gpu, queue;
   bool primary;
+  unsigned attached; /* beyond the first use of it */
   bool dead;
   uint64_t stack, heap, fifo; /* limits; 0: as they come */
   unsigned life; /* a primary context that was reset is another one at the same address */
@@ -133,6 +134,8 @@ void fk_capture_ended(struct CUstream_st *stream);
 struct CUgraphNode_st *fk_node_add(CUgraph graph, CUgraphNodeType type);
 /* Take what a module's global variables need, if that is still to be done. */
 CUresult fk_module_use(void *module);
+/* The name of a kernel that the module lists, or NULL. */
+const char *fk_module_entry(void *module, unsigned number);
 /* Make the stacks large enough for a kernel. */
 CUresult fk_local(CUcontext ctx, uint64_t bytes);
 void fk_pools_settle(int gpu);

@@ -260,6 +260,20 @@ FK_API(cuCtxDestroy, (CUcontext ctx)) {
   return cuCtxDestroy_v2(ctx);
 }
 
+FK_API(cuCtxAttach, (CUcontext * out, unsigned flags)) {
+  if (flags) return CUDA_ERROR_INVALID_VALUE;
+  if (!fk_current()) return CUDA_ERROR_INVALID_CONTEXT;
+  *out = fk_current();
+  (*out)->attached++;
+  return CUDA_SUCCESS;
+}
+FK_API(cuCtxDetach, (CUcontext ctx)) {
+  if (!ctx || ctx != fk_current()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!ctx->attached) return cuCtxDestroy_v2(ctx);
+  ctx->attached--;
+  return CUDA_SUCCESS;
+}
+
 FK_API(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
   FK_ENTER("cuDevicePrimaryCtxRetain");
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -304,6 +318,56 @@ FK_API(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *activ
 
 FK_API(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags)) {
   (void)device, (void)flags;
+  return CUDA_SUCCESS;
+}
+
+/* ---- green contexts: parts of the primary one, which each of them retains ---- */
+
+struct CUgreenCtx_st {
+  CUdevice device;
+};
+
+FK_API(cuDeviceGetDevResource, (CUdevice device, CUdevResource *out, CUdevResourceType type)) {
+  if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  memset(out, 0, sizeof *out);
+  out->type = type;
+  out->sm.smCount = 132;
+  return CUDA_SUCCESS;
+}
+FK_API(cuDevResourceGenerateDesc, (CUdevResourceDesc * out, CUdevResource *resources, unsigned count)) {
+  static char all;
+  if (!resources || !count) return CUDA_ERROR_INVALID_VALUE;
+  *out = (CUdevResourceDesc)(void *)&all;
+  return CUDA_SUCCESS;
+}
+FK_API(cuGreenCtxCreate, (CUgreenCtx * out, CUdevResourceDesc resources, CUdevice device, unsigned flags)) {
+  CUcontext ctx;
+  if (!resources || !(flags & CU_GREEN_CTX_DEFAULT_STREAM)) return CUDA_ERROR_INVALID_VALUE;
+  struct CUgreenCtx_st *green = calloc(1, sizeof *green);
+  CUresult r = green ? cuDevicePrimaryCtxRetain(&ctx, device) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (r != CUDA_SUCCESS) {
+    free(green);
+    return r;
+  }
+  green->device = device;
+  *out = green;
+  return CUDA_SUCCESS;
+}
+FK_API(cuCtxFromGreenCtx, (CUcontext * out, CUgreenCtx green)) {
+  if (!green) return CUDA_ERROR_INVALID_CONTEXT;
+  *out = &primary[green->device].ctx;
+  return CUDA_SUCCESS;
+}
+FK_API(cuGreenCtxDestroy, (CUgreenCtx green)) {
+  if (!green) return CUDA_ERROR_INVALID_CONTEXT;
+  CUresult r = cuDevicePrimaryCtxRelease_v2(green->device);
+  free(green);
+  return r;
+}
+
+/* Another process's memory is brought back, on another GPU if the arguments say so. */
+FK_API(cuCheckpointProcessRestore, (int pid, CUcheckpointRestoreArgs *arguments)) {
+  (void)pid, (void)arguments;
   return CUDA_SUCCESS;
 }
 

@@ -62,6 +62,24 @@ FK_API(cuModuleGetFunction, (CUfunction * out, CUmodule module, const char *name
 FK_API(cuLibraryGetKernel, (CUkernel * out, CUlibrary library, const char *name)) {
   return cuModuleGetFunction((CUfunction *)out, (CUmodule)library, name);
 }
+FK_API(cuModuleGetFunctionCount, (unsigned *count, CUmodule module)) {
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  for (*count = 0; fk_module_entry(module, *count);) ++*count;
+  return CUDA_SUCCESS;
+}
+FK_API(cuModuleEnumerateFunctions, (CUfunction * out, unsigned room, CUmodule module)) {
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  CUresult r = CUDA_SUCCESS;
+  for (unsigned i = 0; i < room && fk_module_entry(module, i) && r == CUDA_SUCCESS; i++)
+    r = function(&out[i], fk_module_entry(module, i));
+  return r;
+}
+FK_API(cuLibraryGetKernelCount, (unsigned *count, CUlibrary library)) {
+  return cuModuleGetFunctionCount(count, (CUmodule)library);
+}
+FK_API(cuLibraryEnumerateKernels, (CUkernel * out, unsigned room, CUlibrary library)) {
+  return cuModuleEnumerateFunctions((CUfunction *)out, room, (CUmodule)library);
+}
 FK_API(cuKernelGetFunction, (CUfunction * out, CUkernel kernel)) {
   *out = (CUfunction)kernel;
   return CUDA_SUCCESS;

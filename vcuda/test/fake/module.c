@@ -3,7 +3,8 @@
  * What a context holds besides the program's own requests: the global variables of modules, stacks
  * (local memory), the device's heap, the buffer of its printf.
  *
- * An image is text, with global variables declared as in PTX: .global .align 8 .b8 name[4096]; or a
+ * An image is text, with global variables and kernels declared as in PTX: .global .align 8 .b8 name[4096];
+ * and .entry name (any other name is a kernel of it too, but is not listed); or a
  * cubin, an ELF file with sections .nv.global; or a fat binary of both, whose last cubin is loaded.
  * The documents do not say when they take their memory: with SLICEKEEPER_FAKE_LAZY=1 it is when the
  * module is first asked for something, else when it is loaded.
@@ -37,6 +38,8 @@ struct CUmod_st {
   CUcontext ctx; /* NULL until its memory is taken */
   uint64_t bytes;
   struct global *globals;
+  unsigned entries;
+  char (*entry)[128];
 };
 
 static struct CUmod_st *loaded;
@@ -112,6 +115,19 @@ static void read_text(struct CUmod_st *m, const char *image) {
   }
 }
 
+static void read_entries(struct CUmod_st *m, const char *image) {
+  for (const char *at = strstr(image, ".entry "); at; at = strstr(at, ".entry ")) {
+    at += 7;
+    m->entry = realloc(m->entry, (m->entries + 1) * sizeof *m->entry);
+    snprintf(m->entry[m->entries++], sizeof *m->entry, "%.*s", (int)strcspn(at, " (\n"), at);
+  }
+}
+
+const char *fk_module_entry(void *module, unsigned number) {
+  const struct CUmod_st *m = module;
+  return number < m->entries ? m->entry[number] : NULL;
+}
+
 static void read_cubin(struct CUmod_st *m, const char *image) {
   const Elf64_Ehdr *head = (const void *)image;
   const Elf64_Shdr *section = (const void *)(image + head->e_shoff);
@@ -147,7 +163,7 @@ static struct CUmod_st *parse(const char *image) {
   if (image && !memcmp(image, ELFMAG, SELFMAG))
     read_cubin(m, image);
   else if (image)
-    read_text(m, image);
+    read_text(m, image), read_entries(m, image);
   return m;
 }
 
@@ -175,6 +191,7 @@ static void unload(struct CUmod_st *m) {
     if (g->address) fk_unmap(g->address, g->bytes);
     free(g);
   }
+  free(m->entry);
   free(m);
 }
 

@@ -170,7 +170,13 @@ int main(int argc, char **argv) {
     must(cuInit(0), "init");
     must(cuDeviceGet(&device, 0), "device");
     CUresult r = cuDevicePrimaryCtxRetain(&context, device);
-    printf("{\"refused\": %d}\n", r == CUDA_ERROR_INVALID_DEVICE);
+    CUcheckpointGpuPair there = {0};
+    CUcheckpointRestoreArgs restore = {.gpuPairs = &there, .gpuPairsCount = 1};
+    must(cuDeviceGetUuid_v2(&there.newUuid, device), "UUID");
+    CUresult moved = cuCheckpointProcessRestore(getpid(), &restore);
+    restore.gpuPairsCount = 0;
+    must(cuCheckpointProcessRestore(getpid(), &restore), "restore where it was");
+    printf("{\"refused\": %d, \"moved\": %d}\n", r == CUDA_ERROR_INVALID_DEVICE, moved != CUDA_ERROR_INVALID_DEVICE);
     return 0;
   }
   /* The parent's driver state does not survive a fork, so the child starts first. */

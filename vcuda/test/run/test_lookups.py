@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from check import Skip, case, check
@@ -105,8 +107,25 @@ def dlsym() -> None:
         subprocess.run([LOOKUP, "next"], env=env, check=True, capture_output=True)
 
 
-@case("hooks: no memory, launch or graph call of cuda.h 12 and 13 is undecided")
+@case("hooks: every call of cuda.h 12 and 13 is hooked, or listed with a reason, not both")
 def coverage() -> None:
+    _, _, listed = hookgen.definitions()
     for major in ("12", "13"):
-        missing = hookgen.uncovered(headers.fetch(major))
+        folder = headers.fetch(major)
+        missing = hookgen.uncovered(folder)
         check(not missing, f"cuda.h {major}: {missing}")
+        both = set(listed) & set(hookgen.hooked(cudah.protos(folder)))
+        check(not both, f"cuda.h {major}, hooked and listed: {both}")
+    check(all(listed.values()), f"without a reason: {[name for name in listed if not listed[name]]}")
+
+
+@case("hooks: a header with a call that nobody decided about ends the build, by name")
+def new_call() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("cuda.h", "cudaTypedefs.h"):
+            shutil.copy(headers.fetch("13") / name, folder)
+        with (Path(folder) / "cuda.h").open("a") as header:
+            header.write("CUresult CUDAAPI cuCtxAllocEverything(CUcontext ctx);\n")
+        done = subprocess.run([sys.executable, ROOT / "src/hookgen.py", "hooks", folder, f"{folder}/out"],
+                              capture_output=True, text=True, check=False)  # fmt: skip
+    check(done.returncode == 1 and "hooks.def why not: cuCtxAllocEverything\n" in done.stderr, done.stderr)

@@ -461,6 +461,57 @@ static void local_memory_in_a_graph(void) {
   if (got(cuGraphInstantiateWithFlags(&exec, graph, 0))) got(cuGraphLaunch(exec, NULL));
 }
 
+/* Handles that come by the dozen, and not by name. */
+static const char *const listed = ".visible .entry spin_1us() {}\n.visible .entry spin_1us_local3000() {}\n";
+
+static void local_memory_of_listed_functions(void) {
+  CUmodule module;
+  CUfunction f[8];
+  unsigned count;
+  must(cuModuleLoadData(&module, listed), "module");
+  must(cuModuleGetFunctionCount(&count, module), "count");
+  if (count != 2) printf("%u functions\n", count);
+  if (got(cuModuleEnumerateFunctions(f, 8, module)))
+    got(cuLaunchKernel(f[1], 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+  fill();
+}
+static void local_memory_of_listed_kernels(void) {
+  CUlibrary library;
+  CUkernel k[2];
+  must(cuLibraryLoadData(&library, listed, NULL, NULL, 0, NULL, NULL, 0), "library");
+  must(cuLibraryEnumerateKernels(k, 2, library), "kernels");
+  fill();
+  got(cuLaunchKernel((CUfunction)k[1], 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+}
+
+/* ---- green contexts ---- */
+
+static CUdevResourceDesc whole(void) {
+  CUdevResource all;
+  CUdevResourceDesc desc;
+  must(cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "resource");
+  must(cuDevResourceGenerateDesc(&desc, &all, 1), "description");
+  return desc;
+}
+/* Another context holds what is held: the primary one is to be made by a green one. */
+static void leave_primary(void) {
+  CUcontext c;
+  must(cuCtxCreate_v2(&c, 0, device), "context");
+  must(cuDevicePrimaryCtxRelease_v2(device), "release");
+}
+static void green_contexts(void) {
+  CUgreenCtx green;
+  leave_primary();
+  for (int i = 0; i < 8; i++) got(cuGreenCtxCreate(&green, whole(), device, CU_GREEN_CTX_DEFAULT_STREAM));
+  fill();
+}
+static void green_contexts_when_full(void) {
+  CUgreenCtx green;
+  leave_primary();
+  fill();
+  got(cuGreenCtxCreate(&green, whole(), device, CU_GREEN_CTX_DEFAULT_STREAM));
+}
+
 /* ---- arrays ---- */
 
 static CUresult array_of(size_t width, size_t height, size_t depth, CUarray_format f, unsigned n) {
@@ -653,6 +704,32 @@ static void fits_contexts_again(void) {
     must(cuCtxDestroy_v2(c), "destroy");
   }
 }
+static void fits_green_contexts_again(void) {
+  CUgreenCtx green;
+  CUcontext c;
+  CUdeviceptr p;
+  leave_primary();
+  for (int i = 0; i < 30; i++) {
+    if (!got(cuGreenCtxCreate(&green, whole(), device, CU_GREEN_CTX_DEFAULT_STREAM))) continue;
+    must(cuCtxFromGreenCtx(&c, green), "context");
+    must(cuCtxPushCurrent_v2(c), "push");
+    got(cuMemAlloc_v2(&p, 500 * MIB));
+    must(cuCtxPopCurrent_v2(&c), "pop");
+    must(cuGreenCtxDestroy(green), "destroy");
+  }
+}
+static void fits_detached_contexts_again(void) {
+  CUcontext c;
+  CUdeviceptr p;
+  for (int i = 0; i < 30; i++) {
+    if (!got(cuCtxCreate_v2(&c, 0, device))) continue;
+    got(cuMemAlloc_v2(&p, 500 * MIB));
+    must(cuCtxAttach(&c, 0), "attach");
+    must(cuCtxDetach(c), "detach");
+    if (cuMemAlloc_v2(&p, 700 * MIB) == CUDA_SUCCESS) printf("it was given back while the context lives\n"), granted--;
+    must(cuCtxDetach(c), "detach");
+  }
+}
 static void fits_stack_back(void) {
   CUdeviceptr p;
   got(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2048));
@@ -702,6 +779,10 @@ static const struct {
     WAY(local_memory_when_full),
     WAY(local_memory_elsewhere),
     WAY(local_memory_in_a_graph),
+    WAY(local_memory_of_listed_functions),
+    WAY(local_memory_of_listed_kernels),
+    WAY(green_contexts),
+    WAY(green_contexts_when_full),
     WAY(arrays_padded),
     WAY(arrays_of_small_rows),
     WAY(arrays_of_every_format),
@@ -723,6 +804,8 @@ static const struct {
     WAY(fits_pool_of_many_threads),
     WAY(fits_modules_again),
     WAY(fits_contexts_again),
+    WAY(fits_green_contexts_again),
+    WAY(fits_detached_contexts_again),
     WAY(fits_stack_back),
 };
 
