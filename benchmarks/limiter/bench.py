@@ -66,7 +66,7 @@ def peer_env(library: str, core: int, folder: str) -> dict[str, str]:
 
 def launch(options: argparse.Namespace) -> None:
     program = BUILD / "fake" / "launch"
-    subprocess.run(["gcc", "-O2", f"-I{headers.fetch('13')}", "-o", str(program),
+    subprocess.run(["gcc", "-O2", "-pthread", f"-I{headers.fetch('13')}", "-o", str(program),
                     str(Path(__file__).with_name("launch.c")), str(BUILD / "fake" / "libcuda.so.1")],
                    check=True)  # fmt: skip
     kinds = ["bare", "limited", *(["peer"] if options.peer else [])]
