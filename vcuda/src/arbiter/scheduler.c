@@ -12,7 +12,7 @@
 #define WAKE_NS (10 * MS) /* a granted seat may take this long to wake up */
 #define DRAIN_MARGIN_NS (5 * MS)
 /* Nobody is waited for longer, whatever is claimed: what a lie costs its neighbours is paid back within the window. */
-#define DRAIN_MOST_NS (150 * MS)
+#define DRAIN_MOST_NS (120 * MS)
 #define ALIVE_NS (50 * MS)      /* a process that gave no sign for so long is stopped */
 #define WINDOW_NS (1000 * MS)   /* within it a seat gets its request, however it pauses */
 #define DEBT_MAX_NS (100 * MS)  /* what it used while nobody else was owed is held against it */

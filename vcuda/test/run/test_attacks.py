@@ -32,7 +32,7 @@ def withstood(kind: str) -> str:
     with Node(hold=3) as node:
         bad = node.run(Seat(40, program=[ATTACK, kind, str(SECONDS + LONGER)], name="bad"))
         good = [node.run(Seat(30, args=args, name=name)) for name in ("a", "b")]
-        got = [result(p, 30) for p in good]
+        got = [result(p, 120) for p in good]
         alive(node)
         bad.kill()
     shares = [100 * g["busy_ns"] / g["wall_ns"] for g in got]
