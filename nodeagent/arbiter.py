@@ -21,6 +21,8 @@ ANSWER_SECONDS: Final = 2.0
 
 CONNECTIONS: Final = 16
 """An answer takes about a millisecond, so a container's start hardly waits for the others' to have theirs."""
+TURN_SECONDS: Final = 10.0
+"""How long a request waits for one of these connections: on a busy node others may take their whole time first."""
 
 SOCKET: Final = "control.sock"
 
@@ -153,8 +155,8 @@ class Arbiter:
         self._ask({"op": "rule", "rule": rule}, _Answer)
 
     def _ask(self, request: dict[str, Any], kind: type[_T]) -> _T:
-        if not self._connections.acquire(timeout=ANSWER_SECONDS):
-            raise ArbiterAway(f"the node's arbiter has not answered {CONNECTIONS} others for {ANSWER_SECONDS:g} s")
+        if not self._connections.acquire(timeout=TURN_SECONDS):
+            raise ArbiterAway(f"the node's arbiter has not answered {CONNECTIONS} others for {TURN_SECONDS:g} s")
         try:
             line = self._line(msgspec.json.encode(request) + b"\n")
             said = msgspec.json.decode(line, type=_Answer)
