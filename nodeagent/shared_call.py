@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call in place of many that are wanted at the same time, if any of them would do.
+"""Make one call for many callers that ask at the same time and can share its answer.
 
-No answer is older than its question: a call that is under way does not count for who comes now, but the next one does
-for all who come before it begins.
+No answer is older than its question: a caller never gets the answer of a call that is under way already. The next call
+is for all callers that come before it begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class SharedCall(Generic[T]):
-    """A call that is made for all who wait for it, and never twice at the same time."""
+    """A call shared by all callers that wait for it, and never made twice at the same time."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -24,10 +24,10 @@ class SharedCall(Generic[T]):
         self._turn = threading.Lock()
         """Held while the call is made."""
         self._next: Future[T] | None = None
-        """What is going to come of the call that has not begun yet, if somebody wants one."""
+        """The answer of the call that has not begun yet; None if there are no callers."""
 
     def __call__(self) -> T:
-        """Return, or raise, what came of a call that began after this one was asked for."""
+        """Return the result, or raise the error, of a call that began after this was called."""
         with self._lock:
             mine, leads = self._next or Future(), self._next is None
             self._next = mine
@@ -37,6 +37,6 @@ class SharedCall(Generic[T]):
                     self._next = None
                 try:
                     mine.set_result(self._call())
-                except BaseException as error:  # noqa: BLE001 - it is raised again, for each who waits
+                except BaseException as error:  # noqa: BLE001 - it is raised again, for each caller
                     mine.set_exception(error)
         return mine.result()

@@ -53,14 +53,14 @@ VC_HOOK(cuCtxCreate_v4, (CUcontext * out, CUctxCreateParams *p, unsigned flags, 
   CREATE(device, VC_CALL(cuCtxCreate_v4)(out, p, flags, device), out);
 }
 
-static bool active(CUdevice device) {
+static bool is_active(CUdevice device) {
   unsigned flags;
   int is = 0;
   return VC_CALL(cuDevicePrimaryCtxGetState)(device, &flags, &is) == CUDA_SUCCESS && is;
 }
 
 VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
-  if (active(device)) {
+  if (is_active(device)) {
     CUresult r = admit(device);
     return r == CUDA_SUCCESS ? VC_CALL(cuDevicePrimaryCtxRetain)(out, device) : r;
   }
@@ -69,7 +69,7 @@ VC_HOOK(cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device)) {
 
 static CUcontext primary_of(CUdevice device) {
   CUcontext context = NULL;
-  if (active(device) && VC_CALL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
+  if (is_active(device) && VC_CALL(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
     VC_CALL(cuDevicePrimaryCtxRelease_v2)(device);
   return context;
 }
@@ -82,7 +82,7 @@ VC_HOOK(cuGreenCtxCreate,
   CUresult r = admit(device);
   if (r != CUDA_SUCCESS) return r;
   uint64_t bytes = 0;
-  bool makes = !active(device);
+  bool makes = !is_active(device);
   if (makes && !vc_context_begin(&bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   r = VC_CALL(cuGreenCtxCreate)(out, resources, device, flags);
   if (makes) vc_context_end(r, primary_of(device), bytes);
@@ -167,7 +167,7 @@ static CUcontext may_end(CUdevice device) {
 
 static CUresult may_have_ended(CUresult r, CUdevice device, CUcontext context, bool reset) {
   if (!context) return r;
-  bool again = active(device), over = r == CUDA_SUCCESS && (reset || !again);
+  bool again = is_active(device), over = r == CUDA_SUCCESS && (reset || !again);
   if (over) {
     vc_stream_uncache();
     forget(context);

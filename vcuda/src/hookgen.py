@@ -7,7 +7,7 @@
 
 Hooks written by hand are found by their macro in the sources; launching calls are generated
 whole from src/hooks.def. That file also names, with a reason, what needs no hook: hooks are
-not made for a header with a call that nobody decided about.
+not made for a header with a call that is neither.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def write_fake(headers: Path, out: Path) -> None:
 
 
 def uncovered(headers: Path) -> list[str]:
-    """Entry points of the header that nobody decided about: neither hooked nor in hooks.def with a reason."""
+    """Entry points of the header that are neither hooked nor in hooks.def with a reason."""
     known = protos(headers)
     _, _, ignored = definitions()
     listed = re.compile("|".join(fnmatch.translate(pattern) for pattern in ignored))

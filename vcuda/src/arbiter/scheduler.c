@@ -270,7 +270,7 @@ static uint64_t depth_in_pause(const struct ar_pauses *p, uint64_t now) {
 }
 
 /* When a background seat has to stop to be gone before in-budget work comes back; 0: not known. It may be a little
- * late as long as that was seldom so. */
+ * late if most of the stops before were in time. */
 static uint64_t latest(const struct ar_sched *s, const struct ar_member *m, uint64_t now) {
   uint64_t end = ar_pauses_end(&s->in_budget, now), needs = depth_in_pause(&s->in_budget, now);
   uint64_t late = s->allowance > (int64_t)ALLOWANCE_MAX_NS / 2 && end ? (end - s->in_budget.since) / 8 : 0;
