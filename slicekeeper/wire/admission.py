@@ -6,8 +6,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
-"""RFC 6902 operations; we use `add`, `replace` and `remove`."""
-
 
 class GroupVersionKind(TypedDict):
     """The kind of the object under review."""
