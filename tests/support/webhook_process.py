@@ -186,6 +186,22 @@ class Webhook:
                     found.append(int(file.parent.name))
         return found
 
+    def settled(self, check: Callable[[], bool]) -> None:
+        """Wait until every worker passes: each is asked while the other is stopped, as a busy one may take no turn."""
+        eventually(lambda: len(workers := self.workers()) == 2 and all(self._alone(w, check) for w in workers))
+
+    def _alone(self, worker: int, check: Callable[[], bool]) -> bool:
+        others = [other for other in self.workers() if other != worker]
+        with contextlib.suppress(ProcessLookupError):
+            for other in others:
+                os.kill(other, signal.SIGSTOP)
+            try:
+                return check()
+            finally:
+                for other in others:
+                    os.kill(other, signal.SIGCONT)
+        return False
+
     def log(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "log").read_text("utf-8").splitlines()]
 
@@ -252,8 +268,3 @@ def eventually(check: Callable[[], bool], seconds: float = 30.0) -> None:
     while not check():
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.05)
-
-
-def settled(check: Callable[[], bool]) -> None:
-    """Wait until every worker says the same: several answers in a row, over connections of their own."""
-    eventually(lambda: all(check() for _ in range(12)))
