@@ -113,10 +113,10 @@ def end_of(pod: Mapping[str, Any], holders: Collection[str], start: Instant, *, 
 def credible(pod: Mapping[str, Any], end: Instant, seen: Instant) -> Instant:
     """Limit an end to a credible instant: at most the allowed clock skew later than it was first seen.
 
-    If the API server took the record more than the skew before the end that it states, the node's clock was set
-    forward, and the server's instant counts.
+    If the API server took the record of an ended pod more than the skew before the end that it states, the node's clock
+    was set forward, and the server's instant counts. That of a pod that has not ended may be as old as the pod.
     """
-    written = max(filter(None, map(_instant, _phase_written(pod))), default=end)
+    written = max(filter(None, map(_instant, _phase_written(pod))), default=end) if has_ended(pod) else end
     return min(end if end <= written + CLOCK_SKEW_MS else written, Instant(seen + CLOCK_SKEW_MS))
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
-from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import EPOCH, MS_PER_HOUR, Instant
 from slicekeeper.wire.timekeeper import UsageReport
 
@@ -86,7 +85,7 @@ def judge(report: UsageReport, marks: Mapping[int, Watermark], bounds: Bounds) -
         and all(value is None or 0 <= value < _LARGEST for value in (report.used_ms, report.memory_mib))
     ):
         return "refused", BAD_COUNTER, None
-    if not 0 < report.epoch <= (bounds.now + CLOCK_SKEW_MS) * 1_000_000:
+    if not 0 < report.epoch < _LARGEST:  # by the node's clock, which may show any time
         return "refused", BAD_EPOCH, None
     mark = marks.get(report.epoch)
     if mark is None:
@@ -174,7 +173,7 @@ def advance(before: Watermark | None, mark: Watermark, at: Instant) -> tuple[Wat
     hour = Instant(at // MS_PER_HOUR * MS_PER_HOUR)
     epoch, seq, used, monotonic, *_, peak = mark
     if before is None:
-        passed = at - epoch // 1_000_000  # an epoch is named by the instant at which it began
+        passed = at - epoch // 1_000_000  # an epoch is named by the instant at which it began, by the node's clock
         observed = passed if 0 <= passed <= SILENCE_MS else 0
         return Watermark(epoch, seq, used, monotonic, hour, 0, observed, peak), None
     passed = (monotonic - before.monotonic_ns) // 1_000_000

@@ -489,6 +489,31 @@ def test_an_end_of_a_node_whose_clock_was_set_forward_is_when_the_api_server_too
     assert (row.ended_at, row.end_source, row.flags) == (T0 + 60_000, "finished", "clock-skew")
 
 
+def test_a_pod_that_kubelet_never_ended_is_charged_until_its_deletion_however_old_kubelets_last_write(
+    stage: Stage,
+) -> None:
+    """Its node is dead: kubelet's last write of the status says that the pod ran."""
+    pod, vanished = stage.create("dead"), stage.create("vanished")
+    taken = {"manager": "kubelet", "time": format_instant(T0), "fieldsV1": {"f:status": {"f:phase": {}}}}
+    for name in ("dead", "vanished"):
+        stage.kube.patch(PODS, name, {"metadata": {"managedFields": [taken]}}, "team")
+    stage.look()
+    stage.clock.advance(3_600_000)
+    stage.controller._confirmed = 0.0
+    stage.look()
+    dead = stage.kube.get(PODS, "dead", "team")
+    dead["metadata"] |= {"finalizers": [], "deletionTimestamp": format_seconds(stage.clock.ms)}
+    lost = stage.kube.get(PODS, "vanished", "team")
+    lost["metadata"]["finalizers"] = []
+    stage.clock.advance(3_000)
+    for gone in (dead, lost):
+        stage.controller.pods.on_event("DELETED", gone)
+    stage.look(fresh=False)
+    row, other = stage.workload(pod["metadata"]["uid"]), stage.workload(vanished["metadata"]["uid"])
+    assert (row.ended_at, row.end_source) == (T0 + 3_600_000, "deleted")
+    assert (other.ended_at, other.end_source) == (T0 + 3_600_000, "last-confirmed")
+
+
 def test_an_end_that_the_books_could_not_take_at_first_is_held_from_when_it_was_seen(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
