@@ -198,6 +198,31 @@ class Bench:
         return sorted(file for file in every if not file.name.endswith("-probe.json"))
 
 
+class Arrivals:
+    """Counts who has come to a SharedCall, by its lock: each takes it once, and whoever makes the call once more."""
+
+    def __init__(self, shared: Any) -> None:
+        self._lock, self._taken = shared._lock, 0
+        shared._lock = self
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._taken += 1
+        self._lock.release()
+
+    def callers(self, calls: int) -> int:
+        """Return how many have come, after so many calls have begun."""
+        return self._taken - calls
+
+
+@pytest.fixture
+def arrivals() -> type[Arrivals]:
+    """Give the class."""
+    return Arrivals
+
+
 @pytest.fixture(autouse=True)
 def _no_container_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here reads specifications, but for a test that does: nobody is waited for."""

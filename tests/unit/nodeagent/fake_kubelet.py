@@ -33,8 +33,12 @@ class FakeKubelet:
         self.held: dict[str, list[str]] = {}
         self.lists = 0
         """How many times all pods' resources were asked for, those that were refused among them."""
-        self.per_second, self.tokens = 100.0, 10.0
-        """PodResources answers so many in a second, and so many at once now; kubelet's own limits."""
+        self.answers = threading.Event()
+        """Lists are answered while this is set."""
+        self.answers.set()
+        self.refusals = 0
+        """So many questions are refused before others are answered."""
+        self._tokens = 10.0
         self._counted = time.monotonic()
         self._servers: list[grpc.Server] = []
         self._followed: grpc.Channel | None = None
@@ -104,14 +108,17 @@ class FakeKubelet:
     def _limit(self, context: Any) -> None:
         with self._lock:
             before, self._counted = self._counted, time.monotonic()
-            self.tokens = min(10.0, self.tokens + (self._counted - before) * self.per_second)
-            if allowed := self.tokens >= 1:
-                self.tokens -= 1
+            self._tokens = min(10.0, self._tokens + (self._counted - before) * 100.0)  # kubelet's own limits
+            if self.refusals:
+                self.refusals, allowed = self.refusals - 1, False
+            elif allowed := self._tokens >= 1:
+                self._tokens -= 1
         if not allowed:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _list(self, _request: Any, context: Any) -> Any:
         self.lists += 1
+        assert self.answers.wait(60)
         self._limit(context)
         answer = pod_resources.ListPodResourcesResponse()
         for seat, owners in self.owners.items():

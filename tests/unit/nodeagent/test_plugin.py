@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,7 +15,6 @@ import pytest
 from support.small_cluster import wait_for
 
 from nodeagent.plugin import PodResources
-from nodeagent.seats import Owner
 
 
 def test_it_is_registered_once_kubelet_has_been_sent_the_seats(bench: Any) -> None:
@@ -67,19 +69,21 @@ def test_it_stops_while_kubelet_follows(bench: Any) -> None:
     wait_for(lambda: not bench.plugin.registered.is_set(), "it knows that it has stopped")
 
 
-def test_whose_seats_they_are_is_asked_for_all_together(bench: Any) -> None:
+def test_whose_seats_they_are_is_asked_for_all_together(
+    bench: Any, arrivals: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kubelet answers 10 questions at once, and refuses the others."""
+    monkeypatch.setattr("nodeagent.plugin.CALL_SECONDS", 60.0)
     bench.kubelet.owners = {f"seat-{n:04}": [("team", f"pod-{n}", "train")] for n in range(200)}
     kubelet = PodResources(bench.folder / "plugins/pods.sock", "slicekeeper.io/seat")
-    together = threading.Barrier(200)
-
-    def ask(number: int) -> list[Owner]:
-        together.wait(60)
-        return kubelet.owners(f"seat-{number:04}")
-
+    came, before = arrivals(kubelet._by_seat), bench.kubelet.lists
+    bench.kubelet.answers.clear()
     with ThreadPoolExecutor(200) as pool:
-        assert [owners for [owners] in pool.map(ask, range(200))] == [("team", f"pod-{n}", "train") for n in range(200)]
-    assert bench.kubelet.lists < 100
+        asked = [pool.submit(kubelet.owners, f"seat-{number:04}") for number in range(200)]
+        wait_for(lambda: came.callers(calls=1) == 200, "all have asked, and one of them kubelet")
+        bench.kubelet.answers.set()
+        assert [one.result(60) for one in asked] == [[("team", f"pod-{n}", "train")] for n in range(200)]
+    assert bench.kubelet.lists == before + 2
 
 
 def test_a_list_that_kubelet_refuses_for_now_is_asked_for_again(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,12 +91,13 @@ def test_a_list_that_kubelet_refuses_for_now_is_asked_for_again(bench: Any, monk
     bench.kubelet.owners = {"seat-0000": [("team", "one", "train")]}
     bench.kubelet.others = {"nvidia.com/gpu": ["GPU-1"]}
     kubelet = PodResources(bench.folder / "plugins/pods.sock", "slicekeeper.io/seat")
-    bench.kubelet.tokens = -5.0
+    bench.kubelet.refusals = 3
     assert kubelet.owners("seat-0000") == [("team", "one", "train")]
-    assert bench.kubelet.lists > 1
-    bench.kubelet.tokens = -5.0
+    assert bench.kubelet.refusals == 0
+    bench.kubelet.refusals = 3
     assert kubelet.devices(("nvidia.com/gpu",)) == {"GPU-1"}
-    bench.kubelet.tokens = bench.kubelet.per_second = 0.0
-    monkeypatch.setattr("nodeagent.plugin.CALL_SECONDS", 0.2)
+    bench.kubelet.refusals = 1000
+    # An hour passes between two looks at the clock.
+    monkeypatch.setattr("nodeagent.plugin.time", SimpleNamespace(monotonic=count(0, 3600).__next__, sleep=time.sleep))
     with pytest.raises(grpc.RpcError, match="rejected by rate limit"):
         kubelet.owners("seat-0000")

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from support.small_cluster import wait_for
@@ -32,13 +33,15 @@ class Source:
         return mine
 
 
-def test_all_who_come_while_a_call_is_made_share_the_next_one() -> None:
+def test_all_who_come_while_a_call_is_made_share_the_next_one(arrivals: type[Any]) -> None:
     source = Source()
     shared = SharedCall(source.call)
+    came = arrivals(shared)
     with ThreadPoolExecutor(50) as pool:
         first = pool.submit(shared)
         wait_for(lambda: source.began == 1, "the first call")
         others = [pool.submit(shared) for _ in range(49)]
+        wait_for(lambda: came.callers(calls=1) == 50, "all have come")
         source.go.release()
         assert first.result(30) == 1
         wait_for(lambda: source.began == 2, "the second call")

@@ -206,7 +206,7 @@ def test_a_stopping_process_lets_no_bind_wait():
     thread = threading.Thread(target=lambda: done.append(world.bind(pods[0], where)))
     thread.start()
     world.gangs.stop()
-    thread.join(10)
+    thread.join(60)
     assert done == [None]
 
 

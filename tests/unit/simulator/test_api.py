@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.small_cluster import wait_for
 
 from simulator.api import Api, ApiServer
 from simulator.cluster import Cluster
@@ -189,12 +190,7 @@ def test_thirty_watches_follow_all_writes(server: ApiServer, client: KubeClient,
         if index % 3 == 0:
             client.delete(PODS, f"p{index}", "default")
     wanted = {p["metadata"]["name"]: p["metadata"]["resourceVersion"] for p in cluster.store.collection(PODS)[0]}
-    settled = threading.Event()
-    for _ in range(500):
-        if all(handler.state == wanted for handler in handlers):
-            break
-        settled.wait(0.02)
-    assert all(handler.state == wanted for handler in handlers)
+    wait_for(lambda: all(handler.state == wanted for handler in handlers), "all have seen all")
     for watch in watches:
         watch.stop()
 

@@ -4,11 +4,14 @@
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.json_server import JsonServer
+from support.small_cluster import wait_for
 
+from simulator import kubescheduler
 from simulator.cluster import Cluster
 from simulator.inventory import fill
 from simulator.kubescheduler import KubeScheduler, effective_request
@@ -67,8 +70,10 @@ def extender(cluster: Cluster) -> Iterator[Extender]:
 
 
 @pytest.fixture
-def scheduler(cluster: Cluster, extender: Extender) -> KubeScheduler:
-    return KubeScheduler(cluster, JsonClient(extender.url), NAME)
+def scheduler(cluster: Cluster, extender: Extender, monkeypatch: pytest.MonkeyPatch) -> KubeScheduler:
+    """A loop that waits for each bind, however busy the machine is."""
+    monkeypatch.setattr(kubescheduler, "BIND_SECONDS", 60.0)
+    return KubeScheduler(cluster, JsonClient(extender.url, timeout=60), NAME)
 
 
 def pod(cluster: Cluster, name: str, core: int = 10, scheduler: str = NAME, **spec: Any) -> None:
@@ -139,8 +144,10 @@ def test_a_pod_that_ended_gives_its_share_back(cluster: Cluster, extender: Exten
 
 
 def test_what_the_extender_refuses_waits_and_is_told_once(
-    cluster: Cluster, extender: Extender, scheduler: KubeScheduler
+    cluster: Cluster, extender: Extender, scheduler: KubeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = [100.0]
+    monkeypatch.setattr(kubescheduler, "time", SimpleNamespace(monotonic=lambda: now[0]))
     extender.full = {"node-1": "no single GPU has 10%", "node-2": "no single GPU has 10%"}
     pod(cluster, "a")
     for _ in range(5):
@@ -148,12 +155,8 @@ def test_what_the_extender_refuses_waits_and_is_told_once(
     assert extender.paths() == ["/filter"], "back-off"
     assert len(cluster.store.collection(EVENTS)[0]) == 1
     extender.full = {}
-    pause = threading.Event()
-    for _ in range(100):
-        scheduler.schedule_all()
-        if node_of(cluster, "a"):
-            break
-        pause.wait(0.02)
+    now[0] += kubescheduler.FIRST_BACKOFF_SECONDS
+    scheduler.schedule_all()
     assert node_of(cluster, "a")
 
 
@@ -193,26 +196,28 @@ def test_the_effective_request_is_the_larger_of_start_and_run() -> None:
 
 
 def test_a_bind_that_takes_long_stops_nobody_and_its_pod_counts_on_its_node(
-    cluster: Cluster, extender: Extender, scheduler: KubeScheduler
+    cluster: Cluster, extender: Extender, scheduler: KubeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kubescheduler, "BIND_SECONDS", 0.05)
     go_on, answer = threading.Event(), extender.bind
 
     def slow(made: Cluster, args: Object) -> Object:
         if args["PodName"] == "slow":
-            go_on.wait(30)
+            assert go_on.wait(60)
         return answer(made, args)
 
     extender.bind = slow  # type: ignore[method-assign]
     pod(cluster, "slow", core=60)
     pod(cluster, "quick", core=60)
     scheduler.schedule_all()
+    wait_for(lambda: node_of(cluster, "quick"), "the quick one is bound")
     first = next(args["Node"] for path, args in extender.calls if path == "/bind")
-    assert node_of(cluster, "quick") not in ("", first), "the slow one counts where it is about to be"
+    assert node_of(cluster, "quick") != first, "the slow one counts where it is about to be"
     asked = len(extender.calls)
     scheduler.schedule_all()
     assert len(extender.calls) == asked, "it is not tried again meanwhile"
     go_on.set()
-    scheduler._bindings[next(iter(scheduler._bindings))].outcome.result(30)
+    scheduler._bindings[next(iter(scheduler._bindings))].outcome.result(60)
     assert node_of(cluster, "slow") == first
     scheduler.schedule_all()
     assert not scheduler._bindings

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from support.small_cluster import wait_for
 
 from simulator.processes import Spawner, stop
 
@@ -15,15 +16,10 @@ STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); p
 
 
 def gone(pid: int) -> bool:
-    for _ in range(200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -37,7 +33,7 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         child = int(parent.stdout.readline())
         os.kill(child, 0)
         parent.send_signal(signal.SIGKILL)
-    assert gone(child)
+    wait_for(lambda: gone(child), "the child has ended")
 
 
 def test_stop_asks_first_and_then_kills(tmp_path: Path) -> None:
@@ -45,8 +41,8 @@ def test_stop_asks_first_and_then_kills(tmp_path: Path) -> None:
     log = tmp_path / "log"
     willing = spawner.start(SLEEPER, log=log)
     stubborn = spawner.start([sys.executable, "-c", STUBBORN], log=log)
-    while "up" not in log.read_text():
-        time.sleep(0.02)
-    stop([willing, stubborn], 0.5)
+    wait_for(lambda: "up" in log.read_text(), "it ignores the signal")
+    stop([willing], 60)
+    stop([stubborn], 0.5)
     spawner.close()
     assert (willing.returncode, stubborn.returncode) == (-signal.SIGTERM, -signal.SIGKILL)

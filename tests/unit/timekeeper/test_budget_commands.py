@@ -7,10 +7,9 @@ import csv
 import json
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import click
 import pytest
@@ -20,7 +19,7 @@ from support.openings import opening
 from support.timekeeper_service import serving
 from werkzeug.serving import make_server
 
-from slicekeeper.cli import output, plugin, records
+from slicekeeper.cli import dates, output, plugin, records
 from slicekeeper.cli.budget import budget
 from slicekeeper.cli.dates import instant_of
 from slicekeeper.cli.main import cli
@@ -154,11 +153,26 @@ def test_plain_dates_are_days_of_the_budgets_time_zone(run: Run) -> None:
     assert "is not an instant" in run("statement", "other", "--from", "last week", code=2)
 
 
-def test_words_for_days_and_days_without_a_midnight() -> None:
-    zone = ZoneInfo("Europe/Berlin")
-    today = datetime.now(zone).date()
-    assert datetime.fromisoformat(instant_of("today", lambda: "Europe/Berlin")).date() == today
-    assert (today - datetime.fromisoformat(instant_of("yesterday", lambda: "Europe/Berlin")).date()).days == 1
+def clock_at(instant: str) -> type[datetime]:
+    """Return a datetime class whose clock stands still."""
+
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime.fromisoformat(instant).astimezone(tz)
+
+    return Still
+
+
+def test_words_for_days_and_days_without_a_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Berlin's clocks are about to go forward, and its day has begun.
+    monkeypatch.setattr(dates, "datetime", clock_at("2026-03-28T23:30:00Z"))
+    told = {word: instant_of(word, lambda: "Europe/Berlin") for word in ("yesterday", "today", "tomorrow")}
+    assert told == {
+        "yesterday": "2026-03-28T00:00:00+01:00",
+        "today": "2026-03-29T00:00:00+01:00",
+        "tomorrow": "2026-03-30T00:00:00+02:00",
+    }
     # Santiago's clocks went from 24:00 to 01:00.
     assert instant_of("2023-09-03", lambda: "America/Santiago") == "2023-09-03T01:00:00-03:00"
     assert instant_of("2026-11-30T12:00:00Z", lambda: pytest.fail("not asked")) == "2026-11-30T12:00:00Z"
@@ -247,13 +261,13 @@ def test_long_work_tells_a_terminal_how_far_it_is_and_nothing_else(
     assert capsys.readouterr().err == "\r100 rows…\r200 rows…\r\033[K"
 
 
-def test_amounts_and_instants_are_short_in_tables() -> None:
+def test_amounts_and_instants_are_short_in_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {0: "0s", 999: "0s", 61_000: "1m1s", 3_600_000: "1h", 5_400_000: "1h30m", -90_000: "-1m30s", -500: "0s",
             100 * 3_600_000 + 60_000: "100h", 10**12: "277777h"}  # fmt: skip
     assert {ms: output.rounded(ms) for ms in told} == told
-    year = datetime.now(UTC).year
-    assert output.brief(f"{year}-11-23T14:05:59.000Z") == "11-23 14:05"
-    assert output.brief(f"{year + 1}-11-23T14:05:59.000Z") == f"{year + 1}-11-23"
+    monkeypatch.setattr(output, "datetime", clock_at("2026-12-31T23:59:59Z"))
+    assert output.brief("2026-11-23T14:05:59.000Z") == "11-23 14:05"
+    assert output.brief("2027-11-23T14:05:59.000Z") == "2027-11-23"
     assert output.brief(None) == "-"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.small_cluster import wait_for
 
 from slicekeeper.config.policy import NamespacePolicy, PolicyBook, parse_rate
 from slicekeeper.config.policy_file import PolicyFile, read_book
@@ -277,11 +278,7 @@ def test_the_thread_follows_the_file(tmp_path: Path) -> None:
     policies.start()
     try:
         rewrite(kept, "default: {ceiling: 70}")
-        for _ in range(500):
-            if policies.of("x").ceiling == 70:
-                break
-            policies._stop.wait(0.02)
-        assert policies.of("x").ceiling == 70
+        wait_for(lambda: policies.of("x").ceiling == 70, "it has read the file again")
     finally:
         policies.stop()
 
