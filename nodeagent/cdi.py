@@ -34,7 +34,12 @@ START_SECONDS: Final = 60.0
 """A container that is not created by then finds no device, and kubelet restarts it."""
 
 READ_SECONDS: Final = 5.0
-"""Longest wait for the container runtime to read a new spec; one that reads them at need is waited for in vain."""
+"""Longest wait for the container runtime to read a new spec."""
+UNWATCHED_SECONDS: Final = 5.0
+"""A runtime that has not opened the probe by then does not watch the folder: it is newer than the runtime."""
+UNWATCHED_READ_SECONDS: Final = 0.5
+"""Longest wait then. Such a runtime reads the folder when a container asks for a device, and from then on watches it; a
+container that asks while it does so may have come too late for that reading."""
 
 
 class SeatFiles:
@@ -74,7 +79,7 @@ class SeatFiles:
     def written(self, seat: Seat, *, new: bool) -> Iterator[None]:
         """Write the seat's folder and its spec, and leave when the container runtime has seen the spec.
 
-        A runtime that has not within READ_SECONDS is left to itself: kubelet tries again if it finds no device then.
+        A runtime that has not in time is left to itself: kubelet tries again if it finds no device then.
         If the seat is `new`, so that no runtime can know its spec, the probe is told: one without CDI finds no device
         and creates the container all the same.
         Raises SeatRefused if there is nothing to make its GPUs usable by, or nothing to limit them by.
@@ -88,11 +93,13 @@ class SeatFiles:
                 written = time.monotonic()
                 replace_file(file, msgspec.json.encode(self._spec(seat, folder)), mode=0o644, before=read.of)
                 yield
-                if not read.wait(READ_SECONDS):
+                unwatched = self.probe.unread_for(UNWATCHED_SECONDS)
+                longest = min(READ_SECONDS, UNWATCHED_READ_SECONDS) if unwatched else READ_SECONDS
+                if not read.wait(longest):
                     log.warning(
                         "no container runtime has read %s within %g s; is %s among its CDI folders?",
                         file.name,
-                        READ_SECONDS,
+                        longest,
                         self._cdi_dir,
                     )
                     if new:

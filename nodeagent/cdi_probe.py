@@ -74,6 +74,11 @@ class CdiProbe:
             elif self._since < written and not self._ignored:
                 self._unread.add(name)
 
+    def unread_for(self, seconds: float) -> bool:
+        """Whether it has been in the folder for so long: a runtime that watches the folder would have opened it."""
+        with self._lock:
+            return self._waits() and time.monotonic() - self._since > seconds
+
     def created(self, name: str) -> None:
         """Note that the runtime has created the container that needs the specification `name`."""
         with self._lock:

@@ -510,6 +510,30 @@ def test_a_container_starts_when_its_runtime_has_seen_the_spec(bench: Any, monke
     bench.kubelet.pre_start("seat-0000")  # a restart finds it known
 
 
+def test_a_runtime_that_does_not_watch_a_new_folder_is_not_waited_for_until_it_has_read_it(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.cdi.READ_SECONDS", 600.0)
+    monkeypatch.setattr("nodeagent.cdi.UNWATCHED_SECONDS", 0.0)
+    monkeypatch.setattr("nodeagent.cdi.UNWATCHED_READ_SECONDS", 0.1)
+    bench.files.probe.start()
+    for number in range(2):
+        bench.pods.add(f"pod-{number}", gpu=number)
+    _start(bench, "seat-0000", "pod-0")
+    [probe] = set((bench.folder / "cdi").glob("*.json")) - set(bench.specs())
+    probe.read_bytes()  # as a runtime does when the first container asks for its device
+    before = bench.specs()
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(_start, bench, "seat-0001", "pod-1")
+        while bench.specs() == before:
+            time.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            start.result(0.3)
+        [file] = set(bench.specs()) - set(before)
+        file.read_bytes()
+        start.result(30)
+
+
 def test_a_runtime_that_reads_no_spec_in_advance_is_not_waited_for_long(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
