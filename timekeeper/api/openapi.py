@@ -10,7 +10,7 @@ import msgspec
 
 from slicekeeper import __version__
 from slicekeeper.net.problem import MEDIA_TYPE, ProblemDocument
-from timekeeper.api.requests import MOST_PER_PAGE
+from timekeeper.api.paging import MOST_PER_PAGE
 from timekeeper.api.routes import ROUTES, Route
 
 _NAMESPACE = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import json
 import re
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 from flask import Response, request
@@ -28,8 +25,6 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """An escaped NUL: JSON allows it, PostgreSQL's text does not."""
 
 _NAMED = re.compile(r"field `([^`]+)`$")
-_LARGEST = 2**62
-MOST_PER_PAGE = 500
 
 
 def body(kind: type[T]) -> T:
@@ -162,41 +157,6 @@ def plain(name: str, most: int = 253) -> str:
     return text
 
 
-def limit(default: int = 100) -> int:
-    """Return how many items a page may have.
-
-    Raises Problem if the query says something else than 1 to 500.
-    """
-    text = request.args.get("limit", str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_PER_PAGE):
-        raise Problem(422, "limit-invalid", f"limit must be a whole number from 1 to {MOST_PER_PAGE}", "limit")
-    return int(text)
-
-
-def cursor(kind: type[T]) -> T | None:
-    """Return the position at which a page continues; None at the beginning.
-
-    Raises Problem if the cursor is not one of ours.
-    """
-    text = request.args.get("cursor", "")
-    if not text:
-        return None
-    refusal = Problem(422, "cursor-invalid", "use the cursor from the previous page", "cursor")
-    try:
-        place = msgspec.json.decode(base64.b64decode(text.encode("ascii"), b"-_", validate=True), type=kind)
-    except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
-        raise refusal from error
-    parts = place if isinstance(place, tuple) else (place,)
-    if any(part > _LARGEST or part < 0 if isinstance(part, int) else "\0" in str(part) for part in parts):
-        raise refusal
-    return place
-
-
-def next_cursor(place: object) -> str:
-    """Return a cursor, which is opaque to callers."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode()
-
-
 def choice(name: str, allowed: Sequence[str]) -> str:
     """Return one of some words of the query, the first if there is none.
 
@@ -220,22 +180,6 @@ def interval(default: tuple[Instant, Instant]) -> tuple[Instant, Instant]:
     if end <= start:
         raise Problem(422, "interval-invalid", "to must be later than from", "to")
     return start, end
-
-
-LONGEST_KEY: Final = 255
-
-
-def idempotency_key(*, shorten: bool = False) -> str:
-    """Return the request's Idempotency-Key, empty if it has none.
-
-    `shorten` takes a longer one too, by its digest, so that keys with the same beginning stay two. Raises Problem if
-    the key has characters that cannot be printed, or is too long.
-    """
-    key = request.headers.get("Idempotency-Key", "").strip()
-    if key and (not key.isprintable() or (len(key) > LONGEST_KEY and not shorten)):
-        detail = f"an Idempotency-Key header must have 1 to {LONGEST_KEY} printable characters; for example a UUID"
-        raise Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")
-    return key if len(key) <= LONGEST_KEY else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def if_match() -> frozenset[str] | None:

@@ -14,6 +14,9 @@ from timekeeper.core.record import AccountId, Link
 IN_FORCE: Final = Instant(2**62)
 """Later than every instant: the end of links that are still in force."""
 
+MOST_LEVELS: Final = 4
+"""Budgets in one chain: a namespace, two teams, an organisation."""
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -39,6 +42,10 @@ class Tree:
     def below(self, key: AccountId) -> list[AccountId]:
         """Return a budget and its descendants."""
         return [one for one in sorted(self.keys) if key in self.chain(one)]
+
+    def height(self, key: AccountId) -> int:
+        """Return how many budgets the longest chain has that ends at a budget, itself included."""
+        return max(self.chain(one).index(key) + 1 for one in self.below(key))
 
 
 def parents_at(links: Iterable[Link], at: Instant) -> dict[AccountId, AccountId]:

@@ -21,7 +21,7 @@ from timekeeper.ledger.anchor import anchored, instant_of, rest_of
 from timekeeper.ledger.standing import Position, Together
 from timekeeper.store import (
     accounts,
-    audit,
+    audit_chain,
     budget_objects,
     budget_rules,
     memberships,
@@ -57,9 +57,11 @@ class Books:
     ) -> None:
         """Write to the audit log what this transaction does; `about` is None if it concerns all accounts."""
         if about is not None and about.kind == "namespace":
-            detail = {**detail, audit.UID: about.uid}  # a name may be reused, the UID never
+            detail = {**detail, audit_chain.UID: about.uid}  # a name may be reused, the UID never
         title = "" if about is None else about.title
-        audit.append(session, cluster=self.cluster, actor=actor, action=action, namespace=title, detail=detail, now=now)
+        audit_chain.append(
+            session, cluster=self.cluster, actor=actor, action=action, namespace=title, detail=detail, now=now
+        )
 
     # Positions
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from slicekeeper.clock import CLOCK_SKEW_MS
 from slicekeeper.units import Instant
-from timekeeper.core.hierarchy import IN_FORCE, Tree, parents_at
+from timekeeper.core.hierarchy import IN_FORCE, MOST_LEVELS, Tree, parents_at
 from timekeeper.core.record import Link, Rule
 from timekeeper.core.refusal import HierarchyCycle, HierarchyTooDeep, ParentRefused, VersionMismatch
 from timekeeper.ledger import settlement
@@ -25,9 +25,6 @@ from timekeeper.ledger.rule import Change, rule_detail
 from timekeeper.ledger.settlement import ANCHOR_LAG_MS
 from timekeeper.store import accounts, memberships
 from timekeeper.store.accounts import BudgetAccount, HolderKind
-
-MOST_LEVELS: Final = 4
-"""Budgets in one chain: a namespace, two teams, an organisation."""
 
 
 def put_parent(
@@ -170,10 +167,10 @@ def _check(session: Session, child: BudgetAccount, target: BudgetAccount, tree: 
             f"parent: {target.title} is already under {child.title}, so this would be a cycle; "
             f"move {target.title} elsewhere first"
         )
-    height = max(tree.chain(key).index(child.id) + 1 for key in tree.keys if child.id in tree.chain(key))
-    if len(chain) + height > MOST_LEVELS:
+    levels = len(chain) + tree.height(child.id)
+    if levels > MOST_LEVELS:
         raise HierarchyTooDeep(
-            f"parent: under {target.title} the chain of {child.title} would have {len(chain) + height} budgets; "
+            f"parent: under {target.title} the chain of {child.title} would have {levels} budgets; "
             f"at most {MOST_LEVELS} are allowed, so choose a parent higher up"
         )
 

@@ -20,7 +20,7 @@ from timekeeper.core.record import AccountId, Forest, Posting
 from timekeeper.store import (
     accounts,
     acts,
-    audit,
+    audit_chain,
     bookings,
     corrections,
     memberships,
@@ -60,7 +60,7 @@ def verify(engine: Engine, *, carry: bool) -> Verification:
             *_unbalanced(session),
             *_bad_reversals(session),
             *_transfers(session),
-            *audit.broken(session),
+            *audit_chain.broken(session),
             *acts.differences(session),
             *corrections.broken(session),
         ]

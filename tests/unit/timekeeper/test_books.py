@@ -33,7 +33,7 @@ from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.rule import version_of
 from timekeeper.ledger.verify import verify
-from timekeeper.store import accounts, audit, bookings, timelines
+from timekeeper.store import accounts, audit_chain, bookings, timelines
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -220,7 +220,9 @@ def test_the_audit_log_tells_by_which_policy_a_budget_changed_and_who_wrote_that
         for _ in range(2):
             follow_policy(books, {"team": changed}, T0 + 10_000 * (step + 1), {"team": origin}.get)
     with books.database.reading() as session:
-        found = [entry for entry in audit.page(session, books.cluster, "team", 0, 100) if entry.action == "policy"]
+        found = [
+            entry for entry in audit_chain.page(session, books.cluster, "team", 0, 100) if entry.action == "policy"
+        ]
     assert [entry.actor for entry in found] == ["policy"] * 3
     details = [json.loads(entry.detail) for entry in found]
     told = [(detail["amountMs"], detail["source"]) for detail in details]

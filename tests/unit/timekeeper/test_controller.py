@@ -33,7 +33,7 @@ from timekeeper.ledger import intake, settlement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import follow_policy
 from timekeeper.ledger.debt import follow_debt
-from timekeeper.store import audit, bookings, debts, workloads
+from timekeeper.store import audit_chain, bookings, debts, workloads
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import WorkloadRow
@@ -262,7 +262,7 @@ def test_a_pod_of_the_same_name_is_another_pod(stage: Stage) -> None:
     stage.look()
     assert stage.workload(old["metadata"]["uid"]).end_source == "last-confirmed"
     with stage.books.database.reading() as session:
-        (told,) = audit.page(session, "default", "team", 0, 10)
+        (told,) = audit_chain.page(session, "default", "team", 0, 10)
     assert (told.actor, told.action) == ("timekeeper", "orphan-closed")
     assert old["metadata"]["uid"] in told.detail
     assert stage.workload(new["metadata"]["uid"]).ended_at is None

@@ -17,7 +17,7 @@ from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
-from timekeeper.store import accounts, audit, bookings
+from timekeeper.store import accounts, audit_chain, bookings
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -138,7 +138,7 @@ def test_the_first_word_holds_from_the_start_and_changes_nothing(books: Books) -
     assert differences(books) == []
     with books.database.reading() as session:
         assert session.execute(text("SELECT effective_at, debt FROM debt_rule")).all() == [(0, "carry")]
-        assert audit.page(session, "default", "", 0, 9)[-1].action == "grant"
+        assert audit_chain.page(session, "default", "", 0, 9)[-1].action == "grant"
 
 
 def test_each_change_is_in_the_audit_log_and_verify_misses_it_where_it_is_not(books: Books) -> None:
@@ -146,7 +146,7 @@ def test_each_change_is_in_the_audit_log_and_verify_misses_it_where_it_is_not(bo
     for setting in ("carry", "carry", "forgive"):
         follow_debt(with_debt(books, setting), T0 + 1_000)
     with books.database.reading() as session:
-        told = [(r.action, r.actor, r.detail) for r in audit.page(session, "default", "", 0, 9)]
+        told = [(r.action, r.actor, r.detail) for r in audit_chain.page(session, "default", "", 0, 9)]
     assert told == [
         ("debt", "settings", f'{{"debt":"carry","effectiveAt":{T0 + 1_000}}}'),
         ("debt", "settings", f'{{"debt":"forgive","effectiveAt":{T0 + 1_001}}}'),

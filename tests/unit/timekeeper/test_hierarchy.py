@@ -31,7 +31,7 @@ from timekeeper.ledger.explain import explain
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
-from timekeeper.store import accounts, audit, bookings
+from timekeeper.store import accounts, audit_chain, bookings
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -279,7 +279,7 @@ def test_what_is_no_hierarchy_is_refused_and_all_else_is_audited(books: Books) -
             act()
         assert error.value.code == code
     with books.database.reading() as session:
-        rows = audit.page(session, "default", "", 0, 99)
+        rows = audit_chain.page(session, "default", "", 0, 99)
     assert [(row.action, row.namespace) for row in rows] == [
         ("organisation", "organisation science"),
         *(("team", f"team {name}") for name in ("one", "two", "three")),

@@ -22,7 +22,7 @@ from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
-from timekeeper.store import accounts, audit, bookings, budget_rules
+from timekeeper.store import accounts, audit_chain, bookings, budget_rules
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 from timekeeper.store.db.models import AuditRecord, BudgetGrant
@@ -221,7 +221,11 @@ def test_a_grant_that_has_not_begun_is_withdrawn_once_and_brings_nothing(books: 
     assert books.require("team").at(T0 + 8_000).balance == 20_000 - 8_000 + 9_000
     assert not movement.grant(books, TEAM, order(9_000, "k", T0 + 1), valid_from=T0 + 5_000, valid_to=None)
     with books.database.reading() as session:
-        assert [row.action for row in audit.page(session, "default", "team", 0, 9)] == ["grant", "grant", "withdraw"]
+        assert [row.action for row in audit_chain.page(session, "default", "team", 0, 9)] == [
+            "grant",
+            "grant",
+            "withdraw",
+        ]
     with pytest.raises(Conflicting, match="began at .* with an adjustment"):
         withdraw(books, kept, T0 + 8_000)
     with pytest.raises(Unknown, match="team has no grant 999"):
@@ -306,7 +310,11 @@ def test_verify_finds_what_was_tampered_with(database_url: str, damage: str, tol
     movement.refund(books, TEAM, order(1_000, "r", T0 + 1_000), pod_uid="a")
     assert verify(books.database.engine, carry=False).differences == []
     with books.database.reading() as session:
-        assert [row.action for row in audit.page(session, "default", "", 0, 9)] == ["transfer", "transfer", "refund"]
+        assert [row.action for row in audit_chain.page(session, "default", "", 0, 9)] == [
+            "transfer",
+            "transfer",
+            "refund",
+        ]
     books.database.write(lambda session: session.execute(text(damage)) and None)
     assert any(told in difference for difference in verify(books.database.engine, carry=False).differences)
     books.database.close()

@@ -24,7 +24,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.budget import set_budget, set_status
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import NamespaceRef, Order
-from timekeeper.store import accounts, audit
+from timekeeper.store import accounts, audit_chain
 from timekeeper.store import reservations as store
 from timekeeper.store.accounts import BudgetAccount
 from timekeeper.store.db.database import Database
@@ -218,7 +218,7 @@ def test_whoever_pays_more_than_was_set_aside_is_told_of(books: Books) -> None:
     reservation.end_pods(books, {"p": ("team", "p"), "q": ("team", "q")}, T0 + 26_000)
     assert outcomes(books, T0 + 26_000) == {"p": "settled", "q": "settled"}
     with books.database.reading() as session:
-        (told,) = audit.page(session, "default", "team", 0, 10)
+        (told,) = audit_chain.page(session, "default", "team", 0, 10)
     assert told.action == "reservation-exceeded"
     wanted = {"podUid": "q", "podName": "q", "amountMs": 20_000, "paidMs": 25_000}
     assert json.loads(told.detail) == {**wanted, "namespaceUid": "uid-team"}

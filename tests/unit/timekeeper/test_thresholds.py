@@ -29,7 +29,7 @@ from timekeeper.ledger.budget import set_budget
 from timekeeper.ledger.intake import Closing
 from timekeeper.ledger.movement import NamespaceRef, Order
 from timekeeper.ledger.verify import verify
-from timekeeper.store import audit
+from timekeeper.store import audit_chain
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -89,7 +89,7 @@ class Stage:
     def told(self) -> list[int]:
         told = [int(event["message"].partition(" %")[0]) for event in self.events()]
         with self.books.database.reading() as session:
-            rows = audit.page(session, "default", "", 0, 99)
+            rows = audit_chain.page(session, "default", "", 0, 99)
         noted = [row.detail for row in rows if row.action == "threshold"]
         assert len(noted) == len(told), (noted, told)
         return told
@@ -215,7 +215,7 @@ def test_a_teams_thresholds_are_told_in_the_namespaces_under_it(stage: Stage) ->
     assert stage.events()[0]["message"].startswith("50 % of the budget of team lab is used: 31s of 1m")
     assert stage.after(25) == [50, 50, 80]
     with stage.books.database.reading() as session:
-        (mine,) = audit.page(session, "default", NAMESPACE, 0, 9)[-1:]
+        (mine,) = audit_chain.page(session, "default", NAMESPACE, 0, 9)[-1:]
     assert mine.action == "threshold"
 
 
@@ -234,7 +234,7 @@ def test_an_event_that_cannot_be_written_is_written_later_or_noted_alone(
     stage.clock.advance(6_000)
     stage.controllers[0].look()
     with stage.books.database.reading() as session:
-        assert len([r for r in audit.page(session, "default", "", 0, 9) if r.action == "threshold"]) == 1
+        assert len([r for r in audit_chain.page(session, "default", "", 0, 9) if r.action == "threshold"]) == 1
     assert len(stage.events()) == (1 if isinstance(error, Unavailable) else 0)
 
 

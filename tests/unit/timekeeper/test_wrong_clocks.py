@@ -20,7 +20,7 @@ from timekeeper.ledger.books import Books
 from timekeeper.ledger.intake import Closing, Opening
 from timekeeper.ledger.movement import NamespaceRef
 from timekeeper.ledger.verify import verify
-from timekeeper.store import accounts, audit, bookings, workloads
+from timekeeper.store import accounts, audit_chain, bookings, workloads
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -179,7 +179,7 @@ def test_ends_that_an_older_release_took_from_the_future_are_held(books: Books) 
     assert (ended_at(books, "a"), ended_at(books, "fine")) == (latest, T0 + 2_000)
     with books.database.reading() as session:
         assert workloads.by_uid(session, ["a"])["a"].flags == "clock-skew"
-        (told,) = audit.page(session, "default", "team", 0, 10)
+        (told,) = audit_chain.page(session, "default", "team", 0, 10)
     assert told.action == "end-held"
     settlement.settle(books, [books.require("team").account.id], latest + 1)
     assert sum(p.amount for p in standing(books, "team") if p.key == "a") == latest - T0

@@ -7,12 +7,12 @@ import msgspec
 from flask import Response, request
 
 from slicekeeper.units import format_instant
-from timekeeper.api import requests
+from timekeeper.api import paging, requests
 from timekeeper.api.holder import named
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.audit import AuditEntry, AuditList
 from timekeeper.api.service import service
-from timekeeper.store import accounts, audit
+from timekeeper.store import accounts, audit_chain
 
 
 def listed() -> Response:
@@ -25,14 +25,14 @@ def listed() -> Response:
         it.allow("list", "", "audit")
     else:
         whose.allow("list", "audit")
-    limit, after = requests.limit(), requests.cursor(int) or 0
+    limit, after = paging.limit(), paging.cursor(int) or 0
     with it.books.database.reading() as session:
         rows = []
         if whose is None:
             parent = accounts.require_parent(session, it.books.cluster, requests.parent(above)) if above else None
-            rows = audit.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
+            rows = audit_chain.page(session, it.books.cluster, parent.title if parent else "", after, limit + 1)
         elif account := whose.find(session):
-            rows = audit.page(session, it.books.cluster, account.title, after, limit + 1, uid=account.uid)
+            rows = audit_chain.page(session, it.books.cluster, account.title, after, limit + 1, uid=account.uid)
     items = [
         AuditEntry(
             id=row.id, at=format_instant(row.at), actor=row.actor, action=row.action, namespace=row.namespace,
@@ -41,5 +41,5 @@ def listed() -> Response:
         )
         for row in rows[:limit]
     ]  # fmt: skip
-    more = requests.next_cursor(items[-1].id) if len(rows) > limit else None
+    more = paging.next_cursor(items[-1].id) if len(rows) > limit else None
     return requests.answer(AuditList(items=items, next_cursor=more))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from flask import Response
 
 from slicekeeper.wire.timekeeper import BudgetList
-from timekeeper.api import requests
+from timekeeper.api import paging, requests
 from timekeeper.api.budget_answer import answer, changed
 from timekeeper.api.budget_rule import patched, rule_of
 from timekeeper.api.holder import NamespaceHolder, holder
@@ -24,7 +24,7 @@ def listed() -> Response:
     """Return a page of budgets."""
     it = service()
     it.allow("list")
-    limit, after = requests.limit(), requests.cursor(tuple[str, int])
+    limit, after = paging.limit(), paging.cursor(tuple[str, int])
     positions = it.books.all_positions(after or ("", 0), limit + 1)
     now = it.clock.now_ms()
     held = reservation.held(it.books, now)
@@ -37,7 +37,7 @@ def listed() -> Response:
         for p in positions[:limit]
     ]  # fmt: skip
     last = positions[limit - 1].account if len(positions) > limit else None
-    more = None if last is None else requests.next_cursor((last.name, last.id))
+    more = None if last is None else paging.next_cursor((last.name, last.id))
     return requests.answer(BudgetList(items=items, next_cursor=more))
 
 

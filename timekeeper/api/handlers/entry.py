@@ -9,7 +9,7 @@ from flask import Response
 from sqlalchemy.orm import Session
 
 from slicekeeper.units import format_instant
-from timekeeper.api import requests
+from timekeeper.api import paging, requests
 from timekeeper.api.holder import holder
 from timekeeper.api.schemas.entry import EntryList, LedgerEntry
 from timekeeper.api.service import service
@@ -24,7 +24,7 @@ def listed(**path: str) -> Response:
     it = service()
     whose = holder(it, **path)
     whose.allow("get", "statement")
-    limit, after = requests.limit(), requests.cursor(int)
+    limit, after = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
         account = whose.require(session)
         lines = bookings.lines(session, account.id, after or 0, limit + 1)
@@ -47,7 +47,7 @@ def listed(**path: str) -> Response:
             )
             for line in lines[:limit]
         ]
-    more = requests.next_cursor(items[-1].id) if len(lines) > limit else None
+    more = paging.next_cursor(items[-1].id) if len(lines) > limit else None
     return requests.answer(EntryList(items=items, next_cursor=more))
 
 

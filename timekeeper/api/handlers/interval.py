@@ -7,9 +7,9 @@ from flask import Response
 
 from slicekeeper.units import NO_TIME, format_instant
 from slicekeeper.wire.timekeeper import IntervalCorrection, IntervalCorrectionList
-from timekeeper.api import budget_answer, requests
+from timekeeper.api import budget_answer, paging, requests
 from timekeeper.api.holder import holder
-from timekeeper.api.order import order_of
+from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.interval import IntervalBody
 from timekeeper.api.service import service
@@ -23,7 +23,7 @@ def listed(namespace: str) -> Response:
     it = service()
     whose = holder(it, namespace)
     whose.allow("get", "intervals")
-    limit, before = requests.limit(), requests.cursor(int)
+    limit, before = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
         account = whose.find(session)
         rows = store.page(session, account.id, before, limit + 1) if account else []
@@ -41,7 +41,7 @@ def listed(namespace: str) -> Response:
         )
         for row in rows[:limit]
     ]
-    more = requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
+    more = paging.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
     return requests.answer(IntervalCorrectionList(items=items, next_cursor=more))
 
 

@@ -7,9 +7,9 @@ from flask import Response
 
 from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import Grant, GrantList
-from timekeeper.api import budget_answer, requests
+from timekeeper.api import budget_answer, paging, requests
 from timekeeper.api.holder import Holder, ParentHolder, holder
-from timekeeper.api.order import order_of
+from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.movement import AdjustmentBody, GrantBody, Movement, MovementList, RefundBody, TransferBody
 from timekeeper.api.service import service
@@ -78,11 +78,11 @@ def _page(path: dict[str, str], kind: str, right: str) -> tuple[list[BudgetGrant
     it = service()
     whose = holder(it, **path)
     whose.allow("get", right)
-    limit, before = requests.limit(), requests.cursor(int)
+    limit, before = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
         account = whose.find(session)
         rows = movements_store.grants(session, account.id, kind, before, limit + 1) if account else []
-    return rows[:limit], requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
+    return rows[:limit], paging.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
 
 
 def _instant(value: Instant | None) -> str | None:

@@ -10,6 +10,7 @@ from flask import Response
 from slicekeeper.units import MS_PER_MINUTE, GpuMilliseconds
 from timekeeper.api import reporter, requests
 from timekeeper.api.holder import NamespaceHolder
+from timekeeper.api.idempotency import idempotency_key
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.original import IncreaseBody, OriginalBudget, SignOfLife, Terminate
 from timekeeper.api.service import Service, service
@@ -57,7 +58,7 @@ def increase(namespace: str) -> Response:
     caller = it.allow("create", name, "grants")
     given = requests.body(IncreaseBody)
     now = it.clock.now_ms()
-    key = requests.idempotency_key(shorten=True) or uuid.uuid4().hex
+    key = idempotency_key(shorten=True) or uuid.uuid4().hex
     order = Order(
         GpuMilliseconds(given.minutes * MS_PER_MINUTE), given.reason, key, requests.canonical(), caller.name, now
     )

@@ -9,7 +9,7 @@ from msgspec import UnsetType
 from slicekeeper.config.policy import NamespacePolicy
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Child, ChildList, ParentList
-from timekeeper.api import budget_answer, budget_rule, requests
+from timekeeper.api import budget_answer, budget_rule, paging, requests
 from timekeeper.api.holder import ParentHolder, holder
 from timekeeper.api.schemas.parent import ParentBudgetBody, ParentPatch, PlaceBody
 from timekeeper.api.service import service
@@ -25,11 +25,11 @@ def listed() -> Response:
     """Return a page of teams and organisations."""
     it = service()
     it.allow("list", "", _RIGHT)
-    limit, after = requests.limit(), requests.cursor(str)
+    limit, after = paging.limit(), paging.cursor(str)
     positions, now = it.books.parents(after or "", limit + 1), it.clock.now_ms()
     held = reservation.held_below(it.books, positions, now)
     items = [budget.parent(p, now, held[p.account.id]) for p in positions[:limit]]
-    more = requests.next_cursor(items[-1].name) if len(positions) > limit else None
+    more = paging.next_cursor(items[-1].name) if len(positions) > limit else None
     return requests.answer(ParentList(items=items, next_cursor=more))
 
 

@@ -7,7 +7,7 @@ from flask import Response
 
 from slicekeeper.config.policy import parse_rate
 from slicekeeper.units import format_instant
-from timekeeper.api import requests
+from timekeeper.api import paging, requests
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.rate import GpuRate, GpuRateList, RateBody
 from timekeeper.api.service import service
@@ -19,7 +19,7 @@ def listed() -> Response:
     """Return a page of rates, of one model if it is named."""
     it = service()
     it.allow("list", "", "rates")
-    limit, after = requests.limit(), requests.cursor(int)
+    limit, after = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
         rows = rates.listed(session, requests.plain("model"), after or 0, limit + 1)
     items = [
@@ -32,7 +32,7 @@ def listed() -> Response:
         )
         for row in rows[:limit]
     ]
-    more = requests.next_cursor(items[-1].id) if len(rows) > limit else None
+    more = paging.next_cursor(items[-1].id) if len(rows) > limit else None
     return requests.answer(GpuRateList(items=items, next_cursor=more))
 
 

@@ -10,9 +10,9 @@ from flask import Response
 
 from slicekeeper.units import format_instant
 from slicekeeper.wire.timekeeper import Reservation, ReservationList
-from timekeeper.api import requests
+from timekeeper.api import paging, requests
 from timekeeper.api.holder import NamespaceHolder, holder
-from timekeeper.api.order import order_of
+from timekeeper.api.idempotency import order_of
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.reservation import ReservationBody
 from timekeeper.api.service import Service, service
@@ -27,11 +27,11 @@ def listed(namespace: str) -> Response:
     """Return a page of reservations."""
     it, name = service(), requests.namespace(namespace)
     it.allow("get", name, "reservations")
-    limit, before = requests.limit(), requests.cursor(int)
+    limit, before = paging.limit(), paging.cursor(int)
     with it.books.database.reading() as session:
         account = NamespaceHolder(it, name).find(session)
         rows = store.page(session, account.id, before, limit + 1) if account else []
-    more = requests.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
+    more = paging.next_cursor(rows[limit - 1].id) if len(rows) > limit else None
     return requests.answer(ReservationList(items=_views(it, rows[:limit]), next_cursor=more))
 
 

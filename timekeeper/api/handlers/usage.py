@@ -8,7 +8,7 @@ from typing import Final, cast, get_args
 from flask import Response, request
 
 from slicekeeper.units import EPOCH, Instant, format_instant
-from timekeeper.api import requests
+from timekeeper.api import paging, requests
 from timekeeper.api.holder import NamespaceHolder
 from timekeeper.api.problems import Problem
 from timekeeper.api.schemas.usage import Usage, UsageBucket, UsageList
@@ -31,7 +31,7 @@ def listed() -> Response:
     bucket = cast(PeriodName, requests.choice("bucket", _BUCKETS))
     group_by = cast(GroupBy, requests.choice("groupBy", get_args(GroupBy)))
     start, end = requests.interval(bounds(now, "day", zone) or (EPOCH, now))
-    limit, (after, group) = requests.limit(), requests.cursor(tuple[int, str]) or (-1, "")
+    limit, (after, group) = paging.limit(), paging.cursor(tuple[int, str]) or (-1, "")
     spans = _spans(start, end, bucket, zone)
     wanted = UsageQuery(
         cluster=it.books.cluster, spans=spans, group_by=group_by, now=now, namespace=name,
@@ -53,7 +53,7 @@ def listed() -> Response:
         )
         for row in rows[:limit]
     ]
-    more = None if last is None else requests.next_cursor((last.span, last.group))
+    more = None if last is None else paging.next_cursor((last.span, last.group))
     return requests.answer(UsageList(group_by=group_by, items=items, as_of=format_instant(now), next_cursor=more))
 
 

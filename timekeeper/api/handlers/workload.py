@@ -7,7 +7,7 @@ from flask import Response
 
 from slicekeeper.units import Instant, format_instant
 from slicekeeper.wire.timekeeper import WorkloadList
-from timekeeper.api import requests
+from timekeeper.api import paging, requests
 from timekeeper.api.holder import named
 from timekeeper.api.service import service
 from timekeeper.api.views import workload
@@ -22,7 +22,7 @@ def listed() -> Response:
         it.allow("list", "")
     else:
         whose.allow("list")
-    limit, before = requests.limit(), requests.cursor(tuple[Instant, str])
+    limit, before = paging.limit(), paging.cursor(tuple[Instant, str])
     with it.books.database.reading() as session:
         account = None if whose is None else whose.find(session)
         rows = []
@@ -32,5 +32,5 @@ def listed() -> Response:
     now = it.clock.now_ms()
     items = workload.workload_views(it.books, rows[:limit], now)
     last = rows[limit - 1][0] if len(rows) > limit else None
-    more = None if last is None else requests.next_cursor((last.started_at, last.pod_uid))
+    more = None if last is None else paging.next_cursor((last.started_at, last.pod_uid))
     return requests.answer(WorkloadList(items=items, as_of=format_instant(now), next_cursor=more))

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Periods of a budget, and their seals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from flask import Response
+from sqlalchemy.orm import Session
+
+from slicekeeper.units import Instant, format_instant
+from timekeeper.api import paging, requests
+from timekeeper.api.holder import Holder, holder
+from timekeeper.api.schemas.period import Period, PeriodList, SealBody
+from timekeeper.api.service import service
+from timekeeper.core.accounting_period import period_around
+from timekeeper.core.budget import period_bucket, rule_at
+from timekeeper.core.record import Rule
+from timekeeper.ledger.seal import seal as seal_up
+from timekeeper.store import budget_rules, statements
+from timekeeper.store.accounts import BudgetAccount
+from timekeeper.store.statements import Total
+
+_GIVES: Final = ("allowance", "adjustment", "refund", "transfer-in")
+_TAKES: Final = ("withdrawal", "transfer-out")
+
+
+def periods(**path: str) -> Response:
+    """Return a page of periods."""
+    whose = holder(service(), **path)
+    whose.allow("get", "statement")
+    return _periods(whose, paging.limit(), paging.cursor(Instant))
+
+
+def seal(**path: str) -> Response:
+    """Seal periods that are over."""
+    it = service()
+    whose = holder(it, **path)
+    caller = whose.allow("update")
+    given = requests.body(SealBody)
+    until = requests.instant(given.until, "until")
+    with it.books.database.reading() as session:
+        account = whose.require(session)
+    seal_up(it.books, account, until, reason=given.reason, actor=caller.name, now=it.clock.now_ms())
+    return _periods(whose, 1, until)
+
+
+def _periods(whose: Holder, limit: int, before: Instant | None) -> Response:
+    now = whose.it.clock.now_ms()
+    with whose.it.books.database.reading() as session:
+        account = whose.require(session)
+        rules = [row.rule for row in budget_rules.rules(session, account.id)]
+        found = _newest(
+            rules,
+            now if before is None else min(Instant(before - 1), now),
+            statements.first_instant(session, account.id),
+        )
+        spans = [span for span, _ in zip(found, range(limit + 1), strict=False)]
+        items = _booked(session, account, rules, spans[:limit], now)
+    more = paging.next_cursor(spans[limit - 1][0]) if len(spans) > limit else None
+    sealed = format_instant(account.sealed_until) if account.sealed_until else None
+    return requests.answer(PeriodList(items=items, sealed_until=sealed, next_cursor=more))
+
+
+def _newest(rules: Sequence[Rule], at: Instant, first: Instant) -> Iterator[tuple[Instant, Instant]]:
+    """Yield periods from the one around an instant back to that of the first record."""
+    while at >= first:
+        start, end = period_around(rules, at)
+        yield start, end
+        at = Instant(start - 1)
+
+
+def _booked(
+    session: Session,
+    account: BudgetAccount,
+    rules: Sequence[Rule],
+    spans: Sequence[tuple[Instant, Instant]],
+    now: Instant,
+) -> list[Period]:
+    all_totals = statements.totals(session, account.id, spans)
+    named = {key for start, end in spans for key in _names(rules, start, end)}
+    begun = statements.begun(session, account.id, named)
+    return [
+        Period(
+            start=format_instant(start),
+            end=format_instant(end),
+            state="sealed" if end <= account.sealed_until else "grace" if end <= now else "open",
+            granted_ms=_sum(totals, _GIVES) - _sum(totals, _TAKES),
+            charged_ms=_sum(totals, ("charge",)),
+            over_budget_ms=_sum(totals, ("over-budget",)),
+            expired_ms=_sum(totals, ("expiry",)),
+            rolled_over_ms=_rolled_over(rules, [one for one in begun if start <= one[0] < end]),
+            corrections=sum(total.count for total in totals if total.correction),
+        )
+        for (start, end), totals in zip(spans, all_totals, strict=True)
+    ]
+
+
+def _names(rules: Sequence[Rule], start: Instant, end: Instant) -> Iterator[str]:
+    """Yield the names that a period's allowance can have: one not drawn on yet follows the calendar of a new rule."""
+    yield f"period:{start}"
+    yield from (period_bucket(rule, rule.since)[1].key for rule in rules if start <= rule.since < end)
+
+
+def _rolled_over(rules: Sequence[Rule], begun: Sequence[tuple[Instant, int]]) -> int:
+    """Return the rollover of a period, relative to the budget's amount when the first pod drew on it."""
+    return max(sum(amount - rule_at(rules, at).amount for at, amount in begun), 0)
+
+
+def _sum(totals: Sequence[Total], kinds: Sequence[str]) -> int:
+    return sum(total.amount for total in totals if total.kind in kinds)

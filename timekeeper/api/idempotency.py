@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are executed once per Idempotency-Key."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from flask import request
+
+from slicekeeper.units import GpuMilliseconds
+from timekeeper.api import requests
+from timekeeper.api.problems import Problem
+from timekeeper.api.service import Service
+from timekeeper.core.caller import Caller
+from timekeeper.ledger.movement import Order
+
+LONGEST_KEY: Final = 255
+"""In characters."""
+
+
+def idempotency_key(*, shorten: bool = False) -> str:
+    """Return the request's Idempotency-Key, empty if it has none.
+
+    `shorten` takes a longer one too, by its digest, so that keys with the same beginning stay two. Raises Problem if
+    the key has characters that cannot be printed, or is too long.
+    """
+    key = request.headers.get("Idempotency-Key", "").strip()
+    if key and (not key.isprintable() or (len(key) > LONGEST_KEY and not shorten)):
+        detail = f"an Idempotency-Key header must have 1 to {LONGEST_KEY} printable characters; for example a UUID"
+        raise Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")
+    return key if len(key) <= LONGEST_KEY else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def order_of(it: Service, caller: Caller, amount: GpuMilliseconds, reason: str) -> Order:
+    """Return the request's order, with its Idempotency-Key.
+
+    Raises Problem if it has none.
+    """
+    key = idempotency_key()
+    if not key:
+        detail = f"send an Idempotency-Key header of 1 to {LONGEST_KEY} printable characters, such as a UUID"
+        raise Problem(422, "idempotency-key-missing", detail, "Idempotency-Key")
+    return Order(amount, reason, key, requests.canonical(), caller.name, it.clock.now_ms())
