@@ -6,6 +6,9 @@
 
 then delete `go.mod` and `go.sum`. A file has two lines in hexadecimal: what the client sent, and what the server did.
 `arbiter.txt` is a talk with the real arbiter on fake GPUs, a line asked and a line answered by turns.
+
+A new record has the messages of the one before, byte for byte, but for the seat's name in `Allocate`, which is never
+used twice. What HTTP/2 has around them differs: the sockets' paths, pings, windows, and how often each side said so.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from support.small_cluster import wait_for
 
 from nodeagent.arbiter import Arbiter, ArbiterRefused, SeatPolicy
 from nodeagent.plugin import SOCKET, PodResources, call
@@ -197,3 +198,28 @@ def test_the_arbiter_is_spoken_to_as_it_was_recorded(tmp_path_factory: pytest.Te
     assert policy.holds(seat)
     assert (seat.seat, seat.gpu, told.rule, [gpu.gpu for gpu in told.gpus]) == ("seat-0003-ab", 1, "gemini", [0, 1])
     assert [(found.gpu, found.memory, found.how) for found in told.audit] == [(0, 64 << 20, "without the limiter")]
+
+
+def _shape(told: object) -> object:
+    """Return what must not change between two talks: the names and kinds of everything, and every text of ours."""
+    if isinstance(told, dict):
+        return {key: _shape(value) for key, value in told.items()}
+    if isinstance(told, list):
+        return [_shape(value) for value in told[:1]]
+    return told if isinstance(told, bool) or told in OURS else type(told)
+
+
+OURS: Any = ("in-budget", "background", "gemini", "no such seat", "gpu names no GPU of this machine")
+
+
+def test_the_real_arbiter_answers_as_it_was_recorded(arbiter: Any) -> None:
+    wait_for(arbiter.read, "the arbiter answers")
+    lines = (WIRE / "arbiter.txt").read_text().splitlines()
+    for asked, answered in zip(lines[::2], lines[1::2], strict=True):
+        with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as answer:
+            connection.settimeout(60)
+            connection.connect(str(arbiter.folder / "control.sock"))
+            connection.sendall(asked[2:].encode() + b"\n")
+            now, before = json.loads(answer.readline()), json.loads(answered[2:])
+        now.pop("audit", None), before.pop("audit", None)  # no process is on the GPU here
+        assert _shape(now) == _shape(before), asked
