@@ -14,8 +14,9 @@ BEHIND ?=
 # Where properties are searched from: another place in each run. A run that failed is repeated by its seed.
 SEED ?= $(shell od -An -N8 -tu8 /dev/urandom | tr -d ' ')
 
-# Installs packages where that is possible: as root, on Debian and what comes from it.
-apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq $(1) >/dev/null; }
+# Installs packages where that is possible: as root, on Debian and what comes from it; one run after the other.
+apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && flock /run/lock/slicekeeper-apt sh -c \
+  'apt-get update -qq && apt-get -o DPkg::Lock::Timeout=120 install -y -qq $(1) >/dev/null'; }
 
 .PHONY: help
 help: ## Show this list

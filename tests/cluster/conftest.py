@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,9 @@ from cluster.harness.kubectl import Kubectl, Refused
 from cluster.harness.site import Site
 
 LOGS = Path(__file__).resolve().parents[2] / "build" / "cluster-logs"
+PARTS = ("arbiter", "certificates", "nodeagent", "objects", "scheduler", "sharepods", "timekeeper", "webhook")
+SHOWN = ("pods.txt", "events.txt", *(f"{part}.log" for part in PARTS), "kubelet.log")
+SHOWN_LINES = 40
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,6 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     reason = clusters.unfit()
     if reason:
         pytest.skip(reason)
+    shutil.rmtree(LOGS / "install", ignore_errors=True)  # of another run
     cluster = clusters.start()
     try:
         kubectl = Kubectl(cluster.kubectl, cluster.kubeconfig)
@@ -72,13 +76,24 @@ def cluster(site: Site) -> Cluster:
 @pytest.fixture(autouse=True)
 def _clear(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    if "site" not in request.fixturenames:
-        return
-    site: Site = request.getfixturevalue("site")
-    if site.cluster is not None and request.session.testsfailed > site.failures:
-        site.failures = request.session.testsfailed
-        keep_logs(site.cluster, site.kubectl, LOGS / request.node.name)
-    site.clear()
+    if "site" in request.fixturenames:
+        request.getfixturevalue("site").clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep the logs of a test that failed, and show how they end: of a run elsewhere there is only what it printed."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function) and "site" in item.fixturenames:
+        site: Site | None = item.funcargs.get("site")
+        folder = LOGS / (item.name if site else "install")
+        if site is not None and site.cluster is not None:
+            keep_logs(site.cluster, site.kubectl, folder)
+        for name in SHOWN:
+            if (folder / name).exists():
+                lines = (folder / name).read_text("utf-8", "replace").splitlines()[-SHOWN_LINES:]
+                report.sections.append((name, "\n".join(lines)))
+    return report
 
 
 def keep_logs(cluster: Cluster, kubectl: Kubectl, folder: Path) -> None:
@@ -90,7 +105,7 @@ def keep_logs(cluster: Cluster, kubectl: Kubectl, folder: Path) -> None:
         "pods.yaml": ("get", "pods", "-A", "-o", "yaml"),
         "events.txt": ("get", "events", "-A", "--sort-by=.lastTimestamp"),
     }
-    for part in ("arbiter", "certificates", "nodeagent", "objects", "scheduler", "sharepods", "timekeeper", "webhook"):
+    for part in PARTS:
         selector = f"app.kubernetes.io/name={part}"
         every = ("--all-containers", "--tail=2000", "--max-log-requests=20")
         wanted[f"{part}.log"] = ("logs", "-n", install.NAMESPACE, "-l", selector, *every)

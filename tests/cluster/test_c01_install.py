@@ -70,13 +70,13 @@ def test_the_node_shows_its_gpus_and_their_capacity(site: Site) -> None:
 def test_a_job_completes_with_the_meter_inside_and_is_charged_exactly(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(job("train", gpu_container(script=f"{SHOW}; sleep 2", core=25)), namespace=team)
-    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=180s", timeout=190)
     [done] = site.pods(team)
     assert done["spec"]["initContainers"][0]["name"] == names.SIDECAR
     closed = wait_for(
         "closed interval",
         lambda: [w for w in site.workloads(team).values() if w.state == "closed"],
-        seconds=30,
+        seconds=180,
     )
     assert closed[0].charged_ms == charge_of(done)
 
@@ -146,13 +146,13 @@ def test_deployment_statefulset_and_cronjob_run(site: Site) -> None:
     }
     site.kubectl.create(stateful, cron, namespace=team)
     site.kubectl("create", "job", "tonight", "--from=cronjob/nightly", "-n", team)
-    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=90s", timeout=100)
-    site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=90s", timeout=100)
-    site.kubectl("wait", "--for=condition=Complete", "job/tonight", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=180s", timeout=190)
+    site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=180s", timeout=190)
+    site.kubectl("wait", "--for=condition=Complete", "job/tonight", "-n", team, "--timeout=180s", timeout=190)
     site.kubectl("rollout", "restart", "deployment/serve", "-n", team)
-    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("rollout", "status", "deployment/serve", "-n", team, "--timeout=180s", timeout=190)
     site.kubectl("delete", "pod", "db-0", "-n", team, timeout=90)  # the ordinal waits for the finalizer
-    site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("rollout", "status", "statefulset/db", "-n", team, "--timeout=180s", timeout=190)
 
 
 def test_many_pods_at_once_each_with_its_own_seat(site: Site) -> None:

@@ -67,7 +67,7 @@ def test_hanging_gpu_pods_are_refused_in_time(site: Site, cluster: Cluster) -> N
         _others_never_notice(site, team)
     finally:
         cluster.run("pkill", "-CONT", "-f", "slicekeeper webhook serve")
-    wait_for("webhook that answers", lambda: _admits(site, team), seconds=60)
+    wait_for("webhook that answers", lambda: _admits(site, team))
 
 
 def test_an_expired_certificate_is_refused_and_healed(site: Site) -> None:
@@ -82,7 +82,7 @@ def test_an_expired_certificate_is_refused_and_healed(site: Site) -> None:
         wait_for("end of the keeper", lambda: not site.pods(NAMESPACE, "app.kubernetes.io/name=certificates"))
         site.kubectl.patch("secret", "webhook-tls", {"data": data}, NAMESPACE)
         site.rollout(WEBHOOK)  # connections that are open stay good; new ones see what the Secret has
-        wait_for("refusal", lambda: _refused_for(site, team, "certificate has expired"), seconds=60, pause=1)
+        wait_for("refusal", lambda: _refused_for(site, team, "certificate has expired"), pause=1)
         _others_never_notice(site, team)
     finally:
         site.rollout("deployment/certificates", 1)
@@ -101,7 +101,7 @@ def test_rotation_under_load_fails_no_admission_and_loses_no_report(site: Site) 
         site.kubectl.patch("configmap", names.CA_CONFIG_MAP, {"data": {"ca.crt": "mine"}, "immutable": True}, stubborn)
         # A CA that is lost can sign no more: a new one is made, the old one stays trusted.
         site.kubectl("delete", "secret", "slicekeeper-ca", "-n", NAMESPACE)
-        after = wait_for("new certificate", lambda: next(_changed(site, before), None), seconds=60)
+        after = wait_for("new certificate", lambda: next(_changed(site, before), None))
         bundle = base64.b64decode(site.kubectl.get("secret", "slicekeeper-ca", NAMESPACE)["data"]["ca.crt"])
         assert base64.b64decode(trusted) in bundle
         assert bundle.count(b"BEGIN CERTIFICATE") == base64.b64decode(trusted).count(b"BEGIN CERTIFICATE") + 1

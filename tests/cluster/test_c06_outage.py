@@ -59,7 +59,7 @@ def _booked(site: Site, team: str) -> dict[str, int]:
 def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> None:
     team = site.namespace("crowd")
     site.kubectl.create(job("before", gpu_container(script="sleep 600", core=5, blocks=4), count=3), namespace=team)
-    wait_for("pods that ran before", lambda: _phase(site, team, "before", "Running") == 3, seconds=60)
+    wait_for("pods that ran before", lambda: _phase(site, team, "before", "Running") == 3)
     site.rollout(TIMEKEEPER, 0)
     left = time.monotonic()
     try:
@@ -100,11 +100,11 @@ def test_a_burst_while_the_timekeeper_is_away(site: Site, cluster: Cluster) -> N
 def test_the_watch_breaks_and_history_is_gone(site: Site, cluster: Cluster) -> None:
     team = site.namespace("crowd")
     site.kubectl.create(job("some", gpu_container(script="sleep 15", core=5, blocks=4), count=6), namespace=team)
-    wait_for("running pods", lambda: _phase(site, team, "some", "Running") == 6, seconds=60)
+    wait_for("running pods", lambda: _phase(site, team, "some", "Running") == 6)
     cluster.run("pkill", "-STOP", "-f", "slicekeeper timekeeper [s]erve")
     seen = _version(site, team)
     try:
-        wait_for("their end", lambda: _phase(site, team, "some", "Succeeded") == 6, seconds=60)
+        wait_for("their end", lambda: _phase(site, team, "some", "Succeeded") == 6)
         site.kubectl("delete", "job", "some", "-n", team, "--wait=false", "--cascade=background")
         wait_for("their deletion", lambda: all("deletionTimestamp" in p["metadata"] for p in site.pods(team)))
         records = site.pods(team)
@@ -117,7 +117,7 @@ def test_the_watch_breaks_and_history_is_gone(site: Site, cluster: Cluster) -> N
         assert _is_forgotten(site, team, seen)
     finally:
         cluster.run("sh", "-c", "pkill -CONT -f 'slicekeeper timekeeper [s]erve' || true")
-    wait_for("pods that are let go", lambda: not site.pods(team), seconds=60)
+    wait_for("pods that are let go", lambda: not site.pods(team))
     assert len(records) == 6
     assert _booked(site, team) == _expected(records)
 
@@ -152,12 +152,12 @@ def _answers(site: Site) -> bool:
 def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: Site) -> None:
     team = site.namespace()
     site.kubectl.create(job("known", gpu_container(script="sleep 600", core=5, blocks=4), count=2), namespace=team)
-    wait_for("pods that run before", lambda: _phase(site, team, "known", "Running") == 2, seconds=60)
+    wait_for("pods that run before", lambda: _phase(site, team, "known", "Running") == 2)
     site.rollout(TIMEKEEPER, 0)
     try:
         wait_for("end of the timekeeper", lambda: not site.pods(NAMESPACE, PART))
         site.kubectl.create(job("unseen", gpu_container(script="sleep 1", core=5, blocks=4), count=2), namespace=team)
-        wait_for("pods that nobody saw", lambda: _phase(site, team, "unseen", "Succeeded") == 2, seconds=90)
+        wait_for("pods that nobody saw", lambda: _phase(site, team, "unseen", "Succeeded") == 2)
         site.kubectl("delete", "jobs", "--all", "-n", team, "--wait=false")
         _wait_until_all_ended(site, team, 90)
         held = site.pods(team)
@@ -168,6 +168,6 @@ def test_pods_that_a_broken_timekeeper_holds_are_let_go_and_charged_later(site: 
         assert "4 pods were released by --break-glass and are not charged yet" in site.check()[1]
     finally:
         site.rollout(TIMEKEEPER, 1)
-    wait_for("charges", lambda: _booked(site, team) == _expected(held), seconds=60)
+    wait_for("charges", lambda: _booked(site, team) == _expected(held))
     records = ("get", "configmaps", "-n", NAMESPACE, "-l", "slicekeeper.io/released-pods", "-o", "name")
-    wait_for("a record that is done with", lambda: not site.kubectl(*records), seconds=60)
+    wait_for("a record that is done with", lambda: not site.kubectl(*records))

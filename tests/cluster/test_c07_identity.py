@@ -84,7 +84,7 @@ def test_a_sidecar_reports_over_tls_and_clear_text_gets_no_answer(site: Site, pa
     [sidecar] = [c for c in mine["spec"]["initContainers"] if c["name"] == names.SIDECAR]
     environ = {entry["name"]: entry.get("value", "") for entry in sidecar["env"]}
     assert environ["SLICEKEEPER_TIMEKEEPER_CLIENT_URL"].startswith("https://")
-    wait_for("report of the pod's own sidecar", lambda: site.heard(mine), seconds=60, pause=1)
+    wait_for("report of the pod's own sidecar", lambda: site.heard(mine), pause=1)
     token = site.folder / "mine.token"
     token.write_text(site.pod_token(mine))
     stranger = site.folder / "stranger.crt"

@@ -30,10 +30,10 @@ def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site
     poor, rich = site.namespace("poor"), site.namespace()
     # 60 percent of each of four GPUs: a pod that wants half a GPU fits the node's total, and no single GPU.
     site.kubectl.create(deployment("leftovers", gpu_container(core=60, blocks=64), count=4), namespace=poor)
-    wait_for("four running pods", lambda: len(_alive(site, poor)) == 4, seconds=90)
+    wait_for("four running pods", lambda: len(_alive(site, poor)) == 4)
     assert len({p["metadata"]["annotations"][names.gpu_annotation("train")] for p in _alive(site, poor)}) == 4
 
-    wait_for("over-budget states", lambda: _states(site, poor)[names.OVER_BUDGET] == 4, seconds=60)
+    wait_for("over-budget states", lambda: _states(site, poor)[names.OVER_BUDGET] == 4)
     assert len(_alive(site, poor)) == 4, "nothing is deleted for lack of budget alone"
     assert wait_for("event", lambda: [e for e in site.kubectl.list("events", poor) if "budget" in e["message"].lower()])
 
@@ -47,7 +47,7 @@ def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site
     assert late["metadata"]["annotations"][names.BUDGET_STATE] == names.OVER_BUDGET
 
     site.kubectl.create(pod("urgent", gpu_container(core=50, blocks=64)), namespace=rich)
-    urgent = site.wait_phase(rich, "urgent", "Running", seconds=60)
+    urgent = site.wait_phase(rich, "urgent", "Running")
     assert len([p for p in _alive(site, poor) if p["metadata"]["uid"] in held]) == 3, "the fewest give way"
     assert [
         e
@@ -62,7 +62,7 @@ def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site
         client.grant(Budget, poor, 3_600_000, "the suite says so", "grant-1")
         client.grant(Budget, poor, 3_600_000, "the suite says so", "grant-1")
         assert client.budget(Budget, poor).granted_ms == 3_600_000
-    wait_for("states back in budget", lambda: set(_states(site, poor)) == {names.IN_BUDGET}, seconds=60)
+    wait_for("states back in budget", lambda: set(_states(site, poor)) == {names.IN_BUDGET})
     site.kubectl.create(pod("after", gpu_container(core=5, blocks=4)), namespace=poor)
     assert site.pod(poor, "late")["spec"]["priorityClassName"] == "gpu-lower-priority", "a class never changes"
     wait_for("webhook that knows", lambda: _class_now(site, poor) == "gpu-default-priority")
@@ -71,31 +71,31 @@ def test_a_namespace_runs_out_gives_way_at_gpu_level_and_gets_a_grant(site: Site
 def test_an_in_budget_pod_is_never_taken_from(site: Site) -> None:
     first, second = site.namespace(), site.namespace()
     site.kubectl.create(job("hold", gpu_container(core=100, blocks=None), count=4), namespace=first)
-    wait_for("four running pods", lambda: len(_alive(site, first)) == 4, seconds=90)
+    wait_for("four running pods", lambda: len(_alive(site, first)) == 4)
     site.kubectl.create(pod("waits", gpu_container(core=50, blocks=64)), namespace=second)
     wait_for("word why it waits", lambda: site.events(second, "FailedScheduling"))
     assert len(_alive(site, first)) == 4
     assert site.pod(second, "waits")["status"]["phase"] == "Pending"
     site.kubectl("delete", "job", "hold", "-n", first, "--wait=false")
-    site.wait_phase(second, "waits", "Running", seconds=60)
+    site.wait_phase(second, "waits", "Running")
 
 
 def test_kube_schedulers_preemption_takes_only_what_helps_on_one_gpu(site: Site) -> None:
     team, leftovers = site.namespace(), site.namespace()
     site.kubectl.create(job("keep", gpu_container(core=60, blocks=64), count=4), namespace=team)
-    wait_for("four running pods", lambda: len(_alive(site, team)) == 4, seconds=90)
+    wait_for("four running pods", lambda: len(_alive(site, team)) == 4)
     background = {names.GPU_CLASS: names.BACKGROUND}
     spare = [pod(f"spare-{n}", gpu_container(core=40, blocks=64), annotations=background) for n in range(4)]
     site.kubectl.create(*spare, namespace=leftovers)
-    wait_for("a full node", lambda: len(_alive(site, leftovers)) == 4, seconds=90)
+    wait_for("a full node", lambda: len(_alive(site, leftovers)) == 4)
     asked = _preempt_calls(site)
 
     # Two leftovers give the node what 60 percent need, and no GPU.
     site.kubectl.create(pod("wide", gpu_container(core=60, blocks=64)), namespace=team)
-    wait_for("a question about victims", lambda: _preempt_calls(site) > asked, seconds=60)
-    wait_for("word why it waits", lambda: site.events(team, "FailedScheduling"), seconds=60)
+    wait_for("a question about victims", lambda: _preempt_calls(site) > asked)
+    wait_for("word why it waits", lambda: site.events(team, "FailedScheduling"))
     site.kubectl.create(pod("narrow", gpu_container(core=40, blocks=64)), namespace=team)
-    narrow = site.wait_phase(team, "narrow", "Running", seconds=90)
+    narrow = site.wait_phase(team, "narrow", "Running")
     assert len(_alive(site, leftovers)) == 3, "one gave way, for the pod that it helps"
     assert len(_alive(site, team)) == 5
     assert site.pod(team, "wide")["status"]["phase"] == "Pending"

@@ -66,7 +66,7 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
     assert first["spec"]["priorityClassName"] == "gpu-default-priority"
     site.kubectl.create(job("second", _gpu("sleep 600"), activeDeadlineSeconds=10), namespace=safe)
     second = _pod_of(site, safe, "second")
-    (why,) = wait_for("word why it waits", lambda: _said(site, second, "WaitsForGpuTime"), seconds=60)
+    (why,) = wait_for("word why it waits", lambda: _said(site, second, "WaitsForGpuTime"))
     assert "needs 1m11s of GPU time" in why
     assert "are missing" in why
     budget = _budget(site, safe)
@@ -128,22 +128,22 @@ def test_in_a_hard_namespace_pods_are_told_refused_and_evicted(site: Site) -> No
     saved = _wait(site, kept, "saved", "Running")
     plain, held = _wait(site, spent, "plain", "Running"), _wait(site, spent, "guarded", "Running")
 
-    (told,) = wait_for("word of the end", lambda: _said(site, saved, "BudgetExhausted"), seconds=60)
+    (told,) = wait_for("word of the end", lambda: _said(site, saved, "BudgetExhausted"))
     assert "are evicted from" in told
     with site.timekeeper() as client:
         client.grant(Budget, kept, 3_600_000, "the suite says so", "grant-1")
-    wait_for("word of the end", lambda: _said(site, plain, "BudgetExhausted"), seconds=60)
-    refused = wait_for("refusal", lambda: _refusal(site, spent), seconds=60)
+    wait_for("word of the end", lambda: _said(site, plain, "BudgetExhausted"))
+    refused = wait_for("refusal", lambda: _refusal(site, spent))
     assert "no GPU budget left" in refused
     assert "for example the same manifest, after a grant or in the next period" in refused
 
     (why,) = wait_for("eviction", lambda: _said(site, plain, "BudgetEviction"), seconds=120)
     assert "the grace period of 30s is over" in why
-    wait_for("its end", lambda: not _is_running(site, plain), seconds=60)
-    wait_for("word of the disruption budget", lambda: _said(site, held, "EvictionPutOff"), seconds=60)
+    wait_for("its end", lambda: not _is_running(site, plain))
+    wait_for("word of the disruption budget", lambda: _said(site, held, "EvictionPutOff"))
     assert _is_running(site, held)
     site.kubectl("delete", "poddisruptionbudget", "guard", "-n", spent)
-    wait_for("eviction", lambda: _said(site, held, "BudgetEviction"), seconds=60)
+    wait_for("eviction", lambda: _said(site, held, "BudgetEviction"))
     assert _is_running(site, saved), "a grant within the grace keeps it"
     assert not _said(site, saved, "BudgetEviction")
 

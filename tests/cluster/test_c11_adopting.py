@@ -110,7 +110,7 @@ def test_pods_from_before_are_found_shown_and_charged_from_then_on(site: Site) -
         last.update({p["metadata"]["name"]: p for p in there})
         return not there
 
-    wait_for("pods that are let go", gone, seconds=90, pause=0.05)
+    wait_for("pods that are let go", gone, pause=0.05)
     booked = {w.pod_name: w for w in site.workloads(team).values()}
     assert {name: w.state for name, w in booked.items()} == {"whole": "closed", "share": "closed"}
     for name, gpus in (("whole", Fraction(2)), ("share", Fraction(25, 100))):

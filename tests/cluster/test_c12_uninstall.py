@@ -37,7 +37,7 @@ def test_uninstalling_leaves_nothing_behind(site: Site) -> None:
     assert f"pod {team}/runs still has our finalizer" in told
     code, told = site.check("--repair")
     assert code == 0, told
-    wait_for("pod that goes", lambda: not site.pods(team), seconds=60)
+    wait_for("pod that goes", lambda: not site.pods(team))
     published = ("get", "configmap", "-A", f"--field-selector=metadata.name={names.CA_CONFIG_MAP}", "-o", "name")
     wait_for("end of what the garbage collector takes", lambda: not site.kubectl(*published).split())
     node = site.kubectl.list("nodes")[0]

@@ -121,7 +121,7 @@ def test_replicas_are_killed_in_turn_under_load(site: Site, cluster: Cluster, le
             (status,) = leading["status"]["containerStatuses"]
             cluster.kill_container(status["containerID"])
             site.kubectl("delete", "pod", going["metadata"]["name"], "-n", team, "--wait=false")
-            wait_for("the other to lead", lambda heir=heir: ledger.leader() == heir, seconds=60)
+            wait_for("the other to lead", lambda heir=heir: ledger.leader() == heir)
             booked = _bookings(ledger)
             wait_for("load on the one that is left", lambda booked=booked: _bookings(ledger) > booked + 20, seconds=120)
             restarts = status["restartCount"]

@@ -132,7 +132,7 @@ def _works(site: Site) -> None:
     [bundle] = [c["data"][names.CA_KEY] for c in published if c["metadata"]["name"] == names.CA_CONFIG_MAP]
     assert _secret(site, "slicekeeper-ca")["tls.crt"].decode() in bundle
     site.kubectl.create(job("train", gpu_container(script="sleep 2", core=25)), namespace=team)
-    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=90s", timeout=100)
+    site.kubectl("wait", "--for=condition=Complete", "job/train", "-n", team, "--timeout=180s", timeout=190)
     [done] = site.pods(team)
     closed = wait_for("charge", lambda: [w for w in site.workloads(team).values() if w.state == "closed"])
     assert closed[0].charged_ms == charge_of(done)

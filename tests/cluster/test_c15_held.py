@@ -37,8 +37,8 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     site.kubectl.create(job("rest", gpu_container(core=100, blocks=None), count=3), namespace=team)
     whole = gpu_container(script="sleep 2", core=100, blocks=None)
     site.kubectl.create(pod("holds", whole, *others, volumes=[FLAG], **more), namespace=team)
-    wait_for("four GPUs held", lambda: _bound(site, team) == 4, seconds=90)
-    wait_for("end of the GPU container", lambda: _ended(site.pod(team, "holds"), "train"), seconds=60)
+    wait_for("four GPUs held", lambda: _bound(site, team) == 4)
+    wait_for("end of the GPU container", lambda: _ended(site.pod(team, "holds"), "train"))
 
     site.kubectl.create(pod("waits", gpu_container(core=100, blocks=None)), namespace=team)
     wait_for("word why it waits", lambda: site.events(team, "FailedScheduling"))
@@ -49,8 +49,8 @@ def test_a_container_that_has_ended_holds_its_gpu_and_pays_until_its_pod_has(sit
     assert "nodeName" not in site.pod(team, "waits")["spec"]
 
     site.kubectl("exec", "holds", "-c", "other", "-n", team, "--", "touch", "/flag/end")
-    done = site.wait_phase(team, "holds", "Succeeded", seconds=90)
-    waited = site.wait_phase(team, "waits", "Running", seconds=60)
+    done = site.wait_phase(team, "holds", "Succeeded")
+    waited = site.wait_phase(team, "waits", "Running")
     closed = wait_for("closed interval", lambda: _closed(site, team, uid))
     assert closed.end is not None
     assert closed.charged_ms + closed.over_budget_ms == charge_of(done)

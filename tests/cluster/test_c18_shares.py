@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 
 def _wait_for(site: Site, namespace: str, name: str, *held: object) -> None:
-    wait_for(f"{held} of {name}", lambda: policy(site, namespace, name)[-len(held) :] == held, seconds=60)
+    wait_for(f"{held} of {name}", lambda: policy(site, namespace, name)[-len(held) :] == held)
 
 
 def _goes_on(site: Site, namespace: str, name: str) -> None:
@@ -131,7 +131,7 @@ def test_a_node_whose_run_folder_is_emptied_puts_its_slices_back(site: Site, clu
     def running() -> list[Object]:
         return [one for one in site.pods(team) if one["status"].get("phase") == "Running"]
 
-    [one] = wait_for("a running pod", running, seconds=90)
+    [one] = wait_for("a running pod", running)
     name, held = one["metadata"]["name"], (30, 60, 4 * GIB, "background", 1)
     _wait_for(site, team, name, *held)
     cluster.run("sh", "-c", "rm -rf /run/slicekeeper/* /var/run/cdi/*")
@@ -160,7 +160,7 @@ def test_after_a_reboot_of_the_node_slices_are_held_again_and_what_ended_is_paid
         return [one for one in site.pods(team) if one["status"].get("phase") == "Running"
                 and one["metadata"]["uid"] not in but and "deletionTimestamp" not in one["metadata"]]  # fmt: skip
 
-    before = wait_for("both pods", lambda: found if len(found := running()) == 2 else [], seconds=90)
+    before = wait_for("both pods", lambda: found if len(found := running()) == 2 else [])
     held = (30, 100, 4 * GIB, "in-budget", 1)
     for one in before:
         _wait_for(site, team, one["metadata"]["name"], *held)
@@ -213,8 +213,8 @@ def test_a_hostile_container_keeps_to_its_caps_or_is_evicted_and_its_neighbour_k
     # Preloading is a fence: what gets over it, with memory beyond the cap, is told of, and goes if the policy says so.
     [told] = wait_for("word of it", lambda: site.events(other, "OutsideSlice"))
     assert "container train uses GPU" in told["message"]
-    wait_for("eviction", lambda: site.events(other, "AuditEviction"), seconds=60)
-    wait_for("its end", lambda: not site.pods(other), seconds=60)
+    wait_for("eviction", lambda: site.events(other, "AuditEviction"))
+    wait_for("its end", lambda: not site.pods(other))
     assert policy(site, team, "train") == (50, 100, 4 * GIB, "in-budget", 1)
     _goes_on(site, team, "train")
 

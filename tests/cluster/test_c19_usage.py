@@ -27,7 +27,7 @@ def test_what_a_slice_and_a_whole_gpu_use_is_reported_and_shown(site: Site) -> N
         now = used()
         return now["idle"] == 0 and all((now[name] or 0) > 1000 for name in ("half", "whole"))
 
-    wait_for("their reports", all_used, seconds=90)
+    wait_for("their reports", all_used)
 
     def shown() -> dict[str, Any] | None:
         code, told = site.slicekeeper("top", "-o", "json")

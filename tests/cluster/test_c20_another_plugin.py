@@ -66,7 +66,7 @@ def test_nothing_is_offered_twice_and_a_divided_node_serves_both(
         there = _node(site)["status"]["allocatable"]
         return there.get(RESOURCE), there.get(CORE)
 
-    wait_for("a divided node", lambda: amounts() == ("2", "200"), seconds=60)
+    wait_for("a divided node", lambda: amounts() == ("2", "200"))
     ours = _offered(site)
     assert len(ours) == len(theirs) == 2
     assert not set(ours) & set(theirs)

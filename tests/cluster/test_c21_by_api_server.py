@@ -215,5 +215,5 @@ def test_namespaces_go_while_the_timekeeper_is_there(site: Site) -> None:
     """An API that does not answer would keep every namespace of the cluster from being deleted."""
     wait_for("the API", lambda: _available(site))
     team = site.namespace()
-    site.kubectl("delete", "namespace", team, "--timeout=60s", timeout=70)
+    site.kubectl("delete", "namespace", team, "--timeout=180s", timeout=190)
     assert site.kubectl("get", "pods", "-n", NAMESPACE, "-o", "name")

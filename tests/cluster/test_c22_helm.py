@@ -100,7 +100,7 @@ def _went_on(site: Site, before: Object) -> None:
     assert (ended["metadata"]["uid"], {status["restartCount"] for status in statuses}) == (uid, {0})
     wait_for("closed interval", lambda: site.workloads(team)[uid].state == "closed", 60, 1)
     assert site.workloads(team)[uid].charged_ms == charge_of(ended)
-    site.kubectl("delete", "pod", name, "-n", team, "--timeout=60s", timeout=70)
+    site.kubectl("delete", "pod", name, "-n", team, "--timeout=180s", timeout=190)
 
 
 def _nothing_to_apply_again(site: Site, helm: Helm) -> None:

@@ -112,7 +112,7 @@ def test_a_budget_is_applied_looked_at_edited_and_deleted(objects: Site) -> None
         assert "finalizers" not in managed
         theirs = {"kubectl.kubernetes.io/last-applied-configuration"}
         assert set(managed.get("annotations", {})) <= {*theirs, names.CHANGED_BY}
-        kubectl("delete", "gpubudget", "default", "-n", team, "--timeout=60s", timeout=70)
+        kubectl("delete", "gpubudget", "default", "-n", team, "--timeout=180s", timeout=190)
         wait_for("the policy's budget", lambda: timekeeper.budget(Budget, team).source == "policy", 120)
 
 
@@ -177,7 +177,7 @@ def test_teams_and_who_may_say_what_is_under_them(objects: Site) -> None:
         with pytest.raises(Refused, match="kind cannot be changed"):
             kubectl.patch("clustergpubudget", name, {"spec": {"kind": "organisation"}})
     finally:
-        kubectl("delete", "clustergpubudget", name, "--ignore-not-found", "--timeout=60s", timeout=70)
+        kubectl("delete", "clustergpubudget", name, "--ignore-not-found", "--timeout=180s", timeout=190)
 
 
 def _refusal(kubectl: Kubectl, team: str, **spec: object) -> str:
@@ -310,7 +310,7 @@ def test_a_policy_comes_before_the_file_and_says_what_became_of_it(objects: Site
 
             wait_for("audit log that names who wrote the policy", is_named, 120, 2)
         finally:
-            kubectl("delete", "gpupolicy", name, "--ignore-not-found", "--timeout=60s", timeout=70)
+            kubectl("delete", "gpupolicy", name, "--ignore-not-found", "--timeout=180s", timeout=190)
         wait_for("the file's ceiling at last", lambda: _ceiling(objects, team) == "100", 120)
         wait_for("the file's budget at last", lambda: amount() == usual, 120)
 

@@ -79,7 +79,7 @@ def test_sharepods_of_one_id_are_on_one_gpu_and_it_is_an_id_no_more_with_the_las
         assert pod["metadata"]["annotations"][names.limit_annotation("cuda")] == ceiling
     kubectl.apply(sharepod("late", "0.1", GPUID="xyz"), namespace=team)
     told(sharepods, team, "late", "Unschedulable")  # three GPUs are idle, and it may have none of them
-    kubectl("delete", "sharepod", "slides-b", "-n", team, "--timeout=60s", timeout=70)
+    kubectl("delete", "sharepod", "slides-b", "-n", team, "--timeout=180s", timeout=190)
     assert gpu(sharepods, team, "late") == shared
 
 
@@ -133,8 +133,8 @@ def test_the_operator_is_killed_and_each_sharepod_has_one_pod_that_is_charged(sh
 
     wait_for("four charges", charged, 120)
     # A pod that has ended is not made again; the garbage collector takes what a deleted SharePod leaves.
-    kubectl("delete", "pod", "s0", "-n", team, "--timeout=60s", timeout=70)
-    kubectl("delete", "sharepod", "s1", "-n", team, "--timeout=60s", timeout=70)
+    kubectl("delete", "pod", "s0", "-n", team, "--timeout=180s", timeout=190)
+    kubectl("delete", "sharepod", "s1", "-n", team, "--timeout=180s", timeout=190)
     left = {"s2", "s3"}
     wait_for("two pods", lambda: {pod["metadata"]["name"] for pod in sharepods.pods(team)} == left, 120)
     assert condition(kubectl.get("sharepod", "s0", team), "Ended")["status"] == "True"

@@ -47,12 +47,12 @@ def node(site: Site) -> Object:
 def divided(site: Site) -> Iterator[Gpu]:
     divide(site, "3g.40gb+2g.20gb")
     try:
-        yield wait_for("two slices", lambda: gpu(site) if len(gpu(site).mig) == 2 else None, seconds=60)
+        yield wait_for("two slices", lambda: gpu(site) if len(gpu(site).mig) == 2 else None)
     finally:
         for namespace in site.namespaces:
             site.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--wait=false")
         divide(site)
-        wait_for("an undivided GPU", lambda: gpu(site).healthy and not gpu(site).mig, seconds=60)
+        wait_for("an undivided GPU", lambda: gpu(site).healthy and not gpu(site).mig)
 
 
 def test_containers_hold_slices_with_nothing_in_their_way(site: Site, divided: Gpu) -> None:
@@ -84,7 +84,7 @@ def test_containers_hold_slices_with_nothing_in_their_way(site: Site, divided: G
     wait_for("why it waits", lambda: "MIG slices that could hold 10 percent" in _conditions(site, team, "waits"))
 
     divide(site, "2g.20gb")
-    told = wait_for("word of the slice that is gone", lambda: site.events(team, "GpuUnhealthy"), seconds=60)
+    told = wait_for("word of the slice that is gone", lambda: site.events(team, "GpuUnhealthy"))
     assert large.uuid in told[0]["message"]
     assert {one["involvedObject"]["name"] for one in told} == {"asks"}
     site.kubectl("delete", "pod", "adaptive", "-n", team, "--grace-period=1")

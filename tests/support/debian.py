@@ -7,9 +7,20 @@ import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+LOCK = Path("/run/lock/slicekeeper-apt")
+"""Held by whoever calls apt-get, the Makefile included: of two at once, one would fail."""
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Wait until nobody else of ours installs, in any suite or run; for root."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def install(*packages: str) -> None:
@@ -17,8 +28,7 @@ def install(*packages: str) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     wanted = ["-o", "DPkg::Lock::Timeout=120", "install", "-y", "-qq", "--no-install-recommends", *packages]
-    with (Path(tempfile.gettempdir()) / "slicekeeper-tests-apt.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with turn():
         if _is_installed(packages):
             return
         with suppress(OSError, subprocess.SubprocessError):

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import debian
+
 BUILD = Path(__file__).resolve().parent.parent / "build"
 
 GO_MINIMUM = (1, 26, 6)
@@ -257,8 +259,10 @@ def _install(packages: list[str]) -> None:
         _POLICY.write_text(_NO_SERVICES)
         _POLICY.chmod(0o755)
     try:
-        run(["apt-get", "update", "-q"], env=environ, timeout=300)
-        run(["apt-get", "install", "-y", "-q", "--no-install-recommends", *packages], env=environ, timeout=600)
+        wanted = ["-o", "DPkg::Lock::Timeout=120", "install", "-y", "-q", "--no-install-recommends", *packages]
+        with debian.turn():
+            run(["apt-get", "update", "-q"], env=environ, timeout=300)
+            run(["apt-get", *wanted], env=environ, timeout=600)
     finally:
         if written:
             _POLICY.unlink()

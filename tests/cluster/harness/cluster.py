@@ -163,8 +163,9 @@ def start(*, stay: bool = False) -> Cluster:
     cluster = Cluster(folder, process)
     answer = _answer(process)
     if answer:
+        told = _last_words(cluster.logs)
         cluster.stop()
-        raise Missing(f"the cluster did not start: {answer}")
+        raise Missing(f"the cluster did not start: {answer}\n{told}")
     admin = yaml.safe_load((folder / "admin.kubeconfig").read_text())
     admin["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{port}"
     cluster.kubeconfig.touch(mode=0o600)
@@ -227,6 +228,12 @@ def _answer(process: subprocess.Popen[bytes]) -> str:
         return f"no answer after {START_SECONDS:.0f} s"
     line = process.stdout.readline()
     return str(json.loads(line).get("error", "")) if line else "its first process ended; see inside.log"
+
+
+def _last_words(logs: Path) -> str:
+    """Return how each program's log ends: the logs go with the cluster."""
+    ends = {file.name: file.read_text("utf-8", "replace").splitlines()[-20:] for file in sorted(logs.glob("*.log"))}
+    return "\n".join(f"--- {name}\n" + "\n".join(lines) for name, lines in ends.items())
 
 
 def runs() -> Path:

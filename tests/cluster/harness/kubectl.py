@@ -90,7 +90,7 @@ def _dry(dry_run: bool) -> list[str]:
     return ["--dry-run=server"] if dry_run else []
 
 
-def wait_for(what: str, look: Callable[[], T], seconds: float = 60.0, pause: float = 0.3) -> T:
+def wait_for(what: str, look: Callable[[], T], seconds: float = 180.0, pause: float = 0.3) -> T:
     """Look again and again until there is something true; return it, or fail saying what was waited for."""
     end = time.monotonic() + seconds
     while True:

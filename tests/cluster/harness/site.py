@@ -43,8 +43,6 @@ class Site:
     folder: Path
     cluster: Cluster | None
     namespaces: list[str] = field(default_factory=list)
-    failures: int = 0
-    """Failed tests whose logs have been kept."""
 
     def namespace(self, kind: str = "team", labels: dict[str, str] | None = None) -> str:
         """Make a namespace of its own for a test; its policy goes by the kind."""
@@ -171,7 +169,7 @@ class Site:
         """Return one pod."""
         return self.kubectl.get("pod", name, namespace)
 
-    def wait_phase(self, namespace: str, name: str, *phases: str, seconds: float = 90.0) -> Object:
+    def wait_phase(self, namespace: str, name: str, *phases: str, seconds: float = 180.0) -> Object:
         """Wait until a pod is in one of the phases; return it."""
 
         def look() -> Object | None:
