@@ -60,7 +60,7 @@ def registry(folder: Path) -> Iterator[str]:
         yield where
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def run(*words: str | Path) -> Result:

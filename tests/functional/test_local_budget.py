@@ -74,13 +74,7 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
     assert [p["metadata"]["name"] for p in evicted] == ["big"]
     assert set(pods(local, "spender")) == {"small", "q1", "q2", "q3", "q4"}
     assert gpu(pods(local, "saver")["urgent"]) == gpu(before["small"])
-    told = [
-        e
-        for e in local.cluster.store.collection(EVENTS)[0]
-        if "reclaim" in e["source"]["component"] or "scheduler" in e["source"]["component"]
-    ]
-    about = {e["involvedObject"]["name"] for e in told}
-    assert {"big", "urgent"} <= about, "the reclaimer says so on both"
+    until("the reclaimer's word on both", lambda: {"big", "urgent"} <= told_of(local))
 
     timekeeper.grant(Budget, "spender", 3_600_000, "test", "grant-1")
     until("all pods in budget again", lambda: states(local, "spender") == {"in-budget"})
@@ -91,6 +85,13 @@ def test_a_namespace_that_runs_out_gives_way_and_comes_back(local: LocalCluster)
     assert all(over > 0 for name, (_, over) in spent.items() if not name.startswith("probe"))
     budget = timekeeper.budget(Budget, "spender")
     assert budget.used_ms == sum(charged for charged, _ in spent.values())
+
+
+def told_of(local: LocalCluster) -> set[str]:
+    """Return the pods that the reclaimer or the scheduler has told something."""
+    events = local.cluster.store.collection(EVENTS)[0]
+    told = [e for e in events if any(part in e["source"]["component"] for part in ("reclaim", "scheduler"))]
+    return {e["involvedObject"]["name"] for e in told}
 
 
 def _class_of_a_new_pod(local: LocalCluster) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 import yaml
 from support.local_cluster import COMMAND, processes_of, until
 
+PATIENCE = 240
+
 
 def environment(home: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SLICEKEEPER_")}
@@ -24,7 +26,13 @@ def environment(home: Path) -> dict[str, str]:
 
 def run(home: Path, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *args], env=environment(home), input=stdin, capture_output=True, text=True, timeout=90, check=False
+        [*COMMAND, *args],
+        env=environment(home),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 
@@ -43,10 +51,10 @@ def launched(home: Path, *args: str) -> Iterator[tuple[subprocess.Popen[bytes], 
 
 def told_by(process: subprocess.Popen[bytes], output: Path, told: str) -> None:
     """Wait until the output holds `told`; fail with all of it if the process ends or takes too long."""
-    end = time.monotonic() + 90
+    end = time.monotonic() + PATIENCE
     while told not in output.read_text():
         assert process.poll() is None, output.read_text()
-        assert time.monotonic() < end, f"{told!r} did not come within 90 s:\n{output.read_text()}"
+        assert time.monotonic() < end, f"{told!r} did not come within {PATIENCE} s:\n{output.read_text()}"
         time.sleep(0.05)
 
 
@@ -127,7 +135,7 @@ def test_it_stays_up_for_other_terminals_until_interrupted(tmp_path: Path) -> No
         until("the pod's charge", lambda: "mine" in run(home, "pods", "-n", "mine").stdout)
 
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0, output.read_text()
+        assert process.wait(PATIENCE) == 0, output.read_text()
     assert processes_of(home) == []
     assert "Traceback" not in output.read_text()
 
@@ -158,6 +166,6 @@ def test_one_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path) -> N
         with staying(home, told="ready at http") as (process, output):
             process.send_signal(number)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE) == 0
             assert "Traceback" not in output.read_text()
         assert processes_of(home) == []

@@ -24,6 +24,7 @@ from slicekeeper.kube.client import NODES
 from slicekeeper.net.http import JsonClient
 
 COMMAND = (sys.executable, "-c", "from slicekeeper.cli.main import main; main()")
+PATIENCE = 120
 
 
 class Process:
@@ -54,7 +55,7 @@ class Process:
                 stderr=log,
                 start_new_session=True,
             )
-        wait_for(self.is_ready, "the scheduler is ready")
+        wait_for(self.is_ready, "the scheduler is ready", PATIENCE)
         return self
 
     def is_ready(self):
@@ -71,10 +72,10 @@ class Process:
     def stop(self):
         if self.process.poll() is None:
             self.process.terminate()
-            assert self.process.wait(20) == 0
+            assert self.process.wait(PATIENCE) == 0
 
     def get(self, path, port=None):
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=PATIENCE)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -83,7 +84,7 @@ class Process:
             connection.close()
 
     def call(self, verb, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             connection.request("POST", f"/{verb}", json.dumps(body))
             return json.loads(connection.getresponse().read())
@@ -148,7 +149,7 @@ def test_killed_while_the_api_server_carries_the_binding_out(cluster, scheduler)
 
     def slow(api, call):
         arrived.set()
-        go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         Api.answer(api, "POST", call)
         raise ConnectionResetError
 
@@ -160,7 +161,7 @@ def test_killed_while_the_api_server_carries_the_binding_out(cluster, scheduler)
 
     caller = threading.Thread(target=call)
     caller.start()
-    assert arrived.wait(60)
+    assert arrived.wait(PATIENCE)
     scheduler.kill()
     caller.join()
     del cluster.api.faults["binding"]

@@ -87,6 +87,7 @@ class Server:
 
     def __init__(self, folder: Path, kind: str, tls: bool, files: int = 0, **limits: Any) -> None:
         self.tls, self.folder = tls, folder
+        self.request_seconds = limits.get("request_seconds", 0.0)
         now, hour = datetime.now(UTC), timedelta(hours=1)
         ca = make_ca(now, hour)
         pair = sign_server(ca, ("127.0.0.1",), now, hour)
@@ -110,12 +111,12 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.opened.close()
         self.process.terminate()
-        status = self.process.wait(30)
+        status = self.process.wait(60)
         assert status == 0 or self.kind == "background"
 
     def plain(self, address: str = "127.0.0.1", receives: int = 0) -> socket.socket:
         raw = self.opened.enter_context(socket.socket())
-        raw.settimeout(30)
+        raw.settimeout(60)
         if receives:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
         if address != "127.0.0.1":
@@ -137,7 +138,7 @@ class Server:
         return False
 
 
-def eventually(check: Callable[[], bool], seconds: float = 60.0) -> None:
+def eventually(check: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end, "it did not come about"
@@ -147,6 +148,17 @@ def eventually(check: Callable[[], bool], seconds: float = 60.0) -> None:
 def ask(stream: socket.socket, request: bytes) -> tuple[int, bytes]:
     stream.sendall(request)
     return answer(stream)
+
+
+def asked(server: Server, request: bytes, *wanted: int) -> tuple[int, bytes]:
+    """Ask on a connection of its own, and again if this busy machine kept the client from sending in time."""
+    for _ in range(5):
+        begun, found = time.monotonic(), (0, b"")
+        with contextlib.suppress(OSError):
+            found = ask(server.connect(), request)
+        if found[0] in wanted or time.monotonic() - begun < server.request_seconds:
+            break
+    return found
 
 
 def answer(stream: socket.socket) -> tuple[int, bytes]:
@@ -211,17 +223,16 @@ def test_a_byte_every_now_and_then_keeps_no_place_and_nobody_waiting(
         slow = [server.plain() if stage == "handshake" else server.connect() for _ in range(40)]
         with dripping(slow, first, each):
             for _ in range(20):
-                assert ask(server.connect(), GET) == (200, b"ok")
+                assert asked(server, GET, 200) == (200, b"ok")
             assert all(gone(stream) for stream in slow)
-        assert ask(server.connect(), GET) == (200, b"ok")
+        assert asked(server, GET, 200) == (200, b"ok")
 
 
 @each_kind
 def test_a_body_that_does_not_come_is_answered_by_408(tmp_path: Path, kind: str, tls: bool) -> None:
     with Server(tmp_path, kind, tls, request_seconds=0.5) as server:
-        stream = server.connect()
-        assert ask(stream, POST + b"Content-Length: 10\r\n\r\nx")[0] == 408
-        assert ask(server.connect(), b"GET / HTT")[0] == 408
+        for part in (POST + b"Content-Length: 10\r\n\r\nx", b"GET / HTT"):
+            assert asked(server, part, 408)[0] == 408
 
 
 @each_kind
@@ -285,16 +296,15 @@ def test_requests_that_are_none_are_answered_and_leave_no_trace_of_ours(tmp_path
             b"\r\n".join(b"X-%d: %s" % (n, b"x" * 8000) for n in range(20)): {431},
             b"X: " + b"x" * 100_000: {431},
         }.items():
-            stream = server.connect()
-            assert ask(stream, POST + head + b"\r\n\r\n")[0] in statuses, head[:60]
+            assert asked(server, POST + head + b"\r\n\r\n", *statuses)[0] in statuses, head[:60]
         for line in (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", b"\x00\xff" * 500, b"GET / HTTP/9.9\r\n\r\n"):
-            assert 400 <= ask(server.connect(), line)[0] < 510
+            assert 400 <= asked(server, line, *range(400, 510))[0] < 510
         for upgrade in (b"websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"A" * 22 + b"==", b"h2c"):
             head = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: " + upgrade + b"\r\n\r\n"
-            assert ask(server.connect(), head)[0] in (200, 405)  # never another protocol
+            assert asked(server, head, 200, 405)[0] in (200, 405)  # never another protocol
         if tls:
             server.plain().sendall(GET)
-        assert ask(server.connect(), GET) == (200, b"ok")
+        assert asked(server, GET, 200) == (200, b"ok")
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
@@ -375,7 +385,8 @@ def test_without_descriptors_it_says_so_once_and_recovers(tmp_path: Path, kind: 
         for _ in range(60):
             with contextlib.suppress(OSError):
                 crowd.append(server.plain())
-        time.sleep(2.5)
+        eventually(lambda: "no connection can be accepted" in (tmp_path / "log").read_text())
+        time.sleep(2.5)  # it tries again meanwhile
         for stream in crowd:
             stream.close()
         eventually(server.answers)

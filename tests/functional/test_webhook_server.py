@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.json_patch import apply
 from support.policy_objects import apply_policy, policies_served
 from support.webhook_process import Authority, FakeTimekeeper, Webhook, eventually, patch, pod, replace, review
 
@@ -39,9 +40,12 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-def webhook(tmp_path: Path, timekeeper: FakeTimekeeper, authority: Authority) -> Iterator[Webhook]:
+def webhook(
+    tmp_path: Path, timekeeper: FakeTimekeeper, authority: Authority, request: pytest.FixtureRequest
+) -> Iterator[Webhook]:
+    """Run one, with the settings that a test may give as this fixture's parameter."""
     (tmp_path / "policy.yaml").write_text("default: {}\n", "utf-8")
-    server = Webhook(tmp_path, timekeeper.client)
+    server = Webhook(tmp_path, timekeeper.client, **getattr(request, "param", {}))
     try:
         server.wait_until_ready()
         yield server
@@ -151,22 +155,30 @@ def test_gpu_policies_come_before_the_file_in_every_worker(tmp_path: Path, timek
             api.stop()
 
 
+def admitted(webhook: Webhook) -> dict[str, Any]:
+    """Return a pod as it has been mutated."""
+    return apply(pod(), json.loads(b64decode(webhook.review("/mutate", pod())["patch"])))
+
+
+@pytest.mark.parametrize("webhook", [{"flipGraceSeconds": 600}], indirect=True)
 def test_a_flip_changes_the_class_and_validate_takes_either(webhook: Webhook, timekeeper: FakeTimekeeper) -> None:
-    from support.json_patch import apply
-
-    def admitted() -> dict[str, Any]:
-        return apply(pod(), json.loads(b64decode(webhook.review("/mutate", pod())["patch"])))
-
-    before = admitted()
+    before = admitted(webhook)
     timekeeper.exhausted = ("research",)
-    webhook.settled(lambda: admitted()["spec"]["priorityClassName"] == "gpu-lower-priority")
-    for manifest in (before, admitted()):
+    webhook.settled(lambda: admitted(webhook)["spec"]["priorityClassName"] == "gpu-lower-priority")
+    for manifest in (before, admitted(webhook)):
         assert all(webhook.review("/validate", manifest)["allowed"] for _ in range(6))
-    # After the grace the class that the namespace no longer has is refused.
+
+
+def test_after_the_grace_the_class_that_a_namespace_no_longer_has_is_refused(
+    webhook: Webhook, timekeeper: FakeTimekeeper
+) -> None:
+    before = admitted(webhook)
+    timekeeper.exhausted = ("research",)
+    webhook.settled(lambda: admitted(webhook)["spec"]["priorityClassName"] == "gpu-lower-priority")
     webhook.settled(lambda: not webhook.review("/validate", before)["allowed"])
-    assert webhook.review("/validate", admitted())["allowed"]
+    assert webhook.review("/validate", admitted(webhook))["allowed"]
     timekeeper.exhausted = ()
-    webhook.settled(lambda: admitted()["spec"]["priority"] == 0)
+    webhook.settled(lambda: admitted(webhook)["spec"]["priority"] == 0)
     assert timekeeper.not_modified > 0
 
 
@@ -318,7 +330,7 @@ def test_what_has_begun_is_finished_when_the_server_is_to_stop(webhook: Webhook)
         for answer in answers:
             assert (answer.status, answer.headers["Connection"]) == (200, "close")
             assert json.loads(answer.read())["response"]["allowed"]
-    assert webhook.process.wait(20) == 0
+    assert webhook.process.wait(60) == 0
 
 
 def _listens(port: int) -> bool:

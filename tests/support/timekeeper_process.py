@@ -89,7 +89,7 @@ class Site:
 
     def get(self, path: str) -> Any:
         request = urllib.request.Request(self.url + path, headers={"Authorization": "Bearer secret"})
-        with urllib.request.urlopen(request, timeout=30, context=self.trust) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE, context=self.trust) as answer:
             return json.load(answer)
 
     def post(self, path: str, body: Any, key: str, token: str = "secret") -> int:

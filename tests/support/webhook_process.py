@@ -164,17 +164,21 @@ class Webhook:
     def wait_until_ready(self) -> None:
         """Wait until both workers serve with fresh decisions."""
 
-        def ready() -> bool:
-            assert self.process.poll() is None, (self.folder / "log").read_text("utf-8")
+        def fresh() -> bool:
             with contextlib.suppress(OSError):
-                return "fresh" in self.get("/readyz") and len(self.workers()) == 2
+                return "fresh" in self.get("/readyz")
             return False
 
-        eventually(ready, 120)
+        def serve() -> bool:
+            assert self.process.poll() is None, (self.folder / "log").read_text("utf-8")
+            return len(self.workers()) == 2
+
+        eventually(serve)
+        self.settled(fresh)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def workers(self) -> list[int]:
         """Return the processes that serve: their threads run, the one for metrics last."""
@@ -244,7 +248,7 @@ class Webhook:
             return int(str(certificate["serialNumber"]), 16)
 
     def stream(self) -> ssl.SSLSocket:
-        raw = socket.create_connection(("127.0.0.1", self.port), 20)
+        raw = socket.create_connection(("127.0.0.1", self.port), 60)
         return self.context.wrap_socket(raw, server_hostname="127.0.0.1")
 
 
@@ -263,7 +267,7 @@ def patch(response: dict[str, Any]) -> dict[str, Any]:
     return {operation["path"]: operation["value"] for operation in json.loads(b64decode(response["patch"]))}
 
 
-def eventually(check: Callable[[], bool], seconds: float = 30.0) -> None:
+def eventually(check: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end, "it did not come about"
