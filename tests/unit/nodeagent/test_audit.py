@@ -286,7 +286,7 @@ def test_what_the_arbiter_finds_is_named(bench: Bench, arbiter: Any, driver: Any
     )
     environ = {**os.environ, **driver.environ, "LD_LIBRARY_PATH": str(built() / "fake")}
     tenant = subprocess.Popen(
-        [str(built() / "fake" / "tenant"), "--seconds", "20"], env=environ, stdout=subprocess.DEVNULL
+        [str(built() / "fake" / "tenant"), "--seconds", "600"], env=environ, stdout=subprocess.DEVNULL
     )
     try:
         audit.start()

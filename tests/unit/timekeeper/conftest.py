@@ -9,10 +9,11 @@ from support.databases import _kept_url, database_url, databases, server
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.verify import verify
 from timekeeper.store import timelines
+from timekeeper.store.db import writer
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
-__all__ = ["_kept_url", "books", "database_url", "databases", "server", "short_stretches"]
+__all__ = ["_kept_url", "books", "database_url", "databases", "long_tries", "server", "short_stretches"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -20,6 +21,14 @@ def short_stretches() -> Iterator[None]:
     """Have every ledger verified in stretches of a few pods, as a large one is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timelines, "_STRETCH", 3)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def long_tries() -> Iterator[None]:
+    """Give a database that is started again the time which a busy machine takes for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_LONGEST_TRY", 120.0)
         yield
 
 

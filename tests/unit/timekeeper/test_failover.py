@@ -16,7 +16,7 @@ from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from timekeeper.ledger import movement
 from timekeeper.ledger.books import Books
 from timekeeper.ledger.movement import NamespaceRef
-from timekeeper.store.db import migrate, writer
+from timekeeper.store.db import migrate
 from timekeeper.store.db.database import Database
 from timekeeper.store.db.engine import make_engine
 
@@ -48,8 +48,7 @@ def primary() -> Iterator[Postgres]:
         yield server
 
 
-def test_the_standby_takes_over_under_load(primary: Postgres, quiet: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_LONGEST_TRY", 120.0)
+def test_the_standby_takes_over_under_load(primary: Postgres, quiet: object) -> None:
     name = primary.make()
     engine = make_engine(primary.url(name))
     migrate.upgrade(engine)
