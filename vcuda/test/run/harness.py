@@ -69,7 +69,7 @@ class Node:
             stdout=self.log,
             stderr=self.log,
         )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
                 self.ask(op="read")
@@ -86,7 +86,7 @@ class Node:
     def raw(self, line: bytes) -> bytes:
         """Send bytes to the control socket and read one line."""
         with socket.socket(socket.AF_UNIX) as s:
-            s.settimeout(10)
+            s.settimeout(60)
             s.connect(str(self.dir / "control.sock"))
             s.sendall(line)
             answer = b""
@@ -159,7 +159,7 @@ class Node:
         self.close()
 
 
-def result(p: subprocess.Popen[str], timeout: float = 120) -> dict[str, Any]:
+def result(p: subprocess.Popen[str], timeout: float = 240) -> dict[str, Any]:
     """Read a tenant's own account, printed as its last line."""
     out, err = p.communicate(timeout=timeout)
     if p.returncode:

@@ -18,7 +18,7 @@ NOT_SUPPORTED = 801
 def graphs() -> None:
     with Node() as node:
         for start in (node.bare, node.run):
-            out, err = start(Seat(100, program=[str(BUILD / "fake" / "graphs")])).communicate(timeout=60)
+            out, err = start(Seat(100, program=[str(BUILD / "fake" / "graphs")])).communicate(timeout=240)
             said = dict(line.split(" ", 1) for line in out.splitlines())
             check(said.pop("refused", "") == " ".join([str(NOT_SUPPORTED)] * 3), f"{out}{err}")
             check({name: int(us) for name, us in said.items()} == GRAPHS, f"{said} and not {GRAPHS}")

@@ -30,9 +30,9 @@ def beside(kind: str, seconds: float = 3.0) -> None:
     with Node(virtual=False) as node:
         bad = node.run(Seat(50, program=[FAULT, kind, str(seconds)], name="bad"))
         good = node.run(Seat(50, args=[*GOOD, "--seconds", str(seconds)], name="good"))
-        check(result(good, 60)["busy_ns"] > 0, "the other tenant got nothing")
-        check(result(bad, 60)["clean"] == 1, "the host process was changed")
-        deadline = time.monotonic() + 5
+        check(result(good)["busy_ns"] > 0, "the other tenant got nothing")
+        check(result(bad)["clean"] == 1, "the host process was changed")
+        deadline = time.monotonic() + 60
         while node.seats() and time.monotonic() < deadline:
             time.sleep(0.02)
         check(not node.seats(), f"seats were left behind: {node.seats()}")
@@ -56,7 +56,7 @@ def exactly(kind: str, seconds: float = 5.0) -> str:
         got = [result(p, 240) for p in good]
         if kind == "stopped":
             bad.kill()
-        bad.communicate(timeout=60)
+        bad.communicate(timeout=240)
         check(node.arbiter and node.arbiter.poll() is None, "the arbiter died")
         check(bad.returncode == {"killed": -9, "stopped": -9}.get(kind, 0), f"it ended with {bad.returncode}")
     shares = [100 * g["busy_ns"] / g["wall_ns"] for g in got]
@@ -96,7 +96,7 @@ def restarted_exactly() -> str:
         time.sleep(0.7)
         node.start()
         check(set(node.seats()) == set(cores), f"seats after the restart: {set(node.seats())}")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not all(s["grants"] for s in node.seats().values()):
             check(time.monotonic() < deadline, f"not all are back: {node.seats()}")
             time.sleep(0.02)
@@ -202,12 +202,12 @@ def restarted() -> None:
         seats = node.seats()
         check(set(seats) == {"a", "m"}, f"seats after the restart: {set(seats)}")
         check(seats["m"]["memory"] == 700 << 20, "what a tenant holds was forgotten")
-        answer = result(a, 30)
+        answer = result(a)
         # Alone it has the whole GPU; for the two seconds without an arbiter, its request.
         share = 100 * answer["busy_ns"] / answer["wall_ns"]
         check(60 < share < 90, f"over all it got {share:.1f} %")
         second = node.run(Seat(10, program=[str(BUILD / "fake" / "memory"), "hold", "700"], name="m"))
-        second.communicate(timeout=30)
+        second.communicate(timeout=240)
         check(second.returncode == 3, "the cap was forgotten")
 
 
@@ -220,7 +220,7 @@ def counted_on() -> None:
         return seat["busy_ns"] / 1e9, told["now_ns"] - seat["wall_ns"]
 
     with Node(virtual=False) as node:
-        node.run(Seat(90, args=["--kernel-us", "2000", "--seconds", "20"], name="a"))
+        node.run(Seat(90, args=["--kernel-us", "2000", "--seconds", "120"], name="a"))
         for end, kept in ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5)):
             time.sleep(0.5)
             before, since = used(node)
@@ -244,12 +244,12 @@ def shared() -> None:
         go = node.dir / "go"
         waits = f"until [ -e {go} ]; do sleep 0.05; done; exec {BUILD}/fake/memory info"
         late = node.run(Seat(50, program=["/bin/sh", "-c", waits], name="both"))
-        result(first, 30)
+        result(first)
         time.sleep(0.3)
         check("both" in node.seats(), "it went with its first program")
         go.touch()
-        check(result(late, 30)["free"] == 1 << 30, "the second program had no seat")
-        deadline = time.monotonic() + 5
+        check(result(late)["free"] == 1 << 30, "the second program had no seat")
+        deadline = time.monotonic() + 60
         while node.seats() and time.monotonic() < deadline:
             time.sleep(0.02)
         check(not node.seats(), "it outlived them all")
@@ -273,7 +273,7 @@ def full() -> None:
         state = node.dir / "state"
         state.rename(node.dir / "was")
         state.write_text("")  # nothing can be kept in a file
-        answer = result(node.run(Seat(50, args=["--seconds", "0.3"], name="f")), 30)
+        answer = result(node.run(Seat(50, args=["--seconds", "0.3"], name="f")))
         check(answer["kernels"] > 0, str(answer))
         check("was not kept" in node.logged(), node.logged())
         check(node.arbiter and node.arbiter.poll() is None, "the arbiter died")
@@ -288,7 +288,7 @@ def leaks() -> None:
         def many(count: int) -> int:
             for _ in range(count):
                 result(node.run(Seat(10, args=["--seconds", "0.01"])))
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while node.seats() and time.monotonic() < deadline:
                 time.sleep(0.02)
             return len(list(folder.iterdir()))
@@ -301,8 +301,8 @@ def leaks() -> None:
 @patiently
 def change() -> None:
     with Node(virtual=False) as node:
-        a = node.run(Seat(50, args=["--kernel-us", "200", "--seconds", "20"], name="a"))
-        b = node.run(Seat(50, args=["--kernel-us", "200", "--seconds", "20"], name="b"))
+        a = node.run(Seat(50, args=["--kernel-us", "200", "--seconds", "120"], name="a"))
+        b = node.run(Seat(50, args=["--kernel-us", "200", "--seconds", "120"], name="b"))
         time.sleep(0.7)
         answer = node.ask(op="change", seat="a", **{"class": "background"})
         check(answer["ok"], str(answer))
@@ -343,16 +343,17 @@ def another_rule() -> str:
         check(node.ask(op="rule", rule="kubegpu")["ok"], "refused")
         check(node.ask(op="read")["rule"] == "kubegpu", "it does not say so")
         tenants = [node.run(Seat(core, args=args, name=f"s{core}")) for core in (20, 30)]
-        shares = [100 * got["busy_ns"] / got["wall_ns"] for got in (result(p, 60) for p in tenants)]
+        shares = [100 * got["busy_ns"] / got["wall_ns"] for got in (result(p) for p in tenants)]
     # What is left over goes half and half by this rule, and in proportion to the requests by ours: 40 and 60.
     check(all(abs(share - 50) < 3 for share in shares), str(shares))
     return " and ".join(f"{share:.1f} %" for share in shares)
 
 
 @case("audit: a process without the limiter is named within five seconds")
+@patiently
 def audit() -> None:
     with Node(virtual=False) as node:
-        program = ["env", "-u", "LD_PRELOAD", str(BUILD / "fake" / "tenant"), "--seconds", "20"]
+        program = ["env", "-u", "LD_PRELOAD", str(BUILD / "fake" / "tenant"), "--seconds", "120"]
         p = node.run(Seat(50, program=program, name="sly"))
         start = time.monotonic()
         found: list[dict[str, Any]] = []
@@ -369,7 +370,7 @@ def audit() -> None:
 def named(node: Node, count: int = 1) -> list[dict[str, Any]]:
     """Return the audit's findings once there are so many."""
     start, found = time.monotonic(), []
-    while len(found) < count and time.monotonic() - start < 20:
+    while len(found) < count and time.monotonic() - start < 60:
         found = node.ask(op="read")["audit"]
         time.sleep(0.05)
     check(len(found) == count, str(found))
@@ -393,7 +394,7 @@ def audit_container() -> None:
     if os.geteuid():
         raise Skip("needs root, for process IDs of its own")
     with Node(virtual=False, context="64M") as node:
-        tenant = [str(BUILD / "fake" / "tenant"), "--seconds", "20"]
+        tenant = [str(BUILD / "fake" / "tenant"), "--seconds", "120"]
         p = node.bare(Seat(50, program=["unshare", "--pid", "--fork", "--kill-child", *tenant]))
         found = named(node)[0]
         inside = Path(f"/proc/{found['pid']}/status").read_text()

@@ -61,7 +61,7 @@ def layers() -> None:
 
 def run(program: list[str], **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, env={**os.environ, "LD_PRELOAD": str(LIBRARY), **env},
-                          capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
+                          capture_output=True, text=True, check=False, timeout=240)  # fmt: skip
 
 
 @case("load: programs without CUDA run as without it")
@@ -174,7 +174,9 @@ def in_namespace(programs: list[Path], how: str) -> dict[str, str]:
     ).returncode:
         raise Skip("no mount namespace here")
     script = NAMESPACE.format(library=LIBRARY, programs=" ".join(map(str, programs)), how=how)
-    got = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    got = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=240
+    )
     check(got.returncode == 0 and not got.stderr, f"{got.returncode}: {got.stdout}{got.stderr}")
     return dict(line.split(": ", 1) for line in got.stdout.splitlines())
 

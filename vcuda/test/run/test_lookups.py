@@ -82,7 +82,7 @@ def runtime(major: str) -> str:
     with Node(virtual=False) as node:
         asked = node.dir / "asked"
         env = node.env | {"LD_LIBRARY_PATH": str(BUILD / "fake"), "SLICEKEEPER_FAKE_LOOKUPS": str(asked)}
-        subprocess.run([LOOKUP, "cudart", str(library)], env=env, check=False, timeout=60)
+        subprocess.run([LOOKUP, "cudart", str(library)], env=env, check=False, timeout=240)
         lines = sorted(set(asked.read_text().splitlines()))
         check(len(lines) > 300, f"only {len(lines)} look-ups were seen")
         return verify(node, f"cudart-{major}", lines, table, hooks)

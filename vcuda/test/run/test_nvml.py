@@ -18,7 +18,7 @@ def look(**fake: str) -> dict[str, object]:
         check(other.stdout and other.stdout.readline() == "holding\n", "did not hold")
         rival = node.run(Seat(40, args=["--kernel-us", "2000", "--seconds", "30"], name="rival"))
         p = node.run(Seat(20, program=[*PROGRAM, "0.5"], name="s"))
-        answer = result(p, 60) | {"pid": p.pid}
+        answer = result(p) | {"pid": p.pid}
         rival.kill()
     return answer
 
@@ -46,7 +46,7 @@ for kind in ("unknown", "bare", "silent"):
             answer = result(node.run(Seat(50, program=[str(BUILD / "fake" / "memory"), "calls"], name="c")))
             check(answer["bad"] == 0, str(answer))
             p = node.run(Seat(50, program=[str(BUILD / "fake" / "accounting"), "all"], name="a"))
-            out, err = p.communicate(timeout=60)
+            out, err = p.communicate(timeout=240)
             check(p.returncode == 0 and '"bad": 0' in out, f"{out} {err}")
 
     case(f"nvml: a driver whose figures are {kind}", works)

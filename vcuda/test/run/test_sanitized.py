@@ -91,7 +91,7 @@ def fuzz_lookups() -> str:
         notes = []
         for seed in ("1", "2"):
             p = node.linked(Seat(50, name=f"z{seed}"), "fuzz", "3", seed)
-            out, err = p.communicate(timeout=60)
+            out, err = p.communicate(timeout=240)
             clean(f"seed {seed}", err)
             check(p.returncode == 0, f"seed {seed} ended with {p.returncode}: {err[-300:]}")
             notes.append(out.strip())
