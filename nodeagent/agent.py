@@ -99,6 +99,7 @@ class Agent:
         )
         # A broken file does not keep a node from its seats.
         self._policy = PolicyFile(settings.policy, PolicyBook(exempt=settings.policy.exempt_namespaces))
+        self._policy.on_change = self._shares.changed
         self._policy_objects = PolicyObjects(self._client, self._policy) if settings.policy.objects else None
         self._audit = Audit(
             self._client, mine.node_name, arbiter, self._pods, source, settings.resources, self._audits, self._tell

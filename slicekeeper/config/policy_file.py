@@ -128,6 +128,8 @@ class PolicyFile:
         self._over: Callable[[PolicyBook], PolicyBook] = lambda book: book
         self.unread = False
         """Whether the file has been broken ever since the start, and what was given instead is in force."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called whenever another book is in force."""
         self.objects_trouble: Callable[[], str] = lambda: ""
         """Returns why what is laid over the file may have changed unseen; empty while it is followed."""
         try:
@@ -151,6 +153,7 @@ class PolicyFile:
             self._over = over
             self.book = over(self._file)
         self.complete.set()
+        self.on_change()
 
     def start(self) -> None:
         """Start looking at the file, in a daemon thread."""
@@ -177,6 +180,7 @@ class PolicyFile:
         self.error, self.unread = "", False
         log.info("policy file loaded: %s", self._settings.file)
         self._warn()
+        self.on_change()
         return True
 
     def _warn(self) -> None:

@@ -115,6 +115,32 @@ def test_what_keeps_gpus_from_containers_is_told_and_ends_nothing(
     assert agent._machine() == Machine(driver="550.54.14", device_trouble=str(error))
 
 
+def test_another_policy_reaches_the_arbiter_at_once(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ceiling that changed while the agent was away counts only once the namespace's policy is known."""
+    compared, known = threading.Event(), threading.Event()
+    file = tmp_path / "policy.yaml"
+    file.write_text("default: {ceiling: 50}")
+    policy = PolicySettings(file=str(file), objects=True)
+    agent = Agent(
+        msgspec.structs.replace(settings(tmp_path, "http://127.0.0.1:1", 1), policy=policy), SystemClock(), made(1)
+    )
+
+    def compare() -> None:
+        compared.set()
+        if agent._ceiling_of(NAMESPACE) == 50:
+            known.set()
+
+    monkeypatch.setattr("nodeagent.shares.COMPARE_SECONDS", 3600.0)
+    monkeypatch.setattr(agent._shares, "compare", compare)
+    agent._shares.start(agent._pods)
+    try:
+        assert compared.wait(60)
+        agent._policy.lay_over(lambda book: book)
+        assert known.wait(60)
+    finally:
+        agent._shares.stop()
+
+
 def test_the_audit_evicts_nothing_before_the_policy_is_known(made: Any, tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("default: {audit: evict}")
