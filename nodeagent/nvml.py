@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine's GPUs, as NVIDIA's management library describes them.
+"""The machine's GPUs, as NVIDIA's management library (NVML) describes them.
 
-A driver may refuse every single answer: a GPU without ECC, one that shares the host's memory, a virtual machine, an
-older library. A refused answer is None and never an error. A GPU that an Xid has condemned stays withdrawn until
-an operator removes its file in the folder of withdrawn GPUs, or the machine boots.
+A driver may refuse any single query: for a GPU without ECC or one that shares the host's memory, in a virtual machine,
+with an older library. A refused query yields None, never an error. A GPU that was withdrawn because of an Xid stays
+withdrawn until an operator removes its file from the folder of withdrawn GPUs, or the machine reboots.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class _NvmlDevice:
 
 
 class NvmlGpus:
-    """The GPUs that NVML lists; none while there is no driver, which may come later."""
+    """The GPUs that NVML lists; none while there is no driver, which may be installed later."""
 
     def __init__(self, withdrawn: Path, devices: Devices, load: Callable[[], None] = lambda: None) -> None:
-        """`load` is called before the library is opened: it may be none of this container's."""
+        """`load` is called before the library is opened: it may have to be found outside this container."""
         self._withdrawn = withdrawn
         self._made = devices
         self._load = load
@@ -57,7 +57,7 @@ class NvmlGpus:
         self._devices: list[_NvmlDevice] = []
         self._troubles: dict[str, str] = {}
         self._left_out: frozenset[str] = frozenset()
-        """Slices that the log has named as not offered."""
+        """Slices that were logged as not offered."""
         self._events: Any = None
         self._open = False
         self._logged = ""
@@ -66,7 +66,7 @@ class NvmlGpus:
         self._refresh()
 
     def gpus(self) -> list[Gpu]:
-        """Return the GPUs as they were last seen, in NVML's order."""
+        """Return the GPUs as of the last refresh, in NVML's order."""
         with self._lock:
             return [self._as_seen(device) for device in self._devices]
 
@@ -76,29 +76,32 @@ class NvmlGpus:
         return msgspec.structs.replace(device.gpu, healthy=not trouble, trouble=trouble, mig=mig)
 
     def indexes(self) -> Mapping[str, Index]:
-        """Return by UUID NVML's index of each GPU and slice: one that it does not describe leaves a gap."""
+        """Return NVML's index of each GPU and slice by UUID; a GPU that it does not describe leaves a gap."""
         with self._lock:
             gpus: dict[str, Index] = {device.gpu.uuid: device.index for device in self._devices}
             slices = {one.of.uuid: f"{device.index}:{one.index}" for device in self._devices for one in device.slices}
             return gpus | slices
 
     def driver(self) -> tuple[str, str]:
-        """Return the driver's version, or empty and why it does not answer."""
+        """Return the driver's version and an empty text, or an empty version and why it does not answer."""
         with self._lock:
             return (self._driver, "") if self._open else ("", self._logged or "it does not answer")
 
     def troubles(self) -> Mapping[str, str]:
-        """Return by UUID why a GPU, or a MIG slice, must get no new container."""
+        """Return by UUID why a GPU or a MIG slice must not get new containers."""
         with self._lock:
             return dict(self._troubles)
 
     def look(self, seconds: float) -> None:
-        """Wait for an Xid, up to a time limit, and look at the GPUs again."""
+        """Wait for an Xid, up to `seconds`, then query the GPUs again."""
         self._wait(seconds)
         self._refresh()
 
     def samples(self, uuid: str, after_us: int) -> list[tuple[int, int]] | None:
-        """Return how busy a GPU was; None if the driver does not tell, as of a MIG slice."""
+        """Return pairs of an instant in µs and the GPU's utilisation in percent; None if the driver has none.
+
+        It has none for MIG slices.
+        """
         handle = self._handle(uuid)
         if handle is None:
             return None
@@ -108,12 +111,12 @@ class NvmlGpus:
             return [] if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
         if kind != pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
             return None
-        # A driver may fill its buffer with samples without an instant, or with old ones.
+        # A driver may fill its buffer with samples that have no instant, or with old ones.
         ordered = sorted((sample.timeStamp, min(sample.sampleValue.uiVal, 100)) for sample in found)
         return [sample for sample in ordered if sample[0] > after_us]
 
     def memory_used(self, uuid: str) -> int | None:
-        """Return how many bytes of its memory are in use."""
+        """Return how many bytes of a GPU's memory are in use; None if unknown."""
         handle = self._handle(uuid)
         memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle) if handle is not None else None
         return None if memory is None or memory.used == UNKNOWN else int(memory.used)
@@ -129,7 +132,10 @@ class NvmlGpus:
         return None
 
     def edits(self, uuids: Sequence[str]) -> Edits:
-        """Return the CDI container edits that make these GPUs usable; raises SeatRefused with what is missing."""
+        """Return the CDI container edits that make these GPUs usable.
+
+        Raises SeatRefused, which names what is missing.
+        """
         index = self.indexes()
         if unknown := [uuid for uuid in uuids if uuid not in index]:
             raise SeatRefused(f"the driver does not list GPU {', '.join(unknown)}; kubelet tries again")
@@ -147,12 +153,12 @@ class NvmlGpus:
             return
         why = judge_xid(event.eventData)
         uuid = ask(pynvml.nvmlDeviceGetUUID, event.device)
-        log.warning("GPU %s: Xid %d%s", uuid, event.eventData, "" if why else ", of a program's own making")
+        log.warning("GPU %s: Xid %d%s", uuid, event.eventData, "" if why else ", caused by a program's own error")
         if why and uuid:
             try:
                 replace_file(self._withdrawn / uuid, f"{why}\n".encode(), mode=0o644)
             except OSError as error:
-                log.error("GPU %s is not withdrawn for Xid %d: %s", uuid, event.eventData, error)
+                log.error("GPU %s could not be withdrawn after Xid %d: %s", uuid, event.eventData, error)
 
     def _refresh(self) -> None:
         if not self._open and not self._begin():
@@ -175,7 +181,7 @@ class NvmlGpus:
             try:
                 count = pynvml.nvmlDeviceGetCount()
             except pynvml.NVMLError:
-                pynvml.nvmlShutdown()  # NVML counts: one that stays open is never another driver's
+                pynvml.nvmlShutdown()  # NVML counts openings; while one remains, it does not load another driver
                 raise
         except pynvml.NVMLError as error:
             if self._logged != str(error):
@@ -198,10 +204,10 @@ class NvmlGpus:
         return True
 
     def _look_at(self, device: _NvmlDevice) -> tuple[tuple[SliceFound, ...], dict[str, str]]:
-        """Return a GPU's slices, and what speaks against it and against them, by UUID."""
+        """Return a GPU's slices, and the troubles of the GPU and its slices by UUID."""
         report = _read_report(device.handle) if self._open else None
         if report is None:
-            # The driver was taken away under us, as for its upgrade: the next look starts over.
+            # The driver was removed while we used it, for example for an upgrade: the next refresh starts over.
             if self._open:
                 with suppress(pynvml.NVMLError):
                     pynvml.nvmlShutdown()
@@ -250,7 +256,7 @@ def _describe(index: int) -> _NvmlDevice | None:
 
 
 def _host_memory() -> int:
-    """Return the machine's memory: a GPU that does not tell its own shares it."""
+    """Return the machine's memory in bytes: a GPU that does not report its own shares it."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -264,7 +270,7 @@ def _numa_node(bus: tuple[int, int, int] | None) -> int:
 
 
 def _links(handle: Any, by_bus: Mapping[tuple[int, int, int], str]) -> dict[str, int]:
-    """Return how many NVLinks lead straight to each other GPU."""
+    """Return the number of direct NVLinks to each other GPU, by UUID."""
     found: dict[str, int] = {}
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         active = ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
@@ -278,7 +284,7 @@ def _links(handle: Any, by_bus: Mapping[tuple[int, int, int], str]) -> dict[str,
 
 
 def _switches(devices: Sequence[_NvmlDevice]) -> list[int]:
-    """Return a number for each GPU, the same for those between which lie only PCIe switches; −1 of one alone."""
+    """Return a number for each GPU: equal for GPUs with only PCIe switches between them, −1 for one without others."""
     groups: list[list[int]] = []
     for index, device in enumerate(devices):
         for group in groups:
@@ -294,7 +300,7 @@ def _switches(devices: Sequence[_NvmlDevice]) -> list[int]:
 
 
 def _register(devices: list[_NvmlDevice]) -> Any:
-    """Return the set of events by which Xids arrive, None if the driver reports none."""
+    """Return NVML's set of events for Xids, None if the driver reports none."""
     events = ask(pynvml.nvmlEventSetCreate)
     heard = False
     for device in devices if events is not None else []:
@@ -305,18 +311,20 @@ def _register(devices: list[_NvmlDevice]) -> Any:
             pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, events)
             heard = True
         except pynvml.NVMLError as error:
-            log.warning("GPU %s: no Xid will be heard: %s", device.gpu.uuid, error)
+            log.warning("GPU %s: Xids will not be noticed: %s", device.gpu.uuid, error)
     return events if heard else None
 
 
 def _read_report(handle: Any) -> DriverReport | None:
-    """Return what the driver says of a GPU now; None: there is no driver to say anything."""
+    """Return the driver's current report on a GPU; None if there is no driver."""
     lost, answers = False, []
     for function, *more in (
         (pynvml.nvmlDeviceGetTotalEccErrors, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
         (pynvml.nvmlDeviceGetRemappedRows,),
         (pynvml.nvmlDeviceGetMigMode,),
-        (pynvml.nvmlDeviceGetMemoryInfo,),  # which even a GPU knows that tells none of the others, unless it is lost
+        (
+            pynvml.nvmlDeviceGetMemoryInfo,
+        ),  # supported even by a GPU that supports none of the others, unless it is lost
     ):
         try:
             answers.append(function(handle, *more))

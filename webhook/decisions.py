@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timekeeper's decision for each namespace, refreshed by a thread of our own.
+"""The timekeeper's decision for each namespace, refreshed by a thread of its own.
 
-A review reads a snapshot and never waits. When the timekeeper has not answered for `staleSeconds` the decisions are
-stale: a namespace that was over budget stays so, or anybody who can silence the timekeeper would have a budget. What
-any other has left is unknown, and its policy says what holds meanwhile. Every change of a standing (a flip, going
-stale, coming back) is remembered for `flipGraceSeconds`: a pod may be mutated before it and validated after.
+A review reads a snapshot and never waits. If the timekeeper has not answered for `staleSeconds`, the decisions are
+stale. A namespace that was over budget then stays so, or whoever can stop the timekeeper would have a budget; what any
+other namespace has left is unknown, and its policy decides. Every change of a standing (a flip, becoming stale, the
+timekeeper's return) is remembered for `flipGraceSeconds`: a pod may be mutated before it and validated after it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 
 _NS: Final = 1_000_000_000
 _LEAST_REAL_SECONDS: Final = 5.0
-"""However fast local mode's clock runs: the answers that are waited for come over a real network."""
+"""Minimum at any speed of local mode's clock: answers arrive over a real network."""
 
 _LEAST_REAL_PAUSE: Final = 0.05
 _NEVER: Final = -(1 << 62)
 
 
 class Timekeeper(Protocol):
-    """What is asked of the timekeeper's client."""
+    """The part of the timekeeper's client that is needed here."""
 
     def decisions(self, etag: str = "") -> tuple[DecisionList | None, str]:
-        """Return all decisions and their ETag, None if nothing changed."""
+        """Return all decisions, or None if they are unchanged since `etag`; and their ETag."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class CachedDecisions:
     """All that a review needs, replaced as a whole."""
 
     fetched_ns: int = _NEVER
-    """When the last answer was asked for."""
+    """When the last answer was requested."""
     returned_ns: int = _NEVER
-    """When the timekeeper was last heard of again after the decisions had been stale."""
+    """When the timekeeper last answered again after the decisions had been stale."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     flipped_ns: dict[str, int] = field(default_factory=dict)
     """When a namespace's standing last changed; namespaces that flipped long ago are dropped."""
@@ -82,9 +82,9 @@ class Decisions:
         self._etag = ""
         self._stop = threading.Event()
         self.tried = threading.Event()
-        """Set once the timekeeper has been asked, whatever it said."""
+        """Set after the first request to the timekeeper, whether it succeeded or not."""
         self.failures = 0
-        """Fetches in a row that failed."""
+        """Number of failed fetches in a row."""
 
     def start(self) -> None:
         """Start refreshing, in a daemon thread."""
@@ -96,13 +96,13 @@ class Decisions:
 
     @property
     def age_seconds(self) -> float | None:
-        """Age of the decisions, None if there are none yet."""
+        """Age of the decisions; None if there are none yet."""
         fetched = self._snapshot.fetched_ns
         return None if fetched == _NEVER else (self._clock.monotonic_ns() - fetched) / _NS
 
     @property
     def stale(self) -> bool:
-        """Whether the decisions are too old to go by."""
+        """Whether the decisions are too old to be used."""
         return self._clock.monotonic_ns() - self._snapshot.fetched_ns > self._stale_ns
 
     def standing(self, namespace: str, policy: NamespacePolicy) -> Standing:
@@ -157,7 +157,7 @@ class Decisions:
         while not self._stop.is_set():
             try:
                 self.refresh()
-            except Exception as error:  # the thread outlives every error, and says so
+            except Exception as error:  # the thread survives and logs every error
                 self.failures += 1
                 if not isinstance(error, ServiceError):
                     log.exception("decisions not fetched")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The last decisions that any worker fetched, for a worker that replaces one that died.
 
-Without them, ending a worker while the timekeeper is away would make the webhook forget which namespaces are spent.
+Without them, the end of a worker while the timekeeper is down would make the webhook forget which budgets are spent.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class _Kept(msgspec.Struct):
 
 
 class LastDecisions:
-    """A file that is replaced as a whole; an empty folder name: nothing is kept."""
+    """A file that is replaced atomically. If the folder's name is empty, nothing is kept."""
 
     def __init__(self, folder: str = "") -> None:
         self._file = Path(folder) / "decisions.json" if folder else None
 
     def save(self, fetched_ns: int, decisions: dict[str, Decision]) -> None:
-        """Keep decisions, with the instant of the machine's monotonic clock at which they were asked for."""
+        """Keep decisions, with the instant at which they were requested, by the machine's monotonic clock."""
         if self._file is None:
             return
         part = self._file.with_name(f"decisions.{os.getpid()}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The instant of the last flip that any worker has seen, in memory that all workers of one pod share.
 
-Each worker fetches the decisions for itself, so one may mutate by a flip that another does not know of yet when it
-validates. A worker that knows of a newer flip than its own last fetch takes the class of either state.
+Each worker fetches the decisions for itself. So one may mutate a pod after a flip that another, which validates it,
+does not know yet. A worker accepts the class of either state if there was a newer flip than its own last fetch.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _INSTANT: Final = struct.Struct("q")
 
 
 class FlipBoard:
-    """One instant of the machine's monotonic clock; made before the workers are forked."""
+    """One instant of the machine's monotonic clock, shared because it is created before the workers are forked."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _INSTANT.size)
 
     @property
     def newest_ns(self) -> int:
-        """When a flip was last seen; 0 before the first."""
+        """When a flip was last seen; 0 if there was none."""
         return int(_INSTANT.unpack_from(self._memory)[0])
 
     def post(self, now_ns: int) -> None:
-        """Show a flip to the other workers, before acting on it."""
+        """Publish a flip to the other workers, before acting on it."""
         _INSTANT.pack_into(self._memory, 0, now_ns)

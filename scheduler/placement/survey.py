@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Surveys all nodes: which of them a demand fits on, on which GPUs, at what price, and why not on the others."""
+"""Survey all nodes: on which of them a demand fits, on which GPUs, at what price, and why not on the others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from scheduler.placement.reasons import Why
 from slicekeeper.names import MIG
 
 _ANY: Final = BestFit()
-"""Prices cheaply, if it is only asked whether there is a place."""
+"""A cheap policy, for when only the existence of a place matters."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The answer for each node of a view: `gpus` has one column for each slice of the demand."""
+    """The result for each of N nodes: `fits`, `price` and `why` have N entries, `gpus` N rows of one GPU per slice."""
 
     fits: Bools
     price: Ints
@@ -33,7 +33,7 @@ class Survey:
 
 
 def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) -> Survey:
-    """Judge every node of `view`; without `reasons`, what does not fit is merely FULL."""
+    """Survey every node of `view`; without `reasons`, `why` is FULL for every node on which the demand does not fit."""
     able = _able(view)
     if demand.mode == MIG:
         able[:] = False
@@ -46,7 +46,7 @@ def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) 
             why[failed] = [_why_no_slice(view, row, demand) for row in failed.tolist()]
         else:
             why[failed] = _reasons(_only(view, failed), demand)
-            # Whoever leaves a slice can help, even if nothing else of the node can.
+            # A pod that leaves a slice can make room, even if nothing else on the node can.
             for row in _sliced(view, why >= int(Why.UUID)):
                 if choose(view.sliced[row], demand, idle=True) is not None:
                     why[row] = int(Why.FULL)
@@ -54,9 +54,10 @@ def survey(view: View, demand: Demand, policy: Policy, *, reasons: bool = True) 
 
 
 def _take_slices(view: View, demand: Demand, fits: Bools, price: Ints, chosen: Ints) -> None:
-    """Place the demand on MIG slices where it is nowhere else, at a price behind all others: the smaller, the better.
+    """Place the demand on MIG slices of nodes where it fits nowhere else, smaller slices first, after all other places.
 
-    On a GPU that is shared, a pod pays for what it asks for, and may use what others leave; on a slice it does neither.
+    On a shared GPU, a pod is charged for what it requests and may use what others leave; on a slice it is charged for
+    the whole slice, and can use no more.
     """
     for row in _sliced(view, ~fits):
         there = view.sliced[row]
@@ -68,14 +69,14 @@ def _take_slices(view: View, demand: Demand, fits: Bools, price: Ints, chosen: I
 
 
 def _sliced(view: View, which: Bools) -> list[int]:
-    """Return the nodes with MIG slices among some."""
+    """Return the rows of the nodes with MIG slices among those in `which`."""
     rows = np.fromiter(view.sliced, np.int64, len(view.sliced))
     found: list[int] = rows[which[rows]].tolist()
     return found
 
 
 def _why_no_slice(view: View, row: int, demand: Demand) -> Why:
-    """Return why a node has no slice for a demand that takes nothing else."""
+    """Return why a node has no slice for a demand that accepts nothing else."""
     there = view.sliced.get(row)
     if not (view.capacity[row] > 0).any():
         return Why.NO_GPUS
@@ -94,7 +95,7 @@ def _why_no_slice(view: View, row: int, demand: Demand) -> Why:
 
 
 def shareable(view: View, demand: Demand) -> Bools:
-    """Return the GPUs on which the demand's shares may go, however full they are."""
+    """Return the GPUs that the demand's shares may use, however full they are."""
     return _able(view) & admitting(view, demand)
 
 
@@ -103,7 +104,7 @@ def _able(view: View) -> Bools:
 
 
 def _reasons(view: View, demand: Demand) -> Ints:
-    """Return why the nodes of `view` do not do, the reason that nothing can change first."""
+    """Return why the demand fits on no node of `view`; reasons that nothing can change come first."""
     there = view.capacity > 0
     named = there & view.named
     right = named & view.model

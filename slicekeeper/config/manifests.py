@@ -57,7 +57,7 @@ NAMESPACES: Final = re.compile(r"request\.namespace\s+in\s+\[(?P<names>[^\]]*)\]
 """In CEL: a request concerns a namespace that is never touched."""
 
 LOWER: Final = re.compile(
-    r"(?P<before>priority\.orValue\(0\)\s+<\s+|pods\s+of\s+a\s+priority\s+below\s+)(?P<value>-?\d+)"
+    r"(?P<before>priority\.orValue\(0\)\s+<\s+|pods\s+with\s+a\s+priority\s+below\s+)(?P<value>-?\d+)"
 )
 """In CEL and in its message: a pod's priority is below that of GPU pods in budget."""
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes between processes."""
+"""Types of the messages between processes."""

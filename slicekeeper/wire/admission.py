@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdmissionReview `admission.k8s.io/v1`, as the API server sends it and as we answer."""
+"""AdmissionReview `admission.k8s.io/v1`: what the API server sends, and what we answer."""
 
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -16,7 +16,7 @@ class GroupVersionKind(TypedDict):
 
 
 class AdmissionRequest(TypedDict):
-    """The `request` of a review; what we do not read is left out."""
+    """The `request` of a review, with only the fields that we read."""
 
     uid: str
     kind: GroupVersionKind
@@ -40,7 +40,7 @@ class Status(TypedDict):
 
 
 class AdmissionResponse(TypedDict):
-    """The `response`; `patch` is a JSON patch in base64."""
+    """The `response` of a review; `patch` is a JSON patch in base64."""
 
     uid: str
     allowed: bool
@@ -51,7 +51,7 @@ class AdmissionResponse(TypedDict):
 
 
 class AdmissionReview(TypedDict):
-    """The envelope of both."""
+    """The envelope of request and response."""
 
     apiVersion: str
     kind: str

@@ -5,26 +5,26 @@ from typing import TypedDict
 
 
 class MetaPod(TypedDict):
-    """A pod, by its UID alone."""
+    """A pod, identified by its UID."""
 
     UID: str
 
 
 class MetaVictims(TypedDict):
-    """The pods that kube-scheduler would evict on one node; no node may have none."""
+    """The pods that kube-scheduler would evict on one node; never empty."""
 
     Pods: list[MetaPod]
     NumPDBViolations: int
 
 
 class PreemptionResult(TypedDict):
-    """What `preempt` answers: the nodes on which evicting helps. Only the HTTP status says that something failed."""
+    """The answer of `preempt`: the nodes on which evicting helps. Only the HTTP status reports failures."""
 
     NodeNameToMetaVictims: dict[str, MetaVictims]
 
 
 class BindingArgs(TypedDict):
-    """What `bind` gets."""
+    """The request of `bind`."""
 
     PodName: str
     PodNamespace: str
@@ -33,6 +33,6 @@ class BindingArgs(TypedDict):
 
 
 class BindingResult(TypedDict):
-    """What `bind` answers; empty: bound."""
+    """The answer of `bind`; an empty error means that the pod is bound."""
 
     Error: str

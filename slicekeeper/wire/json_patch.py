@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON patches (RFC 6902), as the API server takes them from the webhook and from its clients."""
+"""JSON patches (RFC 6902), as the API server accepts them from the webhook and from its clients."""
 
 from typing import Any
 
@@ -7,5 +7,5 @@ JsonPatch = list[dict[str, Any]]
 
 
 def escape(member: str) -> str:
-    """Return a member's name as it is written in a JSON pointer (RFC 6901)."""
+    """Return a member's name, escaped for a JSON pointer (RFC 6901)."""
     return member.replace("~", "~0").replace("/", "~1")

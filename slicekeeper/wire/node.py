@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node's agent answers at /seats: which container holds what part of its GPUs, and uses how much of it."""
+"""The answer of a node's agent at /seats: which container holds which share of its GPUs, and how much it uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATH: Final = "/seats"
 
 
 class SeatUse(Wire, frozen=True, kw_only=True):
-    """One container's hold of one GPU. Percentages are of that GPU's time; None: not known now."""
+    """One container's share of one GPU. Percentages are of that GPU's time; None: currently unknown."""
 
     namespace: str
     pod: str
@@ -22,18 +22,18 @@ class SeatUse(Wire, frozen=True, kw_only=True):
     vclass: Literal["in-budget", "background"]
     asked_percent: int
     limit_percent: int
-    """The most that it may have."""
+    """Its ceiling."""
     given_percent: float | None = None
-    """How long its gate was open lately."""
+    """Part of the recent time in which its gate was open."""
     used_percent: float | None = None
-    """How long it had work on the GPU lately."""
+    """Part of the recent time in which it had work on the GPU."""
     memory_mib: int | None = None
     """In use."""
     memory_limit_mib: int
-    """0: all of it."""
+    """0: all of the GPU's memory."""
 
 
 class NodeSeats(Wire, frozen=True, kw_only=True):
-    """All seats of a node, once for each GPU that they hold."""
+    """All seats of a node, with one entry for each GPU that a seat holds."""
 
     seats: list[SeatUse]

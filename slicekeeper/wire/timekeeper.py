@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over the wire to and from the timekeeper under `/api/v1`.
+"""Requests and answers of the timekeeper's REST API under `/api/v1`.
 
-All GPU time is integer GPU-milliseconds, all instants RFC 3339 with milliseconds, UTC.
+GPU time is in whole GPU-milliseconds; instants are RFC 3339 with milliseconds, in UTC.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ State = Literal["ok", "warning", "overdraft", "exhausted", "suspended"]
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=False):
-    """Base: camelCase names; unknown fields of a newer peer are passed over."""
+    """Base: camelCase names; unknown fields of a newer peer are ignored."""
 
 
 class Decision(Wire, frozen=True, kw_only=True):
-    """What a namespace may do now. Pods of a namespace in `exhausted` or `suspended` are over budget."""
+    """What a namespace may do now. Pods of a namespace that is `exhausted` or `suspended` are over budget."""
 
     namespace: str
     state: State
     balance_ms: int
-    """GPU-milliseconds left of the budget that binds, the namespace's own or one above it."""
+    """GPU-milliseconds left of the tightest budget, the namespace's own or one above it."""
     used_ms: int
     """Charged to the budget in this period."""
     over_budget_ms: int = 0
     """Metered over budget in this period."""
     reserved_ms: int = 0
-    """Set aside of the balance for pods that are to finish, and by hand."""
+    """Part of the balance that is reserved, for pods or by hand."""
     enforcement: Literal["soft", "hard", "safe"] = "soft"
     priority_class_name: str
     as_of: str
     since: str
-    """When the state was last entered: the zero-crossing, the grant, the period's begin."""
+    """When the state began: the balance reached zero, a grant was booked, or a period began."""
     stale_after: str
     run_out_at: str | None = None
-    """When the balance reaches zero if the pods that run now go on."""
+    """When the balance reaches zero if the current pods continue to run."""
     reason: str = ""
     bound_by: str = ""
-    """The team or organisation whose budget binds; empty: the namespace's own does."""
+    """The team or organisation whose budget is the tightest; empty: it is the namespace's own."""
 
     @property
     def over_budget(self) -> bool:
@@ -49,21 +49,22 @@ class Decision(Wire, frozen=True, kw_only=True):
 
 
 class DecisionList(Wire, frozen=True, kw_only=True):
-    """All namespaces' decisions; a namespace that is not in it is in budget with its policy's default."""
+    """The decisions of all namespaces; a namespace that is not listed is in budget, with its policy's default."""
 
     items: list[Decision]
     as_of: str
 
 
 class UsageReport(Wire, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One container's cumulative counter. Loss, repeat and reorder of reports change nothing."""
+    """One container's cumulative counter. Lost, repeated and reordered reports do no harm."""
 
     namespace: str
     pod_name: str
     pod_uid: str
     container: str
     epoch: int
-    """Life of the counter: one that starts again has a greater epoch. Usage is the sum of the epochs' newest values."""
+    """Identifies a run of the counter: one that starts again has a greater epoch. Usage is the sum of the newest value
+    of each epoch."""
     seq: int
     """Counts up by one within an epoch, from 1."""
     used_ms: int | None
@@ -73,7 +74,7 @@ class UsageReport(Wire, frozen=True, kw_only=True, forbid_unknown_fields=True):
     monotonic_ns: int
     """The reporter's monotonic clock when the counter was read."""
     source: str = "unknown"
-    """Where `used_ms` comes from: `simulator`, `node`, `unknown`."""
+    """The source of `used_ms`: `simulator`, `node` or `unknown`."""
     final: bool = False
     """The reporter is stopping."""
 
@@ -101,25 +102,25 @@ class ReportAnswer(Wire, frozen=True, kw_only=True):
 
 
 class KeptBy(Wire, frozen=True, kw_only=True):
-    """The object of the cluster that says what a budget is, and its newest generation that was taken."""
+    """The object of the cluster that defines a budget, and the newest generation of it that was applied."""
 
     uid: str
     generation: int
 
 
 class Figures(Wire, frozen=True, kw_only=True):
-    """The figures of a budget, of a namespace, a team or an organisation."""
+    """The figures of the budget of a namespace, a team or an organisation."""
 
     amount_ms: int
     period: str
     time_zone: str
     balance_ms: int
     used_ms: int
-    """Charged to it in this period, in all budgets under it."""
+    """Charged to it in this period, including all budgets below it."""
     over_budget_ms: int
-    """Metered over budget in this period; a parent's: what its own budget had no room for."""
+    """Metered over budget in this period; of a parent: what its own budget could not cover."""
     granted_ms: int
-    """Grants that began in this period, beside the amount."""
+    """Grants that began in this period, in addition to the amount."""
     state: State
     period_start: str | None = None
     period_end: str | None = None
@@ -128,18 +129,18 @@ class Figures(Wire, frozen=True, kw_only=True):
     """How far the balance may go below zero."""
     rollover_ms: int = 0
     anchor: str | None = None
-    """An instant at which a period begins, on the zone's wall clock; None: they begin as the calendar does."""
+    """An instant at which a period begins, on the zone's wall clock; None: periods follow the calendar."""
     status: Literal["active", "suspended", "closed"] = "active"
     reserved_ms: int = 0
-    """Set aside of the balance for pods that are to finish, and by hand; a parent's: in all budgets under it."""
+    """Part of the balance that is reserved, for pods or by hand; of a parent: including all budgets below it."""
     parent: str | None = None
-    """The team or organisation that it is under."""
+    """The team or organisation directly above it."""
     bound_by: str = ""
-    """The team or organisation above whose budget binds; empty: its own does."""
+    """The team or organisation above whose budget is the tightest; empty: it is its own."""
     kept_by: KeptBy | None = None
-    """None: requests say what it is, or the policy."""
+    """None: it is defined by requests or by the policy."""
     object_version: str = ""
-    """Another one whenever a state of an object was taken, or an object's deletion; empty until the first."""
+    """Changes whenever a generation or the deletion of an object was applied; empty before the first."""
 
 
 class Budget(Figures, frozen=True, kw_only=True):
@@ -147,9 +148,9 @@ class Budget(Figures, frozen=True, kw_only=True):
 
     namespace: str
     uid: str = ""
-    """The namespace's: a name that is used again has an account for each."""
+    """UID of the namespace: if a name is used again, each namespace has its own account."""
     gone: bool = False
-    """Whether the namespace was deleted. Its account stays."""
+    """Whether the namespace was deleted. Its account remains."""
     source: Literal["policy", "own"] = "policy"
     enforcement: Literal["soft", "hard", "safe"] = "soft"
 
@@ -162,7 +163,7 @@ class BudgetList(Wire, frozen=True, kw_only=True):
 
 
 class Parent(Figures, frozen=True, kw_only=True):
-    """A team's or an organisation's current budget; what the budgets under it are charged is taken from it too."""
+    """The current budget of a team or an organisation; charges to the budgets below it are charged to it too."""
 
     name: str
     kind: Literal["team", "organisation"]
@@ -185,11 +186,11 @@ class Child(Wire, frozen=True, kw_only=True):
     balance_ms: int
     """Left of its own budget."""
     consumed_ms: int
-    """What it was charged to the budget above in that budget's period."""
+    """What it was charged to the budget above, in that budget's period."""
 
 
 class ChildList(Wire, frozen=True, kw_only=True):
-    """All budgets directly under a budget, in the order of names."""
+    """All budgets directly below a budget, sorted by name."""
 
     items: list[Child]
     as_of: str
@@ -207,7 +208,7 @@ class Grant(Wire, frozen=True, kw_only=True):
     booked_at: str
     priority: int = 0
     withdrawn_at: str | None = None
-    """When it was withdrawn before it began: it never brings anything."""
+    """When it was withdrawn, before it began: it has no effect."""
 
 
 class GrantList(Wire, frozen=True, kw_only=True):
@@ -218,14 +219,14 @@ class GrantList(Wire, frozen=True, kw_only=True):
 
 
 class Reservation(Wire, frozen=True, kw_only=True):
-    """GPU time that is set aside, for a pod until it ends or by hand until `expiresAt`."""
+    """Reserved GPU time: for a pod until it ends, or by hand until `expiresAt`."""
 
     id: int
     state: Literal["open", "settled", "released", "expired"]
-    """Settled: the pod has ended; released: by hand; expired: its time is over, or the pod never ran."""
+    """Settled: the pod has ended; released: ended by hand; expired: its time is over, or the pod never ran."""
     amount_ms: int
     held_ms: int
-    """What is left of it now: less what the pod has been charged."""
+    """What is left of it: the amount less what the pod has been charged."""
     pod_uid: str | None
     pod_name: str
     reason: str
@@ -243,7 +244,7 @@ class ReservationList(Wire, frozen=True, kw_only=True):
 
 
 class Workload(Wire, frozen=True, kw_only=True):
-    """One pod as the ledger has it."""
+    """One pod, as recorded in the ledger."""
 
     namespace: str
     pod_name: str
@@ -256,7 +257,7 @@ class Workload(Wire, frozen=True, kw_only=True):
     start: str
     end: str | None
     charged_ms: int
-    """To the budget; for a running pod: up to `as_of`."""
+    """Charged to the budget; of a running pod: up to `as_of`."""
     over_budget_ms: int
     used_ms: int | None
     """Reported; None: unknown."""
@@ -274,7 +275,7 @@ class WorkloadList(Wire, frozen=True, kw_only=True):
 
 
 class StatementTotal(Wire, frozen=True, kw_only=True):
-    """All bookings of one kind, reversals taken off."""
+    """All bookings of one kind, less their reversals."""
 
     kind: str
     correction: bool
@@ -282,7 +283,7 @@ class StatementTotal(Wire, frozen=True, kw_only=True):
     count: int
     amount_ms: int
     balance_ms: int
-    """By how much they moved the balance."""
+    """By how much they changed the balance."""
 
 
 class StatementPod(Wire, frozen=True, kw_only=True):
@@ -299,7 +300,7 @@ class StatementPod(Wire, frozen=True, kw_only=True):
 
 
 class IntervalCorrection(Wire, frozen=True, kw_only=True):
-    """A pod's interval as it was corrected, and as it was before; `end` None: the pod ran then."""
+    """A pod's corrected interval, and the interval before; `end` None: the pod was running."""
 
     id: int
     pod_uid: str
@@ -332,21 +333,21 @@ class StatementChild(Wire, frozen=True, kw_only=True):
 
 
 class Statement(Wire, frozen=True, kw_only=True):
-    """What is booked in a half-open interval: opening balance, totals and closing balance add up.
+    """What is booked in a half-open interval: opening balance plus totals is the closing balance.
 
-    They sum the whole interval, so only the first page has them.
+    These cover the whole interval, so only the first page has them.
     """
 
     namespace: str | None
     parent: str | None
-    """The team or organisation whose statement it is."""
+    """The team or organisation that the statement is about."""
     start: str
     end: str
     opening_ms: int | None
     closing_ms: int | None
     totals: list[StatementTotal]
     workloads: list[StatementPod]
-    """A page of them, in the order of their UIDs."""
+    """A page of them, sorted by UID."""
     children: list[StatementChild]
-    """A parent's statement has these and no workloads: a page of them."""
+    """A page of them; only a parent's statement has them, and it has no workloads."""
     next_cursor: str | None = None

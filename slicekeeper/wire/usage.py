@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node tells a pod's sidecar about the use of its GPUs: one file of cumulative counters, replaced as a whole."""
+"""How a node reports the use of its GPUs to a pod's sidecar: one file of cumulative counters, replaced atomically."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Counter(Wire, frozen=True, kw_only=True):
     """One container's counter."""
 
     used_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """GPU-milliseconds since the counter began; None: not known now."""
+    """GPU-milliseconds since the counter began; None: currently unknown."""
     life: str = ""
-    """Names the counter: one that starts again from zero has another name."""
+    """Identifies the counter: one that starts again from zero has a different value."""
     memory_mib: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Memory in use now, on all of its GPUs together; None: not known."""
+    """MiB of memory in use now, on all of its GPUs together; None: unknown."""
 
 
 class PodUsage(Wire, frozen=True, kw_only=True):
@@ -28,5 +28,5 @@ class PodUsage(Wire, frozen=True, kw_only=True):
 
     source: str
     at_ns: int | None = None
-    """When they were read, on the machine's monotonic clock; None: they do not grow old."""
+    """When they were read, in nanoseconds of the machine's monotonic clock; None: they do not become stale."""
     containers: dict[str, Counter]

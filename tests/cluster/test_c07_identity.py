@@ -198,7 +198,7 @@ def _editor(site: Site, namespace: str) -> Kubectl:
 @pytest.mark.parametrize(
     ("metadata", "told"),
     [
-        ({"annotations": {names.BUDGET_STATE: names.OVER_BUDGET}}, "the timekeeper alone writes it"),
+        ({"annotations": {names.BUDGET_STATE: names.OVER_BUDGET}}, "only the timekeeper may write it"),
         ({"annotations": {names.BOUND_AT: "2030-01-01T00:00:00.000Z"}}, "stays as it was"),
         ({"annotations": {names.gpu_annotation("train"): None}}, "stays as it was"),
         ({"annotations": {names.GPU_CLASS: names.BACKGROUND}}, "stays as it was"),
@@ -284,7 +284,7 @@ def test_the_schedulers_token_writes_its_own_annotations_in_a_binding_and_nothin
         {"annotations": {**own, names.BUDGET_STATE: names.IN_BUDGET}},
         {"annotations": {**own, "mine": "yes"}},
     ):
-        with pytest.raises(Refused, match="is not what the scheduler writes in a Binding"):
+        with pytest.raises(Refused, match="is not one that the scheduler writes in a Binding"):
             bind(metadata)
 
 
@@ -354,7 +354,7 @@ def test_the_schedulers_account_marks_pods_that_wait_and_changes_nothing_else(
     mark = {"metadata": {"annotations": seen}}
     acting.patch(PODS, "waits", mark, namespace, subresource="status")
     assert site.pod(namespace, "waits")["metadata"]["annotations"].items() >= seen.items()
-    with pytest.raises(Forbidden, match="on a pod that waits"):
+    with pytest.raises(Forbidden, match="on a waiting pod"):
         acting.patch(PODS, "one", mark, namespace, subresource="status")
     for metadata in (
         {"annotations": {names.ROOM_SEEN_AT: None, "mine": "yes"}},
@@ -367,7 +367,7 @@ def test_the_schedulers_account_marks_pods_that_wait_and_changes_nothing_else(
     with pytest.raises(Forbidden, match="cannot patch"):
         acting.patch(PODS, "waits", mark, namespace)
     later = {"metadata": {"annotations": {names.ROOM_SEEN_AT: "2031-01-01T00:00:00.000Z"}}}
-    with pytest.raises(Refused, match="the scheduler alone writes it"):
+    with pytest.raises(Refused, match="only the scheduler may write it"):
         _editor(site, namespace).patch("pod", "waits", later, namespace)
 
 
@@ -376,14 +376,14 @@ def test_the_schedulers_account_does_not_go_as_far_as_kube_schedulers_role(
 ) -> None:
     namespace = pair[0]["metadata"]["namespace"]
     acting = site.client(site.kubectl("create", "token", "scheduler", "-n", NAMESPACE).strip())
-    with pytest.raises(Forbidden, match="may not say how a pod runs"):
+    with pytest.raises(Forbidden, match="may not write how a pod runs"):
         acting.patch(PODS, "one", {"status": {"phase": "Succeeded"}}, namespace, subresource="status")
     for name, where in (("one", namespace), (site.part("webhook")["metadata"]["name"], NAMESPACE)):
-        with pytest.raises(Forbidden, match="deletes only what it preempts"):
+        with pytest.raises(Forbidden, match="may delete only pods that it preempts"):
             acting.delete(PODS, name, where)
         victim = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
         acting.patch(PODS, name, {"status": {"conditions": [victim]}}, where, subresource="status")
-        with pytest.raises(Forbidden, match="deletes only what it preempts"):
+        with pytest.raises(Forbidden, match="may delete only pods that it preempts"):
             acting.delete(PODS, name, where)
     with pytest.raises(Forbidden, match="cannot create resource"):
         acting.create(TOKEN_REVIEWS, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {}})
@@ -438,7 +438,7 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
         with pytest.raises(Forbidden, match="only its node's GPUs"):
             acting.patch(NODES, own, mine, subresource="status")
         for status in ({"conditions": []}, {"addresses": []}, {"capacity": {"cpu": "99"}}):
-            with pytest.raises(Forbidden, match="nothing else of the status"):
+            with pytest.raises(Forbidden, match="only its node's GPUs in the status"):
                 acting.patch(NODES, own, {"status": status}, subresource="status")
         with pytest.raises(Forbidden, match="cannot patch"):
             acting.patch(NODES, own, mine)
@@ -451,16 +451,16 @@ def test_an_agent_writes_its_own_node_alone(site: Site) -> None:
         elsewhere = {"metadata": {"annotations": {names.NODE_AGENT: "10.9.9.9:80"}}}
         found = {"metadata": {"annotations": {names.NODE_MACHINE: "{}"}}}
         for patch in (gpus, elsewhere, found, {"metadata": {"annotations": {names.NODE_AGENT: None}}}):
-            with pytest.raises(Refused, match="the node agent alone writes them"):
+            with pytest.raises(Refused, match="only the node agent may write them"):
                 bob.patch("node", own, patch)
-        with pytest.raises(Refused, match="the node agent alone writes them"):
+        with pytest.raises(Refused, match="only the node agent may write them"):
             bob.patch("node", own, capacity, "", "--subresource=status")
         for forged in (gpus, capacity):
             made = {"apiVersion": "v1", "kind": "Node", **forged}
             made["metadata"] = {"name": "node-3", **made.get("metadata", {})}
             kubelet = site.kubectl.acting("--as=system:node:node-3", "--as-group=system:nodes")
             for who in (bob, kubelet)[: 2 if forged is gpus else 1]:
-                with pytest.raises(Refused, match="the node agent alone writes them"):
+                with pytest.raises(Refused, match="only the node agent may write them"):
                     who.create(made, dry_run=True)
             site.kubectl.create(made, dry_run=True)
         kubelet.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-3"}}, dry_run=True)

@@ -79,7 +79,7 @@ def test_in_a_safe_namespace_what_starts_may_finish(site: Site) -> None:
     assert condition == "SchedulingGated"
     site.kubectl("create", "rolebinding", "alice", "--clusterrole=admin", "--user=alice", "-n", safe)
     lift = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
-    with pytest.raises(Refused, match="the timekeeper alone lifts"):
+    with pytest.raises(Refused, match="only the timekeeper may remove"):
         site.kubectl.acting("--as=alice")(
             "patch", "pod", found["metadata"]["name"], "-n", safe, "--type=json", "-p", lift
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what was asked of another system as a request of ours, if the namespace's policy says so.
+"""Convert requests for another system into ours, if the namespace's policy says so.
 
-Resources that no node offers any more are taken out of the containers; annotations and labels stay, because they hold
-nothing. A container that asks in our terms already is left alone, so a second pass changes nothing.
+Resources that no node offers any more are removed from the containers. Annotations and labels stay, because they do no
+harm. A container that already uses our resources is left unchanged, so a second pass changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _READ: Final[dict[str, Callable[[Mapping[str, Any], ReferenceGpu, Reading], None
 
 @dataclass(frozen=True)
 class Conversion:
-    """The patch that makes a foreign request ours, the warnings that tell the user, and what could not be converted."""
+    """The patch that converts a foreign request, the warnings for the user, and what could not be converted."""
 
     patch: JsonPatch
     warnings: tuple[str, ...] = ()
@@ -47,9 +47,9 @@ NOTHING: Final = Conversion([])
 
 
 def convert(pod: Mapping[str, Any], policy: NamespacePolicy, resources: Resources, scheduler: str) -> Conversion:
-    """Return what makes a pod, or a template of one, ask in our terms; `NOTHING` if it says nothing foreign.
+    """Return the conversion of a pod or a pod template; `NOTHING` if it has no foreign request.
 
-    The first of the policy's dialects that the pod speaks is the one it is read in.
+    A pod that uses several of the policy's dialects is read in the first of them.
     """
     gpu = ReferenceGpu(policy.foreign.gpu_memory_mib)
     for dialect in policy.foreign.dialects:
@@ -66,7 +66,7 @@ def convert(pod: Mapping[str, Any], policy: NamespacePolicy, resources: Resource
         _annotations(patch, pod, shares, reading, policy.ceiling)
         spec = as_map(pod.get("spec"))
         foreign = [name for spoken in policy.foreign.dialects for name in DIALECTS[spoken].schedulers]
-        if spec.get("schedulerName") in foreign:  # whole GPUs are the same words in several dialects
+        if spec.get("schedulerName") in foreign:  # several dialects request whole GPUs in the same way
             patch.replace("/spec/schedulerName", scheduler)
         if not patch.operations:
             continue
@@ -112,7 +112,7 @@ def _containers(
                 gone = [name for name in foreign if name in there and name not in amounts]
                 for name in gone:
                     patch.remove(f"{pointer}/{section}/{escape(name)}")
-                if section == "limits" or gone:  # requests that are left out equal the limits
+                if section == "limits" or gone:  # omitted requests equal the limits
                     different = {name: amount for name, amount in amounts.items() if str(there.get(name)) != amount}
                     patch.members(declared.get(section), f"{pointer}/{section}", different)
 

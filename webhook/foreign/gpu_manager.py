@@ -16,8 +16,8 @@ _MEMORY: Final = "tencent.com/vcuda-memory"
 
 
 def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
-    """Read a pod of gpu-manager's; what it would refuse, ours refuses too."""
-    del gpu  # both amounts are always named
+    """Read a pod written for gpu-manager; our own rules refuse what gpu-manager would refuse."""
+    del gpu  # such a pod always states both amounts
     annotations = annotations_of(pod)
     elastic = whole_quantity(annotations.get(names.CORE_LIMIT))
     for path, name, amounts in gpu_containers(pod, (_CORE, _MEMORY)):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpushare (Alibaba Cloud): `aliyun.com/gpu-mem`, in GiB or, as some clusters are set up, in MiB.
+"""gpushare (Alibaba Cloud): `aliyun.com/gpu-mem`, in GiB or, in some clusters, in MiB.
 
-The number of GPUs that it is spread over is a label of the pod there, and a resource elsewhere.
+The number of GPUs that a share is spread over is given by a label of the pod, or by a resource.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_GIB: Final = 512
 
 
 def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
-    """Read a pod of gpushare's; without percent of compute, compute follows memory."""
+    """Read a pod written for gpushare. If it does not request a percentage of compute, compute follows memory."""
     spread = as_map(as_map(pod.get("metadata")).get("labels")).get(_COUNT, "1")
     for path, name, amounts in gpu_containers(pod, (_MEMORY, _CORES, _COUNT)):
         before = len(reading.violations)
@@ -30,7 +30,7 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
         if len(reading.violations) > before or not (memory or cores or count):
             continue
         if not (memory or cores):
-            rule = "it says over how many GPUs a share is spread, and not how large it is"
+            rule = "it sets over how many GPUs a share is spread, but not how large the share is"
             reading.refuse(name, f"{path}[{_COUNT}]", count, rule, f"{_MEMORY}: 8")
             continue
         if (count or 1) > 1 or whole_quantity(spread) != 1:
@@ -45,7 +45,7 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
             continue
         if cores is not None and cores >= CORES_PER_GPU:
             if cores % CORES_PER_GPU:
-                rule = "it must be percent of one GPU, or whole GPUs"
+                rule = "it must be a percentage of one GPU, or whole GPUs"
                 reading.refuse(name, f"{path}[{_CORES}]", cores, rule, f"{_CORES}: 50")
                 continue
             if memory:

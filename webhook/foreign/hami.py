@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HAMi: `nvidia.com/gpu` beside `gpumem`, `gpumem-percentage` and `gpucores`, and its annotations."""
+"""HAMi: `nvidia.com/gpu` with `gpumem`, `gpumem-percentage` and `gpucores`, and its annotations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IGNORED: Final = {
 
 
 def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
-    """Read a pod of HAMi's."""
+    """Read a pod written for HAMi."""
     read_vgpus(pod, _NAMES, gpu, reading)
     if not reading.shares:
         return
@@ -49,7 +49,7 @@ def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
                 "",
                 f"metadata.annotations[{_USE_UUID}]",
                 annotations[_USE_UUID],
-                "one of several GPUs cannot be asked for; name one, or the models that will do",
+                "one of several GPUs cannot be requested; name one GPU, or the models that are acceptable",
                 f"{_USE_UUID}: {uuid}",
             )
     for key in _AVOIDS:

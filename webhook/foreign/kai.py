@@ -25,7 +25,7 @@ _IGNORED: Final = {
 
 
 def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
-    """Read a pod of KAI's: one container has the share, the first or the one that is named."""
+    """Read a pod written for KAI: one container has the share, the named one or the first."""
     _read_shares(pod, gpu, reading)
     if reading.shares:
         reading.ignores(as_map(as_map(pod.get("metadata")).get("labels")), _IGNORED)
@@ -44,7 +44,7 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
             "",
             f"metadata.annotations[{_MEMORY}]",
             annotations[_MEMORY],
-            f"{_FRACTION} says already what is asked for; leave one of the two out",
+            f"{_FRACTION} already states the share; leave one of the two out",
             f'{_FRACTION}: "0.5"',
         )
         return
@@ -63,7 +63,7 @@ def _read_shares(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) ->
                 container,
                 f"{beside}[{_WHOLE}]",
                 amounts[_WHOLE],
-                "a pod has whole GPUs or a part, not both",
+                "a pod may request whole GPUs or a share, not both",
                 f"{key} alone",
             )
             return
@@ -114,7 +114,7 @@ def _container(pod: Mapping[str, Any], annotations: Mapping[str, Any], reading: 
 
 
 def _whole_gpus(pod: Mapping[str, Any], reading: Reading) -> None:
-    """Read whole GPUs of a pod that KAI's scheduler was to place; others ask NVIDIA's plugin, as they say."""
+    """Read whole GPUs of a pod for KAI's scheduler; in other pods they are requests to NVIDIA's plugin."""
     if as_map(pod.get("spec")).get("schedulerName") not in DIALECTS["kai"].schedulers:
         return
     for path, name, amounts in gpu_containers(pod, (_WHOLE,)):

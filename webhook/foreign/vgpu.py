@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual GPUs as HAMi counts them: a number of GPUs, and memory and compute of each. Volcano's plugin is the same."""
+"""Virtual GPUs as in HAMi and Volcano's plugin: a number of GPUs, and the memory and compute of each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from slicekeeper.units import CORES_PER_GPU
 
 @dataclass(frozen=True)
 class VgpuNames:
-    """One plugin's resources: number of GPUs, MiB of each, percent of each one's memory, percent of its compute.
+    """One plugin's resources: number of GPUs, MiB of each, percent of the memory of each, percent of its compute.
 
-    `mode` is the annotation by which a pod chooses how GPUs are divided. Empty: the plugin has no such name.
+    `mode` is the annotation by which a pod chooses how GPUs are divided. Empty: the plugin has no such resource.
     """
 
     count: str
@@ -33,9 +33,9 @@ class VgpuNames:
 
 
 def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, reading: Reading) -> None:
-    """Read what each container asks for.
+    """Read what each container requests.
 
-    GPUs without a word on memory and compute are whole ones, and so are those of which all compute is asked.
+    GPUs with neither memory nor compute stated are whole ones, and so are those with all compute requested.
     """
     for path, name, amounts in gpu_containers(pod, names.all):
         before = len(reading.violations)
@@ -44,16 +44,15 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
             continue
         count = 1 if count is None else count
         if cores is not None and cores > CORES_PER_GPU:
-            reading.refuse(
-                name, f"{path}[{names.cores}]", cores, "it is percent of each GPU's compute", f"{names.cores}: 50",
-            )  # fmt: skip
+            rule = "it must be a percentage of each GPU's compute, at most 100"
+            reading.refuse(name, f"{path}[{names.cores}]", cores, rule, f"{names.cores}: 50")
             continue
         if percentage is not None and not 0 < percentage <= CORES_PER_GPU:
             reading.refuse(
                 name,
                 f"{path}[{names.percentage}]",
                 percentage,
-                "it is percent of each GPU's memory",
+                "it must be a percentage of each GPU's memory, from 1 to 100",
                 f"{names.percentage}: 50",
             )
             continue
@@ -85,6 +84,6 @@ def read_vgpus(pod: Mapping[str, Any], names: VgpuNames, gpu: ReferenceGpu, read
             "",
             f"metadata.annotations[{names.mode}]",
             "mig",
-            "MIG slices are not made on demand here; ask for a share",
+            "MIG slices are not created on demand; request a share",
             f"{names.mode}: hami-core",
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volcano's vGPU plugin: `volcano.sh/vgpu-number` beside `vgpu-memory`, `vgpu-memory-percentage` and `vgpu-cores`.
+"""Volcano's vGPU plugin: `volcano.sh/vgpu-number` with `vgpu-memory`, `vgpu-memory-percentage` and `vgpu-cores`.
 
-Its older plugin shares GPUs by `volcano.sh/gpu-memory` alone, and counts whole ones by `gpu-number`.
+Its older plugin has only `volcano.sh/gpu-memory` for shares, and `gpu-number` for whole GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IGNORED: Final = {
 
 
 def read(pod: Mapping[str, Any], gpu: ReferenceGpu, reading: Reading) -> None:
-    """Read a pod of Volcano's."""
+    """Read a pod written for Volcano."""
     read_vgpus(pod, _NAMES, gpu, reading)
     read_vgpus(pod, _OLDER, gpu, reading)
     if reading.shares:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a small application beside what the process does: an event loop in a daemon thread."""
+"""Serve a small application beside a process's other work: an event loop in a daemon thread."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ BACKLOG: Final = 128
 
 
 class BackgroundServer:
-    """A server that has begun to listen. It has what gunicorn's protocol asks of a worker."""
+    """A server that listens. It has the attributes that gunicorn's protocol needs of a worker."""
 
     tls: ssl.SSLContext | None = None
-    """What connections are encrypted by. None: plain HTTP."""
+    """Context for encrypted connections. None: plain HTTP."""
 
     def __init__(self, bind: str, app: App, limits: ServingSettings, *, shared: bool = False) -> None:
-        """Listen at `bind` (host:port); `shared`: several processes do, on one port.
+        """Listen at `bind` (host:port); with `shared`, several processes may listen on one port.
 
-        Raises OSError if the address cannot be had.
+        Raises OSError if the address is not available.
         """
         host, _, port = bind.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads requests' bodies, each up to a size and all together up to another.
+"""Read the bodies of requests, within one limit for each body and another for all together.
 
-If what is held grows too large, the largest body of the address that holds the most is given up, and never that of a
-client with less. Nobody waits for room, so a client that sends slowly takes none from others.
+If all bodies together grow too large, the largest body of the address that holds the most is dropped, never that of a
+client with less. No request waits for memory, so a client that sends slowly cannot delay others.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ Receive = Callable[[], Awaitable[Any]]
 _NO_ROOM: Final = "too many large requests are in progress; try again"
 
 _DIGITS: Final = 18
-"""A length of more digits is too large, whatever they are."""
+"""A length with more digits is too large in any case."""
 
 
 class BodyRefused(Exception):
-    """A body that is not read to its end; `status` is that of the answer, `code` is stable."""
+    """A body that is not read to its end. `status` is the HTTP status of the answer; `code` is stable."""
 
     status = 400
     code = "bad-request"
 
 
 class BodyTooLarge(BodyRefused):
-    """The body is larger than one may be."""
+    """The body is larger than the limit for one body."""
 
     status = 413
     code = "request-entity-too-large"
 
 
 class BodyLate(BodyRefused):
-    """The client sent nothing more in the time that it has."""
+    """The client did not send the rest of the body in time."""
 
     status = 408
     code = "request-timeout"
 
 
 class NoRoom(BodyRefused):
-    """Too much is held for unfinished requests, and the most of it for this client."""
+    """Unfinished requests hold too much memory, and those of this client the most."""
 
     status = 503
     code = "too-many-large-requests"
@@ -55,13 +55,13 @@ class _Held:
         self.timeout = timeout
         self.size = 0
         self.kept = False
-        """It has come as a whole and is being worked on: it cannot be given up."""
+        """The body is complete and in use, so it cannot be dropped."""
 
 
 class Bodies:
-    """The bodies that a process holds at one time, in bytes: `most` of one, and half as much again of all.
+    """The bodies that a process holds at one time: at most `most` bytes of one, and one and a half times that of all.
 
-    `revocable`: a body that has come as a whole may be given up too, since nothing is changed by working on it.
+    `revocable`: a complete body may be dropped too, because processing it changes nothing.
     """
 
     def __init__(self, most: int, *, revocable: bool = False) -> None:
@@ -73,16 +73,16 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, scope: Any, receive: Receive) -> AsyncIterator[bytes | bytearray]:
-        """Give a request's body, which counts as held until the context ends.
+        """Yield a request's body, which counts as held until the context ends.
 
-        Raises BodyRefused if it is too large, does not come, or is given up.
+        Raises BodyRefused if it is too large, does not arrive, or is dropped.
         """
         length = dict(scope["headers"]).get(b"content-length", b"0").lstrip(b"0")
         if len(length) > _DIGITS or int(length or b"0") > self._most:
             raise self._too_large()
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body"):
-            yield message.get("body", b"")  # most come in one piece
+            yield message.get("body", b"")  # most arrive in one piece
             return
         client = scope.get("client")
         try:
@@ -96,7 +96,7 @@ class Bodies:
                     yield body
                 finally:
                     self._let_go(held)
-                    # Now, and not when a traceback that refers to it happens to be collected.
+                    # Free it now: a traceback may refer to it until it is collected.
                     with suppress(BufferError):
                         body.clear()
         except TimeoutError as error:
@@ -127,7 +127,7 @@ class Bodies:
             sums[one.address] += 0 if one.kept else one.size
         address = sums.most_common(1)[0][0]
         largest = max((one for one in self._held if one.address == address and not one.kept), key=lambda one: one.size)
-        # Once for each: a timeout that is set again waits again, and would never end while others send.
+        # Only once for each body: a timeout that is set again starts again, and would never expire while others send.
         self._let_go(largest)
         largest.timeout.reschedule(asyncio.get_running_loop().time())
 
@@ -137,4 +137,4 @@ class Bodies:
             self._total -= held.size
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is larger than the {self._most} bytes that are read")
+        return BodyTooLarge(f"the body is larger than {self._most} bytes, the most that is read")

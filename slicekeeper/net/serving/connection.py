@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's connection: gunicorn's HTTP/1.1, with an end to everything that a client may draw out.
+"""One client's connection: gunicorn's HTTP/1.1, with a limit on everything that a client could prolong.
 
-A handshake, a head and a body have one allowance of time together, which runs only while the client owes the rest of
-one of them. A connection on which nothing was begun may rest: Go's HTTP client, and so the API server, opens
-connections ahead of need and does not expect them to be closed.
+A handshake, a head and a body share one time limit, which runs only while the client still has to send the rest of one
+of them. A connection without a request may stay idle: Go's HTTP client, and so the API server, opens connections before
+it needs them and does not expect them to be closed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from slicekeeper.net import tls
 from slicekeeper.net.serving.gunicorn_private import Protocol
 
 HEAD_BYTES: Final = 32 << 10
-"""Most bytes of a head as a whole. gunicorn bounds lines and their number, which together would be 800 KiB."""
+"""Maximum size of a whole head. gunicorn limits each line and their number, together to 800 KiB."""
 
 BUFFER_BYTES: Final = 64 << 10
-"""What is read ahead of the application."""
+"""How much is read before the application asks for it."""
 
 UNSENT_BYTES: Final = 16 << 10
-"""What may wait for the client before the application does."""
+"""How much may be unsent before the application has to wait."""
 
 LINGER_SECONDS: Final = 5.0
-"""How long the rest of a refused request is read and dropped. A client that still writes when its connection is reset
-never sees the refusal."""
+"""How long the rest of a refused request is read and dropped. If its connection were reset while it still writes, the
+client would never see the refusal."""
 
 LINGER_BYTES: Final = 64 << 20
 STALL_SECONDS: Final = 30.0
@@ -34,16 +34,16 @@ STALL_SECONDS: Final = 30.0
 
 
 class Connection(Protocol):
-    """A connection that was accepted, from before its handshake until it is closed."""
+    """An accepted connection, from before its handshake until it is closed."""
 
     def __init__(self, worker: Any, address: str, request_seconds: float, forget: Callable[[Connection], None]) -> None:
         """Begin with the handshake; `forget` is called once the connection is gone."""
         super().__init__(worker)
         self.address = address
         self.busy = False
-        """A whole request has come and its answer has not gone out."""
+        """A complete request has arrived, and its answer has not been sent."""
         self.proven = False
-        """A whole request has come at some time."""
+        """A complete request has arrived at some time."""
         self.used_at: float = worker.loop.time()
         """When it last became idle, by the loop's clock."""
         self.welcome: asyncio.Task[None] | None = None
@@ -64,22 +64,22 @@ class Connection(Protocol):
 
     @property
     def greedy(self) -> bool:
-        """Whether the client leaves an answer unread, or sends requests ahead of answers.
+        """Whether the client leaves an answer unread, or sends requests before it has read earlier answers.
 
-        Its connection is always busy, though the client does not wait for the work: by reading a little now and then,
-        or by a stream of requests, it could keep its place for ever. No client of an API server does either.
+        Its connection is always busy although the client does not wait for the work: by reading a little now and then,
+        or by a stream of requests, it could keep its place forever. No client of an API server does either.
         """
         return self._hasty or self._stalled is not None
 
     def give_way(self) -> None:
-        """End at once: another client needs the place."""
+        """Close at once, because another client needs the place."""
         if self.transport is not None:
             self.transport.abort()
         elif self.welcome is not None:
             self.welcome.cancel()
 
     def rest(self) -> None:
-        """Close if no request is under way."""
+        """Close if there is no request in progress."""
         if not self.busy and self._clock is None:
             self.close_idle()
 
@@ -89,7 +89,9 @@ class Connection(Protocol):
         """Take over after the handshake."""
         self._stop_clock()
         self._client = tls.certificate_of(transport.get_extra_info("ssl_object"))
-        if hasattr(transport, "set_read_buffer_limits"):  # only that of TLS has it: 512 KiB of each client otherwise
+        if hasattr(
+            transport, "set_read_buffer_limits"
+        ):  # only TLS transports have it; their default is 512 KiB for each client
             transport.set_read_buffer_limits(BUFFER_BYTES)
         super().connection_made(transport)
         self.read_ahead(BUFFER_BYTES)
@@ -97,7 +99,7 @@ class Connection(Protocol):
         self._arm_keepalive_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a head that grows too long is refused, the rest of a refused request dropped."""
+        """Take received bytes: refuse a head that grows too long, and drop the rest of a refused request."""
         if self._lingering:
             self._dropped += len(data)
             if self._dropped > LINGER_BYTES:
@@ -112,18 +114,18 @@ class Connection(Protocol):
         self._hasty = self._hasty or (self.busy and self.has_next)
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, but not for ever."""
+        """Wait for the client to read, but not forever."""
         super().pause_writing()
         if self._stalled is None:
             self._stalled = self._loop.call_later(STALL_SECONDS, self.give_way)
 
     def resume_writing(self) -> None:
-        """Go on: the client reads."""
+        """Continue to write: the client reads again."""
         self._stop_stalled()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tidy up, and wake the task that waits for a request: gunicorn would leave it for three seconds."""
+        """Clean up, and wake the task that waits for a request: gunicorn would let it wait for three seconds."""
         self._stop_clock()
         self._stop_stalled()
         self._forget(self)
@@ -133,30 +135,30 @@ class Connection(Protocol):
     # What gunicorn's protocol calls.
 
     def head_complete(self, size: int) -> bool:
-        """Begin to count for the next head, if this one is not too long."""
+        """Begin to count the bytes of the next head; return whether this one was short enough."""
         if size > HEAD_BYTES:
             return False
         self._head = 0
         return True
 
     def request_complete(self) -> None:
-        """Stop the client's clock: from now on the application takes its time."""
+        """Stop the client's clock: the request is complete, and the application works on it."""
         self._stop_clock()
         self._left = self._request_seconds
         self.busy = self.proven = True
 
     def answered(self) -> None:
-        """Begin to rest."""
+        """Note that the connection is idle."""
         self._head = 0
         self.busy = False
         self.used_at = self._loop.time()
 
     def scope_additions(self) -> dict[str, Any]:
-        """Return the certificate that the client has shown."""
+        """Return the certificate that the client presented."""
         return {tls.CLIENT: self._client}
 
     def close(self) -> None:
-        """Close; a client that still sends is read on for a while, or it would never see its answer."""
+        """Close. If the client still sends, read on for a while, or it would never see its answer."""
         self._stop_clock()
         unread = self.owes_body if self.in_body else self._head > 0
         if unread and not self.transport.is_closing():
@@ -166,7 +168,7 @@ class Connection(Protocol):
                 self.transport.write_eof()
         else:
             self.close_at_once()
-        # Also for a client that does not take what was written.
+        # Also for a client that does not read the answer.
         self._clock = self._loop.call_later(LINGER_SECONDS, self.give_way)
 
     # The clock.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accepts connections, as many as the process can carry, and no more from one address than leaves room for others.
+"""Accept connections, up to one limit for the process and a lower one for each address.
 
-A client that comes when all places are taken gets the place of the connection that is missed least: of the address that
-has the most, one that has never sent a whole request or is `greedy`, or else the one that has been idle for longest. A
-request under way keeps its place otherwise. So a crowd of idle connections costs its own address, and not a client that
-works.
+If all places are taken, a new client gets the place of the least useful connection: of the address with the most
+connections, one that has never sent a complete request or is `greedy`, or else the one that has been idle for longest.
+Any other request in progress keeps its place. So many idle connections displace only others from the same address, not
+a client that works.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from slicekeeper.net.serving.connection import LINGER_SECONDS, Connection
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 64
-"""Connections that are accepted before others are served again."""
+"""How many connections are accepted in a row before others are served again."""
 
 SPARE_FILES: Final = 64
-"""Descriptors that a process keeps for its files and for connections of its own."""
+"""Descriptors that a process reserves for its files and for its own outgoing connections."""
 
 SOCKET_BYTES: Final = 128 << 10
 
 PAUSE_SECONDS: Final = 0.5
-"""How long nothing is accepted once the system has no descriptor or memory for it."""
+"""How long no connection is accepted after the system had no descriptor or memory for one."""
 
 QUIET_SECONDS: Final = 60.0
-"""Least time between two log lines that say so."""
+"""Minimum time between two log lines about it."""
 
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Door:
-    """The listening sockets of one event loop, and the connections that came through them."""
+    """The listening sockets of one event loop, and the connections accepted on them."""
 
     def __init__(self, worker: Any, limits: ServingSettings, context: ssl.SSLContext | None) -> None:
         self._request_seconds = limits.request_seconds
@@ -61,21 +61,21 @@ class Door:
         """Accept on these sockets from now on."""
         for listener in sockets:
             listener.setblocking(False)
-            # For every connection; the system's own limits let each hold megabytes, which count as ours.
+            # Applies to every connection. The system's own limits are megabytes for each, which count as our memory.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
             self._sockets.append(listener)
             self._loop.add_reader(listener, self._accept, listener)
 
     def close(self) -> None:
-        """Accept nothing more; connections stay."""
+        """Stop accepting; existing connections stay."""
         for listener in self._sockets:
             self._loop.remove_reader(listener)
             listener.close()
         self._sockets.clear()
 
     def rest(self) -> None:
-        """Close all connections on which no request is under way."""
+        """Close all connections without a request in progress."""
         for connection in [c for crowd in self._by_address.values() for c in crowd]:
             connection.rest()
 
@@ -113,10 +113,10 @@ class Door:
             self._count += 1
             connection.welcome = self._loop.create_task(self._welcome(client, connection))
             if full:
-                return  # what was freed is closed before the next comes
+                return  # close the freed connection before the next one is accepted
 
     def _full_of(self, address: str) -> list[set[Connection]]:
-        """Return the crowds of which one connection must go before one more from this address may come."""
+        """Return the crowds of which one connection must end before one more from this address may be accepted."""
         mine = self._by_address.get(address, set())
         if len(mine) >= self._most_of_one:
             return [mine]
@@ -125,7 +125,7 @@ class Door:
         return []
 
     def _free(self, crowds: list[set[Connection]]) -> bool:
-        """End the connection that is missed least; return whether there is one."""
+        """End the least useful connection; return whether there was one."""
         idle = [connection for crowd in crowds for connection in crowd if connection.greedy or not connection.busy]
         if not idle:
             return False
@@ -135,7 +135,7 @@ class Door:
         return True
 
     async def _welcome(self, client: socket.socket, connection: Connection) -> None:
-        """See a client through its handshake."""
+        """Complete a client's handshake."""
         tls = {} if self._context is None else {
             "ssl": self._context,
             "ssl_handshake_timeout": self._request_seconds,
@@ -152,12 +152,12 @@ class Door:
                 client.close()
 
     def _pause(self, listener: socket.socket, error: OSError) -> None:
-        """Stop accepting for a moment; each connection that waits would fail, and be logged, again and again."""
+        """Stop accepting for a moment; otherwise each waiting connection would fail, and be logged, again and again."""
         now = self._loop.time()
         self._not_logged += 1
         if now - self._logged_at >= QUIET_SECONDS:
             log.error(
-                "no connection can be accepted: %s; %d are open, tried %d times since this was last said",
+                "no connection can be accepted: %s; %d are open; %d attempts failed since this was last logged",
                 error.strerror,
                 self._count,
                 self._not_logged,

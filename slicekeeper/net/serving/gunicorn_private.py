@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that we use of gunicorn beside its documented interface, under names of our own.
+"""All uses of gunicorn beyond its documented interface, under names of our own.
 
-gunicorn offers no setting for what a client may draw out (`connection`) and who may come in (`door`), so its protocol
-and its worker are taken over here, and nowhere else. It may change any of this in any release: then
-`tests/unit/slicekeeper/net/serving/test_gunicorn_private.py` says which name, before anything else fails.
+gunicorn has no setting that limits how long a client may take (`connection`) or how many connect (`door`), so we
+subclass its protocol and its worker here, and nowhere else. Any release may change them: then
+`tests/unit/slicekeeper/net/serving/test_gunicorn_private.py` names what changed, before anything else fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gunicorn.workers.gasgi import ASGIWorker
 
 
 class Protocol(ASGIProtocol):
-    """gunicorn's HTTP/1.1 for one connection. A subclass says what it makes of each step."""
+    """gunicorn's HTTP/1.1 for one connection. A subclass defines what happens at each step."""
 
     transport: Any
     _closed: bool
@@ -29,23 +29,23 @@ class Protocol(ASGIProtocol):
     _request_ready: asyncio.Event | None
 
     def head_complete(self, size: int) -> bool:
-        """Take note of a head of `size` bytes; return whether one may be that long."""
+        """Note that a head of `size` bytes has arrived; return whether it is short enough."""
         raise NotImplementedError
 
     def request_complete(self) -> None:
-        """Take note that a whole request has come."""
+        """Note that a complete request has arrived."""
         raise NotImplementedError
 
     def answered(self) -> None:
-        """Take note that nothing is under way, at the start and after each answer."""
+        """Note that the connection is idle: called at the start and after each answer."""
         raise NotImplementedError
 
     def scope_additions(self) -> dict[str, Any]:
-        """Return what the application learns of the connection, beside what ASGI defines."""
+        """Return what the ASGI scope contains in addition to the standard keys."""
         raise NotImplementedError
 
     def refuse(self, status: int, why: str) -> None:
-        """Answer what the application never sees, and close."""
+        """Refuse a request without the application, and close."""
         self._send_error_response(status, why)  # type: ignore[attr-defined]
         self._close_transport()
         self.wake()
@@ -58,31 +58,31 @@ class Protocol(ASGIProtocol):
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more is read as a request."""
+        """Whether no further requests are read."""
         return self._closed
 
     @property
     def in_request(self) -> bool:
-        """Whether a head has come whose answer has not gone out."""
+        """Whether a head has arrived whose answer has not been sent."""
         return self._current_request is not None
 
     @property
     def in_body(self) -> bool:
-        """Whether there is a body, come or not."""
+        """Whether the request has a body, received or not."""
         return self._body_receiver is not None
 
     @property
     def owes_body(self) -> bool:
-        """Whether the client has yet to send the rest of a body."""
+        """Whether the client still has to send the rest of a body."""
         return self.in_body and not self._body_receiver._complete
 
     @property
     def has_next(self) -> bool:
-        """Whether something has come behind the request that came as a whole."""
+        """Whether more bytes have arrived after a complete request."""
         return self._callback_parser is not None and bool(self._callback_parser.remaining())
 
     def read_ahead(self, size: int) -> None:
-        """Limit how many bytes are read ahead of the application."""
+        """Limit how many bytes are read before the application asks for them."""
         self._max_buffer_size = size
 
     def wake(self) -> None:
@@ -91,12 +91,12 @@ class Protocol(ASGIProtocol):
             self._request_ready.set()
 
     def expire_body(self) -> None:
-        """Let the application know that the rest of the body does not come."""
+        """Tell the application that the rest of the body will not arrive."""
         self._body_receiver._body_wait_expired = True
         self._body_receiver._wake_waiter()
 
     def drop_rest(self) -> None:
-        """Take nothing more of the client as a request, but go on reading."""
+        """Continue to read, but treat nothing more as a request."""
         self._closed = True
         self._callback_parser = None
         if self._body_receiver is not None:
@@ -104,7 +104,7 @@ class Protocol(ASGIProtocol):
         self._resume_reading()  # type: ignore[attr-defined]
 
     def close_idle(self) -> None:
-        """Close a connection on which nothing is under way."""
+        """Close an idle connection."""
         self._keepalive_timeout()  # type: ignore[attr-defined]
 
     def close_at_once(self) -> None:
@@ -115,7 +115,7 @@ class Protocol(ASGIProtocol):
 
     def _on_headers_complete(self) -> Any:
         if not self.head_complete(sum(len(name) + len(value) for name, value in self._callback_parser.headers)):
-            raise LimitRequestHeaders("the head is too long")  # it came in one piece
+            raise LimitRequestHeaders("the head is too long")  # it arrived in one piece
         return super()._on_headers_complete()  # type: ignore[misc]
 
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
@@ -137,11 +137,11 @@ class Protocol(ASGIProtocol):
             return False
 
     def _will_close(self, request: Any, response_requires_close: bool) -> bool:
-        """Announce that the connection ends with an answer that goes out before the whole body has come."""
+        """Announce that the connection ends with an answer that is sent before the body is complete."""
         return self.owes_body or bool(super()._will_close(request, response_requires_close))  # type: ignore[misc]
 
     def _is_websocket_upgrade(self, _request: Any) -> bool:
-        return False  # no part speaks it, and its handshake would outlive the limits here
+        return False  # no part uses WebSockets, and their handshake would bypass these limits
 
     def _close_transport(self) -> None:
         if self.transport is not None and not self._closed:
@@ -149,7 +149,7 @@ class Protocol(ASGIProtocol):
 
 
 class LoopWorker(ASGIWorker):
-    """gunicorn's worker process with its event loop; what it does in it is a subclass's."""
+    """gunicorn's worker process with its event loop; a subclass defines what it does."""
 
     inherited: Any = None
 
@@ -161,7 +161,7 @@ class LoopWorker(ASGIWorker):
         await self.serve()
 
     def init_signals(self) -> None:
-        """Handle signals from now on; obey one that was to stop this process before, and met the master's handler."""
+        """Handle signals; obey one that was sent to stop this process earlier, but reached the master's handler."""
         super().init_signals()
         while not self.inherited.empty():
             if self.inherited.get() in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
@@ -169,9 +169,9 @@ class LoopWorker(ASGIWorker):
 
 
 def remember_signals(master: Any, worker: LoopWorker) -> None:
-    """Give a worker the queue in which the master's handler, a copy of which it starts with, puts signals.
+    """Give a worker the queue of signals of the master's handler, which a forked worker starts with.
 
-    A hook for `post_fork`. gunicorn loses such a signal: a server that is stopped just after a fork waits for that
+    A hook for `post_fork`. gunicorn loses such a signal: if a server is stopped just after a fork, it waits for that
     worker until it kills it.
     """
     worker.inherited = master.SIG_QUEUE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives memory back to the system. Python and glibc keep what a burst took, and a container's limit counts it."""
+"""Return memory to the system. Python and glibc keep what a burst took, and a container's limit counts it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 KEPT_BYTES: Final = 48 << 20
-"""What a process may hold above what it needs, before it gives some back."""
+"""How much more than it needs a process may hold before it returns some."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Options of mallopt(3)."""
@@ -26,7 +26,7 @@ def keep_little() -> None:
 
 
 def held_bytes() -> int:
-    """Return how much memory of its own this process holds, 0 if the system does not say."""
+    """Return how many bytes of private memory this process holds, 0 if the system does not say."""
     try:
         fields = Path("/proc/self/statm").read_text("ascii").split()
     except OSError:
@@ -35,23 +35,24 @@ def held_bytes() -> int:
 
 
 def give_back() -> None:
-    """Free what only cycles refer to, as tracebacks do, and return free memory."""
+    """Free objects in reference cycles, such as tracebacks, and return free memory to the system."""
     gc.collect()
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
 
 
 class Surplus:
-    """Gives memory back if a process holds much more than it needs, which is what it held after it last gave some back.
+    """Returns memory if a process holds much more than it needs, that is, than it held after it last returned some.
 
-    A collection stops all threads, for tenths of a second with some 100,000 objects, so what stays costs only one.
+    A collection stops all threads, for tenths of a second with some 100,000 objects. Memory that turns out to be needed
+    causes only one.
     """
 
     def __init__(self) -> None:
         self._needed = held_bytes()
 
     def look(self) -> None:
-        """Give back what is too much; call it every second or so."""
+        """Return surplus memory; call it about every second."""
         held = held_bytes()
         if held > self._needed + KEPT_BYTES:
             give_back()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs an ASGI application under gunicorn in this process, with worker processes that it watches and replaces."""
+"""Run an ASGI application under gunicorn in this process, with worker processes that it watches and replaces."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from slicekeeper.net.serving.gunicorn_private import LoopWorker, remember_signal
 from slicekeeper.net.tls import ClientCas, ReloadingContext
 
 DRAIN_SECONDS: Final = 8.0
-"""How long a worker that is to stop finishes what has begun."""
+"""How long a worker that is to stop may take to finish requests in progress."""
 
 TLS_BUFFER_BYTES: Final = 32 << 10
-"""asyncio keeps a buffer for each TLS connection, by default of 256 KiB. A record has 16 KiB at most."""
+"""asyncio keeps a buffer for each TLS connection, by default of 256 KiB. A record has at most 16 KiB."""
 
 App = Callable[..., Any]
 
 
 class RootLogger(Logger):
-    """Hands gunicorn's messages to the process's own logging; a request is counted, not logged."""
+    """Passes gunicorn's messages to the process's own logging; requests are counted, not logged."""
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
@@ -41,13 +41,13 @@ class RootLogger(Logger):
 
 
 class Worker(LoopWorker):
-    """gunicorn's, which lets clients in by a `Door`, and never pauses to look through what never dies."""
+    """gunicorn's worker with a `Door`, and with everything that was imported exempt from garbage collection."""
 
     limits = ServingSettings()
     patience = 0.0
 
     async def serve(self) -> None:
-        """Serve until the worker is to stop, then until all that has begun is answered, for a while."""
+        """Serve until the worker is to stop; then answer the requests in progress, for a limited time."""
         loop = asyncio.get_running_loop()
         gc.collect()
         gc.freeze()  # a full collection of all that was imported takes 30 ms
@@ -59,7 +59,7 @@ class Worker(LoopWorker):
             surplus.look()
             await asyncio.sleep(1)
         door.close()
-        # A client that learns only now that the server stops may just have sent a request on an idle connection.
+        # A client that has not noticed yet that the server stops may just have sent a request on an idle connection.
         resting = loop.time() + self.patience
         end = loop.time() + DRAIN_SECONDS
         while len(door) and loop.time() < end:
@@ -69,7 +69,7 @@ class Worker(LoopWorker):
 
 
 def prepare(limits: ServingSettings) -> None:
-    """Fit this process to its limits: little memory kept back, and descriptors for every connection, if allowed."""
+    """Prepare this process for its limits: keep little free memory, and allow a descriptor for every connection."""
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
     memory.keep_little()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -92,8 +92,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM. `make_app` runs once in every worker, after the fork: threads may start there.
 
-    `clients` are the CAs of clients that may show a certificate.
-    `patience` is for how many seconds requests are still answered on idle connections when the server is to stop.
+    `clients` are the CAs of client certificates.
+    `patience` is how many seconds requests on idle connections are still answered when the server is to stop.
     `options` are gunicorn settings (server hooks such as `child_exit`).
     """
 
@@ -134,12 +134,12 @@ def serve(
 
 GUNICORN: Final[dict[str, Any]] = {
     "logger_class": RootLogger,
-    "errorlog": None,  # or the logger that all servers share writes each line a second time, in gunicorn's own form
+    "errorlog": None,  # or the shared logger would write each line a second time, in gunicorn's format
     "accesslog": None,
     "asgi_loop": "asyncio",
-    # Longer than the API server's 90 s: the end that calls closes an idle connection, and never meets one that is
-    # being closed under its call.
+    # Longer than the API server's 90 s, so that the client closes idle connections, and never sends a request on one
+    # that the server is closing.
     "keepalive": 120,
-    "limit_request_line": 8190,  # the most: what is longer the application cannot refuse in its own words
+    "limit_request_line": 8190,  # gunicorn's maximum; the application cannot refuse longer lines in its own words
 }
-"""Settings of every server, also of one without worker processes."""
+"""Settings of every server, including those without worker processes."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls a WSGI application from the event loop: in a thread, and only once the whole request has come.
+"""Call a WSGI application from the event loop: in a thread, and only when the request has arrived completely.
 
-So a thread is never kept by a client, neither by one that sends slowly nor by one that reads slowly.
+So no client can occupy a thread, neither by sending slowly nor by reading slowly.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Send = Callable[[dict[str, Any]], Any]
 
 HEADERS: Final = "slicekeeper.headers"
-"""Where the environment has the headers as they came: in its own, `X_A` and `X-A` are one, and `a, b` may be two."""
+"""Key of the environment for the unchanged headers: elsewhere in it, `X_A` and `X-A` are one, and `a, b` may be two."""
 
 _PIECE: Final = 64 << 10
 _IN_MEMORY: Final = 1 << 20
-"""An answer of more bytes waits for its client in a file."""
+"""A larger answer waits for its client in a file."""
 
 
 class WsgiBridge:
-    """An ASGI application made of a WSGI one, with threads of its own."""
+    """An ASGI application that wraps a WSGI one, with its own threads."""
 
     def __init__(
         self, app: WsgiApp, *, threads: int, apart: Mapping[str, int] | None = None, max_body_bytes: int = 1 << 20
     ) -> None:
-        """Make one; `apart` has paths whose calls may wait for long, each with the number of their own threads."""
+        """Wrap `app`. `apart` maps paths whose calls may wait for long to their numbers of separate threads."""
         self._app = app
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="request")
         self._apart = {path: ThreadPoolExecutor(n, thread_name_prefix=path[1:]) for path, n in (apart or {}).items()}
@@ -51,7 +51,7 @@ class WsgiBridge:
             async with self._bodies.received(scope, receive) as body:
                 status, headers, content = await self._run(scope, body, "")
         except BodyTooLarge:
-            # The application refuses by the length, in its own words.
+            # The application refuses it because of its length, in its own words.
             status, headers, content = await self._run(scope, b"", self._too_large)
         except BodyRefused as error:
             await _refuse(send, scope["path"], error)
@@ -96,7 +96,7 @@ class WsgiBridge:
 
 
 def _environ(scope: Any, body: bytes | bytearray, length: str) -> dict[str, Any]:
-    """Return a request as PEP 3333 wants it."""
+    """Return a request's environment, as PEP 3333 defines it."""
     server, client = scope.get("server") or ("", 0), scope.get("client") or ("", 0)
     environ: dict[str, Any] = {
         "REQUEST_METHOD": scope["method"],
@@ -122,7 +122,7 @@ def _environ(scope: Any, body: bytes | bytearray, length: str) -> dict[str, Any]
     for name, value in scope["headers"]:
         key = name.decode("latin-1").upper().replace("-", "_")
         if key in ("CONTENT_LENGTH", "TRANSFER_ENCODING"):
-            continue  # what came is known, and whole
+            continue  # the body is complete, so its length is known
         key = key if key == "CONTENT_TYPE" else f"HTTP_{key}"
         text = value.decode("latin-1")
         environ[key] = f"{environ[key]},{text}" if key in environ else text
@@ -132,7 +132,7 @@ def _environ(scope: Any, body: bytes | bytearray, length: str) -> dict[str, Any]
 
 
 async def _refuse(send: Send, path: str, error: BodyRefused) -> None:
-    """Answer a request of which the application never hears."""
+    """Refuse a request without calling the application."""
     body = problem.encode(status=error.status, code=error.code, detail=str(error), path=path)
     headers = [(b"content-type", problem.MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
     if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
