@@ -22,6 +22,7 @@
 
 #define MOUNTED "/run/slicekeeper/seat.sock"
 #define FIRST_WAIT_NS (2 * VC_S)
+#define FIRST_PAUSE_NS (2 * VC_MS)
 #define ANSWER_MS 1000
 #define TEND_NS (50 * VC_MS)
 #define BACKOFF_MAX_NS (1 * VC_S)
@@ -176,9 +177,10 @@ void vc_seat_forked(void) {
 }
 
 /* With the guard held: connect, the first time with patience, for a container's first process can
- * be faster than the agent that sets the policy. */
+ * be faster than the agent that sets the policy. The pauses grow: a thousand processes that find
+ * their seat full would keep the arbiter busy with turning them away. */
 static bool first_connect(void) {
-  uint64_t now = vc_machine_now(), until = now + (waited ? 0 : FIRST_WAIT_NS);
+  uint64_t now = vc_machine_now(), until = now + (waited ? 0 : FIRST_WAIT_NS), pause = FIRST_PAUSE_NS;
   char path[sizeof from_environment];
   if (now < next_try || !vc_seat_path(path, sizeof path)) return false;
   while (!connect_now()) {
@@ -188,7 +190,8 @@ static bool first_connect(void) {
       waited = true;
       return false;
     }
-    vc_machine_sleep(2 * VC_MS);
+    vc_machine_sleep(pause);
+    if (pause < TEND_NS) pause *= 2;
   }
   return true;
 }

@@ -272,13 +272,13 @@ static void died(void *client, int fd, bool writable) {
   ar_seat_leave(client);
 }
 
+/* Its caller gives it the slot. */
 static struct ar_client *new_client(struct ar_seat *s, pid_t pid, int slot) {
   struct ar_client *c = calloc(1, sizeof *c);
   if (!c) return NULL;
   *c = (struct ar_client){.seat = s, .slot = slot, .fd = -1, .pid = pid};
   c->start = ar_procfs_start(pid);
   c->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-  s->client[slot] = c;
   if (c->pidfd >= 0) ar_loop_watch(c->pidfd, died, c);
   return c;
 }
@@ -331,11 +331,14 @@ struct ar_client *ar_seat_sit(struct ar_seat *s, pid_t pid, int wanted) {
   if (taken >= quota()) return NULL;
   while (slot < (int)VC_SLOTS && s->client[slot]) slot++;
   if (slot == (int)VC_SLOTS) return NULL;
+  /* Before the lock: the GPU's thread does not wait for the system to answer about a process. */
+  struct ar_client *c = new_client(s, pid, slot);
+  if (!c) return NULL;
   pthread_mutex_lock(&s->gpu->lock);
   wipe(&s->usage->slot[slot]);
   atomic_store(&s->usage->slot[slot].live, 1);
   atomic_store(&s->usage->slot[slot].pid, (uint32_t)pid);
-  struct ar_client *c = new_client(s, pid, slot);
+  s->client[slot] = c;
   show_high(s);
   pthread_mutex_unlock(&s->gpu->lock);
   return c;
@@ -449,6 +452,7 @@ static void adopt(struct ar_seat *s) {
     }
     struct ar_client *c = s->client[r->slot] ? NULL : new_client(s, r->pid, r->slot);
     if (!c) continue;
+    s->client[r->slot] = c;
     struct vc_slot *slot = &s->usage->slot[r->slot];
     atomic_store(&slot->live, 1);
     atomic_store(&slot->pid, (uint32_t)r->pid);

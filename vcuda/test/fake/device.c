@@ -161,6 +161,7 @@ FK_API(cuDeviceGetPCIBusId, (char *id, int size, CUdevice device)) {
 static CUresult open_context(struct CUctx_st *ctx, CUdevice device) {
   if (!initialised) return CUDA_ERROR_NOT_INITIALIZED;
   if (device < 0 || device >= visible_count) return CUDA_ERROR_INVALID_DEVICE;
+  fk_reap();
   fk_lock();
   ctx->gpu = visible[device];
   ctx->queue = fk_queue_open(ctx->gpu);

@@ -36,17 +36,26 @@ static void free_queue(int gpu, int queue) {
   q->used = 0;
 }
 
-/* Forget contexts of processes that died without cleaning up. */
+static bool is_dead(int gpu, int queue, uint64_t space) {
+  const struct fk_queue *q = at(gpu, queue);
+  if (!q->used) return false;
+  if (fk_world()->space[gpu][queue] != space) return fk_life_over(gpu, queue);
+  return kill(q->pid, 0) < 0 && errno == ESRCH;
+}
+
+/* Forget contexts of processes that died without cleaning up. Without the lock at first: each is a question to
+ * the system, and whoever loses the processor in the middle of a hundred would hold up every GPU. */
 void fk_reap(void) {
   uint64_t space = fk_space();
   for (uint32_t g = 0; g < FK_DEVICES; g++)
     for (int i = 0; fk_there(g) && i < FK_CTXS; i++) {
-      struct fk_queue *q = at((int)g, i);
-      bool near = fk_world()->space[g][i] == space;
-      if (q->used && (near ? kill(q->pid, 0) < 0 && errno == ESRCH : fk_life_over((int)g, i))) {
+      if (!is_dead((int)g, i, space)) continue;
+      fk_lock();
+      if (is_dead((int)g, i, space)) {
         fk_engine_advance((int)g);
         free_queue((int)g, i);
       }
+      fk_unlock();
     }
 }
 
@@ -62,7 +71,6 @@ void fk_leave(void) {
 }
 
 int fk_queue_open(int gpu) {
-  fk_reap();
   for (int i = 0; i < FK_CTXS; i++) {
     struct fk_queue *q = at(gpu, i);
     if (q->used) continue;

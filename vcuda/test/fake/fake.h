@@ -237,6 +237,7 @@ bool fk_small_take(int gpu, int queue, uint64_t bytes);
 void fk_small_give(int gpu, int queue, uint64_t bytes);
 /* This process is over: its contexts are gone. */
 void fk_leave(void);
+/* The only one without the lock held. */
 void fk_reap(void);
 
 /* proc.c */

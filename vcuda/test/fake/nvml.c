@@ -206,8 +206,8 @@ static unsigned contexts(void *device, struct context list[FK_CTXS]) {
   int gpu = index_of(device);
   uint64_t space = fk_space();
   unsigned found = 0;
-  fk_lock();
   fk_reap();
+  fk_lock();
   fk_engine_advance(gpu);
   for (int i = 0; i < FK_CTXS; i++) {
     const struct fk_queue *q = &g->queue[i];

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import threading
 import time
 from itertools import pairwise
@@ -42,6 +45,30 @@ def beside(kind: str, seconds: float = 3.0) -> None:
 for kind in ("garbage-page", "garbage-socket", "close-all", "clear-env", "fork", "exec",
              "no-cleanup", "threads", "signal"):  # fmt: skip
     case(f"faults: {kind}", lambda kind=kind: beside(kind))
+
+
+@case("faults: a process that finds its seat full does not knock without end")
+def turned_away() -> str:
+    folder = Path(tempfile.mkdtemp(prefix="vcuda-"))
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(str(folder / "seat.sock"))
+    door.listen(128)
+    door.settimeout(0.1)
+    env = {"LD_PRELOAD": str(BUILD / "libvcuda.so"), "SLICEKEEPER_SEAT": str(folder / "seat.sock")}
+    knocks = 0
+    with door, Node(virtual=False) as node:
+        program = node.bare(Seat(50, args=["--seconds", "1"], env=env))
+        while program.poll() is None:
+            try:
+                door.accept()[0].close()
+                knocks += 1
+            except TimeoutError:
+                continue
+    shutil.rmtree(folder)
+    check(program.returncode, "it worked without a seat")
+    # Each call of the program after the first one knocks once more, if its last one is 50 ms ago.
+    check(0 < knocks < 100, f"it knocked {knocks} times")
+    return f"knocked {knocks} times"
 
 
 POINTS = 2.0
