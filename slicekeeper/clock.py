@@ -17,6 +17,9 @@ from slicekeeper.units import Instant, parse_instant
 CLOCK_SKEW_MS: Final = 300_000
 """How far the clocks of nodes, API server and our own parts may differ before a record is considered wrong."""
 
+NODE_CLOCK_MS: Final = 10_000
+"""Differences between a node's clock and the API server's that may be a slow write. They are left as they are."""
+
 SHORTEST_WAIT_SECONDS: Final = 0.05
 """Real seconds: at a high speed a loop that waits 2 s of scaled time would otherwise spin."""
 

@@ -31,6 +31,7 @@ from timekeeper.cluster.budget_state import BudgetStates
 from timekeeper.cluster.eviction import Evictions
 from timekeeper.cluster.gate import Gates
 from timekeeper.cluster.interval import Intervals
+from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, namespace_of
 from timekeeper.cluster.released import Released
 from timekeeper.cluster.stray import Strays
@@ -93,7 +94,9 @@ class Controller:
         self._patches = ThreadPoolExecutor(8, thread_name_prefix="patch")
         self._let_go = Released(client, settings.certificates.namespace, self.pods, nodes)
         self.strays = Strays(client, self.pods, self._patches)
-        self._intervals = Intervals(settings, books, policy, self.pods, self._openings, self.strays, self._fail)
+        self._intervals = Intervals(
+            settings, books, policy, self.pods, self._openings, self.strays, NodeClocks(client), self._fail
+        )
         self._vanished = Vanished(client, books, self.pods, self._intervals, self.strays, self._fail)
         margin_ms = int(settings.timekeeper.reservation_margin_seconds * 1000)
         self._gates = Gates(client, clock, books, self._openings, self.pods, margin_ms=margin_ms, each=self._each)

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import Settings
 from slicekeeper.errors import Unavailable
@@ -18,6 +18,7 @@ from slicekeeper.kube.client import Object
 from slicekeeper.kube.pod import has_ended, has_finalizer, is_bound
 from slicekeeper.kube.released import SEEN_AT
 from slicekeeper.units import EPOCH, Instant
+from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings, charged_request, namespace_of
 from timekeeper.cluster.stray import Strays
 from timekeeper.cluster.watches import Pods
@@ -50,6 +51,7 @@ class Intervals:
         pods: Pods,
         openings: Openings,
         strays: Strays,
+        clocks: NodeClocks,
         fail: Callable[[str, Exception], None],
     ) -> None:
         self._settings = settings
@@ -58,7 +60,10 @@ class Intervals:
         self._pods = pods
         self._openings = openings
         self._strays = strays
+        self._clocks = clocks
         self._fail = fail
+        self._apart_ms = int(NODE_CLOCK_MS * settings.clock.speed)
+        """How far a start may be from when the API server took it: real seconds."""
         self._later: dict[str, float] = {}
         """When pods are to be read again, by UID (monotonic seconds)."""
         self._ending: dict[str, float] = {}
@@ -161,7 +166,7 @@ class Intervals:
         if row is not None:
             began, holders = row.started_at, holders_of(row.holders)
         else:
-            start = interval.start_of(pod, now)
+            start = interval.start_of(pod, now, self._apart_ms)
             policy = self._policy.of(namespace_of(pod))
             opening = None if start is None else self._openings.opening(pod, start, policy)
             if start is None or opening is None:
@@ -171,17 +176,24 @@ class Intervals:
                     over = not (charged.requests or charged.whole_device_gpus)
                 return None, None, over
             began, holders = start.at, holders_of(opening.holders)
-        end = interval.end_of(pod, holders, began, final=gone or self._overdue(pod, now))
+        end = interval.end_of(pod, holders, EPOCH, final=gone or self._overdue(pod, now))
         if end is None and gone:
             end = interval.End(max(began, last_confirmed(self._books, now)), ORPHAN)
         if end is None:
             return opening, None, False
-        recorded = interval.end_of(pod, holders, EPOCH, final=True) or end
+        at = self._credible(pod, end, began, now)
+        skewed = at != max(end.at, began) or end.at < began - CLOCK_SKEW_MS
+        flags = [f"end-{end.source}"] if end.source != "finished" else []
+        return opening, Closing(uid, at, end.source, (*flags, *(["clock-skew"] if skewed else []))), True
+
+    def _credible(self, pod: Object, end: interval.End, began: Instant, now: Instant) -> Instant:
+        """Return when an interval closed; raises Unavailable while that depends on a node's clock not read yet."""
+        uid, reported = pod["metadata"]["uid"], interval.reported_at(pod)
         seen = self._end_seen.setdefault(uid, now) if end.at > now else now
-        at = max(interval.credible(pod, end.at, seen), began)
-        skewed = ["clock-skew"] if at < end.at or recorded.at < began - CLOCK_SKEW_MS else []
-        flags = skewed if end.source == "finished" else [f"end-{end.source}", *skewed]
-        return opening, Closing(uid, at, end.source, tuple(flags)), True
+        ahead = None
+        if reported is not None and SEEN_AT not in pod and interval.is_doubtful(end, reported):
+            ahead = self._clocks.ahead(pod, reported)
+        return interval.credible(end.at, began, seen, reported, ahead)
 
     def _overdue(self, pod: Object, now: Instant) -> bool:
         """Whether kubelet has had its time to report how a deleted pod ended."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slicekeeper import names
-from slicekeeper.clock import CLOCK_SKEW_MS
+from slicekeeper.clock import CLOCK_SKEW_MS, NODE_CLOCK_MS
 from slicekeeper.gpu.pod_manifest import annotations_of
 from slicekeeper.kube.pod import has_ended, is_bound
 from slicekeeper.units import EPOCH, MS_PER_SECOND, Instant, parse_instant
@@ -74,18 +74,20 @@ def asked_to_go(pod: Mapping[str, Any]) -> Instant | None:
     return Instant(deletion - grace * MS_PER_SECOND) if isinstance(grace, int) and grace > 0 else deletion
 
 
-def start_of(pod: Mapping[str, Any], seen: Instant | None = None) -> Start | None:
+def start_of(pod: Mapping[str, Any], seen: Instant | None = None, apart_ms: int = NODE_CLOCK_MS) -> Start | None:
     """Return when the interval opened; None while the pod is not bound or its record does not say yet.
 
-    `seen` is when the pod was first seen bound: a start more than the skew later than that is wrong, and the binding's
-    condition, which the API server writes, or else `seen` itself counts.
+    The scheduler's `bound-at` is wrong if it is more than `apart_ms` from the binding's condition, which the API server
+    writes: then that counts. `seen` is when the pod was first seen bound: a start more than the skew later than that is
+    wrong, and the condition or else `seen` itself counts.
     """
     if not is_bound(pod):
         return None
     scheduled = next(iter(_transitions(pod, "PodScheduled", status="True")), None)
     bound = _instant(annotations_of(pod).get(names.BOUND_AT))
     adopted = _instant(annotations_of(pod).get(names.ADOPTED_AT))
-    if bound is not None:
+    apart = bound is not None and scheduled is not None and abs(bound - scheduled) > apart_ms
+    if bound is not None and not apart:
         recorded = bound
     elif scheduled is not None:
         recorded = max(scheduled, adopted or EPOCH)
@@ -96,7 +98,7 @@ def start_of(pod: Mapping[str, Any], seen: Instant | None = None) -> Start | Non
         # What ran before a pod was adopted is not charged, so its binding says nothing then.
         at = seen if scheduled is None or adopted is not None else min(scheduled, seen)
     at = max(at, created_at(pod, at))
-    skewed = abs(recorded - at) > CLOCK_SKEW_MS or (seen is not None and at > seen + CLOCK_SKEW_MS)
+    skewed = apart or abs(recorded - at) > CLOCK_SKEW_MS or (seen is not None and at > seen + CLOCK_SKEW_MS)
     return Start(at, exact=bound is not None, skewed=skewed)
 
 
@@ -110,14 +112,43 @@ def end_of(pod: Mapping[str, Any], holders: Collection[str], start: Instant, *, 
     return None if found is None else End(max(found.at, start), found.source)
 
 
-def credible(pod: Mapping[str, Any], end: Instant, seen: Instant) -> Instant:
-    """Limit an end to a credible instant: at most the allowed clock skew later than it was first seen.
+def reported_at(pod: Mapping[str, Any]) -> Instant | None:
+    """Return when the API server took the record of an ended pod; None if the pod has not ended, or if it is unknown.
 
-    If the API server took the record of an ended pod more than the skew before the end that it states, the node's clock
-    was set forward, and the server's instant counts. That of a pod that has not ended may be as old as the pod.
+    It leaves out the milliseconds, as kubelet does. Until the pod ends, the record may be as old as the pod.
     """
-    written = max(filter(None, map(_instant, _phase_written(pod))), default=end) if has_ended(pod) else end
-    return min(end if end <= written + CLOCK_SKEW_MS else written, Instant(seen + CLOCK_SKEW_MS))
+    return max(filter(None, map(_instant, _phase_written(pod))), default=None) if has_ended(pod) else None
+
+
+def is_doubtful(end: End, reported: Instant) -> bool:
+    """Whether an end by a node's clock was reported before it was, or so late that the clock may have been set back."""
+    return end.source == "finished" and not 0 <= reported - end.at <= NODE_CLOCK_MS
+
+
+def credible(
+    end: Instant, start: Instant, seen: Instant, reported: Instant | None = None, ahead: tuple[int, ...] | None = None
+) -> Instant:
+    """Return when an interval closed of which a node's clock says that it closed at `end`.
+
+    `ahead` is by how many milliseconds that clock was ahead around `reported`, when the API server took the record.
+    Of the instants at which such a clock can have shown `end`, the last one before `reported` counts: usually an end is
+    reported within seconds. If there is none, it is `reported`, unless the clock was right: owners may write a time
+    into their pods' `managedFields`, so an end that we have seen pass is believed then.
+    Without a report an end is believed up to the skew after it was first seen.
+    """
+    at = end
+    if reported is not None:
+        latest = Instant(reported + MS_PER_SECOND)
+        told = [end, *(Instant(end - ms) for ms in ahead or () if abs(ms) > NODE_CLOCK_MS)]
+        possible = [one for one in told if start - NODE_CLOCK_MS <= one <= latest + NODE_CLOCK_MS]
+        later = [one for one in told if one > latest]
+        if possible:
+            at = min(max(possible), latest)
+        elif later and ahead is not None:
+            at = max(reported, min(*later, seen))
+        else:
+            at = reported
+    return max(min(at, Instant(seen + CLOCK_SKEW_MS)), start)
 
 
 def _ended(pod: Mapping[str, Any], holders: Collection[str], *, final: bool) -> End | None:

@@ -39,7 +39,7 @@ from slicekeeper.config.settings import Resources, Settings
 from slicekeeper.errors import Conflict, NotFound, RequestRefused, SettingsError
 from slicekeeper.gpu.parse import parse_pod
 from slicekeeper.gpu.pod_manifest import asks_for
-from slicekeeper.kube import released
+from slicekeeper.kube import node_clock, released
 from slicekeeper.kube.client import (
     CONFIG_MAPS,
     DAEMON_SETS,
@@ -255,7 +255,7 @@ def _cluster(
         yield f"the API server is {server}: it must be v1.30 or newer", "upgrade the cluster first"
     agents = machines.runtime_class_of(workloads["daemonset nodeagent"])
     yield from machines.wanting(nodes, settings.node_agent.cdi_dir, agents)
-    yield from clocks.wrong(client.list(LEASES, namespace=clocks.NAMESPACE)[0])
+    yield from clocks.wrong(client.list(LEASES, namespace=node_clock.NAMESPACE)[0])
     if not installed:
         classes, _ = client.list(_STORAGE_CLASSES)
         if not any(as_map(one["metadata"].get("annotations")).get(_DEFAULT_CLASS) == "true" for one in classes):

@@ -39,6 +39,7 @@ ALWAYS: Final = (
     Right("webhook", "list", "gpubudgets", names.GROUP),
     Right("timekeeper", "patch", "pods"),
     Right("timekeeper", "list", "namespaces"),
+    Right("timekeeper", "get", "leases", _LEASES),
     Right("timekeeper", "create", "events"),
     Right("timekeeper", "create", "tokenreviews", "authentication.k8s.io"),
     Right("timekeeper", "create", "subjectaccessreviews", _RBAC),

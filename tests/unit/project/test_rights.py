@@ -57,6 +57,7 @@ from timekeeper.api.identity import Identity
 from timekeeper.api.routes import PREFIX, ROUTES
 from timekeeper.cluster import pod_patch
 from timekeeper.cluster.controller import Controller
+from timekeeper.cluster.node_clock import NodeClocks
 from timekeeper.cluster.opening import Openings
 from timekeeper.cluster.released import Released
 from timekeeper.cluster.stray import Strays
@@ -279,6 +280,7 @@ def run_timekeeper(server: Server) -> None:
     openings = Openings(settings, client, mock.MagicMock(), ClusterNodes(), Namespaces())
     attempt(lambda: openings._look_at("n"))
     attempt(lambda: openings._quota(TEAM))
+    attempt(lambda: NodeClocks(client).ahead(pod(), NOW))
     strays = Strays(client, Pods(mock.Mock()), mock.Mock(spec=Executor))
     strays.add(pod())
     attempt(lambda: strays.look(0))

@@ -21,11 +21,11 @@ from slicekeeper.clock import CLOCK_SKEW_MS, ManualClock
 from slicekeeper.config.policy import BudgetPolicy, NamespacePolicy
 from slicekeeper.config.policy_file import PolicyFile
 from slicekeeper.config.settings import KubernetesSettings, PolicySettings, Settings
-from slicekeeper.errors import Forbidden
+from slicekeeper.errors import Forbidden, NotFound
 from slicekeeper.gpu import inventory
-from slicekeeper.kube.client import EVENTS, NAMESPACES, NODES, PODS, KubeClient, Object
+from slicekeeper.kube.client import EVENTS, LEASES, NAMESPACES, NODES, PODS, KubeClient, Object
 from slicekeeper.units import Instant, format_instant, format_seconds
-from timekeeper.cluster import controller, interval, stray
+from timekeeper.cluster import controller, interval, node_clock, stray
 from timekeeper.cluster.controller import Controller
 from timekeeper.cluster.interval import KUBELET_MS
 from timekeeper.core.record import Debt
@@ -487,6 +487,125 @@ def test_an_end_of_a_node_whose_clock_was_set_forward_is_when_the_api_server_too
     stage.look()
     row = stage.workload(pod["metadata"]["uid"])
     assert (row.ended_at, row.end_source, row.flags) == (T0 + 60_000, "finished", "clock-skew")
+
+
+HOUR = 3_600_000
+
+
+def told_at(stage: Stage, reported: int) -> None:
+    """Have the API server note when kubelet wrote the pod's phase."""
+    taken = {"manager": "kubelet", "time": format_seconds(reported), "fieldsV1": {"f:status": {"f:phase": {}}}}
+    stage.kube.patch(PODS, "a", {"metadata": {"managedFields": [taken]}}, "team")
+
+
+def renew(stage: Stage, ahead: int) -> None:
+    """Have the node renew its Lease by a clock that is ahead."""
+    taken = {"time": format_seconds(stage.clock.ms), "fieldsV1": {"f:spec": {"f:renewTime": {}}}}
+    lease = {"metadata": {"managedFields": [taken]}, "spec": {"renewTime": format_instant(stage.clock.ms + ahead)}}
+    if stage.kube.find(LEASES, "n", "kube-node-lease") is None:
+        stage.kube.create(NAMESPACES, {"metadata": {"name": "kube-node-lease"}})
+        stage.kube.create(LEASES, {"metadata": {"name": "n"}}, "kube-node-lease")
+    stage.kube.patch(LEASES, "n", lease, "kube-node-lease")
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pods read again, and Leases too, as often as we look."""
+    monkeypatch.setattr(interval, "READ_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(node_clock, "SAME_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("ahead", [-24 * HOUR, -45_000, HOUR])
+@pytest.mark.parametrize("when", ["long ago", "just before the end", "just after the report"])
+def test_an_end_by_a_clock_that_was_set_is_charged_by_the_api_servers(stage: Stage, ahead: int, when: str) -> None:
+    pod = stage.create(core="1")
+    stage.look()
+    stage.clock.advance(2 * HOUR)
+    renew(stage, 0 if when == "just before the end" else ahead)
+    stage.clock.advance(5_000)
+    stage.end("a", stage.clock.ms + ahead)
+    told_at(stage, stage.clock.ms + 2_000)
+    stage.clock.advance(3_000)
+    stage.look()
+    assert stage.workload(pod["metadata"]["uid"]).ended_at is None, "the clock may have been set since the last renewal"
+    assert stage.finalizers() == [names.FINALIZER]
+    stage.clock.advance(2_000)
+    renew(stage, 0 if when == "just after the report" else ahead)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.end_source, row.flags) == (T0 + 2 * HOUR + 5_000, "finished", "clock-skew")
+    assert stage.finalizers() == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_end_that_a_node_with_a_right_clock_reports_late_is_kubelets(stage: Stage) -> None:
+    pod = stage.create(core="1")
+    stage.look()
+    stage.clock.advance(HOUR)
+    stage.end("a", T0 + HOUR - 600_000)
+    told_at(stage, stage.clock.ms)
+    stage.clock.advance(2_000)
+    renew(stage, 0)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.end_source, row.flags) == (T0 + HOUR - 600_000, "finished", "")
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("answer", [NotFound("no such Lease", 404), Forbidden("may not get leases", 403)])
+def test_where_the_clock_of_a_node_is_not_known_an_end_is_kubelets(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, answer: Exception
+) -> None:
+    pod = stage.create(core="1")
+    stage.look()
+    stage.clock.advance(HOUR)
+    stage.end("a", T0 + HOUR - 600_000)
+    told_at(stage, stage.clock.ms)
+
+    def refused(*_: object) -> None:
+        raise answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.controller._intervals._clocks._client, "get", refused)
+        stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.end_source, row.flags) == (T0 + HOUR - 600_000, "finished", "")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_last_renewal_counts_of_a_node_that_is_away_and_another_node_waits_for_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod, other = stage.create(core="1"), stage.create("b", core="1")
+    stage.look()
+    stage.clock.advance(HOUR)
+    renew(stage, -600_000)
+    stage.clock.advance(5_000)
+    stage.end("a", stage.clock.ms - 600_000)
+    stage.end("b", stage.clock.ms)
+    told_at(stage, stage.clock.ms)
+    stage.look()
+    assert stage.workload(other["metadata"]["uid"]).ended_at == T0 + HOUR + 5_000
+    assert stage.workload(pod["metadata"]["uid"]).ended_at is None
+    monkeypatch.setattr(node_clock, "RENEWAL_SECONDS", 0.0)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.flags) == (T0 + HOUR + 5_000, "clock-skew")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_owners_who_write_an_early_time_into_the_managed_fields_pay_all_the_same(stage: Stage) -> None:
+    pod = stage.create(core="1")
+    stage.look()
+    stage.clock.advance(2 * HOUR)
+    stage.end("a", stage.clock.ms)
+    told_at(stage, T0 + HOUR)
+    stage.clock.advance(2_000)
+    renew(stage, 0)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.flags) == (T0 + 2 * HOUR, "")
 
 
 def test_a_pod_that_kubelet_never_ended_is_charged_until_its_deletion_however_old_kubelets_last_write(

@@ -87,9 +87,19 @@ def test_a_start_within_the_skew_is_believed() -> None:
 
 
 def test_an_end_is_believed_up_to_the_skew_after_it_was_seen() -> None:
-    assert credible({}, SEEN - 1, SEEN) == SEEN - 1
-    assert credible({}, SEEN + CLOCK_SKEW_MS, SEEN) == SEEN + CLOCK_SKEW_MS
-    assert credible({}, SEEN + 20 * 60_000, SEEN) == SEEN + CLOCK_SKEW_MS
+    assert credible(SEEN - 1, START, SEEN) == SEEN - 1
+    assert credible(SEEN + CLOCK_SKEW_MS, START, SEEN) == SEEN + CLOCK_SKEW_MS
+    assert credible(SEEN + 20 * 60_000, START, SEEN) == SEEN + CLOCK_SKEW_MS
+
+
+@pytest.mark.parametrize("bound_at", ["2026-11-21T09:00:00Z", "2026-11-21T09:59:50Z", "2026-11-21T10:02:00Z"])
+def test_a_binding_that_the_api_server_took_at_another_time_opens_then(bound_at: str) -> None:
+    """The clock of the scheduler's node was set."""
+    scheduled = [condition("PodScheduled", "True", "10:00:01")]
+    assert start_of(pod(bound_at=bound_at, conditions=scheduled)) == Start(at("10:00:01"), exact=True, skewed=True)
+    slow = pod(bound_at="2026-11-21T09:59:52.500Z", conditions=scheduled)
+    assert start_of(slow) == Start(at("09:59:52.500"), exact=True)
+    assert start_of(pod(bound_at=bound_at, conditions=scheduled), apart_ms=7_200_000).at == parse_instant(bound_at)
 
 
 def test_a_pod_that_is_not_bound_holds_nothing() -> None:

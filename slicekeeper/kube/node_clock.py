@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a node's clock is from the API server's, as its Lease shows.
+
+kubelet renews its node's Lease every 10 s with an instant of its own clock, and the API server notes in the same write
+when that was, in `managedFields`. So the two clocks are compared whoever asks, whenever, and however long ago the
+renewal was. The difference is too small by what the write took, at most the 10 s after which kubelet gives a renewal
+up, and too large by less than the second that `managedFields` leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from slicekeeper.kube.client import Object
+from slicekeeper.units import Instant, parse_instant
+from slicekeeper.untyped import as_list, as_map
+
+NAMESPACE: Final = "kube-node-lease"
+
+
+class Reading(NamedTuple):
+    """By how many milliseconds a node's clock was ahead of the API server's, and when, by the API server's."""
+
+    at: Instant
+    ahead_ms: int
+
+
+def reading(lease: Object) -> Reading | None:
+    """Return what a node's Lease shows of its last renewal; None if it does not say."""
+    for entry in as_list(as_map(lease.get("metadata")).get("managedFields")):
+        fields = as_map(as_map(as_map(entry).get("fieldsV1")).get("f:spec"))
+        if "f:renewTime" in fields:
+            try:
+                at = parse_instant(as_map(entry)["time"])
+                return Reading(at, parse_instant(lease["spec"]["renewTime"]) - at)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                return None
+    return None

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the clocks of nodes whose pods' ends cannot be right, or were reported late.
+
+Only their Leases are read, and only then: a watch would bring a renewal of every node every 10 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from slicekeeper.errors import Forbidden, NotFound, Unavailable
+from slicekeeper.kube import node_clock
+from slicekeeper.kube.client import LEASES, KubeClient, Object
+from slicekeeper.kube.node_clock import Reading
+from slicekeeper.units import Instant
+
+log = logging.getLogger(__name__)
+
+RENEWAL_SECONDS: Final = 40.0
+"""How long a Lease is valid: a node that has not renewed it for so long is away (real seconds)."""
+
+SAME_SECONDS: Final = 1.0
+"""How long a reading serves all pods of its node (real seconds)."""
+
+
+class NodeClocks:
+    """The readings that ends wait for; used by the leading controller alone."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._last: dict[str, tuple[float, Reading | None]] = {}
+        """The last reading of each node, and when it was made (monotonic seconds)."""
+        self._first: dict[str, tuple[float, Reading]] = {}
+        """The first reading for each pod's end, by UID, and when it was made (monotonic seconds)."""
+
+    def ahead(self, pod: Object, reported: Instant) -> tuple[int, ...] | None:
+        """Return by how many milliseconds the node's clock was ahead when a pod's end was reported; None if unknown.
+
+        That is what its Lease shows when we saw the end, and after its next renewal: the clock may have been set since
+        the one before. Raises Unavailable until then.
+        """
+        node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
+        found = self._read(node)
+        if found is None:
+            return None
+        since, first = self._first.setdefault(uid, (time.monotonic(), found))
+        if found.at <= reported and time.monotonic() - since < RENEWAL_SECONDS:
+            raise Unavailable(f"its end is compared with the clock of node {node} when that renews its Lease")
+        del self._first[uid]
+        return first.ahead_ms, found.ahead_ms
+
+    def _read(self, node: str) -> Reading | None:
+        now = time.monotonic()
+        self._last = {name: one for name, one in self._last.items() if now - one[0] < SAME_SECONDS}
+        if node not in self._last:
+            self._last[node] = now, self._ask(node)
+        return self._last[node][1]
+
+    def _ask(self, node: str) -> Reading | None:
+        try:
+            return node_clock.reading(self._client.get(LEASES, node, node_clock.NAMESPACE))
+        except NotFound:
+            return None
+        except Forbidden as error:
+            log.error("the Lease of node %s cannot be read, apply the manifests again: %s", node, error)
+            return None
