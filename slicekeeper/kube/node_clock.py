@@ -18,21 +18,21 @@ from slicekeeper.untyped import as_list, as_map
 NAMESPACE: Final = "kube-node-lease"
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """By how many milliseconds a node's clock was ahead of the API server's, and when, by the API server's."""
 
     at: Instant
     ahead_ms: int
 
 
-def reading(lease: Object) -> Reading | None:
+def reading(lease: Object) -> ClockReading | None:
     """Return what a node's Lease shows of its last renewal; None if it does not say."""
     for entry in as_list(as_map(lease.get("metadata")).get("managedFields")):
         fields = as_map(as_map(as_map(entry).get("fieldsV1")).get("f:spec"))
         if "f:renewTime" in fields:
             try:
                 at = parse_instant(as_map(entry)["time"])
-                return Reading(at, parse_instant(lease["spec"]["renewTime"]) - at)
+                return ClockReading(at, parse_instant(lease["spec"]["renewTime"]) - at)
             except (KeyError, TypeError, ValueError, OverflowError):
                 return None
     return None

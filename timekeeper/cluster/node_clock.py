@@ -13,7 +13,7 @@ from typing import Final
 from slicekeeper.errors import Forbidden, NotFound, Unavailable
 from slicekeeper.kube import node_clock
 from slicekeeper.kube.client import LEASES, KubeClient, Object
-from slicekeeper.kube.node_clock import Reading
+from slicekeeper.kube.node_clock import ClockReading
 from slicekeeper.units import Instant
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,9 @@ class NodeClocks:
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
-        self._last: dict[str, tuple[float, Reading | None]] = {}
+        self._last: dict[str, tuple[float, ClockReading | None]] = {}
         """The last reading of each node, and when it was made (monotonic seconds)."""
-        self._first: dict[str, tuple[float, Reading]] = {}
+        self._first: dict[str, tuple[float, ClockReading]] = {}
         """The first reading for each pod's end, by UID, and when it was made (monotonic seconds)."""
 
     def ahead(self, pod: Object, reported: Instant) -> tuple[int, ...] | None:
@@ -51,14 +51,14 @@ class NodeClocks:
         del self._first[uid]
         return first.ahead_ms, found.ahead_ms
 
-    def _read(self, node: str) -> Reading | None:
+    def _read(self, node: str) -> ClockReading | None:
         now = time.monotonic()
         self._last = {name: one for name, one in self._last.items() if now - one[0] < SAME_SECONDS}
         if node not in self._last:
             self._last[node] = now, self._ask(node)
         return self._last[node][1]
 
-    def _ask(self, node: str) -> Reading | None:
+    def _ask(self, node: str) -> ClockReading | None:
         try:
             return node_clock.reading(self._client.get(LEASES, node, node_clock.NAMESPACE))
         except NotFound:
