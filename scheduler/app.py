@@ -157,6 +157,7 @@ def _endpoint(scheduler: Scheduler, bodies: Bodies, verb: Verb) -> ASGIApp:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
+        scheduler.state.look_ahead()
 
     return view
 

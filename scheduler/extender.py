@@ -47,9 +47,14 @@ def filter_nodes(
         others = [name for name in decode_names(names) if name != node]
         said = reason or f"gang {pod.gang.name} keeps a place elsewhere for this pod"
         return filter_result(orjson.dumps([node] if node else []), orjson.dumps(dict.fromkeys(others, said)))
+    prefers = has_preferences(pod.waiting or {})
+    if best_alone and not prefers:
+        best = state.best(pod, names)
+        if best:
+            return filter_result(orjson.dumps([best]))
     found = state.find(pod, names)
     if best_alone and found.best is not None:
-        left = found.equals if has_preferences(pod.waiting or {}) else [found.best]
+        left = found.equals if prefers else [found.best]
         return filter_result(found.roster.write_list(found.rows[left]))
     why = found.judged.why[found.rows]
     failed = b""

@@ -7,7 +7,7 @@ Nothing here takes a lock: versions are immutable, and data kept between calls i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from scheduler.node_names import Roster
 from scheduler.nodes import Nodes
 from scheduler.placement.demand import Demand
 from scheduler.placement.fleet_version import Bools, FleetVersion, Ints
+from scheduler.placement.policy import Policy
 from scheduler.placement.prices import Prices
 from scheduler.placement.ranking import best_of
 from scheduler.placement.reasons import Why
@@ -24,6 +25,22 @@ from scheduler.pods import Pod
 
 SURVEYS: Final = 16
 """Number of pods whose last survey is kept for the next call."""
+
+
+FIRST: Final = 16
+"""Number of the cheapest nodes among which the best one is sought first."""
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """The first of the nodes of a fleet that are cheapest for a demand, best first, by their rows in `judged`."""
+
+    roster: Roster
+    judged: Survey
+    version: int
+    rows: list[int]
+    fitting: int
+    """How many nodes fit."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,8 @@ class Finder:
         self.prices = Prices()
         self._roster = 0, Roster([])
         """The names of the roster, and the roster."""
+        self._cheapest: tuple[Demand, Cheapest] | None = None
+        """The last result of `cheapest`."""
         self._seen: dict[str, tuple[Demand, Survey, int]] = {}
         """The last results for a few pods, the latest last: `prioritize` follows `filter` at once."""
 
@@ -67,6 +86,24 @@ class Finder:
             roster = Roster(fleet.names)
             self._roster = fleet.renamed, roster
         return roster
+
+    def cheapest(self, fleet: FleetVersion, demand: Demand, policy: Policy) -> Cheapest:
+        """Return the cheapest nodes of a version. If nothing has changed since the last call it takes no time."""
+        roster = self.roster(fleet)
+        judged, version = self.prices.survey(fleet, demand, policy)
+        last = self._cheapest
+        if last is not None and (last[0], last[1].roster) == (demand, roster) and last[1].judged is judged:
+            return replace(last[1], version=version)
+        fitting = np.flatnonzero(judged.fits[: len(roster.names)])
+        prices = judged.price[fitting]
+        equal = fitting[prices == prices.min()] if len(fitting) else fitting
+        rank = roster.rank[equal]
+        if len(rank) > FIRST:
+            equal = equal[np.argpartition(rank, FIRST)[:FIRST]]
+            rank = roster.rank[equal]
+        found = Cheapest(roster, judged, version, equal[rank.argsort()].tolist(), len(fitting))
+        self._cheapest = demand, found
+        return found
 
     def seen(self, pod: Pod) -> tuple[Survey, int] | None:
         """Return the last result for a pod, and its version; None if there is none."""

@@ -15,8 +15,8 @@ from scheduler.known_pods import KnownPods
 from scheduler.nodes import Nodes
 from scheduler.placement.fleet import Fleet
 from scheduler.placement.fleet_version import FleetVersion
-from scheduler.places import NEVER, Place, Places
-from scheduler.pods import gpu_rows
+from scheduler.places import FIRM, NEVER, Place, Places
+from scheduler.pods import Hold, gpu_rows
 from slicekeeper.clock import Clock
 
 Unwanted = Callable[[Place], bool]
@@ -37,6 +37,8 @@ class Held:
         """The fleet after the last change that is complete."""
         self.stirred: set[str] = set()
         """Nodes that have changed since the reclaimer asked, or pods on them."""
+        self.stirs = 0
+        """Increases with every change that leaves the arrays as they are."""
         self._next_end_ns = NEVER
 
     @contextmanager
@@ -67,7 +69,19 @@ class Held:
     def put(self, uid: str, places: Sequence[Place]) -> None:
         """Make `places` all that is held for a pod."""
         self.pods.place_changed(uid)
-        self.refresh(self.places.put(uid, places))
+        before = self.places.of(uid)
+        changed = self.places.put(uid, places)
+        if _taken(before) != _taken(places):
+            self.refresh(changed)
+            return
+        self.stir(changed)
+        for node in changed:
+            self.recount(node)
+
+    def stir(self, nodes: Iterable[str]) -> None:
+        """Record a change by which no more and no less is free."""
+        self.stirs += 1
+        self.stirred.update(nodes)
 
     def let_go(self, uid: str, unwanted: Unwanted) -> None:
         """Give up some of what is held for a pod."""
@@ -114,3 +128,8 @@ class Held:
             if self.places.is_passing(place.pod.uid) and (ignored is None or not ignored(place))
         )
         fleet.set_beside(node, *self.beside.free(node, coming))
+
+
+def _taken(places: Sequence[Place]) -> list[tuple[Hold, bool]]:
+    """Return what places take off nodes. A gang's search leaves out what its own pods hold, unless it is theirs."""
+    return [(place.hold, place.pod.gang is not None and place.kind in FIRM) for place in places]

@@ -8,7 +8,7 @@ way are written again: only if that is what came, letter by letter, are they rig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -57,12 +57,17 @@ class Roster:
         self._slots[self._hashes >> self._shift] = np.arange(len(names))
         self._order: Ints = np.argsort(self._hashes)
         self._sorted = self._hashes[self._order]
+        self._quoted = tuple(plain)
         self._latest: tuple[bytes, Ints] = b"[]", np.zeros(0, np.int64)
         """`prioritize` gets the list that `filter` has answered."""
 
     def row(self, name: str) -> int:
         """Return a node's row, −1 if it is not here."""
         return self._row.get(name, -1)
+
+    def first_in(self, text: bytes, rows: Iterable[int]) -> int:
+        """Return the first of some rows whose name is in a JSON list of names, −1 if none is."""
+        return next((row for row in rows if self._quoted[row] != b'""' and self._quoted[row] in text), -1)
 
     def rows(self, text: bytes) -> tuple[Ints, list[str]]:
         """Return the rows of a JSON list of names in its order, and the names that are not here.

@@ -60,6 +60,8 @@ class Place:
     """Each container's GPUs, if the scheduler chose them."""
     among: int = 0
     """Of TENTATIVE: how many nodes had room."""
+    version: int = 0
+    """Of TENTATIVE: that of the node's row with the place in it."""
     why: str = ""
     """Of BINDING: a description of why the pod is placed there."""
 

@@ -19,13 +19,13 @@ import numpy as np
 
 from scheduler import nodes as node_objects
 from scheduler.cpu_memory import Entry, comes_with_its_node, entry_of
-from scheduler.finder import Finder, Found
+from scheduler.finder import Cheapest, Finder, Found
 from scheduler.gang_places import Muster, Near, Trial, places_for
 from scheduler.held import Held
 from scheduler.nodefit import admits
 from scheduler.placement.best_fit import BestFit
 from scheduler.placement.demand import Demand
-from scheduler.placement.fleet_version import FleetVersion, Ints, View
+from scheduler.placement.fleet_version import FleetVersion, Ints
 from scheduler.placement.learner import Learner
 from scheduler.placement.links import relinked
 from scheduler.placement.policy import Policy
@@ -33,7 +33,7 @@ from scheduler.placement.prices import Prices, merged
 from scheduler.placement.reasons import Why, explain
 from scheduler.placement.survey import Survey, survey
 from scheduler.places import FIRM, HoldKind, Place, nodes_of
-from scheduler.pods import Hold, Pod, chosen_hold, held_by, read_pod
+from scheduler.pods import Hold, Pod, chosen_hold, gpu_rows, held_by, read_pod
 from scheduler.snapshot import NodeView, Snapshot
 from slicekeeper.clock import Clock
 from slicekeeper.config.settings import Resources
@@ -79,7 +79,10 @@ class SchedulerState:
         self._finder = Finder(held.nodes)
         self._under_way: set[str] = set()
         """Pods of which a bind has not ended."""
-        self._changes = 0
+        self._last: Demand | None = None
+        """What was asked for last."""
+        self._next: Demand | None = None
+        """What is probably asked for next."""
 
     # Updates from the watches.
 
@@ -176,10 +179,44 @@ class SchedulerState:
         for _ in range(TRIES):
             judged, version = (self._finder.seen(pod) if again else None) or self._judge(pod, rows)
             found = self._finder.found(roster, rows, unknown, judged)
-            if found.best is None or self._hold_best(pod, found, version):
+            if found.best is None:
+                break
+            if self._hold_best(pod, found, int(found.rows[found.best]), int(found.fits.sum()), version):
                 break
             again = False
         return found
+
+    def look_ahead(self) -> None:
+        """Price for the pod that comes next what the last one has changed, if they are probably alike.
+
+        Pods of one controller come together, so a shape that was asked for twice is expected a third time.
+        """
+        if self._next is not None:
+            self._finder.cheapest(self._held.published, self._next, self._learner.policy)
+
+    def best(self, pod: Pod, names: bytes) -> str:
+        """Return the best node for `pod`, and hold its place (TENTATIVE); empty if only `find` can tell.
+
+        That is if it is none of the cheapest of the fleet, if something is held for the pod already, or if some nodes
+        are to be avoided. numpy gives others their turn at every step over a whole fleet, so there is none here if
+        `look_ahead` has made it.
+        """
+        self._held.end_due()
+        self._expect(pod.demand)
+        if self._nodes.avoided or self._places.of(pod.uid):
+            return ""
+        for _ in range(TRIES):
+            found = self._finder.cheapest(self._held.published, pod.demand, self._learner.policy)
+            row = found.roster.first_in(names, found.rows)
+            if row < 0:
+                return ""
+            if self._hold_best(pod, found, row, found.fitting, found.version):
+                return found.roster.names[row]
+        return ""
+
+    def _expect(self, demand: Demand) -> None:
+        self._next = demand if demand == self._last else None
+        self._last = demand
 
     def _judge(self, pod: Pod, rows: Ints) -> tuple[Survey, int]:
         """Return the answer for the whole fleet, without what is held for the pod itself, and the version it is of.
@@ -224,9 +261,8 @@ class SchedulerState:
                 self._held.let_go(uid, _is_tentative)
         return bool(old)
 
-    def _hold_best(self, pod: Pod, found: Found, version: int) -> bool:
-        """Hold the best place for a pod; return False if its node has changed since it was judged."""
-        row = int(found.rows[found.best or 0])
+    def _hold_best(self, pod: Pod, found: Found | Cheapest, row: int, among: int, version: int) -> bool:
+        """Hold the best place for a pod, the best `among` so many; return False if its node has changed since."""
         node = found.roster.names[row]
         with self._held.writing():
             places = self._places.of(pod.uid)
@@ -239,7 +275,8 @@ class SchedulerState:
                 if self._held.fleet.row(node) != row or self._held.fleet.version_of(row) > version:
                     return False
                 held = self._place(HoldKind.TENTATIVE, pod, node, found.judged, row)
-                held = replace(held, among=int(found.fits.sum()))
+                self._held.put(pod.uid, [*kept, held])
+                held = replace(held, among=among, version=self._held.fleet.version_of(row))
             self._held.put(pod.uid, [*kept, replace(held, until_ns=self._clock.monotonic_ns() + self._hold_ns)])
             return True
 
@@ -282,21 +319,50 @@ class SchedulerState:
         if node not in self._held.fleet:
             raise NoPlace(explain(Why.DAMAGED if node in self._nodes.damaged else Why.NO_GPUS, pod.demand))
         why = self._why_there(pod, node)
+        place = self._found(pod, node) or self._search(pod, node)
+        return replace(place, why=f"{why}; {self._free_before(place)}")
+
+    def _found(self, pod: Pod, node: str) -> Place | None:
+        """Return the place that `find` holds for a pod there, None if anything may have changed for it since."""
+        place = next((place for place in self._places.of(pod.uid) if _is_tentative(place)), None)
+        if place is None or place.hold.node != node:
+            return None
+        if place.version != self._held.fleet.version_of(self._held.fleet.row(node)):
+            return None
+        if pod.demand.affinity or sum(piece.whole for piece in pod.demand.slices) > 1:
+            return None  # other nodes count too; the best links are not found yet
+        if (place.pod.request, place.pod.demand) != (pod.request, pod.demand):
+            return None
+        return replace(place, kind=HoldKind.BINDING, pod=pod, until_ns=None)
+
+    def _search(self, pod: Pod, node: str) -> Place:
         mine = nodes_of(self._places.of(pod.uid))
         fleet = self._held.fleet_without(mine, lambda place: place.pod.uid == pod.uid).publish()
-        result, view = self._linked(fleet, node, pod.demand)
+        result = self._linked(fleet, node, pod.demand)
         if not result.fits[0]:
             expected = nodes_of(filter(_is_tentative, self._places.passing()))
             fleet = self._held.fleet_without(
                 mine | expected, lambda place: place.pod.uid == pod.uid or _is_tentative(place)
             ).publish()
-            result, view = self._linked(fleet, node, pod.demand)
+            result = self._linked(fleet, node, pod.demand)
             if not result.fits[0]:
                 raise NoPlace(explain(int(result.why[0]), pod.demand))
             for uid in {place.pod.uid for place in self._places.on(node)}:
                 self._held.let_go(uid, _is_tentative)
-        free = _free_before(view, fleet.uuids(node), result)
-        return replace(self._place(HoldKind.BINDING, pod, node, result, 0), why=f"{why}; {free}")
+        return self._place(HoldKind.BINDING, pod, node, result, 0)
+
+    def _free_before(self, place: Place) -> str:
+        """Return a description of what was free on the GPUs that a pod gets."""
+        uuids = {share.uuid for share in place.hold.shares}
+        if any(map(is_slice, uuids)):
+            return "the smallest slices that fit" if len(uuids) > 1 else "the smallest slice that fits"
+        node = place.hold.node
+        others = (other.hold for other in self._places.on(node) if other.pod.uid != place.pod.uid)
+        found = Counter(
+            "idle" if gpu.idle else f"{gpu.core} percent and {gpu.memory} MiB free"
+            for gpu in gpu_rows([gpu for gpu in self._nodes.gpus[node] if gpu.uuid in uuids], others)
+        )
+        return "GPU before: " + ", ".join(f"{n} times {text}" if n > 1 else text for text, n in found.items())
 
     def _why_there(self, pod: Pod, node: str) -> str:
         """Return a description of why a pod is placed on a node."""
@@ -468,7 +534,7 @@ class SchedulerState:
 
     def changes(self) -> int:
         """Return a number that increases with every change of nodes, pods or places."""
-        return self._changes + self._held.published.version
+        return self._held.stirs + self._held.published.version
 
     def fits_now(self, pod: Pod) -> bool:
         """Whether the pod would fit on a node that admits it if it came now: as `find` judges that."""
@@ -591,8 +657,7 @@ class SchedulerState:
             self._learner.arrivals.end()
 
     def _change(self, uid: str) -> None:
-        self._changes += 1
-        self._held.stirred |= nodes_of(self._places.of(uid))
+        self._held.stir(nodes_of(self._places.of(uid)))
 
     def _wants_cores_alone(self, obj: ReadObject) -> bool:
         """Whether a pod that arrives takes cores beside GPUs and no GPU; needs nothing but the pod."""
@@ -603,31 +668,19 @@ class SchedulerState:
             self._learner.arrivals.add_without_gpus()
         self._held.put_beside(uid, entry)
 
-    def _linked(self, fleet: FleetVersion, node: str, demand: Demand) -> tuple[Survey, View]:
-        """Return the answer for one node, with the whole GPUs that are linked best, and the view it is of."""
+    def _linked(self, fleet: FleetVersion, node: str, demand: Demand) -> Survey:
+        """Return the answer for one node, with the whole GPUs that are linked best."""
         view = fleet.view([node], demand)
         result = survey(view, demand, self._learner.policy)
         if result.fits[0]:
             result.gpus[0] = relinked(self._nodes.gpus[node], view, 0, demand, result.gpus[0].tolist())
-        return result, view
+        return result
 
     def _place(self, kind: HoldKind, pod: Pod, node: str, result: Survey, row: int) -> Place:
         uuids = self._held.fleet.publish().uuids(node)
         hold, gpus = chosen_hold(pod, node, [uuids[column] for column in result.gpus[row].tolist()])
         until = self._clock.monotonic_ns() + self._hold_ns if kind is HoldKind.TENTATIVE else None
         return Place(kind, pod, hold, until, gpus)
-
-
-def _free_before(view: View, uuids: Sequence[str], result: Survey) -> str:
-    """Return a description of what was free on the GPUs that a pod gets on the node of `view`."""
-    columns = dict.fromkeys(result.gpus[0].tolist())
-    if any(is_slice(uuids[column]) for column in columns):
-        return "the smallest slices that fit" if len(columns) > 1 else "the smallest slice that fits"
-    found = Counter(
-        "idle" if view.idle[0, column] else f"{view.core[0, column]} percent and {view.memory[0, column]} MiB free"
-        for column in columns
-    )
-    return "GPU before: " + ", ".join(f"{n} times {text}" if n > 1 else text for text, n in found.items())
 
 
 def _is_tentative(place: Place) -> bool:

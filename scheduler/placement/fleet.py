@@ -149,8 +149,10 @@ class Fleet:
 
     def set_beside(self, name: str, cpu: float, ram: float) -> None:
         """Set a known node's free cores and MiB."""
-        block, at = self._touch(self._rows[name])
-        block.numbers["beside"][at] = cpu, ram
+        row = self._rows[name]
+        if self._blocks[row // BLOCK].numbers["beside"][row % BLOCK].tolist() != [cpu, ram]:
+            block, at = self._touch(row)
+            block.numbers["beside"][at] = cpu, ram
 
     def remove(self, name: str) -> None:
         """Forget a node."""

@@ -76,6 +76,13 @@ def fitting(state, obj, *among):
     return judged(state, obj, *among)["NodeNames"]
 
 
+def placed(state, obj, *among):
+    names = orjson.dumps(among or ["n0", "n1"])
+    answer = filter_nodes(state, no_gangs(state), gpu_pod(state, obj), names, best_alone=True)
+    state.look_ahead()
+    return orjson.loads(answer)["NodeNames"]
+
+
 def points(state, obj, *among):
     scored = orjson.loads(prioritize_nodes(state, no_gangs(state), gpu_pod(state, obj), orjson.dumps(among)))
     return {entry["Host"]: entry["Score"] for entry in scored}
@@ -144,6 +151,38 @@ def test_a_list_that_tells_nothing_new_stirs_no_node(state):
     assert state.stirred(everything=False).keys() == {"n1"}
     state.set_pods(pods[1:])
     assert state.stirred(everything=False).keys() == {"n0"}
+
+
+def test_a_pod_that_arrives_where_it_was_expected_changes_no_price(state):
+    assert placed(state, pod("a")) == ["n0"]
+    version, changes = state.version(), state.changes()
+    state.stirred(everything=True)
+    state.choose(read(pod("a")), "n0")
+    assert state.stirred(everything=False).keys() == {"n0"}, "the reclaimer learns of it"
+    state.bound("uid-a", "n0")
+    state.set_pod(pod("a", on="n0", gpus="n0-0"))
+    assert state.counts() == {HoldKind.BOUND: 1}
+    assert state.version() == version
+    assert state.changes() > changes
+    assert placed(state, pod("b")) == ["n1"]
+
+
+def test_the_expected_place_is_not_taken_if_its_node_has_changed_since(clock):
+    state = new_state(clock, node("n0", 2))
+    assert placed(state, pod("a"), "n0") == ["n0"]
+    state.set_pod(pod("foreign", on="n0", gpus="n0-0", phase="Running"))
+    assert state.choose(read(pod("a")), "n0").gpus["c"] == ("n0-1",)
+    assert placed(state, pod("b", 30), "n0") == ["n0"]
+    state.set_node(node("n0", 1))
+    with pytest.raises(NoPlace):
+        state.choose(read(pod("b", 50)), "n0")
+    assert state.choose(read(pod("b", 30)), "n0").gpus["c"] == ("n0-0",)
+
+
+def test_the_expected_place_is_not_taken_for_another_request(state):
+    assert placed(state, pod("a", 30)) == ["n0"]
+    place = state.choose(read(pod("a", 100, None)), "n0")
+    assert [(share.core, share.whole) for share in place.hold.shares] == [(100, True)]
 
 
 def test_a_second_filter_replaces_the_first_hold(state):
@@ -384,7 +423,7 @@ def test_damaged_objects_never_crash_it(data):
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["pod", "pod", "pod", "finish", "drop", "node", "gone", "choose"]),
+        st.sampled_from(["pod", "pod", "pod", "finish", "drop", "node", "gone", "choose", "place", "place"]),
         st.integers(0, 5),
         st.integers(0, 2),
         st.sampled_from([10, 60, 100, 200]),
@@ -392,6 +431,19 @@ EVENTS = st.lists(
     ),
     max_size=25,
 )
+
+
+def arrive(state, name, core, where):
+    """Bind a pod; return it as the watch shows it, None if there is no place."""
+    try:
+        place = state.choose(read(pod(name, core)), where)
+    except NoPlace:
+        state.drop_pod(f"uid-{name}")
+        return None
+    state.bound(f"uid-{name}", where)
+    bound = pod(name, core, 4, on=where, gpus=",".join(place.gpus["c"]))
+    state.set_pod(bound)
+    return bound
 
 
 @settings(max_examples=200, deadline=None)
@@ -417,14 +469,14 @@ def test_a_rebuild_equals_what_the_watch_has_built(events):
         elif kind == "gone":
             nodes.pop(where, None)
             state.drop_node(where)
-        elif kind == "choose" and name not in objects:
-            try:
-                place = state.choose(read(pod(name, core)), where)
-            except NoPlace:
-                continue
-            state.bound(f"uid-{name}", where)
-            objects[name] = pod(name, core, 4, on=where, gpus=",".join(place.gpus["c"]))
-            state.set_pod(objects[name])
+        elif kind in ("choose", "place") and name not in objects:
+            expected = placed(state, pod(name, core), "n0", "n1", "n2") if kind == "place" else []
+            where = expected[0] if expected else where
+            others = f"f{p}"  # another scheduler's pod, which comes in between
+            objects[others] = pod(others, 20, 1, on=where, gpus=f"{where}-{g}", phase="Running")
+            state.set_pod(objects[others])
+            arrived = arrive(state, name, core, where)
+            objects |= {name: arrived} if arrived else {}
     fresh = new_state(clock, *nodes.values()) if nodes else new_state(clock)
     if not nodes:
         fresh.set_nodes([])
@@ -435,7 +487,12 @@ def test_a_rebuild_equals_what_the_watch_has_built(events):
         probe = pod("probe", core, 4 if core < 100 else None)
         among = ["n0", "n1", "n2"]
         assert judged(fresh, probe, *among) == judged(state, probe, *among)
-        assert points(fresh, probe, *among) == points(state, probe, *among)
+        graded = points(state, probe, *among)
+        assert points(fresh, probe, *among) == graded
+        for one in (fresh, state):
+            one.drop_pod("uid-probe")
+            assert placed(one, probe, *among) == [name for name, score in graded.items() if score == 10]
+            one.drop_pod("uid-probe")
 
 
 def test_threads_never_give_a_gpu_twice(clock):
@@ -452,7 +509,7 @@ def test_threads_never_give_a_gpu_twice(clock):
         for turn in range(40):
             name, core = f"p{number}-{turn}", rng.choice([20, 40, 60, 100])
             obj = pod(name, core)
-            nodes = fitting(state, obj, *among)
+            nodes = rng.choice([fitting, placed])(state, obj, *among)
             if not nodes:
                 continue
             where = rng.choice(nodes)
