@@ -2,7 +2,8 @@
 """How much of a cluster's GPUs a policy gives out: a list of pods put on a list of nodes by the extender's own code.
 
     .venv/bin/python benchmarks/placement/run.py --nodes FILE --pods FILE [--policy P] [--seeds 10]
-        [--cpu-pods policy|random|kube] [--prior] [--load PERCENT] [--copies N] [--shards N]
+        [--cpu-pods policy|random|kube] [--prior] [--load PERCENT] [--at-once N] [--copies N]
+        [--shards N]
 
 The lists have the columns of Alibaba's openb trace. The pods are shuffled, then drawn with replacement until they ask
 for 130 % of all GPUs; they arrive one after the other, and one that does not fit is dropped. With `--load` they arrive
@@ -11,6 +12,8 @@ and end by the list's own lengths of life, at that load, and what is given out i
 kube-scheduler's part is played here: CPU, memory and models of nodes are respected, the extender's integer scores
 decide, equal ones by chance. Pods without GPUs are unknown to the extender; `--cpu-pods` says what places them. A
 policy that looks ahead learns from the arrivals, or knows the whole list's mix (`--prior`).
+
+With `--at-once` each pod comes that many times in a row, as those of a large Job do.
 
 `--copies` makes a larger cluster of the same list. With `--shards` its nodes are dealt out to so many schedulers, and
 each pod, by chance, to one of them: if it does not fit there, it is dropped.
@@ -232,18 +235,15 @@ class Cluster:
         self.fleet.set_beside(node.name, self.cpu[row] / 1000, float(self.ram[row]))
 
 
-def arrivals(pods: list[Pod], chance: random.Random, percent: float) -> Iterator[Pod]:
+def arrivals(pods: list[Pod], chance: random.Random, percent: float, at_once: int = 1) -> Iterator[Pod]:
     """Yield the pods in another order, then pods drawn again, until they ask for `percent` in all."""
     order = list(pods)
     chance.shuffle(order)
+    drawn = itertools.chain(order, (chance.choice(pods) for _ in itertools.count()))
     asked = 0
-    for pod in order:
+    for pod in itertools.chain.from_iterable(itertools.repeat(pod, at_once) for pod in drawn):
         if asked >= percent:
             return
-        asked += pod.asks
-        yield pod
-    while asked < percent:
-        pod = chance.choice(pods)
         asked += pod.asks
         yield pod
 
@@ -263,7 +263,7 @@ def run(nodes: list[Node], pods: list[Pod], seed: int, options: argparse.Namespa
     if options.load:
         return _churn(shards[0], pods, chance, whole, options)
     dealt = random.Random(seed + 2_000)
-    for pod in arrivals(pods, chance, OFFERED * whole):
+    for pod in arrivals(pods, chance, OFFERED * whole, options.at_once):
         cluster = dealt.choice(shards)
         _arrive(cluster, pod, options)
         cluster.place(pod)
@@ -316,7 +316,7 @@ def _churn(cluster: Cluster, pods: list[Pod], chance: random.Random, whole: int,
         asked += pod.asks
         arrive(pod, 0.0, pod.life * chance.random())
     rate = options.load / 100 * whole / statistics.fmean(pod.asks * pod.life for pod in pods)
-    now, given, seconds = 0.0, 0.0, 0.0
+    now, given, seconds, coming = 0.0, 0.0, 0.0, pods[0]
     for turn in range(options.arrivals):
         then = now + chance.expovariate(rate)
         counts = turn >= options.arrivals // 2
@@ -329,8 +329,9 @@ def _churn(cluster: Cluster, pods: list[Pod], chance: random.Random, whole: int,
                 cluster.learner.arrivals.end()
         given, seconds = given + counts * (then - now) * cluster.given, seconds + counts * (then - now)
         now = then
-        pod = chance.choice(pods)
-        arrive(pod, now, pod.life)
+        if turn % options.at_once == 0:
+            coming = chance.choice(pods)
+        arrive(coming, now, coming.life)
     return 100 * given / seconds / whole
 
 
@@ -345,6 +346,7 @@ def main() -> None:
     parser.add_argument("--prior", action="store_true", help="the policy knows the whole list's mix from the start")
     parser.add_argument("--load", type=float, default=0.0, help="let pods end, and offer this percentage of all GPUs")
     parser.add_argument("--arrivals", type=int, default=10_000, help="pods of a run with --load")
+    parser.add_argument("--at-once", type=int, default=1, help="each pod comes so many times in a row")
     parser.add_argument("--copies", type=int, default=1, help="take the list of nodes so many times")
     parser.add_argument("--shards", type=int, default=1, help="deal nodes and pods out to so many schedulers")
     options = parser.parse_args()

@@ -67,20 +67,19 @@ def filled(free, cores, left, mix):
 
 
 @pytest.mark.parametrize(("free", "cores"), [(100, 128), (100, 10), (100, 4), (90, 12), (50, 4), (50, 3), (30, 99)])
-def test_the_table_is_what_the_definition_says(monkeypatch, free, cores):
-    monkeypatch.setattr("scheduler.placement.expected_fill.HORIZON", 5)
-    fill, used = _table(MIX, T4)
+def test_the_table_is_what_the_definition_says(free, cores):
+    fill, used = _table(MIX, T4, 5)
     assert fill[free, cores] == pytest.approx(filled(free, cores, 5, MIX))
     assert used[100] > used[50] > used[40] == 0
 
 
 def test_a_class_counts_for_the_models_that_it_may_be_on_and_by_the_larger_of_compute_and_memory():
     only = [arrival(50, 1.0, models=("A100",))]
-    assert _table(only, T4)[0].max() == 0
-    assert _table(only, A100)[0][50, 128] == pytest.approx(500)
+    assert _table(only, T4, 40)[0].max() == 0
+    assert _table(only, A100, 40)[0][50, 128] == pytest.approx(500)
     half_of_a_t4 = [arrival(10, 1.0, memory=8192)]
-    assert _table(half_of_a_t4, T4)[0][49, 128] == 0
-    assert _table(half_of_a_t4, A100)[0][49, 128] > 0
+    assert _table(half_of_a_t4, T4, 40)[0][49, 128] == 0
+    assert _table(half_of_a_t4, A100, 40)[0][49, 128] > 0
 
 
 def test_expected_fill_leaves_gaps_that_others_can_use():
@@ -121,6 +120,18 @@ def test_room_for_pods_that_want_several_gpus_is_dearer_if_pods_end():
         return prices["a"] - prices["b"]
 
     assert 0 < dearer(0.0) < dearer(0.5) < dearer(1.0)
+
+
+def test_room_for_pods_that_want_several_gpus_is_dearer_if_cores_are_short():
+    """Of two nodes, one has the room and the other has not. Pods of one GPU want 8 cores, those of four 2 for each."""
+    kinds = [arrival(100, 0.6, cpu=8.0), arrival(100, 0.4, gpus=4, cpu=2.0)]
+
+    def dearer(cpu):
+        fleet = fleet_of({"a": [100] * 4, "b": [100] * 3 + [0]}, cpu=cpu)
+        prices = judge(fleet, share(100, cpu=0), ExpectedFill(Mix(kinds), fleet.models))
+        return prices["a"] - prices["b"]
+
+    assert dearer(16.0) > 3 * dearer(64.0) > 0
 
 
 def test_room_without_the_cores_is_none():
