@@ -81,7 +81,7 @@ class Fence:
             try:
                 self.look()
             except ServiceError as error:
-                log.warning("lease %s: %s", BINDER_LEASE, error)
+                log.warning("lease %s: %s", self._lease.name, error)
 
     def look(self) -> None:
         """Renew the lease, release it, or check whether its holder is alive."""
@@ -116,7 +116,7 @@ class Fence:
                 try:
                     self._lease.campaign()
                 except ServiceError as error:
-                    raise NotHolder(f"lease {BINDER_LEASE} cannot be had: {error}") from error
+                    raise NotHolder(f"lease {self._lease.name} cannot be had: {error}") from error
                 if not self._lease.is_leader:
                     self._ask_again = time.monotonic() + PAUSE_SECONDS
         if self._lease.is_leader:
@@ -127,5 +127,5 @@ class Fence:
                     self._caught_up = term
         if not self._is_held():
             raise NotHolder(
-                f"only {self._lease.holder or 'another scheduler'}, who has the lease {BINDER_LEASE}, may bind now"
+                f"only {self._lease.holder or 'another scheduler'}, who has the lease {self._lease.name}, may bind now"
             )

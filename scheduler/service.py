@@ -59,6 +59,8 @@ class Scheduler:
         self.clock = clock
         self.client = KubeClient(settings.kubernetes)
         self.stopped = threading.Event()
+        shard = settings.scheduler.shard
+        reporter = settings.scheduler_name(shard)
         learner = Learner(settings.scheduler.policy)
         hold = max(settings.scheduler.assume_seconds, REAL_SECONDS * settings.clock.speed)
         lost = max(settings.scheduler.assume_seconds, REQUEST_SECONDS * settings.clock.speed)
@@ -71,7 +73,7 @@ class Scheduler:
             self.client,
             self.state,
             lambda name: self.metrics.watch_errors.labels(name).inc(),
-            node_selector=settings.scheduler.node_selector,
+            node_selector=settings.scheduler.node_selector(shard),
         )
         agents = NodeAgents(clock, lambda answer: self.metrics.agent_answers.labels(answer).inc())
         # No other process can listen where this one does: after a crash its lease is at once its own again.
@@ -94,7 +96,7 @@ class Scheduler:
             self.client,
             clock,
             settings.resources,
-            reporter=settings.webhook.scheduler_name,
+            reporter=reporter,
             hold_seconds=hold,
             count=lambda outcome: self.metrics.evictions.labels(outcome).inc(),
         )
@@ -103,8 +105,6 @@ class Scheduler:
         self.reclaimer = Reclaimer(
             settings, clock, self.state, BestFit(), self.leader, evictor, nudger, hold_seconds=hold
         )
-
-        reporter = settings.webhook.scheduler_name
         self.notices = Notices(self.client, clock, self.state, lambda: self.leader.is_leader, reporter=reporter)
 
     def _lease(self, name: str, identity: str) -> LeaderElection:
@@ -113,7 +113,7 @@ class Scheduler:
             self.client,
             self.clock,
             namespace=mine.lease_namespace,
-            name=name,
+            name=f"{name}-{mine.shard}" if mine.shard else name,
             identity=identity,
             duration_seconds=mine.lease_seconds,
             renew_seconds=mine.lease_seconds / RENEWALS,

@@ -44,6 +44,8 @@ OVER_BUDGET: Final = "over-budget"
 
 # Written by administrators, on nodes.
 RULE: Final = "slicekeeper.io/rule"
+SHARD: Final = "slicekeeper.io/shard"
+"""Names the scheduler that has the node, see `scheduler.shards`."""
 
 # Written by the node agent.
 NODE_GPUS: Final = "slicekeeper.io/gpus"

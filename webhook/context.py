@@ -64,6 +64,7 @@ class ClusterContext:
 
     def __init__(self, settings: Settings, classes: ClassSource) -> None:
         self.webhook = settings.webhook
+        self.schedulers = tuple(settings.schedulers)
         self.resources = settings.resources
         self.gives_seats = settings.webhook.injection != "meter"
         self.classes = classes

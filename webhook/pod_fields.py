@@ -31,7 +31,7 @@ def named_class(pod: Mapping[str, Any]) -> str:
 
 def of_spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: ClusterContext) -> Iterator[Violation]:
     """Yield the fields of a GPU pod's spec that prevent its placement, metering or class according to the policy."""
-    webhook, policy = cluster.webhook, case.policy
+    policy = case.policy
     if as_map(spec.get("os")).get("name") == "windows":
         yield Violation(
             code="os-windows",
@@ -51,14 +51,13 @@ def of_spec(spec: Mapping[str, Any], request: PodRequest, case: Case, cluster: C
             example="nodeSelector: {kubernetes.io/hostname: NODE}",
         )
     scheduler = spec.get("schedulerName")
-    ours = (webhook.scheduler_name, *webhook.other_schedulers)
-    if request.requests and scheduler not in (None, "", DEFAULT_SCHEDULER, *ours):
+    if request.requests and scheduler not in (None, "", DEFAULT_SCHEDULER, *cluster.schedulers):
         yield Violation(
             code="scheduler-name",
             field="spec.schedulerName",
             value=show(scheduler),
             rule="shares of GPUs are placed only by Slicekeeper's scheduler",
-            example=f"schedulerName: {' or '.join(ours)}",
+            example=f"schedulerName: {' or '.join(cluster.schedulers)}",
         )
     if request.requests and request.sharing not in policy.sharing:
         allowed = ", ".join(policy.sharing)

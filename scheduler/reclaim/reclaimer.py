@@ -67,6 +67,7 @@ class Reclaimer:
         hold_seconds: float,
     ) -> None:
         self._settings = settings
+        self._name = settings.scheduler_name(settings.scheduler.shard)
         self._clock = clock
         self._state = state
         self._policy = policy
@@ -183,7 +184,7 @@ class Reclaimer:
             not (pod.node or pod.finished or pod.leaving or pod.refusal)
             and bool(pod.demand.slices)
             and pod.managed
-            and pod.scheduler == self._settings.webhook.scheduler_name
+            and pod.scheduler == self._name
             and not as_list(spec.get("schedulingGates"))
             and self._clock.now_ms() - pod.created_ms >= after_ms
         )

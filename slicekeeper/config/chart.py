@@ -14,14 +14,14 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import yaml
 
-from slicekeeper.config import manifests
+from slicekeeper.config import manifests, shards
 from slicekeeper.config.chart_template import MISSING, Code, template
 from slicekeeper.config.policy import NamespacePolicy, NamespaceRule
 from slicekeeper.config.settings import PARTS, Settings
@@ -29,6 +29,9 @@ from slicekeeper.errors import SettingsError
 
 Kustomize = Callable[[Path], str]
 """Renders a folder that has a kustomization.yaml."""
+
+_Objects = dict[tuple[str, str], dict[str, Any]]
+"""By kind and name."""
 
 _BY_MODE: Final = "observe"
 """The component without a value of its name: `mode` selects it."""
@@ -40,8 +43,11 @@ _KUBE_SCHEDULER: Final = re.compile(r"\S*/kube-scheduler(?:[:@]\S+)?")
 _FILES: Final = ("config.yaml", "kube-scheduler.yaml", "policy.yaml")
 _READ_ONCE: Final = {
     manifests.CONFIG_MAP: '{{ include "slicekeeper.settings" . | sha256sum }}',
-    "slicekeeper-kube-scheduler": '{{ .Files.Get "files/kube-scheduler.yaml" | sha256sum }}',
+    shards.KUBE_SCHEDULER: '{{ .Files.Get "files/kube-scheduler.yaml" | sha256sum }}',
 }
+_EACH_SHARD: Final = (
+    '{{- range $shard := (include "slicekeeper.settings" . | fromYaml).scheduler.shards }}\n{{- with $ }}'
+)
 _KUBECTL_SECONDS: Final = 60
 
 
@@ -104,17 +110,39 @@ def _chart(folder: Path, kustomize: Kustomize) -> dict[str, str]:
     variants = {
         f".Values.components.{value_of(name)}": _rendered(folder, name, kustomize) for name in components(folder)
     }
+    of_shards = _of_each_shard(base, variants)
     homes = dict(_homes(folder))
     texts: dict[str, list[str]] = {}
     for key in dict.fromkeys((*base, *(key for objects in variants.values() for key in objects))):
         of_each = {condition: objects.get(key, MISSING) for condition, objects in variants.items()}
         lines = template(" ".join(key), base.get(key, MISSING), of_each)
         texts.setdefault(homes[key], []).extend(["---", *lines])
+    if of_shards:
+        texts["shards"] = [_EACH_SHARD, *of_shards, "{{- end }}", "{{- end }}"]
     files = {f"templates/{home}.yaml": _GENERATED + "\n".join(lines) + "\n" for home, lines in sorted(texts.items())}
     return {**files, "values.schema.json": json.dumps(schema(folder), indent=2) + "\n"}
 
 
-def _rendered(folder: Path, component: str, kustomize: Kustomize) -> dict[tuple[str, str], dict[str, Any]]:
+def _of_each_shard(base: _Objects, variants: Mapping[str, _Objects]) -> list[str]:
+    """Return what each shard's scheduler has of its own, with `$shard` for the shard's name."""
+
+    def own(objects: _Objects) -> _Objects:
+        found = shards.shards_own(list(objects.values()), _own_name, Code("{{ $shard | quote }}"))
+        return {(obj["kind"], obj["metadata"]["name"]): obj for obj in found}
+
+    of_variants = {condition: own(objects) for condition, objects in variants.items()}
+    lines = []
+    for key, obj in own(base).items():
+        of_each = {condition: objects.get(key, MISSING) for condition, objects in of_variants.items()}
+        lines += ["---", *template(" ".join(key), obj, of_each)]
+    return lines
+
+
+def _own_name(name: str) -> str:
+    return Code(f"{name}-{{{{ $shard }}}}")
+
+
+def _rendered(folder: Path, component: str, kustomize: Kustomize) -> _Objects:
     """Return the objects of the base, optionally with a component, by kind and name, in the chart's form."""
     with tempfile.TemporaryDirectory() as made:
         here = Path(made).resolve()

@@ -20,6 +20,7 @@ from typing import Final
 import yaml
 
 from slicekeeper import names
+from slicekeeper.config import shards
 from slicekeeper.config.dialects import DIALECTS
 from slicekeeper.config.load import load
 from slicekeeper.config.patterns import is_pattern
@@ -77,7 +78,9 @@ _PLAIN: Final = re.compile(r"[A-Za-z][-\w./]*(?::[-\w./]+)*")
 _MANAGED: Final = re.compile(
     r"^(?P<indent> *)managedResources:\n(?:(?P=indent) *- \{name: \S+, ignoredByScheduler: false\}(?:\n|\Z))+", re.M
 )
-_PROFILE: Final = re.compile(r"^(?P<before> *profiles:\n *- schedulerName: )\S+$", re.M)
+_PROFILE: Final = re.compile(
+    r"^(?P<before> *profiles:\n(?P<indent> *)- schedulerName: )\S+\n(?:(?P=indent)  pluginConfig: .+\n)?", re.M
+)
 _IMAGE: Final = re.compile(rf"^(?P<before> *(?:- )?image: )\S+/(?P<part>{'|'.join(PARTS)})(?:[:@]\S+)?$", re.M)
 
 
@@ -138,7 +141,7 @@ def render(text: str, settings: Settings) -> str:
     text = LOWER.sub(lambda match: f"{match['before']}{settings.classes.in_budget.value}", text)
     text = "".join(_class(part, settings.classes) for part in re.split(r"(^---\n)", text, flags=re.M))
     text = _AUDIENCE.sub(lambda match: f"{match['before']}{_scalar(settings.timekeeper.audience)}", text)
-    text = _PROFILE.sub(lambda match: f"{match['before']}{settings.webhook.scheduler_name}", text)
+    text = _PROFILE.sub(lambda match: _profile(match, settings), text)
     return _IMAGE.sub(lambda match: f"{match['before']}{settings.images.of(match['part'])}", text)
 
 
@@ -153,13 +156,15 @@ def write(path: Path, *, dry: bool = False) -> list[Path]:
         settings = load(config, {}).settings
         files = sorted(file for part in ("base", "components") for file in (path / part).rglob("*.yaml"))
         texts = {file: render(file.read_text("utf-8"), settings) for file in files if file != config}
+        texts |= shards.files(path, settings)
     else:
         text = _read(path)
         settings = _settings_in(text, path)
         parts = re.split(r"(^---\n)", text, flags=re.M)
         texts = {path: "".join(render(part, settings) if _OURS in part else part for part in parts)}
-    changed = [file for file, text in texts.items() if text != file.read_text("utf-8")]
+    changed = [file for file, text in texts.items() if not file.is_file() or text != file.read_text("utf-8")]
     for file in changed if not dry else ():
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(texts[file], "utf-8")
     return changed
 
@@ -190,6 +195,14 @@ def parse(text: str, where: str) -> Settings:
         raise SettingsError(f"{where}: {CONFIG_KEY} is not valid YAML: {error}") from error
     check_keys(tree, Settings, where)
     return convert(tree, Settings, where)
+
+
+def _profile(match: re.Match[str], settings: Settings) -> str:
+    line = f"{match['before']}{settings.webhook.scheduler_name}\n"
+    if not settings.scheduler.shards:
+        return line
+    [(key, value)] = shards.affinity("NotIn", settings.scheduler.shards).items()
+    return f"{line}{match['indent']}  {key}: {json.dumps(value)}\n"
 
 
 def _managed(indent: str, resources: Resources) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from slicekeeper import __version__
+from slicekeeper import __version__, names
 from slicekeeper.config.dialects import DialectName
 from slicekeeper.config.resource_names import is_named
 
@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 UNSET_REGISTRY = "slicekeeper.invalid"
 """No registry can have this name (RFC 6761), so no image can be offered under it."""
 _REGISTRY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
-_REQUIREMENT = re.compile(r"!?[-\w./]+|[-\w./]+ *(==?|!=) *[-\w.]*|[-\w./]+ +(not)?in +\([-\w., ]*\)")
+_SHARD = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _TAG = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,62})?")
@@ -218,10 +218,6 @@ class WebhookSettings(Section, frozen=True):
         about("What is injected: only metering; seats too; the limiter too."),
     ] = "limiter"
     scheduler_name: Annotated[Name, about("schedulerName that GPU pods get.")] = "slicekeeper-scheduler"
-    other_schedulers: Annotated[
-        tuple[Name, ...],
-        about("Further schedulers of Slicekeeper's, each with nodes of its own, that a GPU pod may name."),
-    ] = ()
     refresh_seconds: Annotated[Positive, about("Interval at which decisions are fetched from the timekeeper.")] = 2.0
     stale_seconds: Annotated[Positive, about("Age at which decisions are stale.")] = 60.0
     flip_grace_seconds: Annotated[
@@ -327,22 +323,32 @@ class SchedulerSettings(Section, frozen=True):
     lease_seconds: Annotated[
         float, Meta(ge=1.0), about("Real seconds after which another process takes over the lease of a dead one.")
     ] = 15.0
-    node_selector: Annotated[
-        str,
+    shards: Annotated[
+        tuple[str, ...],
         about(
-            "Label selector of this scheduler's nodes. Empty: all. Each of several schedulers has a leaseNamespace and "
-            "a webhook.schedulerName of its own."
+            "Names of further schedulers. Each has the nodes whose label slicekeeper.io/shard is its name, and pods "
+            "that name webhook.schedulerName-NAME."
         ),
+    ] = ()
+    shard: Annotated[
+        str, about("The one of `shards` that this process is part of. Empty: the first scheduler. Set in its manifest.")
     ] = ""
 
     def __post_init__(self) -> None:
-        """Refuse what the API server would not take for a label selector."""
-        requirements = re.split(r",(?![^(]*\))", self.node_selector) if self.node_selector else []
-        if wrong := [each for each in requirements if not _REQUIREMENT.fullmatch(each.strip())]:
-            raise ValueError(
-                f"node_selector has {wrong[0]!r}, which is no label selector; use one such as pool=a, pool!=a, "
-                "pool in (a, b) or !pool"
-            )
+        """Refuse names that are no suffix of an object's name, and a shard without nodes."""
+        for name in self.shards:
+            if not _SHARD.fullmatch(name):
+                raise ValueError(
+                    f"shards has {name!r}; a name has at most 40 small letters, digits and hyphens, such as b or team-x"
+                )
+        if self.shard not in ("", *self.shards):
+            raise ValueError(f"shard is {self.shard!r}, which is not among shards {list(self.shards)}; add it there")
+
+    def node_selector(self, shard: str) -> str:
+        """Return the label selector of a scheduler's nodes; those of no listed shard are the first one's."""
+        if shard:
+            return f"{names.SHARD}={shard}"
+        return f"{names.SHARD} notin ({','.join(self.shards)})" if self.shards else ""
 
 
 class NodeAgentSettings(Section, frozen=True):
@@ -454,3 +460,12 @@ class Settings(Section, frozen=True):
     node_agent: NodeAgentSettings = NodeAgentSettings()
     certificates: CertificateSettings = CertificateSettings()
     objects: ObjectSettings = ObjectSettings()
+
+    def scheduler_name(self, shard: str) -> str:
+        """Return the schedulerName of a shard's pods, or of the first scheduler's."""
+        return f"{self.webhook.scheduler_name}-{shard}" if shard else self.webhook.scheduler_name
+
+    @property
+    def schedulers(self) -> dict[str, str]:
+        """Every scheduler's shard by its name, the first one's with an empty shard."""
+        return {self.scheduler_name(shard): shard for shard in ("", *self.scheduler.shards)}

@@ -40,8 +40,8 @@ class LeaderElection:
     ) -> None:
         self._client = client
         self._clock = clock
-        self._namespace = namespace
-        self._name = name
+        self.namespace = namespace
+        self.name = name
         self._identity = identity
         self._duration = duration_seconds
         self._renew = renew_seconds
@@ -76,21 +76,21 @@ class LeaderElection:
         """Let the lease expire at once if it is ours. Must not run concurrently with `campaign`."""
         self._renewed_at = float("-inf")
         try:
-            lease = self._client.get(LEASES, self._name, self._namespace)
+            lease = self._client.get(LEASES, self.name, self.namespace)
             spec = lease.get("spec") or {}
             if spec.get("holderIdentity") == self._identity:
                 mine = _version(lease) == self._written
                 written = self._client.replace(LEASES, {**lease, "spec": {**spec, "holderIdentity": ""}})
                 self._written = _version(written) if mine else ""
         except ServiceError as error:
-            log.info("lease %s was not released, it expires: %s", self._name, error)
+            log.info("lease %s was not released, it expires: %s", self.name, error)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 self.campaign()
             except ServiceError as error:
-                log.warning("lease %s: %s", self._name, error)
+                log.warning("lease %s: %s", self.name, error)
             self._stop.wait(self._renew)
 
     def observe(self) -> None:
@@ -102,7 +102,7 @@ class LeaderElection:
         asked_at = real_seconds()
         lease = self._look(asked_at)
         if lease is None:
-            lease = {"metadata": {"name": self._name, "namespace": self._namespace}}
+            lease = {"metadata": {"name": self.name, "namespace": self.namespace}}
             self._write(lease, asked_at, transitions=0, create=True)
             return
         expired = asked_at - self._seen[1] >= self._duration
@@ -114,7 +114,7 @@ class LeaderElection:
     def _look(self, asked_at: float) -> Object | None:
         """Return the lease, None if there is none, and record since when it has not changed."""
         try:
-            lease = self._client.get(LEASES, self._name, self._namespace)
+            lease = self._client.get(LEASES, self.name, self.namespace)
         except NotFound:
             return None
         if _version(lease) != self._seen[0]:
@@ -141,7 +141,7 @@ class LeaderElection:
         }
         try:
             written = (
-                self._client.create(LEASES, body, self._namespace) if create else self._client.replace(LEASES, body)
+                self._client.create(LEASES, body, self.namespace) if create else self._client.replace(LEASES, body)
             )
         except Conflict:
             return  # another was faster

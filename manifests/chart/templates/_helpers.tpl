@@ -34,6 +34,26 @@
 {{- .Values.kubeScheduler.image }}:{{ .Values.kubeScheduler.version | default $server -}}
 {{- end -}}
 
+{{/* kube-scheduler's configuration for one shard, or for the first scheduler: (list SHARD .). As slicekeeper/config/shards.py. */}}
+{{- define "slicekeeper.kubeSchedulerConfig" -}}
+{{- $shard := first . -}}
+{{- $config := (last .).Files.Get "files/kube-scheduler.yaml" | fromYaml -}}
+{{- $shards := (include "slicekeeper.settings" (last .) | fromYaml).scheduler.shards -}}
+{{- $profile := first $config.profiles -}}
+{{- $nodes := dict "key" "slicekeeper.io/shard" "operator" "NotIn" "values" $shards -}}
+{{- if $shard -}}
+{{- $_ := set $profile "schedulerName" (printf "%s-%s" $profile.schedulerName $shard) -}}
+{{- $_ := set $config.leaderElection "resourceName" (printf "%s-%s" $config.leaderElection.resourceName $shard) -}}
+{{- $nodes = dict "key" "slicekeeper.io/shard" "operator" "In" "values" (list $shard) -}}
+{{- end -}}
+{{- if $shards -}}
+{{- $required := dict "nodeSelectorTerms" (list (dict "matchExpressions" (list $nodes))) -}}
+{{- $args := dict "addedAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $required) -}}
+{{- $_ := set $profile "pluginConfig" (list (dict "name" "NodeAffinity" "args" $args)) -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end -}}
+
 {{/* Refuses what would not work, with what to do instead. */}}
 {{- define "slicekeeper.check" -}}
 {{- if ne .Release.Namespace "slicekeeper-system" -}}

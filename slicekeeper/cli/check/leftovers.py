@@ -76,10 +76,10 @@ def stranded(client: KubeClient, settings: Settings) -> Iterator[tuple[str, str]
     """Yield pods that wait for our scheduler, which is gone: a pod's scheduler cannot be changed."""
     for pod in client.list(PODS)[0]:
         spec, ends = pod["spec"], pod["metadata"].get("deletionTimestamp")
-        if spec.get("schedulerName") == settings.webhook.scheduler_name and not spec.get("nodeName") and not ends:
+        if spec.get("schedulerName") in settings.schedulers and not spec.get("nodeName") and not ends:
             namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
             remedy = f"kubectl delete pod -n {namespace} {name}"
-            yield f"pod {name_of(pod)} waits for {settings.webhook.scheduler_name}, which is gone", remedy
+            yield f"pod {name_of(pod)} waits for {spec['schedulerName']}, which is gone", remedy
 
 
 def name_of(pod: Object) -> str:

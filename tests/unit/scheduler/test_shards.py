@@ -8,45 +8,38 @@ from support.small_cluster import binding, small_cluster, wait_for
 from scheduler.extender import filter_nodes, gpu_pod
 from scheduler.notices import FIRST_SECONDS
 from scheduler.service import Scheduler
+from slicekeeper import names
 from slicekeeper.clock import ManualClock
-from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings, WebhookSettings
-from slicekeeper.kube.client import NAMESPACES, NODES
+from slicekeeper.config.settings import KubernetesSettings, SchedulerSettings, Settings
+from slicekeeper.kube.client import NODES
 
 
 @pytest.fixture
 def cluster():
     with small_cluster(ManualClock(1_800_000_000_000)) as made:
-        made.client.create(NAMESPACES, {"metadata": {"name": "shard-b"}})
-        for name, pool in (("n0", "a"), ("n1", "b"), ("n2", "b")):
+        for name in ("n0", "n1", "n2"):
             made.node(name)
-            made.client.patch(NODES, name, {"metadata": {"labels": {"pool": pool}}})
+        for name in ("n1", "n2"):
+            made.client.patch(NODES, name, {"metadata": {"labels": {names.SHARD: "b"}}})
         yield made
-
-
-def schedulers(cluster, *selectors):
-    """Return a scheduler for each selector, all watching."""
-    made = [
-        Scheduler(
-            Settings(
-                kubernetes=KubernetesSettings(server=cluster.server.url),
-                webhook=WebhookSettings(scheduler_name=name),
-                scheduler=SchedulerSettings(bind=f"127.0.0.1:{port}", node_selector=selector, lease_namespace=leases),
-            ),
-            cluster.clock,
-        )
-        for port, (name, leases, selector) in enumerate(
-            zip(("slicekeeper-scheduler", "b"), ("slicekeeper-system", "shard-b"), selectors, strict=False), 1
-        )
-    ]
-    for each in made:
-        each.watches.start()
-        wait_for(lambda each=each: each.watches.synced, "the lists are read")
-    return made
 
 
 @pytest.fixture
 def two(cluster):
-    made = schedulers(cluster, "pool!=b", "pool=b")
+    """The first scheduler and that of the shard b, both watching."""
+    made = [
+        Scheduler(
+            Settings(
+                kubernetes=KubernetesSettings(server=cluster.server.url),
+                scheduler=SchedulerSettings(bind=f"127.0.0.1:{port}", shards=("b",), shard=shard),
+            ),
+            cluster.clock,
+        )
+        for port, shard in enumerate(("", "b"), 1)
+    ]
+    for each in made:
+        each.watches.start()
+        wait_for(lambda each=each: each.watches.synced, "the lists are read")
     yield made
     for each in made:
         each.watches.stop()
@@ -59,7 +52,7 @@ def fits(scheduler, pod):
 
 def test_each_places_pods_on_its_own_nodes_alone_and_both_bind_at_a_time(cluster, two):
     one, other = two
-    first, second = cluster.pod("first"), cluster.pod("second", schedulerName="b")
+    first, second = cluster.pod("first"), cluster.pod("second", schedulerName="slicekeeper-scheduler-b")
     assert fits(one, first) == ["n0"]
     assert fits(other, second) == ["n1", "n2"]
     assert one.binder.bind(binding(first, "n0")) == ""
@@ -71,7 +64,7 @@ def test_each_places_pods_on_its_own_nodes_alone_and_both_bind_at_a_time(cluster
 def test_nobody_acts_for_pods_that_wait_for_the_other(cluster, two):
     one, other = two
     cluster.pod("mine", 80, nodeName="n0", annotations={"gpu.slicekeeper.io/c": "n0-0"})
-    cluster.pod("theirs", 80, schedulerName="b")
+    cluster.pod("theirs", 80, schedulerName="slicekeeper-scheduler-b")
     for each in two:
         wait_for(lambda each=each: len(each.state.snapshot().pods) == 2, "both pods are seen")
     cluster.clock.advance(FIRST_SECONDS * 1000 + 1)
@@ -84,7 +77,7 @@ def test_nobody_acts_for_pods_that_wait_for_the_other(cluster, two):
 
 def test_a_node_that_gets_another_label_is_the_other_ones(cluster, two):
     one, other = two
-    cluster.client.patch(NODES, "n2", {"metadata": {"labels": {"pool": "a"}}})
+    cluster.client.patch(NODES, "n2", {"metadata": {"labels": {names.SHARD: None}}})
     pod = cluster.pod("p")
     wait_for(lambda: fits(one, pod) == ["n0", "n2"], "n2 has come")
     wait_for(lambda: fits(other, pod) == ["n1"], "n2 has gone")

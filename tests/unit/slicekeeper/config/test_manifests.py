@@ -182,6 +182,42 @@ def test_names_are_changed_again_and_back(folder: Path) -> None:
     assert manifests.write(folder) == []
 
 
+SECOND = "slicekeeper-scheduler-b"
+
+
+def test_each_shard_has_a_scheduler_of_its_own(folder: Path) -> None:
+    configure(folder, "scheduler: {shards: [b]}")
+    files = {str(file.relative_to(folder)): file.read_text() for file in manifests.write(folder)}
+    first = yaml.safe_load(files.pop("base/config/kube-scheduler.yaml"))["profiles"][0]
+    assert (first["schedulerName"], nodes_of(first)) == ("slicekeeper-scheduler", ("NotIn", ["b"]))
+    assert files.keys() == {f"shards/b/{name}.yaml" for name in ("kustomization", "scheduler", "kube-scheduler")}
+    config = yaml.safe_load(files["shards/b/kube-scheduler.yaml"])
+    assert (config["profiles"][0]["schedulerName"], nodes_of(config["profiles"][0])) == (SECOND, ("In", ["b"]))
+    assert config["leaderElection"]["resourceName"] == SECOND
+    objects = {obj["kind"]: obj for obj in yaml.safe_load_all(files["shards/b/scheduler.yaml"])}
+    assert {obj["metadata"]["name"] for obj in objects.values()} == {"scheduler-b"}
+    assert [subject["namespace"] for subject in objects["RoleBinding"]["subjects"]] == ["slicekeeper-system"]
+    leases = {name for rule in objects["Role"]["rules"] for name in rule.get("resourceNames", [])}
+    assert leases == {SECOND, "slicekeeper-reclaimer-b", "slicekeeper-binder-b"}
+    template = objects["Deployment"]["spec"]["template"]
+    assert objects["Deployment"]["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    extender = next(one for one in template["spec"]["containers"] if one["name"] == "extender")
+    assert extender["env"] == [{"name": "SLICEKEEPER_SCHEDULER_SHARD", "value": "b"}]
+    assert manifests.write(folder) == []
+
+    configure(folder, "scheduler: {shards: []}")
+    assert [file.name for file in manifests.write(folder)] == ["kube-scheduler.yaml"]
+    assert texts(folder) == texts(ROOT)
+
+
+def nodes_of(profile: dict[str, Any]) -> tuple[str, list[str]]:
+    [setting] = profile["pluginConfig"]
+    [term] = setting["args"]["addedAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    [wanted] = term["matchExpressions"]
+    assert wanted["key"] == "slicekeeper.io/shard"
+    return wanted["operator"], wanted["values"]
+
+
 def test_one_value_names_all_images_and_the_sidecars(folder: Path) -> None:
     assert {one.partition("/")[0] for one in images(folder)} == {"slicekeeper.invalid", "registry.k8s.io"}
     settings = configure(folder, "images: {registry: 'registry.example:5000/gpus', tag: 1.2.3}")

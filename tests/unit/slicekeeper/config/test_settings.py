@@ -42,10 +42,8 @@ def test_file_then_environment(tmp_path: Path) -> None:
         ("webhook: 3", "webhook (is 3)"),
         ("log: {level: loud}", "log.level (is 'loud'): Invalid enum value 'loud' (debug | info | warning | error)"),
         ("clock: {speed: -1}", "clock.speed (is -1)"),
-        (
-            "scheduler: {nodeSelector: 'pool in (a, b'}",
-            "'pool in (a', which is no label selector; use one such as pool=a",
-        ),
+        ("scheduler: {shards: [b, Team_x]}", "'Team_x'; a name has at most 40 small letters, digits and hyphens"),
+        ("scheduler: {shards: [b], shard: c}", "shard is 'c', which is not among shards ['b']; add it there"),
         ("- a", "must contain a mapping, not a list"),
         ("a: [", "not valid YAML"),
         ("a: 2026-13-01", "not valid YAML"),
@@ -100,6 +98,11 @@ def test_no_two_settings_share_a_variable() -> None:
     assert len(set(variables)) == len(variables)
 
 
-@pytest.mark.parametrize("selector", ["pool=a", "a.b/pool!=a,gpu", "pool notin (a, b), !spare", ""])
-def test_label_selectors_are_taken_as_the_api_server_takes_them(selector: str) -> None:
-    assert SchedulerSettings(node_selector=selector).node_selector == selector
+def test_each_node_is_that_of_one_scheduler() -> None:
+    assert SchedulerSettings().node_selector("") == ""
+    two = SchedulerSettings(shards=("b", "c"))
+    assert two.node_selector("") == "slicekeeper.io/shard notin (b,c)"
+    assert two.node_selector("c") == "slicekeeper.io/shard=c"
+    assert Settings(scheduler=two).schedulers == {
+        "slicekeeper-scheduler": "", "slicekeeper-scheduler-b": "b", "slicekeeper-scheduler-c": "c",
+    }  # fmt: skip
