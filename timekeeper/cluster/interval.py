@@ -70,6 +70,8 @@ class Intervals:
         """Since when pods that were deleted have been waited for, by UID (monotonic seconds)."""
         self._end_seen: dict[str, Instant] = {}
         """When an end that lies in the future was first seen, by UID."""
+        self._reported: dict[str, Instant] = {}
+        """When the API server took an end, by UID, as it was first seen: owners may change it later."""
 
     def retry(self, uid: str) -> None:
         """Have a pod read again soon."""
@@ -118,6 +120,7 @@ class Intervals:
         for uid in settled:
             self._ending.pop(uid, None)
             self._end_seen.pop(uid, None)
+            self._reported.pop(uid, None)
         return {uid for uid in settled if uid in there}, settled
 
     def _again(self, uid: str, pod: Object, *, gone: bool) -> None:
@@ -188,7 +191,10 @@ class Intervals:
 
     def _credible(self, pod: Object, end: interval.End, began: Instant, now: Instant) -> Instant:
         """Return when an interval closed; raises Unavailable while that depends on a node's clock not read yet."""
-        uid, reported = pod["metadata"]["uid"], interval.reported_at(pod)
+        uid = pod["metadata"]["uid"]
+        reported = self._reported.get(uid) or interval.reported_at(pod)
+        if reported is not None:
+            self._reported[uid] = reported
         seen = self._end_seen.setdefault(uid, now) if end.at > now else now
         ahead = None
         if reported is not None and SEEN_AT not in pod and interval.is_doubtful(end, reported):

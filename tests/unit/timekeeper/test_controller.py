@@ -608,6 +608,23 @@ def test_owners_who_write_an_early_time_into_the_managed_fields_pay_all_the_same
     assert (row.ended_at, row.flags) == (T0 + 2 * HOUR, "")
 
 
+@pytest.mark.usefixtures("at_once")
+def test_owners_who_clear_the_managed_fields_while_a_renewal_is_waited_for_pay_all_the_same(stage: Stage) -> None:
+    pod = stage.create(core="1")
+    stage.look()
+    stage.clock.advance(2 * HOUR)
+    renew(stage, -HOUR)
+    stage.end("a", stage.clock.ms - HOUR)
+    told_at(stage, stage.clock.ms)
+    stage.look()
+    stage.kube.patch(PODS, "a", {"metadata": {"managedFields": None}}, "team")
+    stage.clock.advance(2_000)
+    renew(stage, -HOUR)
+    stage.look()
+    row = stage.workload(pod["metadata"]["uid"])
+    assert (row.ended_at, row.flags) == (T0 + 2 * HOUR, "clock-skew")
+
+
 def test_a_pod_that_kubelet_never_ended_is_charged_until_its_deletion_however_old_kubelets_last_write(
     stage: Stage,
 ) -> None:
